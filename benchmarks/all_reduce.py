@@ -45,7 +45,7 @@ class Loopback:
     def __init__(self) -> None:
         import torch
 
-        from cudatma.kernels.all_reduce.spec import PACKET_BYTES, Group, Inbox, initial_state, longest_message_bytes
+        from cudatma.kernels.all_reduce.config import PACKET_BYTES, Group, Inbox, initial_state, longest_message_bytes
         from cudatma.runtime.device_memory import DeviceMemory
 
         self.device, self.max_bytes = torch.cuda.current_device(), longest_message_bytes(2)
@@ -61,7 +61,7 @@ class Loopback:
 
     def __call__(self, x: Any) -> Any:
         """Twice x, in place."""
-        from cudatma.kernels.all_reduce.spec import ALL_REDUCE
+        from cudatma.kernels.all_reduce.config import ALL_REDUCE
         from cudatma.kernels.engine import run
 
         run(ALL_REDUCE, (x,), None, (self._number,), subject=self._group)

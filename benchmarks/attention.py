@@ -211,17 +211,17 @@ def measure(stream: Any, shape: Shape, field: Mapping[str, Rival], versions: Seq
     """Measure one call by all contenders."""
     operands = Operands(shape)
     entrants, refused = entered(stream, operands, field)
-    specs = specs_of(shape, versions, refused)
-    ours, unable = entered(stream, operands, {name: partial(_ours, name) for name in specs})
+    configs = configs_of(shape, versions, refused)
+    ours, unable = entered(stream, operands, {name: partial(_ours, name) for name in configs})
     refused |= unable
     cell: Cell = {**shape.facts}
     timed(timing_method(stream, replays, REST_S), [*entrants, *ours], cell, refused, (AUTO,))
     judged(cell, errors(operands, chosen(cell, [*entrants, *ours])), ALLOWED[shape.dtype])
-    cell["entries"] = {name: spec.entry for name, spec in specs.items() if name in cell["us"]}
+    cell["entries"] = {name: config.entry for name, config in configs.items() if name in cell["us"]}
     return cell
 
 
-def specs_of(shape: Shape, versions: Sequence[str], refused: dict[str, str]) -> dict[str, Any]:
+def configs_of(shape: Shape, versions: Sequence[str], refused: dict[str, str]) -> dict[str, Any]:
     """Return the configuration of each version; put versions without a kernel for the call into ``refused``."""
     import torch
 
@@ -232,7 +232,7 @@ def specs_of(shape: Shape, versions: Sequence[str], refused: dict[str, str]) -> 
     )
     for name in (*versions, AUTO):
         try:
-            found[name] = attention_explain(q, k, k, causal=shape.is_causal, version=name).spec
+            found[name] = attention_explain(q, k, k, causal=shape.is_causal, version=name).config
         except (ArgumentError, TargetError) as error:
             refused[name] = failure(error)
     return found
@@ -322,7 +322,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = {"replays": options.replays, "rivals": found}
     result = Result(settings, attention_table, options.json, attention_summary)
     with measuring_stream() as stream:
-        result.say(precompile(lambda: [spec for call in calls for spec in specs_of(call, versions, {}).values()]))
+        result.say(precompile(lambda: [config for call in calls for config in configs_of(call, versions, {}).values()]))
         measured(
             result,
             calls,

@@ -71,13 +71,13 @@ def _version(package: str) -> str:
         return "unknown version"
 
 
-def precompile(specs: Callable[[], Iterable[Any]]) -> str:
-    """Compile the kernels of these specs on all cores, and return how that went. If it fails, each call compiles its
+def precompile(configs: Callable[[], Iterable[Any]]) -> str:
+    """Compile the kernels of these configs on all cores, and return how that went. If it fails, each call compiles its
     own kernel."""
     began, refused = time.monotonic(), list[Any]()
     try:
-        orders = {(spec.template, spec): None for spec in specs()}
-        compile_all(orders, detect(), usable_cores(), lambda spec, why: refused.append(spec) if why else None)
+        orders = {(config.template, config): None for config in configs()}
+        compile_all(orders, detect(), usable_cores(), lambda config, why: refused.append(config) if why else None)
     except Exception as error:
         return f"nothing compiled beforehand: {failure(error)}"
     line = f"{counted(len(orders), 'kernel')} compiled or found in {duration(time.monotonic() - began)}"

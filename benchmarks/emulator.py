@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from cudatma.kernels.marlin.candidates import dump_specs
+from cudatma.kernels.marlin.candidates import dump_configs
 
 if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -191,16 +191,16 @@ def _marlin() -> Prepared:
 def _wgmma() -> Prepared:
     """The probe of tests/: TMA with the 128-byte swizzle, one producer warp, m64n128k16."""
     sys.path.insert(0, str(ROOT / "tests" / "shared"))
-    spec = import_module("probe_specs").WgmmaGemm()
-    module = load(load_kernel("probes/wgmma_gemm.cu.j2", spec, get_target(TARGET)).ptx)
+    config = import_module("probe_configs").WgmmaGemm()
+    module = load(load_kernel("probes/wgmma_gemm.cu.j2", config, get_target(TARGET)).ptx)
     a, b = (_normal(seed, (128, 128), np.float16) for seed in (2, 3))
     d = np.zeros((128, 128), np.float32)
-    boxes = ((a, (spec.loaded_m, 64), "128B"), (b, (spec.tile_n, 64), "128B"), (d, (64, spec.tile_n), "none"))
+    boxes = ((a, (config.loaded_m, 64), "128B"), (b, (config.tile_n, 64), "128B"), (d, (64, config.tile_n), "none"))
     args = [TensorMap.from_array(x, box, swizzle=mode, encoder="codec") for x, box, mode in boxes] + [2]
 
     def launch() -> Report:
         return module.launch(
-            spec.entry, 1, spec.threads, args, shared_bytes=spec.smem_bytes, schedules=1, arrays=(a, b, d)
+            config.entry, 1, config.threads, args, shared_bytes=config.smem_bytes, schedules=1, arrays=(a, b, d)
         )
 
     return launch, lambda: _worst(d, a.astype(np.float64) @ b.astype(np.float64).T)
@@ -243,10 +243,10 @@ def _tma(mode: str, loads: int, stores: int) -> Prepared:
 @lru_cache(maxsize=1)
 def _large_ptx() -> str:
     """Copies of the Marlin kernel under other names, two million characters."""
-    spec = dump_specs("mma_sync", get_target(TARGET))[0]
-    head, entry = load_kernel("kernels/marlin_mma_sync.cu.j2", spec, get_target(TARGET)).ptx.split(".visible", 1)
+    config = dump_configs("mma_sync", get_target(TARGET))[0]
+    head, entry = load_kernel("kernels/marlin_mma_sync.cu.j2", config, get_target(TARGET)).ptx.split(".visible", 1)
     one = ".visible" + entry.split(".section")[0]
-    return head + "".join(one.replace(spec.entry, f"{spec.entry}_{i}") for i in range(2_000_000 // len(one)))
+    return head + "".join(one.replace(config.entry, f"{config.entry}_{i}") for i in range(2_000_000 // len(one)))
 
 
 def _load() -> Prepared:

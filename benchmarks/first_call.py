@@ -56,8 +56,8 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
     begin = time.perf_counter()
     gpu = imagined_gpu(target, H200.sm_count) if call is None else gpu_of(device)
     # The weight of _prepared() has scales that differ by little.
-    spec = decide(Problem(layer, m), gpu).spec.in_form("as_stored")
-    kernel = load_kernel(spec.template, spec, target)
+    config = decide(Problem(layer, m), gpu).config.in_form("as_stored")
+    kernel = load_kernel(config.template, config, target)
     times["load"] = _ms_since(begin)
     if call is not None:
         begin = time.perf_counter()
@@ -68,7 +68,7 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
             call()
             times[step] = _ms_since(begin)
     if kernel.folder is not None:
-        times["compile"] = 1e3 * json.loads((kernel.folder / "spec.json").read_text())["seconds"]
+        times["compile"] = 1e3 * json.loads((kernel.folder / "config.json").read_text())["seconds"]
     return times
 
 

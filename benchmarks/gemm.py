@@ -220,21 +220,21 @@ def measure(
     """Measure one product: the rivals of the field, and ours by the names of the versions."""
     operands = Operands(product, is_cold)
     entrants, refused = entered(stream, operands, field)
-    specs = _specs(*operands.pair(0), names, refused)
-    entrants += [_ours(operands, name) for name in specs]
+    configs = _configs(*operands.pair(0), names, refused)
+    entrants += [_ours(operands, name) for name in configs]
     cell: Cell = {**product.facts}
-    timed(method, entrants, cell, refused, (TORCH, *specs))
+    timed(method, entrants, cell, refused, (TORCH, *configs))
     judged(cell, errors(operands.a[0], operands.b[0], chosen(cell, entrants)), ALLOWED[product.dtype])
-    cell["entries"] = {name: spec.entry for name, spec in specs.items() if name in cell["us"]}
+    cell["entries"] = {name: config.entry for name, config in configs.items() if name in cell["us"]}
     return cell
 
 
-def _specs(a: Any, b: Any, names: Sequence[str], refused: dict[str, str]) -> dict[str, Any]:
+def _configs(a: Any, b: Any, names: Sequence[str], refused: dict[str, str]) -> dict[str, Any]:
     """Return the configuration of each contender; put versions without a kernel for the product into ``refused``."""
     found = {}
     for name in names:
         try:
-            found[name] = gemm_explain(a, b, version=name).spec
+            found[name] = gemm_explain(a, b, version=name).config
         except (ArgumentError, TargetError) as error:
             refused[name] = failure(error)
     return found
@@ -250,11 +250,11 @@ def _ours(operands: Operands, name: str) -> Entrant:
     return Entrant(name, operands.contender(name, run), out)
 
 
-def all_specs(products: Sequence[Product], names: Sequence[str]) -> list[Any]:
+def all_configs(products: Sequence[Product], names: Sequence[str]) -> list[Any]:
     """Return the configurations of all products, so that their kernels are compiled together."""
     import torch
 
-    specs: list[Any] = []
+    configs: list[Any] = []
     for product in products:
         dtype, shapes = getattr(torch, product.dtype), ((product.m, product.k), (product.k, product.n))
         a, b = (
@@ -263,8 +263,8 @@ def all_specs(products: Sequence[Product], names: Sequence[str]) -> list[Any]:
             else torch.empty(shape[::-1], dtype=dtype, device="cuda").T
             for letter, shape in zip(product.layout, shapes, strict=True)
         )
-        specs += _specs(a, b, names, {}).values()
-    return specs
+        configs += _configs(a, b, names, {}).values()
+    return configs
 
 
 # ---- The report -----------------------------------------------------------------------------------------------------
@@ -368,7 +368,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = Result(settings, partial(gemm_table, operands=operands), options.json, gemm_summary)
     products, names = _products(options), [AUTO, *(options.version or LADDER)]
     with measuring_stream() as stream:
-        result.say(precompile(lambda: all_specs(products, names)))
+        result.say(precompile(lambda: all_configs(products, names)))
         measured(
             result,
             products,

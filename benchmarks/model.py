@@ -50,9 +50,9 @@ def rows(results: Sequence[Path] = RESULTS) -> list[Row]:
         for cell in json.loads(path.read_text())["cells"]:
             if cell.get("us"):
                 layer = LinearShape(cell["k"], cell["n"], 128, False, cell["dtype"])
-                spec = choose_by_cost(Problem(layer, cell["m"]), H200)
-                cost = spec.cost(Problem(layer, cell["m"]), H200)
-                found.append(Row(layer, cell["m"], cell["us"], spec.version, cost))
+                config = choose_by_cost(Problem(layer, cell["m"]), H200)
+                cost = config.cost(Problem(layer, cell["m"]), H200)
+                found.append(Row(layer, cell["m"], cell["us"], config.version, cost))
     return found
 
 

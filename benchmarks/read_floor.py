@@ -92,12 +92,12 @@ read_floor(const u8* source, u32* sink, u64 bytes, u32 copy_bytes, u32 stages, u
 
 @dataclass(frozen=True, slots=True)
 class FloorConfig:
-    """copy_bytes: of one bulk copy. stages: slots of the ring. blocks_per_sm: resident CTAs. interleaved: whether CTAs
+    """copy_bytes: of one bulk copy. stages: slots of the ring. ctas_per_sm: resident CTAs. interleaved: whether CTAs
     take copies in turn instead of a contiguous part each."""
 
     copy_bytes: int
     stages: int
-    blocks_per_sm: int
+    ctas_per_sm: int
     interleaved: bool
 
     @property
@@ -106,7 +106,7 @@ class FloorConfig:
 
     def __str__(self) -> str:
         order = "in turn" if self.interleaved else "in parts"
-        return f"{self.copy_bytes // KIB} KiB x {self.stages}, {self.blocks_per_sm} per SM, {order}"
+        return f"{self.copy_bytes // KIB} KiB x {self.stages}, {self.ctas_per_sm} per SM, {order}"
 
 
 def configurations(smem_per_block_bytes: int, smem_per_sm_bytes: int) -> list[FloorConfig]:
@@ -158,7 +158,7 @@ class FloorBench:
 
         copies = min(copies_for(nbytes), self.pool.nbytes // nbytes)
         plan = self.kernel.plan(
-            self.sm_count * config.blocks_per_sm,
+            self.sm_count * config.ctas_per_sm,
             THREADS,
             (self.pool, self.sink, nbytes, config.copy_bytes, config.stages, int(config.interleaved)),
             shared_bytes=config.ring_bytes,
@@ -174,9 +174,7 @@ class FloorBench:
 
     def resident(self, config: FloorConfig) -> bool:
         """Whether an SM really holds that many of its CTAs."""
-        return (
-            self.kernel.occupancy(THREADS, shared_bytes=config.ring_bytes, device=self.device) >= config.blocks_per_sm
-        )
+        return self.kernel.occupancy(THREADS, shared_bytes=config.ring_bytes, device=self.device) >= config.ctas_per_sm
 
     def search(self, stream: Any, nbytes: int, replays: int, *, programmatic: bool = False) -> Floor:
         """Return the best configuration for a size. Raises RuntimeError if none ran."""

@@ -41,15 +41,15 @@ def measure(stream: Any, of: Any, trial: Any, problem: Any, replays: int) -> Cel
     handle = stream_handle(stream, "cupy", trial.device)
     contenders, refused, costs = [], {}, {}
     gpu = gpu_of(trial.device)
-    for spec, _ in cheapest_first(of.times, problem, gpu):
-        cost = spec.cost(problem, gpu)
+    for config, _ in cheapest_first(of.times, problem, gpu):
+        cost = config.cost(problem, gpu)
         try:
-            launch = trial.launcher(Listed(spec, cost), 1, handle)
+            launch = trial.launcher(Listed(config, cost), 1, handle)
         except Exception as error:
-            refused[spec.entry] = failure(error)
+            refused[config.entry] = failure(error)
             continue
-        contenders.append(Contender(spec.entry, launch, 1, max(1, min(_MOST_LAUNCHES, round(_GRAPH_US / cost.us)))))
-        costs[spec.entry] = round(cost.us, 3)
+        contenders.append(Contender(config.entry, launch, 1, max(1, min(_MOST_LAUNCHES, round(_GRAPH_US / cost.us)))))
+        costs[config.entry] = round(cost.us, 3)
     found = cold(stream, contenders, replays)
     us = {name: round(timing.us, 3) for name, timing in sorted(found.timings.items(), key=lambda one: one[1].us)}
     cell: Cell = {**problem.as_json(), "us": us, "predicted_us": costs}
@@ -97,7 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     trial = imported(of.trial)(0)
     with measuring_stream() as stream:
         gpu = gpu_of(trial.device)
-        result.say(precompile(lambda: (spec for each in problems for spec, _ in cheapest_first(of.times, each, gpu))))
+        result.say(
+            precompile(lambda: (config for each in problems for config, _ in cheapest_first(of.times, each, gpu)))
+        )
         for number, problem in enumerate(problems, 1):
             cell = measure(stream, of, trial, problem, options.replays)
             best = next(iter(cell["us"].items()), ("nothing measured", 0.0))

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from cudatma.kernels.marlin.linear import MarlinLinear
     from cudatma.kernels.marlin.problem import LinearShape
     from cudatma.kernels.warm_up import warm_up
-    from cudatma.kernels.workspace import MarlinWorkspace, WorkspaceBytes, release_workspaces, workspace_bytes
+    from cudatma.kernels.workspace import Workspace, WorkspaceBytes, release_workspaces, workspace_bytes
     from cudatma.pipeline import Operand, PipelineSpec
     from cudatma.quantization import (
         PackedWeight,
@@ -105,7 +105,6 @@ __all__ = [
     "LaunchPlan",
     "LinearShape",
     "MarlinLinear",
-    "MarlinWorkspace",
     "OobFill",
     "Operand",
     "PackedWeight",
@@ -122,6 +121,7 @@ __all__ = [
     "TiledSpec",
     "TuneFileWarning",
     "WeightFileError",
+    "Workspace",
     "WorkspaceBytes",
     "__version__",
     "attention",
@@ -207,7 +207,7 @@ _PUBLIC = {
     "kernels.marlin.linear": "MarlinLinear",
     "kernels.marlin.problem": "LinearShape",
     "kernels.warm_up": "warm_up",
-    "kernels.workspace": "MarlinWorkspace WorkspaceBytes release_workspaces workspace_bytes",
+    "kernels.workspace": "Workspace WorkspaceBytes release_workspaces workspace_bytes",
     "pipeline": "Operand PipelineSpec",
     "quantization": (
         "PackedWeight from_awq from_compressed_tensors from_gptq from_marlin load_awq load_compressed_tensors "

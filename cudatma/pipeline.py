@@ -2,7 +2,7 @@
 
 The device side is ``TmaPipeline<Stages>`` in ``ptx_templates/parts/pipeline.cuh.j2``. A slot has two mbarriers: `full`
 (completed by the producer's arrivals and by the bytes that TMA delivers) and `empty` (completed by the consumers'
-arrivals). Kernel specs describe their ring here and take every offset and count from it; a contradiction raises an
+arrivals). Kernel configs describe their ring here and take every offset and count from it; a contradiction raises an
 error before a kernel can hang. Source: PTX ISA, "mbarrier" (ranges of counts, phases) and "cp.async.bulk" (alignment).
 """
 

@@ -4,8 +4,8 @@
     python examples/tile_copy.py --emulator            # a small array on the CPU, with its hazards and a picture
     python examples/tile_copy.py --target sm_120a      # compiles only; needs no GPU
 
-A kernel is a template (ptx_templates/kernels/tile_copy.cu.j2), a frozen spec that the template reads its numbers from,
-and an operation that checks the arrays and names the launch's arguments: all in
+A kernel is a template (ptx_templates/kernels/tile_copy.cu.j2), a frozen config with the numbers that the template
+reads, and an operation that checks the arrays and names the launch's arguments: all in
 cudatma/kernels/data_movement/tile_copy.py, the smallest kernel.
 """
 
@@ -20,7 +20,7 @@ import cudatma
 from cudatma.arrays import describe
 from cudatma.emulator import Trace
 from cudatma.kernels.data_movement.movement import Place
-from cudatma.kernels.data_movement.tile_copy import TEMPLATE, TileCopySpec, plan_tiles, tile_copy
+from cudatma.kernels.data_movement.tile_copy import TEMPLATE, TileCopyConfig, plan_tiles, tile_copy
 
 
 def emulate(picture: Path) -> None:
@@ -44,9 +44,9 @@ def main() -> None:
         emulate(Path("tile_copy.svg"))
         return
     if options.target:
-        spec = TileCopySpec(element_bytes=4)
-        kernel = cudatma.compile(TEMPLATE, spec, target=options.target)
-        print(f"{kernel}: {len(kernel.cubin)} bytes, {spec.smem_bytes} bytes of shared memory")
+        config = TileCopyConfig(element_bytes=4)
+        kernel = cudatma.compile(TEMPLATE, config, target=options.target)
+        print(f"{kernel}: {len(kernel.cubin)} bytes, {config.smem_bytes} bytes of shared memory")
         return
     try:
         cudatma.detect()

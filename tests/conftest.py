@@ -25,7 +25,7 @@ os.environ["CUDATMA_TUNE_FILE"] = "none"  # no test depends on what somebody tun
 with suppress(ImportError):  # gpu-test needs no hypothesis
     from hypothesis import HealthCheck, settings
 
-    # A busy machine is no failure. Most random specs break a rule: few examples come through their strategies' filters.
+    # A busy machine is no failure. Most random configs break a rule: few examples pass their strategies' filters.
     forgiven = [HealthCheck.too_slow, HealthCheck.filter_too_much]
     for name, examples in (("quick", 30), ("full", 100)):  # `make test-all` asks for the second
         settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=forgiven)

@@ -38,10 +38,10 @@ from .sass import disassemble, parse_ptxas, without_encodings
 
 _KERNELS = f"{', '.join((*FAMILIES, *REGISTRY))}, all"
 EXAMPLES = """examples:
-  cudatma dump --list                                       every kernel, and its specs for each target
-  cudatma dump marlin --target sm_120a --out out            all representative specs of the Marlin kernels
+  cudatma dump --list                                       every kernel, and its configs for each target
+  cudatma dump marlin --target sm_120a --out out            all representative configs of the Marlin kernels
   cudatma dump all --target sm_90a --target sm_120a         every kernel for two architectures
-  cudatma dump tile_copy --target sm_90a --config stages=3  the same specs with a field changed
+  cudatma dump tile_copy --target sm_90a --config stages=3  the same configs with a field changed
   cudatma dump marlin --m 16 --n 28672 --k 8192             the kernel that marlin_gemm runs for these sizes on an H200
   cudatma dump gemm --m 4096 --n 4096 --k 4096 --layout RR  the same of gemm, or of one of its versions
   cudatma dump attention --q-length 4096 --k-length 4096 --head-dim 128 --heads 16 --batch 4
@@ -55,7 +55,7 @@ class Job:
 
     name: str
     entry: KernelEntry
-    spec: Any
+    config: Any
     target: Target
     note: str = ""
 
@@ -78,44 +78,51 @@ def parse_config(pairs: Sequence[str]) -> dict[str, object]:
     return config
 
 
-def configured(spec: Any, config: dict[str, object], target: Target) -> Any:
-    """The spec with fields replaced. ArgumentError for a field it does not have, and for a value that the spec refuses:
-    of the values that it takes at all, those that serve on the target with the rest."""
-    known = [field.name for field in fields(spec) if field.init and field.name != "version"]
-    for field in config:
+def configured(config: Any, changes: dict[str, object], target: Target) -> Any:
+    """Return a config with other values for some fields.
+
+    Raises ArgumentError for an unknown field and for an invalid value. The error lists the values that are valid on the
+    target together with the other fields.
+    """
+    known = [field.name for field in fields(config) if field.init and field.name != "version"]
+    for field in changes:
         if field not in known:
-            raise ArgumentError("--config", field, f"a field of {type(spec).__name__}: {', '.join(known)}")
+            raise ArgumentError("--config", field, f"a field of {type(config).__name__}: {', '.join(known)}")
     try:
-        return replace(spec, **config)
+        return replace(config, **changes)
     except ArgumentError as error:
-        values = getattr(spec, "allowed", {}).get(error.field, ())
-        serving = [value for value in values if _serves(spec, {**config, error.field: value}, target)]
+        values = getattr(config, "allowed", {}).get(error.field, ())
+        serving = [value for value in values if _serves(config, {**changes, error.field: value}, target)]
         if len(serving) in (0, len(values)):
             raise
-        rest = ", ".join(f"{name}={config.get(name, getattr(spec, name))!r}" for name in known if name != error.field)
+        rest = ", ".join(
+            f"{name}={changes.get(name, getattr(config, name))!r}" for name in known if name != error.field
+        )
         remedy = f"these serve on {target.name} with {rest}"
         raise ArgumentError(error.field, error.got, ", ".join(map(str, serving)), remedy) from error
 
 
-def _serves(spec: Any, config: dict[str, object], target: Target) -> bool:
+def _serves(config: Any, changes: dict[str, object], target: Target) -> bool:
     try:
-        replace(spec, **config).check_target(target)
+        replace(config, **changes).check_target(target)
     except FieldError:
         return False
     return True
 
 
-def jobs_for(entry: KernelEntry, target: Target, config: dict[str, object]) -> list[Job]:
-    """The specs of a kernel for a target as jobs with distinct names; equal specs once."""
-    specs: list[Any] = []
-    for spec in entry.specs(target):
-        changed = configured(spec, config, target)
-        if changed not in specs:
-            specs.append(changed)
-    stems = [spec.entry if spec.entry.startswith(entry.name) else f"{entry.name}_{spec.entry}" for spec in specs]
+def jobs_for(entry: KernelEntry, target: Target, changes: dict[str, object]) -> list[Job]:
+    """The configs of a kernel for a target as jobs with distinct names; equal configs once."""
+    configs: list[Any] = []
+    for config in entry.configs(target):
+        changed = configured(config, changes, target)
+        if changed not in configs:
+            configs.append(changed)
+    stems = [
+        config.entry if config.entry.startswith(entry.name) else f"{entry.name}_{config.entry}" for config in configs
+    ]
     if len(set(stems)) < len(stems):
         stems = [f"{stem}_{i}" for i, stem in enumerate(stems)]
-    return [Job(f"{stem}_{target.name}", entry, spec, target) for stem, spec in zip(stems, specs, strict=True)]
+    return [Job(f"{stem}_{target.name}", entry, config, target) for stem, config in zip(stems, configs, strict=True)]
 
 
 def dump(job: Job, folder: Path, *, sass: bool = True, debug: bool = False) -> Report:
@@ -131,9 +138,9 @@ def dump_all(jobs: Sequence[Job], folder: Path, processes: int, *, sass: bool, d
     """
     orders: dict[tuple[str, str, str], Job] = {}
     for job in jobs:
-        if (check_target := getattr(job.spec, "check_target", None)) is not None:
+        if (check_target := getattr(job.config, "check_target", None)) is not None:
             check_target(job.target)
-        source = rendering.render(job.entry.template, job.spec, job.target, debug=debug)
+        source = rendering.render(job.entry.template, job.config, job.target, debug=debug)
         _file(folder / job.name, "cu").write_text(source)
         orders[source, job.target.name, f"{job.name}.cu"] = job
     reports: dict[str, Report] = {}
@@ -171,12 +178,12 @@ def _write(job: Job, made: Compiled, folder: Path, sass: bool) -> Report:
         name=job.name,
         kernel=job.entry.name,
         template=job.entry.template,
-        spec=job.spec,
+        config=job.config,
         target=job.target,
         ptx=made.ptx,
         nvrtc=".".join(map(str, made.nvrtc_version)),
         compile_seconds=made.seconds,
-        resources=parse_ptxas(made.log).get(job.spec.entry),
+        resources=parse_ptxas(made.log).get(job.config.entry),
         sass_text=sass_text,
         notes=tuple(notes),
     )
@@ -191,7 +198,7 @@ def entries_of(name: str) -> list[KernelEntry]:
     if name in FAMILIES:
         return [kernel(f"{name}_{each}") for each in family(name).kernels]
     if name not in REGISTRY:
-        raise ArgumentError("kernel", name, _KERNELS, "`cudatma dump --list` shows them with their specs")
+        raise ArgumentError("kernel", name, _KERNELS, "`cudatma dump --list` shows them with their configs")
     return [kernel(name)]
 
 
@@ -217,11 +224,11 @@ def job_of_problem(
     wanted = of.read_problem(problem | ({"version": asked} if asked else {}))
     gpu = imagined_gpu(target, sm_count)
     decision = decide(of, wanted, gpu)
-    spec = of.launched(decision.spec)
-    entry = kernel(f"{name}_{spec.version}")
+    config = of.launched(decision.config)
+    entry = kernel(f"{name}_{config.version}")
     what = f"{wanted.description}, {target.name}, {counted(gpu.sm_count, 'SM')}"
     note = f"chosen for {what}: {decision.source}: {decision.why}{f' by {who}' if asked else ''}"
-    return Job(f"{spec.entry}_{target.name}", entry, spec, target, note)
+    return Job(f"{config.entry}_{target.name}", entry, config, target, note)
 
 
 def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] | None:
@@ -242,7 +249,7 @@ def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] 
     if options.sm_count is not None and options.sm_count < 1:
         raise ArgumentError("--sm-count", options.sm_count, "1 and more")
     if options.config:
-        raise ArgumentError("--config", options.config[0], "none with --m, --n and --k", "these choose the spec")
+        raise ArgumentError("--config", options.config[0], "none with --m, --n and --k", "these choose the config")
     name, version = asked
     return name, sizes | problem_options(name, options), version
 
@@ -257,7 +264,7 @@ def _listing(entries: Sequence[KernelEntry], targets: Sequence[Target]) -> list[
             "kernel": entry.name,
             "summary": entry.summary,
             "template": entry.template,
-            "specs": {t.name: [job.name for job in jobs_for(entry, t, {})] for t in targets},
+            "configs": {t.name: [job.name for job in jobs_for(entry, t, {})] for t in targets},
         }
         for entry in entries
     ]
@@ -266,7 +273,7 @@ def _listing(entries: Sequence[KernelEntry], targets: Sequence[Target]) -> list[
 def _print_listing(listing: list[dict[str, Any]]) -> None:
     for item in listing:
         print(f"{item['kernel']}: {item['summary']} ({item['template']})")
-        for target, names in item["specs"].items():
+        for target, names in item["configs"].items():
             print(f"  {target}: {', '.join(names) or 'none'}")
 
 
@@ -290,7 +297,9 @@ def _parser() -> Parser:
         help=f"architecture, repeatable ({DEFAULT_TARGET})",
     )
     add("--out", type=Path, default=Path("out"), metavar="DIR", help="folder to write to (default: out)")
-    add("--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the specs, repeatable")
+    add(
+        "--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the configs, repeatable"
+    )
     sizes = parser.add_argument_group(
         "the kernel of a problem", f"with --m, --n and --k: of {' or '.join(FAMILIES)}, or of a version"
     )
@@ -307,7 +316,7 @@ def _parser() -> Parser:
     add("--jobs", type=int, default=usable_cores(), metavar="N", help="processes that compile (default: one a core)")
     add("--debug", action="store_true", help="with bounded waits and checked accesses, see docs/debugging.md")
     add("--no-sass", action="store_true", help="do not disassemble")
-    add("--list", action="store_true", help="list the kernels and their specs, compile nothing")
+    add("--list", action="store_true", help="list the kernels and their configs, compile nothing")
     add("--json", action="store_true", help="print the reports as JSON")
     return parser
 
@@ -322,7 +331,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(listing, indent=2)) if options.json else _print_listing(listing)
         return 0
     if options.kernel is None:
-        raise ArgumentError("kernel", "none", _KERNELS, "--list shows them with their specs")
+        raise ArgumentError("kernel", "none", _KERNELS, "--list shows them with their configs")
     entries = entries_of(options.kernel)
     targets = [get_target(name) for name in options.target] if options.target else [default_target()]
     config = parse_config(options.config)
@@ -334,7 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         jobs = [job for target in targets for entry in entries for job in jobs_for(entry, target, config)]
     if not jobs:
         got = f"{options.kernel} for {', '.join(target.name for target in targets)}"
-        raise ArgumentError("kernel", got, "a target that runs it", "`cudatma dump --list` shows the targets' specs")
+        raise ArgumentError("kernel", got, "a target that runs it", "`cudatma dump --list` shows the targets' configs")
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

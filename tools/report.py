@@ -25,8 +25,8 @@ _MAXNTID = re.compile(r"^\s*\.maxntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?"
 class Report:
     """Everything the report shows; ``as_dict()`` is what ``--json`` prints.
 
-    threads: of one block, None where neither the spec nor the PTX says. dynamic_smem_bytes: None where the spec does
-    not say. sass: mnemonic -> count, None where the cubin could not be disassembled (``notes`` says why).
+    threads: of one block, None if neither the config nor the PTX says. dynamic_smem_bytes: None if the config does not
+    say. sass: mnemonic -> count, None where the cubin could not be disassembled (``notes`` says why).
     release_hazards: ring slots that may be given back while they are being read, None where there is no SASS.
     wgmma_hazards: registers that may be written while a wgmma uses them, None where there is no SASS.
     smem: the layout of dynamic shared memory. stage: (what, size in bytes) that one pipeline stage holds.
@@ -39,7 +39,7 @@ class Report:
     target: str
     nvrtc: str
     compile_seconds: float
-    spec: dict[str, Any]
+    config: dict[str, Any]
     resources: Resources | None
     threads: int | None
     dynamic_smem_bytes: int | None
@@ -64,17 +64,17 @@ class Report:
         return {**asdict(self), "smem_total_bytes": self.smem_total_bytes}
 
 
-def spec_fields(spec: object) -> dict[str, Any]:
-    """The init fields of a spec in their order: numbers and flags as such, all else as text."""
-    if not is_dataclass(spec):
+def config_fields(config: object) -> dict[str, Any]:
+    """The init fields of a config in their order: numbers and flags as such, all else as text."""
+    if not is_dataclass(config):
         return {}
-    found = {field.name: getattr(spec, field.name) for field in fields(spec) if field.init}
+    found = {field.name: getattr(config, field.name) for field in fields(config) if field.init}
     return {name: value if isinstance(value, (bool, int, float)) else str(value) for name, value in found.items()}
 
 
-def offered(spec: object, name: str) -> Any:
-    """An optional attribute or method of a spec, called where it is a method; None where the spec lacks it."""
-    value = getattr(spec, name, None)
+def offered(config: object, name: str) -> Any:
+    """An optional attribute or method of a config, called where it is a method; None where the config lacks it."""
+    value = getattr(config, name, None)
     return value() if callable(value) else value
 
 
@@ -92,7 +92,7 @@ def make_report(
     name: str,
     kernel: str,
     template: str,
-    spec: Any,
+    config: Any,
     target: Target,
     ptx: str,
     nvrtc: str,
@@ -103,31 +103,31 @@ def make_report(
 ) -> Report:
     """Gather a Report from a compiled kernel; ``sass_text`` has its encodings, and is None where there was no
     disassembler."""
-    instructions = [i for i in parse_sass(sass_text or "") if i.function in (spec.entry, "")]
+    instructions = [i for i in parse_sass(sass_text or "") if i.function in (config.entry, "")]
     counted = sass_text is not None
-    previous = getattr(spec, "gives_back_previous", False)
+    previous = getattr(config, "gives_back_previous", False)
     found = release_hazards(sass_text or "", gives_back_previous=previous)
-    releases = tuple(str(h) for h in found if h.function in (spec.entry, ""))
-    wgmmas = tuple(str(h) for h in wgmma_hazards(sass_text or "") if h.function in (spec.entry, ""))
-    smem: tuple[Span, ...] = tuple(offered(spec, "smem_layout") or ())
-    dynamic = offered(spec, "smem_bytes")
+    releases = tuple(str(h) for h in found if h.function in (config.entry, ""))
+    wgmmas = tuple(str(h) for h in wgmma_hazards(sass_text or "") if h.function in (config.entry, ""))
+    smem: tuple[Span, ...] = tuple(offered(config, "smem_layout") or ())
+    dynamic = offered(config, "smem_bytes")
     if dynamic is None and smem:
         dynamic = max(offset + size for _, offset, size in smem)
     return Report(
         name=name,
         kernel=kernel,
         template=template,
-        entry=spec.entry,
+        entry=config.entry,
         target=target.name,
         nvrtc=nvrtc,
         compile_seconds=round(compile_seconds, 3),
-        spec=spec_fields(spec),
+        config=config_fields(config),
         resources=resources,
-        threads=offered(spec, "threads") or maxntid(ptx),
+        threads=offered(config, "threads") or maxntid(ptx),
         dynamic_smem_bytes=dynamic,
         smem_limit_bytes=target.smem_per_block_bytes,
         smem=smem,
-        stage=tuple(offered(spec, "stage_layout") or ()),
+        stage=tuple(offered(config, "stage_layout") or ()),
         sass=count_mnemonics(instructions) if counted else None,
         opcodes=dict(sorted(Counter(i.opcode for i in instructions).items())),
         cluster_opcodes=tuple(uses_cluster(instructions)),
@@ -152,8 +152,8 @@ def _heading(report: Report) -> list[str]:
         f"  entry     {report.entry}",
         f"  target    {report.target}, NVRTC {report.nvrtc}, compiled in {duration(report.compile_seconds)}",
     ]
-    words = ", ".join(f"{name} = {value}" for name, value in report.spec.items())
-    return lines + textwrap.wrap(words, 110, initial_indent="  spec      ", subsequent_indent=" " * 12)
+    words = ", ".join(f"{name} = {value}" for name, value in report.config.items())
+    return lines + textwrap.wrap(words, 110, initial_indent="  config      ", subsequent_indent=" " * 12)
 
 
 def _resources(report: Report) -> list[str]:

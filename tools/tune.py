@@ -37,7 +37,7 @@ from cudatma.target import get_target
 from .command_line import Parser, seconds
 from .model_layers import MODELS
 from .problem_options import add_problem_options, problem_options
-from .tune_compile import Kernels, compile_tasks, specs_of
+from .tune_compile import Kernels, compile_tasks, configs_of
 from .tune_plan import M_VALUES, Task, parse_m_values, parse_shape, plan, shapes_of
 from .tune_run import Bench, Outcome, run
 
@@ -149,10 +149,10 @@ def _compile(
     tasks: Sequence[Task], of: Family[Any, Any], gpu: Gpu, options: argparse.Namespace, console: Console
 ) -> Kernels:
     """Compile the kernels of these problems' candidates into the cache."""
-    specs = specs_of(tasks, options.skip)
+    configs = configs_of(tasks, options.skip)
     with _progress(console, "compiling") as progress:
-        bar = progress.add_task("", total=len(specs))
-        kernels = compile_tasks(specs, of, gpu.target, options.jobs, lambda: progress.advance(bar))
+        bar = progress.add_task("", total=len(configs))
+        kernels = compile_tasks(configs, of, gpu.target, options.jobs, lambda: progress.advance(bar))
     _say(console, str(kernels))
     return kernels
 
@@ -181,7 +181,7 @@ def _compile_only(
             "cache": str(cache),
         }
         print(json.dumps(record | {"kernels": kernels.ready, "refused": refused}, indent=1))
-    return int(any(task.candidates[0].spec in kernels.refused for task in tasks))
+    return int(any(task.candidates[0].config in kernels.refused for task in tasks))
 
 
 def _say(console: Console, text: str) -> None:

@@ -17,7 +17,7 @@ from .tune_run import one_line
 
 @dataclass(slots=True)
 class Kernels:
-    """What is in the cache after compile_tasks(). refused: spec -> the compiler's reason. seconds: wall time."""
+    """What is in the cache after compile_tasks(). refused: config -> the compiler's reason. seconds: wall time."""
 
     ready: int = 0
     refused: dict[Any, str] = field(default_factory=dict)
@@ -29,19 +29,21 @@ class Kernels:
 
     def labels(self, tasks: Sequence[Task]) -> dict[str, str]:
         """Candidate -> why the compiler refuses it."""
-        listed = [one for task in tasks for one in task.candidates if one.spec in self.refused]
-        return {one.label: self.refused[one.spec] for one in listed}
+        listed = [one for task in tasks for one in task.candidates if one.config in self.refused]
+        return {one.label: self.refused[one.config] for one in listed}
 
 
-def specs_of(tasks: Sequence[Task], skip: Collection[str] = ()) -> list[Any]:
-    """The specs of the tasks' candidates, each once. skip: labels of candidates that are left out, unless they are the
-    cost model's choice, which every problem needs."""
+def configs_of(tasks: Sequence[Task], skip: Collection[str] = ()) -> list[Any]:
+    """Return the configs of the tasks' candidates, each once.
+
+    skip: labels of candidates to leave out, except for the cost model's choice, which every problem needs.
+    """
     listed = [one for task in tasks for one in task.candidates if one is task.candidates[0] or one.label not in skip]
-    return list(dict.fromkeys(one.spec for one in listed))
+    return list(dict.fromkeys(one.config for one in listed))
 
 
 def compile_tasks(
-    specs: Sequence[Any],
+    configs: Sequence[Any],
     family: Family[Any, Any],
     target: str,
     jobs: int,
@@ -50,15 +52,15 @@ def compile_tasks(
     """Have the kernels of a family's candidates in the artifact cache. advance: called after each. Raises what
     compile_all() does, KeyboardInterrupt; what was compiled stays."""
     kernels, began = Kernels(), time.perf_counter()
-    of = {family.launched(spec): spec for spec in specs}
+    of = {family.launched(config): config for config in configs}
 
-    def tell(spec: Any, refusal: CompileError | None) -> None:
+    def tell(config: Any, refusal: CompileError | None) -> None:
         if refusal is None:
             kernels.ready += 1
         else:
-            kernels.refused[of[spec]] = one_line(refusal)
+            kernels.refused[of[config]] = one_line(refusal)
         advance()
 
-    compile_all([(spec.template, spec) for spec in of], target, jobs, tell)
+    compile_all([(config.template, config) for config in of], target, jobs, tell)
     kernels.seconds = time.perf_counter() - began
     return kernels

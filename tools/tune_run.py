@@ -101,7 +101,7 @@ def run(
     """Tune the problems in order; each is in the file before the next begins.
 
     seconds: of measuring, for each problem. known: problems to skip. skip: labels of candidates to leave out. refused:
-    specs that do not compile, and why. tell: called with each outcome. Raises GpuLostError, OSError (the file),
+    configs that do not compile, and why. tell: called with each outcome. Raises GpuLostError, OSError (the file),
     KeyboardInterrupt; what was measured stays.
     """
     outcomes = []
@@ -127,8 +127,8 @@ def tune_problem(
     """Measure one problem. The result of the first candidate, the cost model's choice, is the reference."""
     outcome = Outcome(task, "failed")
     rule, *others = task.candidates
-    if rule.spec in refused:
-        outcome.dropped[rule.label] = refused[rule.spec]
+    if rule.config in refused:
+        outcome.dropped[rule.label] = refused[rule.config]
         return outcome
     try:
         bench.prepare(task.problem)
@@ -142,8 +142,8 @@ def tune_problem(
         if candidate.label in skip:
             outcome.dropped[candidate.label] = "skipped, as asked"
             continue
-        if candidate.spec in refused:
-            outcome.dropped[candidate.label] = refused[candidate.spec]
+        if candidate.config in refused:
+            outcome.dropped[candidate.label] = refused[candidate.config]
             continue
         try:
             problem = difference(reference, bench.result(candidate))
@@ -187,7 +187,7 @@ def _finalists(right: Sequence[Listed[Any]], bench: Bench, outcome: Outcome) -> 
 
 def _entry(outcome: Outcome, winner: Listed[Any]) -> Entry[Any, Any]:
     """An outcome as the file keeps it."""
-    return Entry(outcome.task.problem, winner.spec, outcome.us, outcome.rule_us)
+    return Entry(outcome.task.problem, winner.config, outcome.us, outcome.rule_us)
 
 
 def _require_gpu(bench: Bench, candidate: Listed[Any]) -> None:

@@ -3,7 +3,7 @@
 ::
 
     root/                    0700, $CUDATMA_CACHE_DIR or $XDG_CACHE_HOME/cudatma or ~/.cache/cudatma
-      entries/<key>/         kernel.cu kernel.ptx kernel.cubin log.txt spec.json manifest.json
+      entries/<key>/         kernel.cu kernel.ptx kernel.cubin log.txt config.json manifest.json
       failed/<key>/          artifacts of failed compilations, the newest few
       facts/<key>/           small facts that are slow to determine
       locks/<key>            exists while a process builds the key

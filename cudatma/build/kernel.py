@@ -1,8 +1,8 @@
 """From a template or a source to a Kernel: memory, then disk, then NVRTC. Concurrent callers compile once.
 
 The key of an artifact covers everything that it depends on: the bytes of the template and of all it includes, the
-spec's class and init fields, the code that computes from them, target, NVRTC version and options. A warm load therefore
-renders nothing and creates no NVRTC program.
+config's class and init fields, the code that computes from them, target, NVRTC version and options. A warm load
+therefore renders nothing and creates no NVRTC program.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from cudatma.target import Target, detect, get_target
 TARGET_VARIABLE = "CUDATMA_TARGET"
 DEBUG_VARIABLE = "CUDATMA_DEBUG"
 _TARGET_WITHOUT_GPU = "sm_90a"
-_SCHEMA = 1
+_SCHEMA = 2
 TEMPLATE_SUFFIX = ".j2"
 #: Python files that determine the rendered text.
 _COMMON_CODE = (
@@ -56,7 +56,7 @@ _COMMON_CODE = (
 @dataclass(frozen=True, slots=True)
 class _Order:
     """One kernel to be had. facts: what its key is made of. source: renders it. entry: None for the only one.
-    smem_layout: what the spec says of it. is_plain: whether the source is a caller's text that nothing rendered."""
+    smem_layout: what the config says of it. is_plain: whether the source is a caller's text that nothing rendered."""
 
     facts: dict[str, Any]
     source: Callable[[], str]
@@ -124,32 +124,32 @@ def wants_debug(debug: bool | None) -> bool:
     return named == "1"
 
 
-def load_kernel(template: str, spec: Any, target: str | Target, *, debug: bool | None = None) -> Kernel:
-    """The kernel of one of cudatma's templates for a spec and a target; ``spec.entry`` names it.
+def load_kernel(template: str, config: Any, target: str | Target, *, debug: bool | None = None) -> Kernel:
+    """The kernel of one of cudatma's templates for a config and a target; ``config.entry`` names it.
 
     template: a name below ``ptx_templates/``. debug: as in compile(). Raises TemplateError, TargetError, CompileError,
     CacheError, DriverError (no NVRTC).
     """
     chosen, debug = get_target(target), wants_debug(debug)
-    key = (template, spec, chosen.name, debug)
+    key = (template, config, chosen.name, debug)
     try:
         # Reading the template's files again at every call would cost more than a launch.
         known = (store := _store()).known.get(key)
-    except TypeError:  # a spec that cannot be hashed
-        return _have(_from_template(template, spec, chosen, spec.entry, (), debug))
+    except TypeError:  # a config that cannot be hashed
+        return _have(_from_template(template, config, chosen, config.entry, (), debug))
     if known is None:
-        known = store.known[key] = _have(_from_template(template, spec, chosen, spec.entry, (), debug))
+        known = store.known[key] = _have(_from_template(template, config, chosen, config.entry, (), debug))
     return known
 
 
-def known_kernel(template: str, spec: Any, target: str | Target, *, debug: bool | None = None) -> Kernel | None:
+def known_kernel(template: str, config: Any, target: str | Target, *, debug: bool | None = None) -> Kernel | None:
     """The kernel if this process has it already: load_kernel() without compiling or reading anything."""
-    return _store().known.get((template, spec, get_target(target).name, wants_debug(debug)))
+    return _store().known.get((template, config, get_target(target).name, wants_debug(debug)))
 
 
 def compile(
     source_or_template: str,
-    spec: Any = None,
+    config: Any = None,
     *,
     target: str | Target | None = None,
     entry: str | None = None,
@@ -161,12 +161,12 @@ def compile(
 
     source_or_template: CUDA C++ text; or a name that ends in ".j2": one of cudatma's templates, or the path of your
     own.
-    spec: a frozen dataclass, or None.
+    config: a frozen dataclass, or None.
     template: whether the text is a template; a ".j2" file always is. A template is rendered first:
-    ``//% include "primitives/tma_load.cuh.j2"`` includes primitives, and ``${ spec.x }`` prints a field. Other text
+    ``//% include "primitives/tma_load.cuh.j2"`` includes primitives, and ``${ config.x }`` prints a field. Other text
     is compiled unchanged. Errors and hazards have the line numbers of your text in both cases.
     target: default_target() unless named: $CUDATMA_TARGET, else the GPU's, else sm_90a.
-    entry: the kernel's ``extern "C"`` name; optional if there is one kernel or ``spec.entry`` names it.
+    entry: the kernel's ``extern "C"`` name; optional if there is one kernel or ``config.entry`` names it.
     options: more NVRTC options.
     debug: waits of the primitives end after $CUDATMA_DEBUG_TIMEOUT seconds (2), and their arguments are checked;
     a launch then waits for its end and raises PipelineHang, see docs/debugging.md. None: whether $CUDATMA_DEBUG is 1.
@@ -181,11 +181,11 @@ def compile(
     debug = wants_debug(debug)
     chosen = default_target() if target is None else get_target(target)
     compile_flags(chosen, options)
-    name = getattr(spec, "entry", None) if entry is None else entry
+    name = getattr(config, "entry", None) if entry is None else entry
     text, file = source_or_template, "kernel.cu"
     if text.endswith(TEMPLATE_SUFFIX) and "\n" not in text:
         try:
-            return _have(_from_template(text, spec, chosen, name, tuple(options), debug))
+            return _have(_from_template(text, config, chosen, name, tuple(options), debug))
         except TemplateError:
             if not os.path.isfile(text):  # False, too, for what can be no path
                 raise
@@ -195,8 +195,8 @@ def compile(
         remedy = "read the file: Path(name).read_text()"
         raise ArgumentError("source_or_template", text, "CUDA C++ text, or a name that ends in .j2", remedy)
     if template:
-        text = render(text, spec, chosen, is_source=True, name=file, debug=debug)
-    layout = _smem_layout(spec)
+        text = render(text, config, chosen, is_source=True, name=file, debug=debug)
+    layout = _smem_layout(config)
     facts = {"source": text, "smem_layout": layout}
     return _have(_Order(facts, lambda: text, chosen, name, tuple(options), layout, not template))
 
@@ -220,28 +220,28 @@ def default_target() -> Target:
 
 
 def _from_template(
-    template: str, spec: Any, chosen: Target, entry: str | None, options: tuple[str, ...], debug: bool
+    template: str, config: Any, chosen: Target, entry: str | None, options: tuple[str, ...], debug: bool
 ) -> _Order:
-    kind: Any = type(spec)
+    kind: Any = type(config)
     files, code = _file_digests(template), _code_digests(kind)
-    facts = {"template": template, "files": files, "spec": spec, "code": code} | ({"debug": True} if debug else {})
+    facts = {"template": template, "files": files, "config": config, "code": code} | ({"debug": True} if debug else {})
 
     def source() -> str:
-        text = render(template, spec, chosen, debug=debug)
+        text = render(template, config, chosen, debug=debug)
         if _file_digests(template) != files:
             raise TemplateError(f"template {template!r} changed while it was compiled; compile it again")
         return text
 
-    return _Order(facts, source, chosen, entry, options, _smem_layout(spec))
+    return _Order(facts, source, chosen, entry, options, _smem_layout(config))
 
 
-def _smem_layout(spec: Any) -> tuple[tuple[str, int, int], ...]:
-    """What a spec says of shared memory; the ``barriers`` of a PipelineSpec ring as its full and its empty ones."""
-    layout = getattr(spec, "smem_layout", None)
+def _smem_layout(config: Any) -> tuple[tuple[str, int, int], ...]:
+    """What a config says of shared memory; the ``barriers`` of a PipelineSpec ring as its full and its empty ones."""
+    layout = getattr(config, "smem_layout", None)
     parts: list[tuple[str, int, int]] = []
     for name, offset, size in layout() if callable(layout) else ():
-        if name == "barriers" and hasattr(spec, "ring"):
-            parts += spec.ring.barrier_layout(base=offset)
+        if name == "barriers" and hasattr(config, "ring"):
+            parts += config.ring.barrier_layout(base=offset)
         else:
             parts.append((name, offset, size))
     return tuple(parts)
@@ -259,7 +259,7 @@ def _digest(data: bytes) -> str:
 
 @lru_cache(maxsize=64)
 def _code_digests(kind: Any) -> list[str]:
-    """Return digests of the Python files on which a spec's properties and the rendered text depend.
+    """Return digests of the Python files on which a config's properties and the rendered text depend.
 
     The fields alone do not determine the text: properties do. A class is digested once, because editing its file does
     not change the class in memory; reloading the module makes another class.
@@ -279,12 +279,12 @@ def _code_files(kind: type) -> tuple[str, ...]:
     return tuple(sorted(map(str, files)))
 
 
-def is_cached(template: str, spec: Any, target: str | Target) -> bool:
+def is_cached(template: str, config: Any, target: str | Target) -> bool:
     """Return whether load_kernel() would find the kernel in this process or on disk, and so not compile it."""
     chosen, debug = get_target(target), wants_debug(None)
-    if known_kernel(template, spec, chosen) is not None:
+    if known_kernel(template, config, chosen) is not None:
         return True
-    key, _ = _identity(_from_template(template, spec, chosen, spec.entry, (), debug))
+    key, _ = _identity(_from_template(template, config, chosen, config.entry, (), debug))
     return _cache(default_root()).get(key) is not None
 
 
@@ -389,7 +389,7 @@ def _compile(cache: Cache, key: str, facts: dict[str, Any], order: _Order) -> di
         "kernel.ptx": made.ptx.encode(),
         "kernel.cubin": made.cubin,
         "log.txt": made.log.encode(),
-        "spec.json": json.dumps(canonical(record), indent=1).encode(),
+        "config.json": json.dumps(canonical(record), indent=1).encode(),
     }
 
 
@@ -421,7 +421,7 @@ def _choose_entry(ptx: str, named: str | None) -> str:
 def _kernel(artifact: Artifact, order: _Order) -> Kernel:
     return Kernel(
         artifact.read("kernel.cubin"),
-        json.loads(artifact.read("spec.json"))["entry"],
+        json.loads(artifact.read("config.json"))["entry"],
         order.target,
         ptx=artifact.text("kernel.ptx"),
         source=artifact.text("kernel.cu"),

@@ -1,6 +1,6 @@
 """Shared template functions: a template names those that it calls; the source begins with these and what they need.
 
-    //% use "mbarrier_init", "cp_async_bulk_tensor_" ~ spec.rank ~ "d_load"    in a template that calls them
+    //% use "mbarrier_init", "cp_async_bulk_tensor_" ~ config.rank ~ "d_load"    in a template that calls them
     //% primitive "mbarrier_init"    ..    //% endprimitive                    around a function
     //% family    ..    //% endfamily                                          around functions that share a comment
 

@@ -34,15 +34,15 @@ def usable_cores() -> int:
 def compile_all(orders: Iterable[tuple[str, Any]], target: str | Target, jobs: int, tell: Tell) -> None:
     """Compile the kernels into the cache with ``jobs`` processes; 1: in this process.
 
-    If debug mode is on for the caller, it compiles debug kernels. orders: (template, spec) as load_kernel() takes them,
-    specs of importable classes; equal ones count once. tell: called with each compiled spec, in any order, and with
+    If debug mode is on for the caller, it compiles debug kernels. orders: (template, config) as load_kernel() takes
+    them, of importable classes; equal ones count once. tell: called with each compiled config, in any order, and with
     None or the compiler's error. On KeyboardInterrupt no further kernel is begun, and those under way are
     finished. Raises ArgumentError (jobs), CompileError if a process dies, and what load_kernel() raises, except for the
     compiler's errors.
     """
     compile_one = partial(_refusal, target=get_target(target).name, debug=wants_debug(None))
-    for (_, spec), refusal in each(compile_one, dict.fromkeys(orders), jobs):
-        tell(spec, refusal)
+    for (_, config), refusal in each(compile_one, dict.fromkeys(orders), jobs):
+        tell(config, refusal)
 
 
 def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iterator[tuple[Item, Result]]:
@@ -172,9 +172,9 @@ def compiled(order: tuple[str, str, str]) -> Compiled | CompileError:
 
 def _refusal(order: tuple[str, Any], target: str, debug: bool) -> CompileError | None:
     """Compile one kernel, or find it in the cache; return the compiler's error."""
-    template, spec = order
+    template, config = order
     try:
-        load_kernel(template, spec, target, debug=debug)
+        load_kernel(template, config, target, debug=debug)
     except CompileError as error:
         return error
     return None

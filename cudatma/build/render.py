@@ -1,13 +1,13 @@
-"""The only Jinja environment: (template, spec, target) -> CUDA source text.
+"""The only Jinja environment: (template, config, target) -> CUDA source text.
 
 Templates look like CUDA. Jinja's own delimiters collide with C++ and PTX, which is why these replace them:
 
-    ${ spec.stages }                                a value; only str and int may be printed
+    ${ config.stages }                                a value; only str and int may be printed
     //% include "primitives/mbarrier.cuh.j2"        a statement that takes a whole line
     //# why                                         a note that does not reach the output
     /*% if x %*/ .. /*% endif %*/   /*# why #*/     the same inside a line
 
-The environment is sandboxed: a template reads spec and target and reaches nothing of Python through them. `spec`,
+The environment is sandboxed: a template reads config and target and reaches nothing of Python through them. `config`,
 `target` and `debug` are all that a template sees; an unknown name is an error, and the filters that would hide or
 scramble values (`default`, `random`) are not there. Primitives are selected by name, see library.py.
 """
@@ -122,7 +122,7 @@ def _printable(value: Any) -> Any:
     """Jinja's finalize: what ``${ }`` may print. Exact types: a bool or an IntEnum is an int that prints as a name."""
     if type(value) in (str, int) or isinstance(value, jinja2.Undefined):
         return value  # an Undefined raises by itself, and names the variable
-    raise TypeError(f"${{ }} got {value!r} ({type(value).__name__}); allowed: str, int. Let the spec convert it")
+    raise TypeError(f"${{ }} got {value!r} ({type(value).__name__}); allowed: str, int. Let the config convert it")
 
 
 @lru_cache(maxsize=1)
@@ -183,17 +183,17 @@ def _environment(root: Path, has_lines: bool = False) -> jinja2.Environment:
 
 def render(
     template: str,
-    spec: Any,
+    config: Any,
     target: str | Target,
     *,
     is_source: bool = False,
     name: str | None = None,
     debug: bool = False,
 ) -> str:
-    """The CUDA source of a template for a spec and a target.
+    """The CUDA source of a template for a config and a target.
 
     template: a name below ``ptx_templates/`` (``"kernels/tile_copy.cu.j2"``), or the text itself with ``is_source``.
-    spec: a frozen dataclass, or None; the template sees it as ``spec``. If it has ``notes`` (an iterable of str), these
+    config: a frozen dataclass, or None: ``config`` in the template. If it has ``notes`` (an iterable of str), they are
     lines of the opening comment: what each stage holds.
     name: of the file that the text is from; the source then has #line directives, which name it.
     debug: the template sees it as ``debug``; the primitives then bound their waits and check what they are asked for,
@@ -203,7 +203,7 @@ def render(
     chosen, folder = get_target(target), template_root()
     shown = (name or _SOURCE_NAME) if is_source else template
     token = running.set(Uses(_library_files(), {shown}))
-    values = {"spec": spec, "target": chosen, "debug": bool(debug)}
+    values = {"config": config, "target": chosen, "debug": bool(debug)}
     try:
         environment = _environment(folder, is_source and name is not None)
         if is_source:
@@ -226,7 +226,7 @@ def render(
     body = f"{library}\n{body}".strip("\n")
     if name is None:  # else the directives count the blank lines
         body = re.sub(r"\n{3,}", "\n\n", body)
-    opening, body = _opening_comment(shown, spec, chosen, debug), f"\n{body}\n"
+    opening, body = _opening_comment(shown, config, chosen, debug), f"\n{body}\n"
     # A user's text stays as it is, line by line.
     return opening + (body if is_source else _SECTION.sub(r"\n\n", body))
 
@@ -303,24 +303,26 @@ def _explain(name: str, error: Exception, root: Path) -> str:
     return f"{place}: {reason}"
 
 
-def _opening_comment(name: str, spec: Any, target: Target, debug: bool = False) -> str:
+def _opening_comment(name: str, config: Any, target: Target, debug: bool = False) -> str:
     lines = [f"cudatma: {name} for {target.name}"]
     if debug:
         lines.append("debug: every wait ends after a time and says what it waited for")
-    if spec is not None:
-        lines.append(f"spec: {type(spec).__name__}")
-        if is_dataclass(spec):
-            # A new field with a default leaves the sources of other specs as they are.
-            shown = [(f.name, value) for f in fields(spec) if f.init and (value := getattr(spec, f.name)) != f.default]
+    if config is not None:
+        lines.append(f"config: {type(config).__name__}")
+        if is_dataclass(config):
+            # A new field with a default leaves the sources of other configs as they are.
+            shown = [
+                (f.name, value) for f in fields(config) if f.init and (value := getattr(config, f.name)) != f.default
+            ]
             lines += [f"  {field} = {_shown(value, field)}" for field, value in shown]
-        notes: Iterable[str] = getattr(spec, "notes", ())
+        notes: Iterable[str] = getattr(config, "notes", ())
         lines += [line for note in notes for line in str(note).splitlines()]
     # A backslash at the end of a // comment would swallow the next line.
     return "".join(f"// {line.rstrip()}".rstrip("\\ ") + "\n" for line in lines)
 
 
 def _shown(value: Any, field: str) -> str:
-    """A spec's value as text that is the same in every process; TemplateError for what has none."""
+    """A config's value as text that is the same in every process; TemplateError for what has none."""
     if value is None or type(value) in (bool, int, float, str, bytes):
         return repr(value)
     if isinstance(value, (Enum, np.dtype)):
@@ -336,6 +338,6 @@ def _shown(value: Any, field: str) -> str:
         inner = (f"{f.name}={_shown(getattr(value, f.name), field)}" for f in fields(value) if f.init)
         return f"{type(value).__name__}({', '.join(inner)})"
     raise TemplateError(
-        f"spec.{field}: got {type(value).__name__}; allowed: int, float, str, bool, None, an enum, a NumPy dtype, or a"
-        " tuple or dataclass of them. A spec's text must not depend on the process"
+        f"config.{field}: got {type(value).__name__}; allowed: int, float, str, bool, None, an enum, a NumPy dtype, or"
+        " a tuple or dataclass of them. A config's text must not depend on the process"
     )

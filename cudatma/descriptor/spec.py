@@ -1,4 +1,4 @@
-"""What a tensor map asks for: frozen specs, valid by construction.
+"""What a tensor map asks for: frozen configs, valid by construction.
 
 A spec checks every rule of the driver that does not depend on the GPU (rules.py) when it is made. What depends on the
 GPU, on a coordinate or on the direction of a copy is asked for separately (access.py). Everything is in TMA order:

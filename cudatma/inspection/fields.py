@@ -19,7 +19,7 @@ def describe_descriptor(data: bytes) -> dict[str, Any]:
     ``unknown_bits``: numbers of the set bits that no field accounts for. Raises DescriptorError.
     """
     decoded = decode(data)
-    return describe_spec(decoded.spec) | describe_derived(decoded)
+    return describe_config(decoded.spec) | describe_derived(decoded)
 
 
 def describe_derived(decoded: Decoded) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def describe_derived(decoded: Decoded) -> dict[str, Any]:
     }
 
 
-def describe_spec(spec: AnySpec) -> dict[str, Any]:
+def describe_config(spec: AnySpec) -> dict[str, Any]:
     """The fields that follow from a spec, in describe_descriptor()'s terms. An im2col wide one has its mode, its two
     corners along W, and a note that says where the knowledge comes from."""
     fields: dict[str, Any] = {

@@ -10,7 +10,7 @@ from cudatma.descriptor.bits import BitRange, Comparison, Evidence, compare, exp
 from cudatma.descriptor.codec import Decoded, decode, encode
 from cudatma.descriptor.spec import AnySpec, Im2colWideSpec
 from cudatma.errors import DescriptorError
-from cudatma.inspection.fields import WIDE_NOTE, describe_derived, describe_spec, headline
+from cudatma.inspection.fields import WIDE_NOTE, describe_config, describe_derived, headline
 from cudatma.inspection.reading import content_of
 from cudatma.target import Target, get_target
 
@@ -55,7 +55,7 @@ class Inspection:
     def fields(self) -> dict[str, Any]:
         """Plain data, as ``cudatma inspect --json`` prints it."""
         derived = describe_derived(self._decoded) if self._decoded is not None else {}
-        return describe_spec(self.spec) | derived
+        return describe_config(self.spec) | derived
 
     @property
     def bits(self) -> tuple[BitRange, ...]:

@@ -24,7 +24,7 @@ from cudatma.errors import ArgumentError, TargetError, counted, duration
 from cudatma.kernels.cost import Cost, cheapest_first
 from cudatma.kernels.family import Family, P, S
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.tuning import FILE_VARIABLE, NOTHING, Found, entry_points, lookup, pinned_scope, pinned_spec
+from cudatma.kernels.tuning import FILE_VARIABLE, NOTHING, Found, entry_points, lookup, pinned_config, pinned_scope
 from cudatma.target import Target, get_target
 
 #: Step by which the allowed loss rises while a menu exceeds its limit.
@@ -140,7 +140,7 @@ _SINGLE, _FINE, _STEP = 32, 2048, 8
 class Choice:
     """The configuration for an interval of M, and the tuning entry that it comes from, if any."""
 
-    spec: Any
+    config: Any
     found: Found | None = None
 
 
@@ -158,7 +158,7 @@ class ChoiceTable:
 
     def at(self, m: int) -> Any:
         """Return the configuration for M rows, at most ``max_m``."""
-        return self.choices[bisect_right(self.starts, m) - 1].spec
+        return self.choices[bisect_right(self.starts, m) - 1].config
 
     def ms_up_to(self, m: int) -> list[int]:
         """Return values of M from 1 to m, one at least for each interval and, up to 8192, each number of tiles.
@@ -168,9 +168,9 @@ class ChoiceTable:
         starts = self.starts[: bisect_right(self.starts, m)]
         return sorted({*starts, *range(_STEP, min(m, _MIN_MAX_M), _STEP), m})
 
-    def specs_up_to(self, m: int) -> list[Any]:
+    def configs_up_to(self, m: int) -> list[Any]:
         """Return the configurations that M from 1 to m use, each once."""
-        return list(dict.fromkeys(one.spec for one in self.choices[: bisect_right(self.starts, m)]))
+        return list(dict.fromkeys(one.config for one in self.choices[: bisect_right(self.starts, m)]))
 
 
 class Tables(Cache[ChoiceTable]):
@@ -190,9 +190,9 @@ def choose(family: Family[P, S], problem: P, gpu: Gpu, memo: dict[Any, Any], key
     """
     table: ChoiceTable | None = memo.get(key)
     if table is None or problem.m > table.max_m or pinned_scope.get() is not None:
-        spec = pinned_spec(family, problem, gpu)
-        if spec is not None:
-            return spec
+        config = pinned_config(family, problem, gpu)
+        if config is not None:
+            return config
         if len(memo) >= _MAX_TABLES:
             memo.clear()
         table = memo[key] = choice_table(family, problem, gpu, problem.m)
@@ -240,10 +240,10 @@ def _predicted(family: Family[P, S], shape: P, gpu: Gpu, max_m: int) -> ChoiceTa
     found = family.times(shape, ms, gpu)
     if not found:
         raise ArgumentError("target", gpu.target, f"a target that runs one of the {family.name} kernels")
-    specs = [spec for spec, _ in found]
+    configs = [config for config, _ in found]
     us = np.stack([us for _, us in found])
-    choices = [Choice(spec) for spec in specs]
-    chosen = menu(us, ms, np.array([family.is_shared(spec) for spec in specs]))
+    choices = [Choice(config) for config in configs]
+    chosen = menu(us, ms, np.array([family.is_shared(config) for config in configs]))
     return _merged(max_m, ms.tolist(), [choices[index] for index in chosen.tolist()])
 
 
@@ -255,7 +255,7 @@ def _with_entries(family: Family[P, S], shape: Any, gpu: Gpu, predicted: ChoiceT
     starts = sorted({*predicted.starts, *points})
     entries = (lookup(family, family.with_m(shape, start), gpu) for start in starts)
     choices = [
-        predicted.choice(start) if found is None else Choice(found.entry.spec, found)
+        predicted.choice(start) if found is None else Choice(found.entry.config, found)
         for start, found in zip(starts, entries, strict=True)
     ]
     return _merged(predicted.max_m, starts, choices)
@@ -292,7 +292,7 @@ _HOPELESS = 1.25
 class Decision(Generic[S]):
     """A configuration, its source (``"pinned"``, ``"tuned"``, ``"shipped"``, ``"rule"``), and the reason as text."""
 
-    spec: S
+    config: S
     source: str
     why: str
 
@@ -304,8 +304,8 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
     tuning entry (the user's, then the shipped one), the cheapest kernel of the menu. A problem with a constraint uses
     the menu only.
     """
-    if (spec := pinned_spec(family, problem, gpu)) is not None:
-        return Decision(spec, "pinned", "pinned by the caller")
+    if (config := pinned_config(family, problem, gpu)) is not None:
+        return Decision(config, "pinned", "pinned by the caller")
     table = choice_table(family, problem, gpu, problem.m)
     choice = table.choice(problem.m)
     if (found := choice.found) is not None:
@@ -314,25 +314,25 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
         gain = f"{took}, where the cost model's choice took {rule_took}"
         shared = " and ".join(name.upper() for name in family.index)
         which = "this problem" if found.exact else f"one of this {shared} ({entry.problem.description})"
-        return Decision(choice.spec, source, f"{found.path} has {which}, measured at M = {entry.problem.m}: {gain}")
-    us = choice.spec.cost(problem, gpu).us
-    kernels = counted(len({one.spec for one in table.choices if one.found is None}), "kernel")
+        return Decision(choice.config, source, f"{found.path} has {which}, measured at M = {entry.problem.m}: {gain}")
+    us = choice.config.cost(problem, gpu).us
+    kernels = counted(len({one.config for one in table.choices if one.found is None}), "kernel")
     why = f"the cheapest by the cost model, {duration(1e-6 * us)}, of the {kernels} that serve this shape"
-    return Decision(choice.spec, "rule", problem.constraint or why)
+    return Decision(choice.config, "rule", problem.constraint or why)
 
 
 @dataclass(frozen=True, slots=True)
 class Listed(Generic[S]):
     """A configuration and its predicted cost."""
 
-    spec: S
+    config: S
     cost: Cost
 
     @property
     def label(self) -> str:
         """The kernel's entry and the CTAs per SM, which the entry omits: unique among a problem's configurations."""
-        ctas = f" x{self.spec.blocks_per_sm}" if self.spec.blocks_per_sm > 1 else ""
-        return f"{self.spec.entry}{ctas}"
+        ctas = f" x{self.config.ctas_per_sm}" if self.config.ctas_per_sm > 1 else ""
+        return f"{self.config.entry}{ctas}"
 
 
 def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Listed[S]]:
@@ -342,9 +342,9 @@ def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Li
     best.
     """
     rule = choose_by_cost(family, problem, gpu)
-    cheapest = [spec for spec, _ in cheapest_first(family.times, problem, gpu)[:limit]]
-    tiles = [Listed(spec, spec.cost(problem, gpu)) for spec in dict.fromkeys([rule, *cheapest])]
-    turns = zip_longest(*(variants(one.spec, problem, get_target(gpu.target)) for one in tiles[:2]))
+    cheapest = [config for config, _ in cheapest_first(family.times, problem, gpu)[:limit]]
+    tiles = [Listed(config, config.cost(problem, gpu)) for config in dict.fromkeys([rule, *cheapest])]
+    turns = zip_longest(*(variants(one.config, problem, get_target(gpu.target)) for one in tiles[:2]))
     changed = (Listed(one, one.cost(problem, gpu)) for turn in turns for one in turn if one is not None)
     max_tiles = max(1, round(limit * _TILES))
     kept: dict[str, Listed[S]] = {}
@@ -355,11 +355,11 @@ def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Li
     return list(kept.values())[:limit]
 
 
-def variants(spec: S, problem: P, target: Target) -> Iterator[S]:
+def variants(config: S, problem: P, target: Target) -> Iterator[S]:
     """The same tile with other pipelines or rings; each can run the problem on the target."""
-    for change in spec.variants(problem):
+    for change in config.variants(problem):
         with contextlib.suppress(ArgumentError, TargetError):
-            changed: Any = replace(spec, **change)  # type: ignore[type-var]
-            if changed != spec:
+            changed: Any = replace(config, **change)  # type: ignore[type-var]
+            if changed != config:
                 changed.check(problem, target)
                 yield changed

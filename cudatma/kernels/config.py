@@ -24,7 +24,7 @@ class KernelConfig:
     ``version`` is a key of ``presets``. A preset states what distinguishes a version, and the values allowed for each
     field. ``__post_init__`` of a config validates its fields; ``check()`` raises an error if the config does not fit a
     problem or a target. Fields that all configs have: tile_m, tile_n and tile_k are a CTA's tile and the K of a stage;
-    cluster_m and cluster_n are the CTAs of a cluster along M and N, and cluster_k those that divide K; blocks_per_sm
+    cluster_m and cluster_n are the CTAs of a cluster along M and N, and cluster_k those that divide K; ctas_per_sm
     are the CTAs on an SM.
     """
 
@@ -59,7 +59,7 @@ class KernelConfig:
         @property
         def cluster_k(self) -> int: ...
         @property
-        def blocks_per_sm(self) -> int: ...
+        def ctas_per_sm(self) -> int: ...
         @property
         def consumer_warps(self) -> int: ...
         @property
@@ -137,8 +137,8 @@ class KernelConfig:
         """Raise ArgumentError or TargetError if the kernel does not run on a target."""
         for feature in self.features:
             target.require(feature, f"version {self.version} of {self.family}")
-        if self.smem_bytes > (limit := target.smem_share_bytes(self.blocks_per_sm)):
-            several = f" for each of {self.blocks_per_sm} CTAs on an SM" if self.blocks_per_sm > 1 else ""
+        if self.smem_bytes > (limit := target.smem_share_bytes(self.ctas_per_sm)):
+            several = f" for each of {self.ctas_per_sm} CTAs on an SM" if self.ctas_per_sm > 1 else ""
             allowed = f"shared memory of at most {limit} bytes on {target.name}{several}"
             remedy = f"this configuration takes {self.smem_bytes}; use fewer stages or a smaller tile"
             raise ArgumentError("stages", self.stages, allowed, remedy)

@@ -48,10 +48,10 @@ class Cost:
         return {"us": self.us, "bound": self.bound} | {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-def runs(spec: Any, problem: Any, target: Target) -> bool:
-    """Whether the spec's check() raises nothing."""
+def runs(config: Any, problem: Any, target: Target) -> bool:
+    """Whether the config's check() raises nothing."""
     try:
-        spec.check(problem, target)
+        config.check(problem, target)
     except (ArgumentError, TargetError):
         return False
     return True
@@ -68,18 +68,18 @@ def no_kernel(problem: Any, gpu: Gpu) -> ArgumentError:
 def cheapest_first(
     times: Callable[[Any, NDArray[np.int64], Gpu], Sequence[tuple[S, NDArray[np.float64]]]], problem: Any, gpu: Gpu
 ) -> list[tuple[S, float]]:
-    """Return (spec, microseconds) of the configurations that ``Family.times`` gives a problem, the cheapest first.
+    """Return (config, microseconds) of the configurations that ``Family.times`` gives a problem, the cheapest first.
 
     Of tiles that differ in their rows alone and cut M into the same number of tiles, only the cheapest is listed.
     """
-    found = [(spec, float(us[0])) for spec, us in times(problem, np.array([problem.m]), gpu) if us[0] < np.inf]
+    found = [(config, float(us[0])) for config, us in times(problem, np.array([problem.m]), gpu) if us[0] < np.inf]
     found.sort(key=lambda one: round(one[1], 6))
     kept: dict[Any, tuple[S, float]] = {}
-    for spec, us in found:
-        kept.setdefault(_apart_from_rows(spec, problem.m), (spec, us))
+    for config, us in found:
+        kept.setdefault(_apart_from_rows(config, problem.m), (config, us))
     return list(kept.values())
 
 
-def _apart_from_rows(spec: Any, m: int) -> tuple[Any, ...]:
-    tile = spec.tile_n, spec.tile_k, spec.threads, spec.blocks_per_sm, spec.cluster, spec.cluster_k
-    return spec.template, *tile, -(-m // spec.tile_m)
+def _apart_from_rows(config: Any, m: int) -> tuple[Any, ...]:
+    tile = config.tile_n, config.tile_k, config.threads, config.ctas_per_sm, config.cluster, config.cluster_k
+    return config.template, *tile, -(-m // config.tile_m)

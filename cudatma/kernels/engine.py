@@ -30,7 +30,7 @@ from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.operation import C, Checked, Operation, P, Weight
 from cudatma.kernels.plans import Launch
 from cudatma.kernels.tuning import pinned_scope
-from cudatma.kernels.workspace import MarlinWorkspace
+from cudatma.kernels.workspace import Workspace
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.streams import order_after_producers
 from cudatma.target import Target
@@ -49,7 +49,7 @@ def run(
     backend: str | None = None,
     weight: Weight | None = None,
     subject: Any = None,
-    workspace: MarlinWorkspace | None = None,
+    workspace: Workspace | None = None,
     numbers: tuple[int, ...] = (),
 ) -> Any:
     """Compute an operation; return ``out``, (out, lse), or None for an operation without a result.
@@ -73,7 +73,7 @@ def run(
         Arrays that stay from call to call.
     subject : object, optional
         The object that check() validates the call against.
-    workspace : MarlinWorkspace, optional
+    workspace : Workspace, optional
         Default: the stream's own; during capture, one per graph branch.
     numbers : tuple of int
         Options that count as sizes. check() receives them before the other options.
@@ -110,7 +110,7 @@ def _run_checked(
     backend: str | None,
     weight: Weight | None,
     subject: Any,
-    workspace: MarlinWorkspace | None,
+    workspace: Workspace | None,
     key: tuple[Any, ...] | None,
 ) -> Any:
     """Compute an operation with all checks, and keep its launch for later calls."""
@@ -178,7 +178,7 @@ def emulate(
     gpu = imagined_gpu(target, operation.emulated_sm_count)
     config = operation.configure(problem, gpu, {})
     kernels = operation.kernels(problem, config)
-    resident = tuple([gpu.sm_count * getattr(spec, "blocks_per_sm", 1) for _, spec in kernels])
+    resident = tuple([gpu.sm_count * getattr(config, "ctas_per_sm", 1) for _, config in kernels])
     report = None
     arrays = dict(arrays)
     for one in operation.arguments(problem, config, gpu, resident):

@@ -60,12 +60,12 @@ class Explanation:
     @property
     def kernel(self) -> str:
         """The kernel's name in its family: for Marlin ``"skinny"``, ``"wgmma"`` or ``"mma_sync"``."""
-        return str(self.spec.version)
+        return str(self.config.version)
 
     @property
-    def spec(self) -> Any:
+    def config(self) -> Any:
         """The configuration."""
-        return self.decision.spec
+        return self.decision.config
 
     @property
     def m(self) -> int:
@@ -79,9 +79,9 @@ class Explanation:
             "m": self.m,
             "gpu": asdict(self.gpu),
             "kernel": self.kernel,
-            "entry": self.spec.entry,
-            "spec": asdict(self.spec),
-            "blocks_per_sm": self.spec.blocks_per_sm,
+            "entry": self.config.entry,
+            "config": asdict(self.config),
+            "ctas_per_sm": self.config.ctas_per_sm,
             "source": self.decision.source,
             "why": self.decision.why,
             "schedule": asdict(self.schedule),
@@ -89,11 +89,11 @@ class Explanation:
             "considered": self.considered,
             "candidates": [
                 {
-                    "kernel": one.spec.version,
+                    "kernel": one.config.version,
                     "label": one.label,
                     "us": one.cost.us,
                     "bound": one.cost.bound,
-                    "chosen": one.spec == self.spec,
+                    "chosen": one.config == self.config,
                 }
                 for one in self.candidates
             ],
@@ -102,8 +102,8 @@ class Explanation:
     def __str__(self) -> str:
         gpu, cost, work = self.gpu, self.prediction, self.schedule
         divided = f"{counted(work.stream_tiles, 'tile')} divided"
-        if self.spec.cluster_k > 1:
-            divided = f"the K of each tile divided by a cluster of {self.spec.cluster_k}"
+        if self.config.cluster_k > 1:
+            divided = f"the K of each tile divided by a cluster of {self.config.cluster_k}"
         of_cluster = f"of a cluster of {work.cluster} CTAs, " if work.cluster > 1 else ""
         assumed = "" if selected_backend("auto") == "cuda" else " (assumed; this machine has no usable GPU)"
         terms = [(words, getattr(cost, f"{term}_us")) for term, words in _TERMS.items()]
@@ -111,7 +111,7 @@ class Explanation:
             self.problem.description,
             f"on {gpu.target}{assumed}, {counted(gpu.sm_count, 'SM')}, {gpu.sm_clock_mhz} MHz, "
             f"memory {gpu.memory_bytes_per_us / 1e6:.3g} TB/s",
-            f"kernel     {self.kernel}: {self.spec.entry}",
+            f"kernel     {self.kernel}: {self.config.entry}",
             f"why        {self.decision.source}: {self.decision.why}",
             f"work       {work.tiles_m} x {work.tiles_n} tiles {of_cluster}of {counted(work.k_iterations, 'stage')} "
             f"on {counted(work.ctas, 'CTA')}, {divided}",
@@ -121,12 +121,12 @@ class Explanation:
         ]
         rows = [
             (
-                "->" if one.spec == self.spec else "",
+                "->" if one.config == self.config else "",
                 f"{one.cost.us:.4g}",
                 _TERMS[one.cost.bound],
-                one.spec.version,
-                str(one.spec.blocks_per_sm),
-                one.spec.entry,
+                one.config.version,
+                str(one.config.ctas_per_sm),
+                one.config.entry,
             )
             for one in self.candidates
         ]
@@ -139,22 +139,22 @@ def explained(
     problem: Any,
     gpu: Gpu,
     *,
-    launched: Callable[[Any], Any] = lambda spec: spec,
+    launched: Callable[[Any], Any] = lambda config: config,
     divide: bool = True,
     cut: Callable[[Any], Schedule] | None = None,
 ) -> Explanation:
-    """What a family runs for a problem with sizes m, n and k. launched: spec as it is chosen -> as it is launched.
-    divide: whether tiles may be divided. cut: the schedule of a spec, where it does not follow from the three sizes.
+    """What a family runs for a problem with sizes m, n and k. launched: config as it is chosen -> as it is launched.
+    divide: whether tiles may be divided. cut: the schedule of a config, where it does not follow from the three sizes.
     Raises what choosing does."""
     decision = decide(family, problem, gpu)
-    decision = replace(decision, spec=launched(decision.spec))
-    spec, found = decision.spec, cheapest_first(family.times, problem, gpu)
-    cost = spec.cost(problem, gpu)
+    decision = replace(decision, config=launched(decision.config))
+    config, found = decision.config, cheapest_first(family.times, problem, gpu)
+    cost = config.cost(problem, gpu)
     listed = [Listed(launched(one), one.cost(problem, gpu)) for one, _ in found[:_LISTED]]
-    if all(one.spec != spec for one in listed):
-        listed.append(Listed(spec, cost))
-    resident = gpu.sm_count * spec.blocks_per_sm
-    work = cut(spec) if cut else schedule(spec, problem.m, problem.n, problem.k, resident, divide=divide)
+    if all(one.config != config for one in listed):
+        listed.append(Listed(config, cost))
+    resident = gpu.sm_count * config.ctas_per_sm
+    work = cut(config) if cut else schedule(config, problem.m, problem.n, problem.k, resident, divide=divide)
     return Explanation(
         family=family,
         problem=problem,

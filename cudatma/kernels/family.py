@@ -1,8 +1,8 @@
 """What a kernel family is: the protocols that the shared parts of kernels/ are written over.
 
-A family defines what a caller computes (a Problem), which configurations may serve it (specs, as candidates with their
-predicted costs), and where its measured exceptions are. Choosing, tuning, explaining, dumping and launching are written
-once, for all families. docs/howto/add_a_kernel.md describes one.
+A family defines what a caller computes (a Problem), which configurations can compute it with which predicted costs,
+and where its measured exceptions are. Choosing, tuning, explaining, dumping and launching are written once, for all
+families. docs/howto/add_a_kernel.md describes one.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MAX_EXTENT = 2**31 - 1
 
 
 @runtime_checkable
-class KernelSpec(Protocol):
-    """What every kernel's spec has. A spec is a frozen dataclass; ``entry`` names its ``extern "C"`` function.
+class AnyConfig(Protocol):
+    """What every kernel's config has. A config is a frozen dataclass; ``entry`` names its ``extern "C"`` function.
 
-    A spec also has, and reports show:
+    A config also has, and reports show:
     ``threads`` (int: threads of one CTA), ``smem_bytes`` (int: dynamic shared memory of one CTA),
     ``smem_layout()`` -> list of (name, offset_bytes, size_bytes): what stands where in dynamic shared memory,
     ``stage_layout()`` -> list of (what, size_bytes): what one pipeline stage holds,
@@ -91,8 +91,8 @@ def imported(place: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _unchanged(spec: Any) -> Any:
-    return spec
+def _unchanged(config: Any) -> Any:
+    return config
 
 
 _Copied = TypeVar("_Copied")
@@ -109,7 +109,7 @@ def _with_m(problem: _Copied, m: int) -> _Copied:
     return resized_copy(problem, m=m)
 
 
-def _never(spec: object) -> bool:
+def _never(config: object) -> bool:
     return False
 
 
@@ -133,7 +133,7 @@ class Family(Generic[P, S]):
     times : callable
         ``times(problem, ms, gpu)`` returns every configuration that may serve problems of this shape, each once, with
         its predicted microseconds at each M of the int64 array ``ms``; inf where it cannot run. ``problem.m`` is
-        ignored. ``times(problem, [m], gpu)`` agrees with ``spec.cost()`` at M. The order decides between equal times.
+        ignored. ``times(problem, [m], gpu)`` agrees with ``config.cost()`` at M. The order decides between equal times.
         It may leave out configurations that take at least 25 % longer than the cheapest at every M. It raises what a
         call with this shape must raise: TargetError or ArgumentError.
     trial : str
@@ -147,7 +147,7 @@ class Family(Generic[P, S]):
     options : tuple of Option
         Fields of a problem besides m, n and k that command lines take.
     launched : callable
-        Returns the spec that is compiled for a chosen one.
+        Returns the config that is compiled for a chosen one.
     versions : Versions, optional
         Versions of its kernels that a caller may name.
     sizes : str
@@ -157,7 +157,7 @@ class Family(Generic[P, S]):
     shape : callable, optional
         Returns the problem for which the choice table of a problem is built. By default, the same one with ``m`` = 1.
     is_shared : callable
-        Whether menus prefer a spec because many shapes use it, so that they need fewer kernels together.
+        Whether menus prefer a config because many shapes use it, so that they need fewer kernels together.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """A struct that a launch passes to its kernel by value: its members, and its bytes as the device reads them. Pure.
 
-A kernel's spec names the members that the kernel reads; the template declares the struct from them
+A kernel's config names the members that the kernel reads; the template declares the struct from them
 (``parts/problem.cuh.j2``), and ``pack()`` lays the values out as C does. MEMBERS are of kernels that compute tiles of
 a result: sizes, schedule, raster, rows; ``parts/schedule.cuh.j2`` and ``parts/store_vector.cuh.j2`` read them.
 """

@@ -89,7 +89,7 @@ class Operation(ABC, Generic[P, C]):
 
     @abstractmethod
     def kernels(self, problem: P, config: C) -> tuple[tuple[str, Any], ...]:
-        """Return (template, spec) of the kernels that a call launches, in order."""
+        """Return (template, config) of the kernels that a call launches, in order."""
 
     @abstractmethod
     def arguments(self, problem: P, config: C, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Arguments, ...]:
@@ -122,7 +122,7 @@ class Operation(ABC, Generic[P, C]):
         return None
 
     def kernels_up_to(self, checked: Checked[P], max_m: int, gpu: Gpu) -> Iterable[tuple[str, Any]]:
-        """Yield (template, spec) of every kernel that calls like this one, with any size up to a bound, may launch.
+        """Yield (template, config) of every kernel that calls like this one, with any size up to a bound, may launch.
 
         Kernels may be repeated. Only operations that warm_up() supports implement this.
         """

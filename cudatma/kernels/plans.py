@@ -13,7 +13,7 @@ from cudatma.kernels.arguments import Sizes
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.operation import SPACES, C, Operation, P, Weight
 from cudatma.kernels.replay import Replay
-from cudatma.kernels.workspace import MarlinWorkspace, is_capturing, stream_workspace
+from cudatma.kernels.workspace import Workspace, is_capturing, stream_workspace
 from cudatma.target import Target, detect
 
 #: Addresses of the workspace for launches that use none.
@@ -29,9 +29,7 @@ class Launch(NamedTuple):
     partials_bytes: int | None
     rows_bytes: int
 
-    def run(
-        self, addresses: list[int], stream: int, weight: Weight | None, workspace: MarlinWorkspace | None = None
-    ) -> None:
+    def run(self, addresses: list[int], stream: int, weight: Weight | None, workspace: Workspace | None = None) -> None:
         """Launch with the arrays of the call at these addresses, in the order of Operation.names.
 
         The caller does not change the list later.
@@ -98,12 +96,14 @@ class Plan(Generic[P, C]):
         loaded = self._lookup(config)
         if loaded is None:
             kernels, resident = [], []
-            for template, spec in operation.kernels(problem, config):
-                kernels.append(_loaded_kernel(template, spec, target, self.device, stream, operation.name))
-                held = kernels[-1].occupancy(spec.threads, shared_bytes=spec.smem_bytes, device=self.device)
+            for template, kernel_config in operation.kernels(problem, config):
+                kernels.append(_loaded_kernel(template, kernel_config, target, self.device, stream, operation.name))
+                held = kernels[-1].occupancy(
+                    kernel_config.threads, shared_bytes=kernel_config.smem_bytes, device=self.device
+                )
                 if held < 1:
-                    raise ArgumentError("device", self.device, f"a GPU that holds a CTA of {spec.entry}")
-                resident.append(gpu.sm_count * min(held, getattr(spec, "blocks_per_sm", held)))
+                    raise ArgumentError("device", self.device, f"a GPU that holds a CTA of {kernel_config.entry}")
+                resident.append(gpu.sm_count * min(held, getattr(kernel_config, "ctas_per_sm", held)))
             known = {name: info.pointer for name, info in named.items()}
             if weight is not None:
                 known |= zip(operation.steady, weight.addresses, strict=True)
@@ -133,13 +133,13 @@ class Plan(Generic[P, C]):
         return Launch(loaded.replays, sizes, self.device, partials if partials or flags or rows else None, rows)
 
 
-def _loaded_kernel(template: str, spec: Any, target: Target, device: int, stream: int, function: str) -> Any:
+def _loaded_kernel(template: str, config: Any, target: Target, device: int, stream: int, function: str) -> Any:
     """Return a loaded kernel. Raises LaunchError if the stream is under capture and the kernel is not loaded."""
-    kernel = known_kernel(template, spec, target)
+    kernel = known_kernel(template, config, target)
     if (kernel is None or not kernel.is_loaded(device)) and is_capturing(device, stream):
         allowed = f"a stream that captures nothing, for the first {function} of this kind"
         remedy = f"call {function} once, or warm it up, before the capture"
         raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
-    kernel = load_kernel(template, spec, target)
+    kernel = load_kernel(template, config, target)
     kernel.load(device)
     return kernel

@@ -1,4 +1,4 @@
-"""Every kernel by name: its template, and the specs that stand for it in dumps, goldens and compile checks.
+"""Every kernel by name: its template, and the configs that stand for it in dumps, goldens and compile checks.
 
 PRESETS lists the versions of gemm, attention and marlin_gemm; other kernels have an entry below.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.config import PRESETS as ATTENTION
-from cudatma.kernels.family import Family, KernelSpec, imported
+from cudatma.kernels.family import AnyConfig, Family, imported
 from cudatma.kernels.gemm.config import PRESETS as GEMM
 from cudatma.kernels.marlin.config import PRESETS as MARLIN
 from cudatma.target import Target, get_target
@@ -22,7 +22,7 @@ from cudatma.target import Target, get_target
 class KernelEntry:
     """One kernel.
 
-    template: path below ptx_templates/. source: ``"module:function"``, a function that returns the representative specs
+    template: path below ptx_templates/. source: ``"module:function"``, returns the representative configs
     for a Target, none if the target cannot run the kernel. emulated: the same for a function that returns a Sample, of
     a Target and of sizes that its keyword arguments name. version: the first argument of both functions, if not empty.
     """
@@ -34,8 +34,8 @@ class KernelEntry:
     emulated: str = ""
     version: str = ""
 
-    def specs(self, target: str | Target) -> list[KernelSpec]:
-        """The representative specs for a target, in a fixed order. TargetError for an unknown name."""
+    def configs(self, target: str | Target) -> list[AnyConfig]:
+        """The representative configs for a target, in a fixed order. TargetError for an unknown name."""
         return list(self._function(self.source)(get_target(target)))
 
     @property
@@ -49,31 +49,31 @@ class KernelEntry:
 
 
 def _entry(
-    name: str, summary: str, specs: str, emulated: str = "", version: str = "", template: str = ""
+    name: str, summary: str, configs: str, emulated: str = "", version: str = "", template: str = ""
 ) -> KernelEntry:
     """Return an entry.
 
-    specs, emulated: ``"module:function"`` below cudatma.kernels. template: the kernel whose template it shares.
+    configs, emulated: ``"module:function"`` below cudatma.kernels. template: the kernel whose template it shares.
     """
     made = f"cudatma.kernels.{emulated}" if emulated else ""
-    return KernelEntry(name, f"kernels/{template or name}.cu.j2", f"cudatma.kernels.{specs}", summary, made, version)
+    return KernelEntry(name, f"kernels/{template or name}.cu.j2", f"cudatma.kernels.{configs}", summary, made, version)
 
 
 def _versions(
     family: str,
     presets: Mapping[str, Any],
-    specs: str = "choose:dump_specs",
+    configs: str = "choose:dump_configs",
     sample: str = "sample:sample",
 ) -> list[KernelEntry]:
     """Return the entries of a family's versions.
 
-    specs, sample: ``"module:function"`` below the family, in which {} is replaced by the version.
+    configs, sample: ``"module:function"`` below the family, in which {} is replaced by the version.
     """
     return [
         _entry(
             f"{family}_{version}",
             preset.summary,
-            f"{family}.{specs}",
+            f"{family}.{configs}",
             f"{family}.{sample.format(version)}",
             version,
             f"{family}_{shared}" if (shared := getattr(preset, "template", "")) else "",
@@ -86,75 +86,75 @@ _DECODE = {version: preset for version, preset in ATTENTION.items() if preset.is
 REGISTRY: dict[str, KernelEntry] = {
     entry.name: entry
     for entry in (
-        *_versions("marlin", MARLIN, "candidates:dump_specs", "sample:{}_sample"),
+        *_versions("marlin", MARLIN, "candidates:dump_configs", "sample:{}_sample"),
         *_versions("gemm", GEMM),
         *_versions("attention", {version: ATTENTION[version] for version in ATTENTION if version not in _DECODE}),
         *_versions("attention", _DECODE, sample="sample:decode_sample"),
         _entry(
-            "tile_copy", "pipelined 2D copy", "data_movement.tile_copy:dump_specs", "data_movement.tile_copy:sample"
+            "tile_copy", "pipelined 2D copy", "data_movement.tile_copy:dump_configs", "data_movement.tile_copy:sample"
         ),
         _entry(
             "window_copy",
             "copy of, or reduction into, a window of 1 to 5 axes, by boxes",
-            "data_movement.specs:window_specs",
+            "data_movement.configs:window_configs",
             "data_movement.samples:window_sample",
         ),
         _entry(
             "run_copy",
             "copy of, or reduction into, a run of bytes, by 1D bulk copies",
-            "data_movement.specs:run_specs",
+            "data_movement.configs:run_configs",
             "data_movement.samples:run_sample",
         ),
-        _entry("plain_copy", "copy of any window, by plain loads and stores", "data_movement.specs:plain_specs"),
+        _entry("plain_copy", "copy of any window, by plain loads and stores", "data_movement.configs:plain_configs"),
         _entry(
             "transpose",
             "transpose of a batch of matrices, through swizzled shared memory",
-            "data_movement.transpose:dump_specs",
+            "data_movement.transpose:dump_configs",
             "data_movement.samples:transpose_sample",
         ),
         _entry(
             "gather_boxes",
             "boxes at given places, or tiles with a halo",
-            "data_movement.gather:dump_specs",
+            "data_movement.gather:dump_configs",
             "data_movement.samples:gather_sample",
         ),
         _entry(
             "im2col",
             "columns of a convolution, by TMA's im2col mode",
-            "data_movement.im2col:dump_specs",
+            "data_movement.im2col:dump_configs",
             "data_movement.samples:im2col_sample",
         ),
         _entry(
             "broadcast",
             "one array to several, by multicast in clusters",
-            "data_movement.broadcast:dump_specs",
+            "data_movement.broadcast:dump_configs",
             "data_movement.samples:broadcast_sample",
         ),
-        _entry("prefetch", "a window brought to L2", "data_movement.prefetch:dump_specs"),
-        _entry("rows", "rows by number, gather4 and scatter4", "data_movement.rows:dump_specs"),
+        _entry("prefetch", "a window brought to L2", "data_movement.prefetch:dump_configs"),
+        _entry("rows", "rows by number, gather4 and scatter4", "data_movement.rows:dump_configs"),
         _entry(
             "ragged_copy",
             "copies of many 2D arrays, tensor maps edited on the GPU",
-            "data_movement.ragged_copy:dump_specs",
+            "data_movement.ragged_copy:dump_configs",
             "data_movement.ragged_copy:sample",
         ),
         _entry(
             "permute_columns",
             "columns of 16-bit rows permuted into aligned rows",
-            "marlin.permute_columns:dump_specs",
+            "marlin.permute_columns:dump_configs",
             "marlin.permute_columns:sample",
         ),
         _entry(
             "dequantize",
             "packed int4 weight to a dense matrix",
-            "marlin.dequantize:dump_specs",
+            "marlin.dequantize:dump_configs",
             "marlin.dequantize:sample",
         ),
         _entry(
             "all_reduce",
             "one-shot all-reduce over memory of other GPUs",
-            "all_reduce.spec:dump_specs",
-            "all_reduce.spec:sample",
+            "all_reduce.config:dump_configs",
+            "all_reduce.config:sample",
         ),
     )
 }
@@ -177,5 +177,5 @@ def family(name: str) -> Family[Any, Any]:
 def kernel(name: str) -> KernelEntry:
     """The entry of a kernel; ArgumentError that lists the known ones."""
     if name not in REGISTRY:
-        raise ArgumentError("kernel", name, ", ".join(REGISTRY), "`cudatma dump --list` shows them with their specs")
+        raise ArgumentError("kernel", name, ", ".join(REGISTRY), "`cudatma dump --list` shows them with their configs")
     return REGISTRY[name]

@@ -8,11 +8,11 @@ same way.
 
 A file is validated when it is read, and writing it loses nothing::
 
-    {"schema": 5, "sections": [{"gpu": {..}, "entries": [{family, problem, kernel, revision, spec, us, rule_us}]}]}
+    {"schema": 5, "sections": [{"gpu": {..}, "entries": [{family, problem, kernel, revision, config, us, rule_us}]}]}
 
 A section holds the measurements of one class of GPUs; sections of other GPUs stay in the file unchanged. An entry holds
-for its kernel, spec and the kernel's ``revision``, which is raised whenever the kernel's timing changes. docs/tuning.md
-describes every field.
+for its kernel, config and the kernel's ``revision``, which is raised whenever the kernel's timing changes.
+docs/tuning.md describes every field.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any, Generic
 from cudatma.build.files import locked, read_regular
 from cudatma.context import Cache, runtime
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TargetError, TuneFileWarning, shown
-from cudatma.kernels.family import Family, KernelSpec, P, S
+from cudatma.kernels.family import AnyConfig, Family, P, S
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
@@ -70,17 +70,17 @@ class Entry(Generic[P, S]):
     """
 
     problem: P
-    spec: S
+    config: S
     us: float
     rule_us: float
 
     def as_json(self, family: Family[P, S]) -> dict[str, Any]:
         """Return the entry as stored in the file, with the configuration's fields that differ from their defaults."""
         others = (*family.problem_fields, "version")
-        values = {f.name: (getattr(self.spec, f.name), f.default) for f in _fields(family.config)}
-        spec = {name: value for name, (value, default) in values.items() if name not in others and value != default}
+        values = {f.name: (getattr(self.config, f.name), f.default) for f in _fields(family.config)}
+        config = {name: value for name, (value, default) in values.items() if name not in others and value != default}
         return {"family": family.name} | self.problem.as_json() | {
-            "kernel": self.spec.version, "revision": self.spec.revision, "spec": spec,
+            "kernel": self.config.version, "revision": self.config.revision, "config": config,
             "us": round(self.us, 3), "rule_us": round(self.rule_us, 3),
         }  # fmt: skip
 
@@ -129,9 +129,9 @@ def parse_entry(raw: Mapping[str, Any], family: Family[P, S], target: Target) ->
         remedy = f"the kernel changed; {retune_command(problem, family)}"
         raise ArgumentError("revision", revision, str(family.config.revision), remedy)
     given = {name: raw[name] for name in family.problem_fields} | {"version": kernel}
-    spec = _parse_spec(family.config, _typed(raw, "spec", dict), given)
-    spec.check(problem, target)
-    return Entry(problem, spec, _microseconds(raw, "us"), _microseconds(raw, "rule_us"))
+    config = _parse_config(family.config, _typed(raw, "config", dict), given)
+    config.check(problem, target)
+    return Entry(problem, config, _microseconds(raw, "us"), _microseconds(raw, "rule_us"))
 
 
 def retune_command(problem: P, family: Family[P, S]) -> str:
@@ -146,14 +146,14 @@ def _fields(kernel: type[Any]) -> tuple[Field[Any], ...]:
     return fields(kernel)
 
 
-def _parse_spec(kernel: type[S], raw: Mapping[str, Any], given_by_problem: Mapping[str, Any]) -> S:
+def _parse_config(kernel: type[S], raw: Mapping[str, Any], given_by_problem: Mapping[str, Any]) -> S:
     kinds = {f.name: {"int": int, "bool": bool, "str": str}[str(f.type)] for f in _fields(kernel)}
     if unknown := sorted(set(raw) - set(kinds) | set(raw) & set(given_by_problem)):
-        raise ArgumentError("spec", ", ".join(unknown), f"fields of {kernel.__name__} that the problem does not give")
+        raise ArgumentError("config", ", ".join(unknown), f"fields of {kernel.__name__} that the problem does not give")
     given: dict[str, Any] = {name: _typed(raw, name, kinds[name]) for name in raw} | dict(given_by_problem)
     missing = [f.name for f in _fields(kernel) if f.name not in given and f.default is MISSING]
     if missing:
-        raise ArgumentError("spec", "no " + ", ".join(missing), f"every field of {kernel.__name__} without a default")
+        raise ArgumentError("config", "no " + ", ".join(missing), f"every field of {kernel.__name__} without a default")
     return kernel(**given)
 
 
@@ -298,35 +298,35 @@ _LARGER_M = 1.25
 
 
 @contextlib.contextmanager
-def pinned(spec: object) -> Iterator[None]:
-    """Use this spec for every problem of its family inside the ``with`` block.
+def pinned(config: object) -> Iterator[None]:
+    """Use this config for every problem of its family inside the ``with`` block.
 
     The tuner launches each candidate this way, as a call would. Raises ArgumentTypeError. A choice for a problem that
-    the spec does not fit raises ArgumentError.
+    the config does not fit raises ArgumentError.
     """
-    if not isinstance(spec, KernelSpec):
-        raise ArgumentTypeError("spec", type(spec).__name__, "a kernel's spec")
-    token = pinned_scope.set(spec)
+    if not isinstance(config, AnyConfig):
+        raise ArgumentTypeError("config", type(config).__name__, "a kernel's config")
+    token = pinned_scope.set(config)
     try:
         yield
     finally:
         pinned_scope.reset(token)
 
 
-def pinned_spec(family: Family[P, S], problem: P, gpu: Gpu) -> S | None:
+def pinned_config(family: Family[P, S], problem: P, gpu: Gpu) -> S | None:
     """Return what is pinned for the family; None if nothing is, or if the problem has a constraint.
 
     Raises ArgumentError or TargetError if the problem does not fit it.
     """
-    spec = pinned_scope.get()
-    if not isinstance(spec, family.config) or problem.constraint or spec.version not in family.kernels:
+    config = pinned_scope.get()
+    if not isinstance(config, family.config) or problem.constraint or config.version not in family.kernels:
         return None
     given = problem.as_json()
     for name in family.problem_fields:
-        if (got := getattr(spec, name)) != given[name]:
-            raise ArgumentError(f"pinned spec: {name}", got, f"{given[name]}, the problem's", "pin another spec")
-    spec.check(problem, get_target(gpu.target))
-    return spec
+        if (got := getattr(config, name)) != given[name]:
+            raise ArgumentError(f"pinned config: {name}", got, f"{given[name]}, the problem's", "pin another config")
+    config.check(problem, get_target(gpu.target))
+    return config
 
 
 def entry_points(family: Family[P, S], problem: P, gpu: Gpu) -> list[int]:
@@ -341,8 +341,8 @@ def entry_points(family: Family[P, S], problem: P, gpu: Gpu) -> list[int]:
     # Among entries of other problems the one with the nearest M serves, so that another one begins half-way.
     points |= {half for a in measured for b in measured if a < b for half in (ceil_div(a + b, 2), (a + b) // 2 + 1)}
     for entry in entries:
-        tiles = ceil_div(entry.problem.m, entry.spec.tile_m)
-        points |= {1 + entry.spec.tile_m * count for count in (tiles - 1, tiles, _MANY_TILES - 1)}
+        tiles = ceil_div(entry.problem.m, entry.config.tile_m)
+        points |= {1 + entry.config.tile_m * count for count in (tiles - 1, tiles, _MANY_TILES - 1)}
     return sorted(points)
 
 
@@ -378,7 +378,7 @@ def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Found | None:
     return None
 
 
-def every_entry_spec(family: Family[P, S], problem: P, gpu: Gpu) -> Iterator[S]:
+def every_entry_config(family: Family[P, S], problem: P, gpu: Gpu) -> Iterator[S]:
     """Yield the configurations of all tuning entries for the GPU, of any size, adapted to a problem."""
     if problem.constraint or os.environ.get(FILE_VARIABLE) == NOTHING:
         return
@@ -387,14 +387,14 @@ def every_entry_spec(family: Family[P, S], problem: P, gpu: Gpu) -> Iterator[S]:
         for index in _by_index(path, family, gpu):
             for entry in _entries(path, family, gpu, index):
                 with contextlib.suppress(ArgumentError, TargetError):
-                    spec = entry.spec.adapted(problem)
-                    if spec is not None:
-                        spec.check(problem, target)
-                        yield spec
+                    config = entry.config.adapted(problem)
+                    if config is not None:
+                        config.check(problem, target)
+                        yield config
 
 
 def _alike(entries: Sequence[Entry[Any, Any]], problem: Any, target: Target) -> Entry[Any, Any] | None:
-    """Return an entry of another problem with the same index, with its spec adapted to this one."""
+    """Return an entry of another problem with the same index, with its config adapted to this one."""
     by_fixed = {
         one.problem.fixed: [same for same in entries if same.problem.fixed == one.problem.fixed] for one in entries
     }
@@ -403,10 +403,10 @@ def _alike(entries: Sequence[Entry[Any, Any]], problem: Any, target: Target) -> 
         (one for one in found if one), key=lambda one: (abs(one.problem.m - problem.m), repr(one.problem.fixed))
     ):
         with contextlib.suppress(ArgumentError, TargetError):
-            spec = entry.spec.adapted(problem)
-            if spec is not None:
-                spec.check(problem, target)
-                return replace(entry, spec=spec)
+            config = entry.config.adapted(problem)
+            if config is not None:
+                config.check(problem, target)
+                return replace(entry, config=config)
     return None
 
 
@@ -426,7 +426,7 @@ def nearest(entries: Sequence[Entry[Any, Any]], m: int) -> Entry[Any, Any] | Non
 
 def _serves(entry: Entry[Any, Any], m: int) -> bool:
     measured = entry.problem.m
-    here, there = ceil_div(m, entry.spec.tile_m), ceil_div(measured, entry.spec.tile_m)
+    here, there = ceil_div(m, entry.config.tile_m), ceil_div(measured, entry.config.tile_m)
     if here == there:
         return bool(measured <= _LARGER_M * m)
     return bool(min(here, there) >= _MANY_TILES and measured <= m < 2 * measured)

@@ -113,7 +113,7 @@ def check_max_m(max_m: Any) -> None:
 
 
 def compile_and_load(kernels: Iterable[tuple[str, Any]], device: int, progress: bool | None = None) -> None:
-    """Load kernels, given as (template, spec); compile those that the cache lacks in parallel, with a progress bar.
+    """Load kernels, given as (template, config); compile those that the cache lacks in parallel, with a progress bar.
 
     One process compiles at a time; others that use the same cache wait for it, and then find its kernels.
     """
@@ -125,8 +125,8 @@ def compile_and_load(kernels: Iterable[tuple[str, Any]], device: int, progress: 
             if missing:
                 with _bar(len(missing), progress) as advance:
                     compile_all(missing, target, usable_cores() if are_kept else 1, advance)
-    for template, spec in unique:
-        load_kernel(template, spec, target).load(device)
+    for template, config in unique:
+        load_kernel(template, config, target).load(device)
 
 
 def _missing(kernels: Iterable[tuple[str, Any]], target: Target) -> list[tuple[str, Any]]:
@@ -147,7 +147,7 @@ def _bar(total: int, show: bool | None) -> Iterator[Callable[[Any, CompileError 
     with Progress(*columns, console=console, disable=hidden, transient=True) as progress:
         task = progress.add_task("compile", total=total)
 
-        def advance(spec: Any, refusal: CompileError | None) -> None:
+        def advance(config: Any, refusal: CompileError | None) -> None:
             if refusal is not None:
                 raise refusal
             progress.advance(task)

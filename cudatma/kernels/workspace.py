@@ -67,7 +67,7 @@ class ActivationRows:
         return self._buffers[-1].pointer
 
 
-class MarlinWorkspace:
+class Workspace:
     """Partial sums and flags for one launch at a time on a device; 128.25 KiB for each SM.
 
     rows: copies of activations that TMA cannot load as they lie (act-order, pitches and addresses off 16 bytes); grows
@@ -97,7 +97,7 @@ class MarlinWorkspace:
         memory.clear(0, self.flags_bytes)
 
     @classmethod
-    def within(cls, memory: Memory, device: int, rows: ActivationRows | None = None) -> MarlinWorkspace:
+    def within(cls, memory: Memory, device: int, rows: ActivationRows | None = None) -> Workspace:
         """A workspace in memory of the device whose flags are zero already. rows: its own unless given."""
         made = object.__new__(cls)
         made._lay_out(device, memory, rows or ActivationRows(lambda nbytes: DeviceMemory(nbytes, device)))
@@ -146,10 +146,10 @@ def refuse_in_capture(device: int, stream: int, allowed: str) -> None:
         raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
 
 
-def check_workspace(workspace: object, device: int) -> MarlinWorkspace:
+def check_workspace(workspace: object, device: int) -> Workspace:
     """A caller's workspace; ArgumentTypeError or LaunchError if it is none or of another device."""
-    if not isinstance(workspace, MarlinWorkspace):
-        raise ArgumentTypeError("workspace", type(workspace).__name__, "MarlinWorkspace or None")
+    if not isinstance(workspace, Workspace):
+        raise ArgumentTypeError("workspace", type(workspace).__name__, "Workspace or None")
     if workspace.device != device:
         raise LaunchError("workspace", f"device {workspace.device}", f"device {device}, where x is")
     return workspace
@@ -290,16 +290,16 @@ class _Branch:
         self.parts: list[_Part] = []
         parts = self.parts  # not self: a cycle would keep the slabs
         self._rows = ActivationRows(lambda nbytes: reserve.take(_rows_bytes(nbytes), parts, for_rows=True))
-        self._space: MarlinWorkspace | None = None
+        self._space: Workspace | None = None
 
-    def workspace(self, partials_bytes: int | None) -> MarlinWorkspace:
+    def workspace(self, partials_bytes: int | None) -> Workspace:
         """Return a workspace with at least this many bytes of partial sums; None: enough for any launch."""
         flags, most = workspace_sizes(self._device)
         wanted = most if partials_bytes is None else partials_bytes
         if self._space is None or wanted > self._space.partials_bytes:
             room = min((most >> k for k in range(_MOST_HALVINGS + 1) if most >> k >= wanted), default=most)
             part = self._reserve.take(flags + room, self.parts, for_rows=False)
-            self._space = MarlinWorkspace.within(part, self._device, self._rows)
+            self._space = Workspace.within(part, self._device, self._rows)
         return self._space
 
 
@@ -327,16 +327,16 @@ class Owners:
         self._lock = threading.Lock()
         #: (device, stream's identity) -> workspace, read without the lock; what is missing is looked for in _recent.
         #: Emptied when a stream is added, to see which streams are still used, and when the reserve has to be refilled.
-        self.ready: dict[tuple[int, int | None], MarlinWorkspace] = {}
+        self.ready: dict[tuple[int, int | None], Workspace] = {}
         #: The same, all of them, those used last at the end.
-        self._recent: OrderedDict[tuple[int, int], MarlinWorkspace] = OrderedDict()
+        self._recent: OrderedDict[tuple[int, int], Workspace] = OrderedDict()
         #: (device, capture, stream's identity) -> what that branch of a graph holds.
         self._branches: dict[tuple[int, int, int], _Branch] = {}
         self._reserves: dict[int, _Reserve] = {}
         #: Whether all graphs that are captured on a stream share a workspace.
         self.shares_captures = False
 
-    def find(self, device: int, stream: int, partials_bytes: int | None) -> MarlinWorkspace:
+    def find(self, device: int, stream: int, partials_bytes: int | None) -> Workspace:
         """Return the workspace of a stream that is not in ``ready``."""
         identity = streams.identity(device, stream)
         if identity is not None:
@@ -353,7 +353,7 @@ class Owners:
                 self._branches[key] = _Branch(device, self._reserve(device), life)
             return self._branches[key].workspace(partials_bytes)
 
-    def _of_stream(self, device: int, identity: int) -> MarlinWorkspace:
+    def _of_stream(self, device: int, identity: int) -> Workspace:
         gone: list[object] = []  # freed without the lock: cuMemFree waits for the device
         with self._lock:
             self._sweep(gone)
@@ -363,7 +363,7 @@ class Owners:
                 held = [held for held in self._recent if held[0] == device]
                 gone += [self._recent.pop(old) for old in held[: max(0, len(held) + 1 - _MOST_STREAMS)]]
                 self.ready.clear()
-                space = MarlinWorkspace(device)
+                space = Workspace(device)
             gone += reserve.refill()
             self._recent[key] = self.ready[key] = space
             return space
@@ -414,7 +414,7 @@ def owners() -> Owners:
     return context.runtime().part(Owners)
 
 
-def stream_workspace(device: int, stream: int, partials_bytes: int | None = None) -> MarlinWorkspace:
+def stream_workspace(device: int, stream: int, partials_bytes: int | None = None) -> Workspace:
     """Return the workspace for a launch on a stream, by its handle; create it at its first use.
 
     Each stream has one. During a capture each branch of the graph has one, with room for ``partials_bytes`` (None:

@@ -12,11 +12,11 @@ import cudatma
 from cudatma.arrays import describe
 from cudatma.build.render import render
 from cudatma.errors import ArgumentError, HazardError
-from cudatma.kernels.all_reduce.spec import (
+from cudatma.kernels.all_reduce.config import (
     ALL_REDUCE,
     GAVE_UP_BYTES,
     TEMPLATE,
-    AllReduceSpec,
+    AllReduceConfig,
     Group,
     Inbox,
     Problem,
@@ -65,10 +65,10 @@ def in_order(messages: Any) -> Any:
     return total.astype(messages.dtype)
 
 
-def emulate(spec: AllReduceSpec, member: bytes, result: Any, ctas: int, others: tuple[Any, ...]) -> None:
+def emulate(config: AllReduceConfig, member: bytes, result: Any, ctas: int, others: tuple[Any, ...]) -> None:
     """Run a rank's launch. others: memory that its struct refers to."""
-    problem = Problem(Group(spec.ranks, member), spec.dtype, result.size // 2)
-    (launch,) = ALL_REDUCE.arguments(problem, spec, imagined_gpu(TARGET, ctas), ())
+    problem = Problem(Group(config.ranks, member), config.dtype, result.size // 2)
+    (launch,) = ALL_REDUCE.arguments(problem, config, imagined_gpu(TARGET, ctas), ())
     arrays = {"x": describe(result)} | {f"other {i}": describe(other) for i, other in enumerate(others)}
     launch.emulate(TARGET, arrays, produced_by_previous=(result,), schedules=4)
 
@@ -92,7 +92,7 @@ def test_a_rank_sends_its_message_and_adds_up_what_it_gets(ranks: int, rank: int
     result = messages[rank].copy()
     member = inbox.member(rank, [each.ctypes.data for each in memories], failure.ctypes.data, 10**9)
     received(memories[rank], inbox, 1, rank)[:] = 0  # it sends to itself, too
-    emulate(AllReduceSpec(ranks, dtype, threads=32), member, result, ctas, (*memories, failure))
+    emulate(AllReduceConfig(ranks, dtype, threads=32), member, result, ctas, (*memories, failure))
     assert np.array_equal(result.view(np.uint16), in_order(messages).view(np.uint16))
     for got, want in zip(memories, wanted, strict=True):
         assert np.array_equal(got, want)
@@ -102,7 +102,7 @@ def test_a_rank_sends_its_message_and_adds_up_what_it_gets(ranks: int, rank: int
 @cache
 def kernel(*changes: tuple[str, str]) -> Kernel:
     """The kernel of RANKS ranks with ROUNDS, and with changes to its text."""
-    source = render(TEMPLATE, AllReduceSpec(RANKS, "float16", threads=32), TARGET) + ROUNDS
+    source = render(TEMPLATE, AllReduceConfig(RANKS, "float16", threads=32), TARGET) + ROUNDS
     for before, after in changes:
         assert before in source
         source = source.replace(before, after)
@@ -154,7 +154,7 @@ def test_after_a_peer_did_not_send_results_are_nans_and_nobody_waits(dtype: str)
     for elements, timeout_ns in ((12, 1000), (400, 2**63), (2, 2**63)):
         result = messages[0][:elements].copy()
         member = inbox.member(0, arrays, failure.ctypes.data, timeout_ns)
-        emulate(AllReduceSpec(3, dtype, threads=32), member, result, 3, (*memories, failure))
+        emulate(AllReduceConfig(3, dtype, threads=32), member, result, 3, (*memories, failure))
         assert np.isnan(result.astype(np.float32)).all()
         assert failure[0] == 1 << 32 | 3  # of launch 1: rank 2, plus 1
         assert memories[0][GAVE_UP_BYTES // 4] == 1
@@ -172,7 +172,7 @@ def test_the_message_is_read_after_the_kernel_in_front_has_written_it() -> None:
     memories, failure = [memory(inbox) for _ in range(2)], np.zeros(1, np.uint64)
     received(memories[0], inbox, 1, 1)[:] = packets(messages[1], 1)
     member = inbox.member(0, [each.ctypes.data for each in memories], failure.ctypes.data, 10**9)
-    source = render(TEMPLATE, AllReduceSpec(2, "float16", threads=32), TARGET)
+    source = render(TEMPLATE, AllReduceConfig(2, "float16", threads=32), TARGET)
     early = source.replace("    griddepcontrol_wait();", "")
     assert early != source
     given: dict[str, Any] = {"arrays": (*memories, failure, messages), "produced_by_previous": (messages,)}
@@ -219,7 +219,7 @@ def test_the_model_sends_long_messages_to_the_group() -> None:
 def test_what_the_spec_and_the_sample_refuse() -> None:
     for fields, field in (((1, "float16"), "ranks"), ((9, "float16"), "ranks"), ((2, "float16", 33), "threads")):
         with pytest.raises(ArgumentError, match=f"^{field}"):
-            AllReduceSpec(*fields)
+            AllReduceConfig(*fields)
     for options, field in (({"elements": 3}, "elements"), ({"rank": 3}, "rank"), ({"blocks": 0}, "rank, blocks")):
         with pytest.raises(ArgumentError, match=f"^{field}"):
             sample(TARGET, **options)

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from cudatma.arrays import describe
 from cudatma.errors import ArgumentError, DriverError, LaunchError, PeerTimeout
 from cudatma.integrations.torch import AllReduce, all_reduce
-from cudatma.kernels.all_reduce.spec import ALL_REDUCE, Inbox, packets, received
+from cudatma.kernels.all_reduce.config import ALL_REDUCE, Inbox, packets, received
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.target import get_target
 

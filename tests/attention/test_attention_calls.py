@@ -224,7 +224,7 @@ def test_an_explanation_names_what_runs_and_who_asked(monkeypatch: pytest.Monkey
     assert said.problem.is_causal
     assert (said.schedule.tiles_m, said.schedule.tiles_n) == (1, B * H)
     assert "5 queries, 7 keys" in str(said)
-    assert attention_explain(Q, K, K, target="sm_120a").spec.entry.startswith("attention_mma_sync_")
+    assert attention_explain(Q, K, K, target="sm_120a").config.entry.startswith("attention_mma_sync_")
     free = attention_explain(Q, K, K)
     assert free.decision.source == "rule"
     assert free.as_dict()["layer"]["heads"] == H

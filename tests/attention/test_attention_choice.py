@@ -37,7 +37,7 @@ def test_the_choice_loses_little_against_stored_measurements(version: str) -> No
         if (version or "a4") not in {entry.split("_")[1] for entry in measured}:
             continue
         problem = replace(Problem.from_json(cell), version=version)
-        entry = decide(ATTENTION, problem, gpu).spec.entry
+        entry = decide(ATTENTION, problem, gpu).config.entry
         assert entry in measured, f"{entry} for {problem.description}: measure again (cudatma bench tiles)"
         us = {name: each for name, each in measured.items() if name.startswith(f"attention_{version}")}
         lost.append(us[entry] / min(us.values()))
@@ -65,8 +65,8 @@ def test_where_there_is_no_wgmma_mma_sync_runs(dims: tuple[int, int]) -> None:
     sizes = {"batch": 2, "heads": 16, "kv_heads": 4, "q_length": 4096, "head_dim": dims[0], "v_head_dim": dims[1]}
     problem = problem_of(**sizes, is_causal=True)
     for one in (problem, replace(problem, q_length=1, k_length=16)):
-        assert decide(ATTENTION, one, gpu).spec.version == "mma_sync"
-    assert decide(ATTENTION, problem, H200).spec.version != "mma_sync"
+        assert decide(ATTENTION, one, gpu).config.version == "mma_sync"
+    assert decide(ATTENTION, problem, H200).config.version != "mma_sync"
     with pytest.raises(TargetError, match=r"wgmma.*version a3 of attention"):
         times(replace(problem, version="a3"), np.array([4096]), gpu)
 
@@ -86,8 +86,8 @@ CROSS = replace(SELF, k_length=3000)
 @pytest.mark.parametrize("problem", [SELF, replace(SELF, is_causal=False), CROSS], ids=lambda one: one.description)
 def test_times_at_many_lengths_are_the_costs_at_each(problem: Problem, version: str) -> None:
     problem, lengths = replace(problem, version=version), [1, 64, 65, 200, 1000, 5000]
-    for spec, us in times(problem, np.array(lengths), H200):
-        costs = [spec.cost(problem.with_queries(length), H200).us for length in lengths]
+    for config, us in times(problem, np.array(lengths), H200):
+        costs = [config.cost(problem.with_queries(length), H200).us for length in lengths]
         np.testing.assert_allclose(us, costs, rtol=1e-9)
 
 
@@ -127,13 +127,13 @@ def test_a_pinned_kernel_of_attention_decode_serves_no_call_of_attention() -> No
 def test_a_tuning_entry_serves_nearby_lengths(
     measured: Problem, near: Problem, far: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = times(measured, np.array([512]), H200)[-1][0]
-    store_entry(tmp_path / "tuned.json", GpuClass.of(H200), ATTENTION, Entry(measured, spec, 8.0, 10.0))
+    config = times(measured, np.array([512]), H200)[-1][0]
+    store_entry(tmp_path / "tuned.json", GpuClass.of(H200), ATTENTION, Entry(measured, config, 8.0, 10.0))
     monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "tuned.json"))
     choice.forget()
     for problem in (measured, near):
         decision = decide(ATTENTION, problem, H200)
-        assert (decision.source, decision.spec) == ("tuned", spec)
+        assert (decision.source, decision.config) == ("tuned", config)
     assert decide(ATTENTION, far, H200).source == "rule"
     choice.forget()
 

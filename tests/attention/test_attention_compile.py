@@ -42,8 +42,8 @@ def test_exponentials_come_before_the_wait_for_the_output(
 ) -> None:
     """ptxas moves a wait up where it can; the products with the values would then be waited for first."""
     dims = {"head_dim": head_dim, "v_head_dim": head_dim}
-    spec = small_config(version, dtype="bfloat16", **dims, is_causal=is_causal, tile_m=tile_m, tile_n=tile_n)
-    made = compile_source(render(spec.template, spec, "sm_90a"), get_target("sm_90a"))
+    config = small_config(version, dtype="bfloat16", **dims, is_causal=is_causal, tile_m=tile_m, tile_n=tile_n)
+    made = compile_source(render(config.template, config, "sm_90a"), get_target("sm_90a"))
     assert "0 bytes spill stores, 0 bytes spill loads" in made.log
     assert not made.warnings
     if find_program("nvdisasm") is None:

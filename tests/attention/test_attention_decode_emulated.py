@@ -300,8 +300,8 @@ def test_lengths_and_pages_that_a_device_must_not_trust() -> None:
         checked = check_decode(**given, out=out)
         given["page_table"][0, 2], given["page_table"][1, 1] = NO_PAGES
         given["seqlens"][:] = 2**31 - 1, -5
-        spec = decode_config(checked.problem, SM90A)
-        (launch,) = DECODE_CALL.arguments(checked.problem, spec, imagined_gpu(SM90A, 4), ())
+        config = decode_config(checked.problem, SM90A)
+        (launch,) = DECODE_CALL.arguments(checked.problem, config, imagined_gpu(SM90A, 4), ())
         arrays = DECODE_CALL.named(checked) | host_workspace(launch.sizes)
         assert launch.emulate(SM90A, arrays).is_clean
         assert np.isfinite(out).all()

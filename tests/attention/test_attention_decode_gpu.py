@@ -179,13 +179,13 @@ def test_the_mma_sync_kernel(dims: tuple[int, int], page_size: int) -> None:
     out = cupy.empty((*given["q"].shape[:3], dims[1]), np.float16)
     checked = check_decode(**arrays, out=out)
     problem = checked.problem
-    spec = decode_config(problem, get_target("sm_120a"))
-    sizes = decode_sizes(problem, spec, gpu_of(0))(problem)
+    config = decode_config(problem, get_target("sm_120a"))
+    sizes = decode_sizes(problem, config, gpu_of(0))(problem)
     partials, counters = cupy.empty(sizes.partials_bytes // 4 + 4, np.float32), cupy.zeros(sizes.grid[0], np.uint32)
-    launch = launch_arguments(problem, spec, TARGET, sizes)
+    launch = launch_arguments(problem, config, TARGET, sizes)
     named = DECODE_CALL.named(checked) | {PARTIALS: describe(partials), FLAGS: describe(counters)}
     kernel = launch.kernel(TARGET)
-    kernel.launch(launch.sizes.grid, spec.threads, launch.filled(named), shared_bytes=launch.shared_bytes)
+    kernel.launch(launch.sizes.grid, config.threads, launch.filled(named), shared_bytes=launch.shared_bytes)
     check(out.get(), attention_decode(**given, backend="reference"))
     assert not counters.any()
 

@@ -94,10 +94,10 @@ def tiles(dims: tuple[int, int], dtype: str, version: str, **masks: bool) -> Ite
     """Each candidate of a version, with the longest and the shortest ring."""
     given: dict[str, Any] = {"batch": 3, "heads": 24, "kv_heads": 8, "q_length": 333, "k_length": 460, **masks}
     problem = Problem.of(**given, head_dim=dims[0], v_head_dim=dims[1], dtype=dtype, version=version)
-    for spec, _ in times(problem, np.array([problem.m]), gpu_of(0)):
-        yield spec
-        if spec.stages > 2:
-            yield replace(spec, stages=2)
+    for config, _ in times(problem, np.array([problem.m]), gpu_of(0)):
+        yield config
+        if config.stages > 2:
+            yield replace(config, stages=2)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -107,8 +107,8 @@ def test_every_tile_is_right(version: str, dims: tuple[int, int], causal: bool) 
     dtype = "bfloat16" if causal else "float16"
     q, k, v = operands(MANY, dims, dtype)
     wanted = exact(q, k, v, causal)
-    for spec in tiles(dims, dtype, version, is_causal=causal):
-        with pinned(spec):
+    for config in tiles(dims, dtype, version, is_causal=causal):
+        with pinned(config):
             out, lse = attention(q, k, v, causal=causal, return_lse=True)
         check(out, lse, wanted, dtype)
 
@@ -119,8 +119,8 @@ def test_more_queries_than_keys_fewer_and_long_heads(sizes: tuple[int, int, int,
     """Queries that see no key too."""
     q, k, v = operands(sizes, (64, 64), "float16")
     wanted = exact(q, k, v, True)
-    for spec in tiles((64, 64), "float16", version, is_causal=True):
-        with pinned(spec):
+    for config in tiles((64, 64), "float16", version, is_causal=True):
+        with pinned(config):
             out, lse = attention(q, k, v, causal=True, return_lse=True)
         check(out, lse, wanted, "float16")
 

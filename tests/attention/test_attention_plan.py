@@ -25,8 +25,8 @@ def causal(tile_m: int = 128, tile_n: int = 128) -> AttentionConfig:
 @pytest.mark.parametrize("length", [512, 1024, 2048, 4096, 16384])
 @pytest.mark.parametrize(("tile_m", "tile_n"), [(128, 128), (192, 80)])
 def test_sms_that_take_the_next_tile_end_together(length: int, tile_m: int, tile_n: int) -> None:
-    spec, asked = causal(tile_m, tile_n), problem(batch=16384 // length, heads=16, q_length=length)
-    (heads, last), rows = raster(spec, asked), 16 * 16384 // length
+    config, asked = causal(tile_m, tile_n), problem(batch=16384 // length, heads=16, q_length=length)
+    (heads, last), rows = raster(config, asked), 16 * 16384 // length
     ends = [min(length, row0 + tile_m) for row0 in range(0, length, tile_m)]
     blocks = [-(-end // tile_n) for end in reversed(ends)]
     busy = [0] * SMS

@@ -95,7 +95,7 @@ def world(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
         found: list[Entrant] = launching("FA3")(stream, operands)
         return found
 
-    def specs_of(shape: Shape, versions: Any, refused: dict[str, str]) -> dict[str, Any]:
+    def configs_of(shape: Shape, versions: Any, refused: dict[str, str]) -> dict[str, Any]:
         refused["a3"] = "ArgumentError: no kernel"
         return {name: SimpleNamespace(entry=f"attention_{name}") for name in ("a2", "a4", "auto") if name != "a3"}
 
@@ -106,9 +106,9 @@ def world(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
     replaced = {
         "require_gpu": lambda parser: None,
         "measuring_stream": stream,
-        "precompile": lambda specs: f"{len(specs())} kernels",
+        "precompile": lambda configs: f"{len(configs())} kernels",
         "Operands": lambda shape: SimpleNamespace(shape=shape),
-        "specs_of": specs_of,
+        "configs_of": configs_of,
         "_ours": lambda name, stream, operands: launching(name)(stream, operands),
         "errors": lambda operands, outs: {name: (2e-3, 1e-2) if name != "FA2" else (0.5, 9.0) for name in outs},
     }
@@ -222,7 +222,7 @@ def test_a_version_without_a_kernel_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(attention, "attention_explain", explain)
     refused: dict[str, str] = {}
-    found = attention.specs_of(SMALL, ("a2", "a4"), refused)
+    found = attention.configs_of(SMALL, ("a2", "a4"), refused)
     assert found == {name: ((2, 48, 4, 64), (2, 48, 2, 64), True, name) for name in ("a4", "auto")}
     assert list(refused) == ["a2"]
 

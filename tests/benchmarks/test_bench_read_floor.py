@@ -17,7 +17,7 @@ def test_floor_configurations_fit(name: str) -> None:
     for config in found:
         block = config.ring_bytes + 1024  # what the system keeps
         assert config.ring_bytes + 512 <= target.smem_per_block_bytes
-        assert block * config.blocks_per_sm <= target.smem_per_sm_bytes
+        assert block * config.ctas_per_sm <= target.smem_per_sm_bytes
         assert 2 <= config.stages <= 32, "the kernel's barriers"
 
 

@@ -34,8 +34,8 @@ from movement_cases import CASES as MOVEMENTS
 from movement_cases import Case, check, check_ragged, ragged_arrays
 
 from cudatma import (
-    MarlinWorkspace,
     PackedWeight,
+    Workspace,
     attention,
     attention_decode,
     attention_varlen,
@@ -66,8 +66,8 @@ CASES = (
     Options("float16", -1, False),
     Options("bfloat16", 64, True, act_order=True),
 )
-#: What the cost model chooses for other layers only: spec, M, K, N.
-SPECS: dict[str, tuple[MarlinConfig, int, int, int]] = {
+#: What the cost model chooses for other layers only: config, M, K, N.
+CONFIGS: dict[str, tuple[MarlinConfig, int, int, int]] = {
     "skinny, M = 1": (
         skinny(tile_m=1, tile_n=32, tile_k=1024, slice_k=8, stages=3, deep_box=True), *(1, 2048, 96),
     ),
@@ -75,7 +75,7 @@ SPECS: dict[str, tuple[MarlinConfig, int, int, int]] = {
         skinny(tile_m=16, tile_n=96, tile_k=128, slice_k=2, stages=3, cluster_k=3), *(27, 712, 200),
     ),
     "skinny, two blocks": (
-        skinny(tile_m=8, tile_n=64, tile_k=256, slice_k=4, stages=3, blocks_per_sm=2), *(8, 1000, 192),
+        skinny(tile_m=8, tile_n=64, tile_k=256, slice_k=4, stages=3, ctas_per_sm=2), *(8, 1000, 192),
     ),
     "multicast": (
         wgmma(
@@ -129,7 +129,7 @@ def host_weight(k: int, n: int, options: Options) -> PackedWeight:
     return pack(RNG.integers(0, 16, (k, n), dtype=np.uint8), scales, zeros, group_size=options.group_size, perm=perm)
 
 
-def run_case(k: int, n: int, m: int, options: Options, space: MarlinWorkspace) -> str:
+def run_case(k: int, n: int, m: int, options: Options, space: Workspace) -> str:
     """What is wrong with one GEMM; empty if nothing is."""
     weight, x = host_weight(k, n, options), values((m, k), options.dtype)
     reference, bias = x.astype(np.float64) @ weight.dequantize(), None
@@ -146,13 +146,13 @@ def run_case(k: int, n: int, m: int, options: Options, space: MarlinWorkspace) -
     return "" if error <= TOLERANCE[options.dtype] else f"relative error {error:.3g}"
 
 
-def run_spec(spec: MarlinConfig, m: int, k: int, n: int, space: MarlinWorkspace) -> str:
+def run_spec(config: MarlinConfig, m: int, k: int, n: int, space: Workspace) -> str:
     """The same with a given kernel."""
-    with pinned(spec):
+    with pinned(config):
         return run_case(k, n, m, Options(), space)
 
 
-def run_chain(space: MarlinWorkspace) -> str:
+def run_chain(space: Workspace) -> str:
     """Three GEMMs, each launched while the one before it may still run."""
     weights = [host_weight(512, 512, Options()).to_device() for _ in range(3)]
     buffers = [upload(values((16, 512), "float16")) for _ in range(4)]
@@ -212,18 +212,18 @@ def run_attention(version: str, case: str) -> str:
     masks = {"is_causal": is_causal, "has_window": has_window}
     sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "q_length": q_length, "k_length": k_length}
     problem = AttentionProblem.of(**sizes, head_dim=dim, dtype="float16", **masks, version=version)
-    on_gpu, specs = [upload(each) for each in (q, k, v)], cheapest_first(attention_times, problem, gpu_of(0))
-    for spec, _ in (specs[0], specs[-1])[: len(specs)]:
+    on_gpu, configs = [upload(each) for each in (q, k, v)], cheapest_first(attention_times, problem, gpu_of(0))
+    for config, _ in (configs[0], configs[-1])[: len(configs)]:
         whole = upload(np.full((batch, q_length + 2, heads, dim), POISON, np.uint16).view(q.dtype))
-        with pinned(spec):
+        with pinned(config):
             _, lse = attention(*on_gpu, out=whole[:, 1:-1], return_lse=True, **options)
         found = whole.view(np.uint16).get()
         if (found[:, (0, -1)] != POISON).any():
-            return f"{spec.entry} wrote around the result"
+            return f"{config.entry} wrote around the result"
         found = found[:, 1:-1].view(q.dtype).astype(np.float64)
         error = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
         if not error < 1e-3 or not np.allclose(lse.get(), sums, atol=1e-3):
-            return f"{spec.entry} is off by {error:.1e}"
+            return f"{config.entry} is off by {error:.1e}"
     return ""
 
 
@@ -297,7 +297,7 @@ def run_ragged() -> str:
     return ""
 
 
-def cases(space: MarlinWorkspace) -> dict[str, Callable[[], str]]:
+def cases(space: Workspace) -> dict[str, Callable[[], str]]:
     """What to run, by name."""
     named: dict[str, Callable[[], str]] = {
         f"M={m} K={k} N={n} {options}": functools.partial(run_case, k, n, m, options, space)
@@ -305,7 +305,7 @@ def cases(space: MarlinWorkspace) -> dict[str, Callable[[], str]]:
         for m in M_VALUES
         for options in CASES
     }
-    named |= {name: functools.partial(run_spec, *SPECS[name], space) for name in SPECS}
+    named |= {name: functools.partial(run_spec, *CONFIGS[name], space) for name in CONFIGS}
     versions = [version for version in PRESETS if version == "mma_sync" or detect().has_wgmma]
     dense = {
         f"gemm {version} {layout}": functools.partial(run_dense, version, layout)
@@ -356,7 +356,7 @@ def main() -> int:
     options = parser.parse_args()
     part, parts = options.part
     cupy.cuda.set_allocator(None)
-    named = cases(MarlinWorkspace(0)).items()
+    named = cases(Workspace(0)).items()
     mine = [(case, run) for case, run in named if options.only in case][part - 1 :: parts]
     failures = 0
     for case, run in mine:

@@ -39,19 +39,19 @@ from cudatma.errors import (
     TargetError,
     TemplateError,
 )
-from cudatma.kernels.data_movement.tile_copy import TileCopySpec
+from cudatma.kernels.data_movement.tile_copy import TileCopyConfig
 from cudatma.target import get_target
 from tools import tune
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = """
-extern "C" __global__ void ${ spec.entry }(float* x) { x[threadIdx.x] *= ${ spec.factor }; }
+extern "C" __global__ void ${ config.entry }(float* x) { x[threadIdx.x] *= ${ config.factor }; }
 """
 PLAIN = 'extern "C" __global__ void plain(int* x) { *x = 1; }'
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class Config:
     factor: int = 2
     entry: str = "scaled"
 
@@ -73,8 +73,8 @@ def templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "kernel.cu.j2").write_text(TEMPLATE)
     real = build.render
 
-    def render(template: str, spec: Any, target: Any, *, is_source: bool = False, **more: Any) -> str:
-        return real(template if is_source else (folder / template).read_text(), spec, target, is_source=True)
+    def render(template: str, config: Any, target: Any, *, is_source: bool = False, **more: Any) -> str:
+        return real(template if is_source else (folder / template).read_text(), config, target, is_source=True)
 
     monkeypatch.setattr(build, "render", render)
     monkeypatch.setattr(build, "template_texts", lambda name: {name: (folder / name).read_bytes()})
@@ -104,12 +104,12 @@ def forget() -> None:
 
 
 def test_memory_then_disk_then_nvrtc(templates: Path, compilations: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    first = load_kernel("kernel.cu.j2", Spec(), "sm_90a")
-    assert load_kernel("kernel.cu.j2", Spec(), get_target("sm_90a")) is first
+    first = load_kernel("kernel.cu.j2", Config(), "sm_90a")
+    assert load_kernel("kernel.cu.j2", Config(), get_target("sm_90a")) is first
     assert "x[threadIdx.x] *= 2" in first.source
     forget()
     monkeypatch.setattr(build, "render", lambda *_, **__: pytest.fail("rendered although the cache holds it"))
-    again = load_kernel("kernel.cu.j2", Spec(), "sm_90a")
+    again = load_kernel("kernel.cu.j2", Config(), "sm_90a")
     assert again is not first
     assert (again.cubin, again.ptx, again.source, again.log) == (first.cubin, first.ptx, first.source, first.log)
     assert (again.entry, again.parameters, again.folder) == ("scaled", first.parameters, first.folder)
@@ -117,19 +117,19 @@ def test_memory_then_disk_then_nvrtc(templates: Path, compilations: list[str], m
 
 
 def test_the_artifact_folder_can_be_read(templates: Path) -> None:
-    kernel = load_kernel("kernel.cu.j2", Spec(3), "sm_120a")
+    kernel = load_kernel("kernel.cu.j2", Config(3), "sm_120a")
     assert kernel.folder is not None
     files = {path.name for path in kernel.folder.iterdir()}
-    assert files == {"kernel.cu", "kernel.ptx", "kernel.cubin", "log.txt", "spec.json", "manifest.json"}
-    record = json.loads((kernel.folder / "spec.json").read_text())
-    assert record["spec"]["fields"] == {"factor": 3, "entry": "scaled"}
+    assert files == {"kernel.cu", "kernel.ptx", "kernel.cubin", "log.txt", "config.json", "manifest.json"}
+    record = json.loads((kernel.folder / "config.json").read_text())
+    assert record["config"]["fields"] == {"factor": 3, "entry": "scaled"}
     assert (record["entry"], record["target"], record["template"]) == ("scaled", "sm_120a", "kernel.cu.j2")
     assert (kernel.folder / "kernel.cu").read_text() == kernel.source
 
 
 @dataclass(frozen=True, slots=True)
 class OtherSpec:
-    """The same fields as Spec under another name."""
+    """The same fields as Config under another name."""
 
     factor: int = 2
     entry: str = "scaled"
@@ -138,14 +138,14 @@ class OtherSpec:
 def test_everything_that_decides_is_in_the_key(
     templates: Path, compilations: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def turn(expected: int, spec: Any = None, target: str = "sm_90a") -> None:
+    def turn(expected: int, config: Any = None, target: str = "sm_90a") -> None:
         forget()
-        load_kernel("kernel.cu.j2", spec or Spec(), target)
+        load_kernel("kernel.cu.j2", config or Config(), target)
         assert len(compilations) == expected
 
     turn(1)
     turn(1)
-    turn(2, Spec(3))
+    turn(2, Config(3))
     turn(3, target="sm_120a")
     turn(4, OtherSpec())
     (templates / "kernel.cu.j2").write_text(TEMPLATE + "// more\n")
@@ -164,10 +164,10 @@ def test_an_edit_that_keeps_size_and_time_is_compiled(
     monkeypatch.setattr(render_module, "template_root", lambda: tmp_path)
     template = tmp_path / "kernel.cu.j2"
     for factor in (2, 3):
-        template.write_text(TEMPLATE.replace("${ spec.factor }", str(factor)))
+        template.write_text(TEMPLATE.replace("${ config.factor }", str(factor)))
         os.utime(template, ns=(0, 0))
         forget()
-        assert f"*= {factor}" in load_kernel("kernel.cu.j2", Spec(), "sm_90a").source
+        assert f"*= {factor}" in load_kernel("kernel.cu.j2", Config(), "sm_90a").source
     assert len(compilations) == 2
 
 
@@ -193,7 +193,7 @@ def test_a_spec_that_cannot_be_hashed(templates: Path, compilations: list[str]) 
 
 
 def test_concurrent_threads_compile_once(templates: Path, compilations: list[str]) -> None:
-    found = in_threads(6, lambda _: load_kernel("kernel.cu.j2", Spec(5), "sm_90a"))
+    found = in_threads(6, lambda _: load_kernel("kernel.cu.j2", Config(5), "sm_90a"))
     assert len(compilations) == 1
     assert len({id(kernel) for kernel in found}) == 1
     assert runtime().part(Kernels).building == {}
@@ -238,7 +238,7 @@ def test_a_failed_compilation_keeps_its_artifacts_and_is_tried_again(templates: 
     (templates / "kernel.cu.j2").write_text(TEMPLATE + "nonsense;")
     for turn in (1, 2):
         with pytest.raises(CompileError, match="nonsense") as caught:
-            load_kernel("kernel.cu.j2", Spec(), "sm_90a")
+            load_kernel("kernel.cu.j2", Config(), "sm_90a")
         assert len(compilations) == turn
     assert caught.value.folder is not None
     folder = Path(caught.value.folder)
@@ -252,18 +252,18 @@ def test_a_template_that_ptxas_makes_slow_is_an_error(templates: Path) -> None:
     slow = TEMPLATE.replace("{ x[", '{ asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); x[', 1)
     (templates / "kernel.cu.j2").write_text(slow)
     with pytest.raises(CompileError, match=r"setmaxnreg.*ignored") as caught:
-        load_kernel("kernel.cu.j2", Spec(), "sm_90a")
+        load_kernel("kernel.cu.j2", Config(), "sm_90a")
     assert caught.value.folder is not None
     assert "Potential Performance Loss" in (Path(caught.value.folder) / "log.txt").read_text()
-    assert len(compile_kernel(slow, Spec(), target="sm_90a", template=True).warnings) == 1
+    assert len(compile_kernel(slow, Config(), target="sm_90a", template=True).warnings) == 1
 
 
 def test_a_damaged_entry_is_compiled_again(templates: Path, compilations: list[str]) -> None:
-    folder = load_kernel("kernel.cu.j2", Spec(), "sm_90a").folder
+    folder = load_kernel("kernel.cu.j2", Config(), "sm_90a").folder
     assert folder is not None
     (folder / "kernel.cubin").write_bytes(b"")
     forget()
-    assert load_kernel("kernel.cu.j2", Spec(), "sm_90a").cubin[:4] == b"\x7fELF"
+    assert load_kernel("kernel.cu.j2", Config(), "sm_90a").cubin[:4] == b"\x7fELF"
     assert len(compilations) == 2
 
 
@@ -306,9 +306,9 @@ def test_a_forked_child_compiles_for_itself(tmp_path: Path) -> None:
 def test_a_source_with_primitives_and_a_spec() -> None:
     source = """
     //% include "primitives/types.cuh.j2"
-    extern "C" __global__ void mine(const __grid_constant__ cudatma::TensorMap map, int* x) { *x = ${ spec.factor }; }
+    extern "C" __global__ void mine(const __grid_constant__ cudatma::TensorMap map, int* x) { *x = ${ config.factor }; }
     """
-    kernel = compile_kernel(source, Spec(7, entry="mine"), target="sm_120a", template=True)
+    kernel = compile_kernel(source, Config(7, entry="mine"), target="sm_120a", template=True)
     assert "struct" in kernel.source
     assert "*x = 7" in kernel.source
     assert [p.size_bytes for p in kernel.parameters] == [128, 8]
@@ -343,11 +343,11 @@ def test_options_are_part_of_the_key(compilations: list[str]) -> None:
 def test_a_template_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.cu.j2"
     path.write_text(TEMPLATE)
-    assert compile_kernel(str(path), Spec(9), target="sm_90a").entry == "scaled"
+    assert compile_kernel(str(path), Config(9), target="sm_90a").entry == "scaled"
     path.write_text(TEMPLATE.replace("*=", "+="))
-    assert "+= 9" in compile_kernel(str(path), Spec(9), target="sm_90a").source
+    assert "+= 9" in compile_kernel(str(path), Config(9), target="sm_90a").source
     path.write_bytes(b"// Latin-1: \xe9\n" + TEMPLATE.encode())
-    assert "\\xe9" in compile_kernel(str(path), Spec(9), target="sm_90a").source
+    assert "\\xe9" in compile_kernel(str(path), Config(9), target="sm_90a").source
 
 
 def test_plain_text_is_compiled_as_it_is(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_plain_text_is_compiled_as_it_is(tmp_path: Path) -> None:
         compile_kernel(source, target="sm_90a", template=True)
 
 
-@pytest.mark.parametrize("text", ['//% include "primitives/types.cuh.j2"\n', "//% if spec.factor\n"])
+@pytest.mark.parametrize("text", ['//% include "primitives/types.cuh.j2"\n', "//% if config.factor\n"])
 def test_plain_text_that_looks_like_a_template_says_so_when_it_fails(text: str) -> None:
     source = f'{text}extern "C" __global__ void k(cudatma::u32* x) {{ *x = 1; }}'
     with pytest.raises(CompileError) as caught:
@@ -432,7 +432,7 @@ def test_hazards_have_the_lines_of_the_text() -> None:
         ({"target": 90}, TargetError),
         ({"options": "-DX"}, ArgumentTypeError),
         ({"options": ["-I/usr/include"]}, ArgumentError),
-        ({"source_or_template": "${ spec.missing }", "spec": Spec(), "template": True}, TemplateError),
+        ({"source_or_template": "${ config.missing }", "config": Config(), "template": True}, TemplateError),
         ({"template": "yes"}, ArgumentTypeError),
         ({"source_or_template": "not C++"}, CompileError),
         ({"source_or_template": "// \ud800"}, ArgumentError),
@@ -540,15 +540,15 @@ def test_a_template_that_changes_while_it_is_compiled(templates: Path, monkeypat
 
     monkeypatch.setattr(build, "render", render)
     with pytest.raises(TemplateError, match="changed while it was compiled"):
-        load_kernel("kernel.cu.j2", Spec(), "sm_90a")
+        load_kernel("kernel.cu.j2", Config(), "sm_90a")
 
 
 def test_the_layout_belongs_to_the_spec_of_the_call() -> None:
     source = 'extern "C" __global__ void layout_of() {}'
     layouts = [((name, 0, size),) for name, size in (("first", 16), ("second", 32))]
     for layout in layouts:
-        spec = SimpleNamespace(smem_layout=lambda layout=layout: layout)
-        assert compile_kernel(source, spec, target="sm_90a").smem_layout == layout
+        config = SimpleNamespace(smem_layout=lambda layout=layout: layout)
+        assert compile_kernel(source, config, target="sm_90a").smem_layout == layout
 
 
 # --- backend
@@ -625,10 +625,10 @@ def test_what_a_usable_gpu_is(answer: Any, expected: bool, monkeypatch: pytest.M
 
 
 def test_the_key_covers_the_files_of_a_spec_and_its_bases() -> None:
-    class Own(Spec): ...
+    class Own(Config): ...
 
     common = set(build._code_files(object))
     assert {Path(name).name for name in common} > {"launch_struct.py", "render.py"}
     assert set(build._code_files(Own)) - common == {__file__}
-    family = {Path(name).name for name in set(build._code_files(TileCopySpec)) - common}
+    family = {Path(name).name for name in set(build._code_files(TileCopyConfig)) - common}
     assert {"tile_copy.py", "ring.py"} <= family

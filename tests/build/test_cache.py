@@ -28,7 +28,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, CacheError
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY, OTHER = "a" * 64, "b" * 64
-FILES = {"kernel.cu": b"source", "kernel.cubin": b"\x7fELF\x00", "spec.json": b"{}"}
+FILES = {"kernel.cu": b"source", "kernel.cubin": b"\x7fELF\x00", "config.json": b"{}"}
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ class Mode(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class Config:
     tile: int
     mode: Mode = Mode.FAST
     names: frozenset[str] = frozenset("abcdefg")
@@ -59,7 +59,7 @@ class Spec:
 
 def test_canonical_is_json_of_everything_a_spec_holds() -> None:
     value = {
-        "spec": Spec(3, dtype=np.dtype(ml_dtypes.bfloat16)),
+        "config": Config(3, dtype=np.dtype(ml_dtypes.bfloat16)),
         "n": np.int32(4),
         "bytes": b"x",
         "list": (1, 2.5, None),
@@ -84,7 +84,7 @@ def test_digest_tells_values_apart(a: Any, b: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("a", "b"), [(1, True), (1, 1.0), ("1", 1), (Spec(1), Spec(2)), ({"a"}, ["a"]), (b"a", "a"), (None, "null")]
+    ("a", "b"), [(1, True), (1, 1.0), ("1", 1), (Config(1), Config(2)), ({"a"}, ["a"]), (b"a", "a"), (None, "null")]
 )
 def test_digest_tells_types_apart(a: Any, b: Any) -> None:
     assert digest({"x": a}) != digest({"x": b})

@@ -66,7 +66,7 @@ def test_it_is_another_kernel_with_the_specs_names() -> None:
 
 
 def test_a_template_is_known_by_what_was_asked() -> None:
-    arguments = ("kernels/tile_copy.cu.j2", cudatma.kernels.data_movement.tile_copy.TileCopySpec(4), "sm_90a")
+    arguments = ("kernels/tile_copy.cu.j2", cudatma.kernels.data_movement.tile_copy.TileCopyConfig(4), "sm_90a")
     assert known_kernel(*arguments) is None
     plain = load_kernel(*arguments)
     assert known_kernel(*arguments, debug=True) is None

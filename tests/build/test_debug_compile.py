@@ -18,14 +18,14 @@ _PRIMITIVES = sorted(path.name for path in (template_root() / "primitives").glob
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_kernel_compiles_with_debug(name: str) -> None:
-    """The first of its specs, for a target that runs it; ``cudatma dump all --debug`` goes through all of them."""
+    """The first of its configs, for a target that runs it; ``cudatma dump all --debug`` goes through all of them."""
     entry = REGISTRY[name]
-    target = next(target for target in ("sm_90a", "sm_120a", "sm_100a") if entry.specs(target))
-    spec = entry.specs(target)[0]
-    text = render(entry.template, spec, target, debug=True)
+    target = next(target for target in ("sm_90a", "sm_120a", "sm_100a") if entry.configs(target))
+    config = entry.configs(target)[0]
+    text = render(entry.template, config, target, debug=True)
     made = compile_source(text, get_target(target))
     assert is_debug_ptx(made.ptx) == ("cudatma_debug_panel" in text)  # some kernels neither wait nor ask TMA
-    assert spec.entry in made.ptx
+    assert config.entry in made.ptx
 
 
 @pytest.mark.parametrize("name", _PRIMITIVES)
@@ -38,7 +38,7 @@ def test_nothing_of_it_is_in_a_primitive_without_debug(name: str) -> None:
 
 def test_nothing_of_it_is_in_a_kernel_without_debug() -> None:
     for entry in REGISTRY.values():
-        for spec in entry.specs("sm_90a")[:2]:
-            text = render(entry.template, spec, "sm_90a")
+        for config in entry.configs("sm_90a")[:2]:
+            text = render(entry.template, config, "sm_90a")
             assert "debug" not in text, entry.name
             assert "__builtin_LINE" not in text, entry.name

@@ -69,7 +69,7 @@ def test_an_unread_parameter_is_found() -> None:
 @pytest.mark.slow
 def test_sm_121a_has_the_sources_of_sm_120a() -> None:
     sources = [
-        [render(job.entry.template, job.spec, job.target).partition("\n")[2] for job in all_jobs(name)]
+        [render(job.entry.template, job.config, job.target).partition("\n")[2] for job in all_jobs(name)]
         for name in ("sm_120a", "sm_121a")
     ]
     assert sources[0] == sources[1]
@@ -103,8 +103,8 @@ def test_marlin_uses_tma_and_tensor_cores(name: str, folder: Path) -> None:
     """The kernel that is fed by TMA alone has no other loads into shared memory."""
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here")
-    jobs = [job for job in jobs_for(REGISTRY["marlin_mma_sync"], get_target(name), {}) if job.spec.all_tma]
-    assert jobs, "no representative spec is fed by TMA alone"
+    jobs = [job for job in jobs_for(REGISTRY["marlin_mma_sync"], get_target(name), {}) if job.config.all_tma]
+    assert jobs, "no representative config is fed by TMA alone"
     sass = dump(jobs[0], folder).sass
     assert sass is not None
     assert sass["UTMALDG"] > 0

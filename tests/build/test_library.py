@@ -86,12 +86,12 @@ def test_an_unknown_primitive_is_refused_at_its_place(name: str, target: str, hi
 def test_a_kernel_needs_all_that_its_source_declares(name: str) -> None:
     """A primitive that no template calls, a function or a constant of a part that this kernel does not need."""
     entry = REGISTRY[name]
-    target = next(one for one in map(get_target, ("sm_90a", "sm_100a")) if entry.specs(one))
-    for spec in entry.specs(target):
-        source = re.sub(r'//.*|"(?:[^"\\\n]|\\.)*"', "", render(entry.template, spec, target))
+    target = next(one for one in map(get_target, ("sm_90a", "sm_100a")) if entry.configs(one))
+    for config in entry.configs(target):
+        source = re.sub(r'//.*|"(?:[^"\\\n]|\\.)*"', "", render(entry.template, config, target))
         declared = {*functions(source), *(one for pair in _CONSTANT.findall(source) for one in pair if one)}
         assert declared or name == "plain_copy"
-        assert [one for one in sorted(declared) if len(re.findall(rf"\b{one}\b", source)) < 2] == [], spec
+        assert [one for one in sorted(declared) if len(re.findall(rf"\b{one}\b", source)) < 2] == [], config
 
 
 def test_every_file_of_the_folder_is_in_the_library() -> None:

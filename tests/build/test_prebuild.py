@@ -15,11 +15,11 @@ from cudatma.build.kernel import Kernels, debugging, load_kernel
 from cudatma.build.prebuild import compile_all, usable_cores
 from cudatma.context import runtime
 from cudatma.errors import ArgumentError, CompileError, TemplateError
-from cudatma.kernels.data_movement.tile_copy import TEMPLATE, TileCopySpec
+from cudatma.kernels.data_movement.tile_copy import TEMPLATE, TileCopyConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-GOOD = [TileCopySpec(4, stages=stages) for stages in (2, 3)]
-BAD = TileCopySpec(4, entry="1st")  # no name in C++
+GOOD = [TileCopyConfig(4, stages=stages) for stages in (2, 3)]
+BAD = TileCopyConfig(4, entry="1st")  # no name in C++
 
 
 class Deadly:
@@ -39,15 +39,15 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def told(orders: list[tuple[str, Any]], jobs: int) -> dict[Any, CompileError | None]:
     heard: list[tuple[Any, CompileError | None]] = []
-    compile_all(orders, "sm_90a", jobs, lambda spec, refusal: heard.append((spec, refusal)))
+    compile_all(orders, "sm_90a", jobs, lambda config, refusal: heard.append((config, refusal)))
     assert len(dict(heard)) == len(heard), "each once"
     return dict(heard)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_the_cache_has_all_but_what_is_refused(jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = told([(TEMPLATE, spec) for spec in (*GOOD, BAD, GOOD[0])], jobs)
-    assert [heard[spec] for spec in GOOD] == [None, None]
+    heard = told([(TEMPLATE, config) for config in (*GOOD, BAD, GOOD[0])], jobs)
+    assert [heard[config] for config in GOOD] == [None, None]
     refusal = heard[BAD]
     assert refusal is not None
     assert refusal.message.startswith("NVRTC")
@@ -56,8 +56,8 @@ def test_the_cache_has_all_but_what_is_refused(jobs: int, monkeypatch: pytest.Mo
     runtime().parts[Kernels] = Kernels()
     compiled = []
     monkeypatch.setattr(build, "compile_source", lambda *args, **options: compiled.append(args))
-    for spec in GOOD:
-        assert load_kernel(TEMPLATE, spec, "sm_90a").source.count("Stages") > 0
+    for config in GOOD:
+        assert load_kernel(TEMPLATE, config, "sm_90a").source.count("Stages") > 0
     assert not compiled
 
 
@@ -91,9 +91,9 @@ def test_a_script_without_a_guard_is_run_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "print('begun')\n"
-        "from cudatma.kernels.data_movement.tile_copy import TEMPLATE, TileCopySpec\n"
+        "from cudatma.kernels.data_movement.tile_copy import TEMPLATE, TileCopyConfig\n"
         "from cudatma.build.prebuild import compile_all\n"
-        "compile_all([(TEMPLATE, TileCopySpec(8))], 'sm_90a', 2, lambda spec, refusal: print(refusal))\n"
+        "compile_all([(TEMPLATE, TileCopyConfig(8))], 'sm_90a', 2, lambda config, refusal: print(refusal))\n"
         "print(__import__('__main__').__file__)\n"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from probe_specs import PROBES
+from probe_configs import PROBES
 
 from cudatma.build.nvrtc import Compiled, compile_source
 from cudatma.build.render import render
@@ -270,11 +270,11 @@ def test_the_header_compiles_with_nvcc(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", COMPILED_TARGETS)
 def test_the_example_kernel_is_tma_only(target: str, load_example: Callable[[str], ModuleType]) -> None:
-    spec = load_example("tile_copy").TileCopySpec(4)
+    config = load_example("tile_copy").TileCopyConfig(4)
     chosen = get_target(target)
-    spec.ring.check_fits(chosen)
+    config.ring.check_fits(chosen)
     try:
-        result = compile_source(render("kernels/tile_copy.cu.j2", spec, target), chosen)
+        result = compile_source(render("kernels/tile_copy.cu.j2", config, target), chosen)
     except DriverError as error:
         pytest.skip(f"no NVRTC: {error}")
     found = ptx_mnemonics(result.ptx)
@@ -287,14 +287,14 @@ def test_the_example_kernel_is_tma_only(target: str, load_example: Callable[[str
 
 @pytest.mark.sweep(12)
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
-@pytest.mark.parametrize(("name", "spec", "feature"), PROBES, ids=lambda value: str(value).replace(" ", ""))
-def test_the_probes_compile(target: str, name: str, spec: object, feature: str) -> None:
+@pytest.mark.parametrize(("name", "config", "feature"), PROBES, ids=lambda value: str(value).replace(" ", ""))
+def test_the_probes_compile(target: str, name: str, config: object, feature: str) -> None:
     chosen = get_target(target)
     if not chosen.has(feature):
         pytest.skip(f"{target} has no {feature}")
     try:
-        result = compile_source(render(f"probes/{name}.cu.j2", spec, target), chosen)
+        result = compile_source(render(f"probes/{name}.cu.j2", config, target), chosen)
     except DriverError as error:
         pytest.skip(f"no NVRTC: {error}")
     assert result.warnings == ()
-    assert f".entry {spec.entry}(" in result.ptx  # type: ignore[attr-defined]
+    assert f".entry {config.entry}(" in result.ptx  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import probe_specs as probes
+import probe_configs as probes
 import pytest
 
 from cudatma.build.kernel import load_kernel
@@ -36,8 +36,8 @@ def target() -> Target:
     return detect()
 
 
-def kernel(name: str, spec: Any, target: Target) -> Kernel:
-    return load_kernel(f"probes/{name}.cu.j2", spec, target)
+def kernel(name: str, config: Any, target: Target) -> Kernel:
+    return load_kernel(f"probes/{name}.cu.j2", config, target)
 
 
 def upload(array: Array) -> Any:
@@ -89,13 +89,13 @@ def five(at: Sequence[int]) -> list[int]:
 
 
 def move(
-    target: Target, source: Array, destination: Array, box: tuple[int, ...], load_at: Any, store_at: Any, **spec: Any
+    target: Target, source: Array, destination: Array, box: tuple[int, ...], load_at: Any, store_at: Any, **config: Any
 ) -> tuple[Array, Array]:
     """Run the box_copy probe; the box as it lay in shared memory, and the destination afterwards."""
     device_source, device_destination = upload(source), upload(destination)
     load = TensorMap.from_array(device_source, box)
     store = TensorMap.from_array(device_destination, box)
-    probe = probes.BoxCopy(source.ndim, load.expected_bytes, load.footprint_bytes, **spec)
+    probe = probes.BoxCopy(source.ndim, load.expected_bytes, load.footprint_bytes, **config)
     dump = poisoned(load.footprint_bytes, np.uint8)
     args = (load, store, dump, *five(load_at), *five(store_at))
     kernel("box_copy", probe, target).launch(1, 128, args, shared_bytes=load.footprint_bytes)
@@ -254,30 +254,30 @@ def test_cp_async_fills_with_zeros_and_tells_group_and_barrier(target: Target) -
 @pytest.mark.parametrize("stages", [1, 2, 3, 7])
 @pytest.mark.parametrize("consumers", [1, 4])
 def test_the_ring_wraps_and_ends_anywhere(target: Target, stages: int, consumers: int) -> None:
-    spec = probes.Ring(stages, consumers)
-    words = spec.tile_bytes // 4
+    config = probes.Ring(stages, consumers)
+    words = config.tile_bytes // 4
     for count in sorted({0, 1, stages - 1, stages, stages + 1, 2 * stages, 5 * stages + 2, 300}):
         tiles = np.random.default_rng(count).integers(0, 1 << 16, (max(count, 1), words)).astype(np.uint32)
         sums = poisoned((consumers, 32), np.uint32)
         args = (upload(tiles), sums, count)
-        kernel("ring", spec, target).launch(1, 32 * (consumers + 1), args, shared_bytes=spec.ring.smem_bytes)
+        kernel("ring", config, target).launch(1, 32 * (consumers + 1), args, shared_bytes=config.ring.smem_bytes)
         weights = np.arange(1, count + 1, dtype=np.uint32)
         column = (weights[:, None] * tiles[:count]).sum(axis=0, dtype=np.uint32)
         wanted = column.reshape(-1, consumers, 32).sum(axis=0, dtype=np.uint32)
         assert (download(sums) == wanted).all(), count
 
 
-def columns(image: Array, spec: Im2colSpec, at: Sequence[int], offsets: Sequence[int]) -> Array:
+def columns(image: Array, config: Im2colSpec, at: Sequence[int], offsets: Sequence[int]) -> Array:
     """What an im2col load delivers. image: (N, .., W, C). at: c, w, (h, (d,)) n; offsets: w, (h, (d))."""
     spatial = list(reversed(image.shape[1:-1]))
     pixel = list(at[1:-1])
     n = at[-1]
-    result = np.zeros((spec.pixels_per_column, spec.channels_per_pixel), image.dtype)
+    result = np.zeros((config.pixels_per_column, config.channels_per_pixel), image.dtype)
     for row in result:
         place = [p + o for p, o in zip(pixel, offsets, strict=True)]
         if n < image.shape[0] and all(0 <= p < size for p, size in zip(place, spatial, strict=True)):
-            row[:] = image[n][tuple(reversed(place))][at[0] : at[0] + spec.channels_per_pixel]
-        for axis, (low, high) in enumerate(zip(spec.lower_corner, spec.upper_corner, strict=True)):
+            row[:] = image[n][tuple(reversed(place))][at[0] : at[0] + config.channels_per_pixel]
+        for axis, (low, high) in enumerate(zip(config.lower_corner, config.upper_corner, strict=True)):
             pixel[axis] += 1
             if pixel[axis] < spatial[axis] + high:
                 break
@@ -293,7 +293,7 @@ def test_im2col_loads_a_three_wide_filter_with_padding(target: Target, shape: tu
     device = upload(image)
     rank, inner = image.ndim, tuple(reversed(shape))
     strides = tuple(image.strides[axis] for axis in range(rank - 2, -1, -1))
-    spec = Im2colSpec(
+    config = Im2colSpec(
         dtype=np.dtype(np.float16),
         dims=inner,
         strides_bytes=strides,
@@ -303,7 +303,7 @@ def test_im2col_loads_a_three_wide_filter_with_padding(target: Target, shape: tu
         channels_per_pixel=16,
         pixels_per_column=20,
     )
-    load = TensorMap.im2col(spec, owner=device)
+    load = TensorMap.im2col(config, owner=device)
     probe = probes.Im2col(rank, load.expected_bytes)
     for channel, offset, n in ((0, 0, 0), (16, 1, 0), (0, 2, shape[0] - 1)):
         at = (channel, *(-1 for _ in range(rank - 2)), n)
@@ -312,7 +312,7 @@ def test_im2col_loads_a_three_wide_filter_with_padding(target: Target, shape: tu
         args = (load, dump, *at, *[0] * (5 - rank), *offsets, *[0] * (5 - rank))
         kernel("im2col", probe, target).launch(1, 128, args, shared_bytes=load.expected_bytes)
         arrived = download(dump).view(np.float16).reshape(20, 16)
-        assert (arrived == columns(image, spec, at, offsets)).all(), (channel, offset, n)
+        assert (arrived == columns(image, config, at, offsets)).all(), (channel, offset, n)
 
 
 def test_multicast_reaches_both_blocks_of_a_cluster(target: Target) -> None:

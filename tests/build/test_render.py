@@ -27,15 +27,15 @@ TEMPLATES = sorted(path.relative_to(template_root()).as_posix() for path in temp
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class Config:
     stages: int = 3
     name: str = "weight"
     entry: str = "kernel"
 
 
-def text(source: str, spec: object = None, target: str = "sm_90a") -> str:
+def text(source: str, config: object = None, target: str = "sm_90a") -> str:
     """The rendered body without the opening comment."""
-    return render(source, spec, target, is_source=True).split("\n\n", 1)[1]
+    return render(source, config, target, is_source=True).split("\n\n", 1)[1]
 
 
 def test_cuda_and_ptx_pass_through_untouched() -> None:
@@ -49,10 +49,10 @@ def test_cuda_and_ptx_pass_through_untouched() -> None:
 
 def test_values_statements_and_notes() -> None:
     source = (
-        "//# a note\n//% if spec.stages > 2\nint s = ${ spec.stages }; //# why\n//% endif\n"
+        "//# a note\n//% if config.stages > 2\nint s = ${ config.stages }; //# why\n//% endif\n"
         "int v[]={/*% for i in range(3) %*/${ i },/*% endfor %*/};/*# gone #*/\n"
     )
-    assert text(source, Spec()) == "int s = 3;\nint v[]={0,1,2,};\n"
+    assert text(source, Config()) == "int s = 3;\nint v[]={0,1,2,};\n"
 
 
 @pytest.mark.parametrize(
@@ -61,29 +61,29 @@ def test_values_statements_and_notes() -> None:
 )
 def test_only_str_and_int_are_printed(value: object, shown: str) -> None:
     with pytest.raises(TemplateError, match=r"<source>:2: .*allowed: str, int") as caught:
-        render("a\n${ spec.v }\n", type("S", (), {"v": value})(), "sm_90a", is_source=True)
+        render("a\n${ config.v }\n", type("S", (), {"v": value})(), "sm_90a", is_source=True)
     assert shown in str(caught.value)
 
 
 def test_an_int_enum_is_refused_because_it_prints_differently_from_python_to_python() -> None:
     value = enum.IntEnum("E", ["A"]).A  # type: ignore[attr-defined]
     with pytest.raises(TemplateError, match="allowed: str, int"):
-        text("${ spec.v }", type("S", (), {"v": value})())
+        text("${ config.v }", type("S", (), {"v": value})())
 
 
 @pytest.mark.parametrize(
     ("source", "line", "reason"),
     [
         ("a\nb\n${ nothing }\n", 3, "'nothing' is undefined"),
-        ("a\n${ spec.nothing }\n", 2, "no attribute 'nothing'"),
-        ("//% if spec.nothing\n//% endif\n", 1, "no attribute 'nothing'"),
+        ("a\n${ config.nothing }\n", 2, "no attribute 'nothing'"),
+        ("//% if config.nothing\n//% endif\n", 1, "no attribute 'nothing'"),
         ("a\n\n//% if\n//% endif\n", 3, "Expected an expression"),
         ("//% for x in range(2)\nb\n", 2, "Unexpected end of template"),
-        ("x\n${ spec.stages | default(1) }\n", 2, "No filter named 'default'"),
+        ("x\n${ config.stages | default(1) }\n", 2, "No filter named 'default'"),
         ("x\n${ dict() }\n", 2, "'dict' is undefined"),
-        ("x\n${ spec.stages + 'a' }\n", 2, "unsupported operand"),
+        ("x\n${ config.stages + 'a' }\n", 2, "unsupported operand"),
         ('x\n//% include "primitives/none.cuh.j2"\n', 2, "primitives/none.cuh.j2"),
-        ("x\n//% include spec.name\n", 2, "include got no name in quotes; allowed: a path below"),
+        ("x\n//% include config.name\n", 2, "include got no name in quotes; allowed: a path below"),
         ("x\n//% include\n", 2, 'If it is a comment, write "// %", or compile the text without template=True'),
         ("x\n//% of peak\n", 2, "unknown tag 'of'. If it is a comment, write \"// %\", or compile"),
         ("x\n${ 'a' * 10**15 }\n", 2, "it prints or computes more than memory holds"),
@@ -91,7 +91,7 @@ def test_an_int_enum_is_refused_because_it_prints_differently_from_python_to_pyt
 )
 def test_errors_name_template_and_line(source: str, line: int, reason: str) -> None:
     with pytest.raises(TemplateError) as caught:
-        render(source, Spec(), "sm_90a", is_source=True)
+        render(source, Config(), "sm_90a", is_source=True)
     assert str(caught.value).startswith(f"<source>:{line}: ")
     assert reason in str(caught.value)
 
@@ -132,8 +132,8 @@ def test_an_include_renders_once_in_one_output_and_again_in_the_next() -> None:
 
 def test_a_file_that_is_only_met_in_a_branch_not_taken_still_renders_later() -> None:
     include = '//% include "primitives/types.cuh.j2"\n'
-    source = f"//% if spec.stages > 9\n{include}//% endif\n{include}"
-    assert text(source, Spec()).count("struct alignas(64) TensorMap") == 1
+    source = f"//% if config.stages > 9\n{include}//% endif\n{include}"
+    assert text(source, Config()).count("struct alignas(64) TensorMap") == 1
 
 
 def test_macros_come_in_by_import_and_include_nothing_twice(tmp_path: Path) -> None:
@@ -160,14 +160,14 @@ def test_an_include_that_is_only_a_comment_is_none(tmp_path: Path) -> None:
     "expression",
     [
         "''.__class__.__mro__[1].__subclasses__()",
-        "spec.__class__.__init__.__globals__",
+        "config.__class__.__init__.__globals__",
         "range.__init__",
         "target.has.__globals__['__builtins__']",
         "target.has.__func__.__code__.co_code",
-        "spec.method.__self__",
+        "config.method.__self__",
         "''['__class__']",
         "(''|map(attribute='__class__')|list)",
-        "'{0.__class__.__mro__}'.format(spec)",
+        "'{0.__class__.__mro__}'.format(config)",
         "'{x.__class__}'.format_map({'x': 1})",
         "self.__init__.__globals__.__builtins__",
         "self._TemplateReference__context",
@@ -189,7 +189,7 @@ def test_a_template_reaches_nothing_of_python(expression: str) -> None:
 
 
 def test_the_sandbox_lets_specs_compute() -> None:
-    assert text("${ spec.name.upper() } ${ target.has('tma') | int if false else 1 }", Spec()) == "WEIGHT 1\n"
+    assert text("${ config.name.upper() } ${ target.has('tma') | int if false else 1 }", Config()) == "WEIGHT 1\n"
 
 
 # --- lines
@@ -252,7 +252,7 @@ def test_a_statement_with_nothing_in_it() -> None:
     [
         ('//% include "primitives/mbarrier.cuh.j2"', True),
         ("  //%- if x\n", True),
-        ("int x = ${ spec.x };", True),
+        ("int x = ${ config.x };", True),
         ("int x; //% of peak", False),
         ("int x; // ${HOME}/x", False),
         ("//% of peak\n//% includes nothing\n", False),
@@ -283,7 +283,7 @@ def test_the_opening_comment_names_template_spec_and_target() -> None:
     assert body == "int x;\n"
     lines = comment.splitlines()
     assert all(line.startswith("//") and not line.endswith("\\") for line in lines)
-    assert lines[:2] == ["// cudatma: <source> for sm_120a", "// spec: Whole"]
+    assert lines[:2] == ["// cudatma: <source> for sm_120a", "// config: Whole"]
     assert "//   dtype = float16" in lines
     assert "//   box = (8, 16)" in lines
     assert r"//   odd = 'a\\\nb'" in lines
@@ -296,7 +296,7 @@ def test_a_spec_value_without_a_stable_text_is_refused() -> None:
     class Loose:
         thing: object
 
-    with pytest.raises(TemplateError, match=r"spec\.thing: got object"):
+    with pytest.raises(TemplateError, match=r"config\.thing: got object"):
         text("x", Loose(object()))
 
 

@@ -87,10 +87,10 @@ def test_a_fence_makes_the_release_wait(target: str, tmp_path: Path) -> None:
 
 def wgmma_kernel(folder: Path, tile_k: int, in_flight: int) -> str:
     """A group of wgmmas is a 64-deep block of a stage, so that a stage of tile_k has tile_k / 64 groups."""
-    spec = wgmma(
+    config = wgmma(
         tile_m=64, tile_n=128, tile_k=tile_k, warpgroups=2, stages=4, mmas_per_commit=4, commits_in_flight=in_flight
     )
-    return disassembled(render(spec.template, spec, get_target("sm_90a")), "sm_90a", folder)
+    return disassembled(render(config.template, config, get_target("sm_90a")), "sm_90a", folder)
 
 
 def test_fragments_of_a_group_that_the_loop_leaves_in_flight_are_found(
@@ -125,7 +125,7 @@ def test_a_real_kernel_needs_its_waits(wait: str, tmp_path: Path) -> None:
     assert operands == {"A" if wait.endswith("0x1") else "D"}
 
 
-#: One spec of each kernel, every second with each target; test_dump_compile.py looks for hazards in all of them.
+#: One config of each kernel, every second with each target; test_dump_compile.py looks for hazards in all of them.
 JOBS = [job for entry in REGISTRY.values() for name in TARGETS for job in jobs_for(entry, get_target(name), {})[:1]][
     ::2
 ]
@@ -134,8 +134,8 @@ JOBS = [job for entry in REGISTRY.values() for name in TARGETS for job in jobs_f
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_the_control_flow_of_a_kernel_is_read_whole(job: Job, tmp_path: Path) -> None:
-    (code,) = parse_encoded(disassembled(render(job.entry.template, job.spec, job.target), job.target.name, tmp_path))
-    has_ring = getattr(job.spec, "smem_bytes", 1) > 0 and job.entry.name not in WITHOUT_RING
+    (code,) = parse_encoded(disassembled(render(job.entry.template, job.config, job.target), job.target.name, tmp_path))
+    has_ring = getattr(job.config, "smem_bytes", 1) > 0 and job.entry.name not in WITHOUT_RING
     assert any(step.opcode.startswith("SYNCS.ARRIVE") for step in code.steps) == has_ring
     assert_all_is_reached(code)
 

@@ -16,10 +16,10 @@ from cudatma.kernels.registry import REGISTRY
 from cudatma.target import get_target
 
 
-def runs_on_sm90(spec: Any) -> bool:
+def runs_on_sm90(config: Any) -> bool:
     """Whether SM90 has the instructions: not the mma.sync of fp8."""
     try:
-        spec.check_target(get_target("sm_90a"))
+        config.check_target(get_target("sm_90a"))
     except TargetError:
         return False
     return True
@@ -28,18 +28,18 @@ def runs_on_sm90(spec: Any) -> bool:
 #: Kernels that dumps show for SM120; SM90 has room for all.
 #: Kernels of instructions that SM90 lacks (gather4) have no SM90 form.
 JOBS = [
-    (entry.template, spec)
+    (entry.template, config)
     for entry in REGISTRY.values()
-    if entry.specs("sm_90a")
-    for spec in entry.specs("sm_120a")
-    if runs_on_sm90(spec)
+    if entry.configs("sm_90a")
+    for config in entry.configs("sm_120a")
+    if runs_on_sm90(config)
 ]
 
 
 @pytest.mark.sweep(30)
-@pytest.mark.parametrize(("template", "spec"), JOBS, ids=lambda value: getattr(value, "entry", None))
-def test_same_source(template: str, spec: Any) -> None:
-    sources = [render(template, spec, target) for target in ("sm_90a", "sm_120a")]
+@pytest.mark.parametrize(("template", "config"), JOBS, ids=lambda value: getattr(value, "entry", None))
+def test_same_source(template: str, config: Any) -> None:
+    sources = [render(template, config, target) for target in ("sm_90a", "sm_120a")]
     assert sources[0] != sources[1]
     first, second = ([line for line in text.splitlines() if not line.startswith("//")] for text in sources)
     assert len(first) > 20
@@ -47,5 +47,5 @@ def test_same_source(template: str, spec: Any) -> None:
 
 
 def test_every_kernel_is_there() -> None:
-    sm120 = {entry.template for entry in REGISTRY.values() if entry.specs("sm_120a") and entry.specs("sm_90a")}
+    sm120 = {entry.template for entry in REGISTRY.values() if entry.configs("sm_120a") and entry.configs("sm_90a")}
     assert {template for template, _ in JOBS} == sm120

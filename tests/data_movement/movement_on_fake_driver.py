@@ -33,8 +33,8 @@ from fake_driver import raises, run_cases
 import cudatma as c
 from cudatma import context
 from cudatma.kernels import arguments, choice, engine, plans
-from cudatma.kernels.all_reduce.spec import ALL_REDUCE, Group, Problem
-from cudatma.kernels.all_reduce.spec import TEMPLATE as ALL_REDUCE_TEMPLATE
+from cudatma.kernels.all_reduce.config import ALL_REDUCE, Group, Problem
+from cudatma.kernels.all_reduce.config import TEMPLATE as ALL_REDUCE_TEMPLATE
 from cudatma.kernels.arguments import At, Map, Value
 from cudatma.kernels.data_movement import movement, ragged_copy
 from cudatma.kernels.gpu import H200

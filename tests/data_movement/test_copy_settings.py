@@ -94,7 +94,7 @@ def test_any_ring_copies_windows_and_runs(setting: Setting) -> None:
             planned = window_plan(carried(cropped(window), 8), infos, PLACE, setting=setting)
         assert (planned.config.load_cache, planned.config.store_cache) == (setting.load_cache, setting.store_cache)
         assert planned.config.stages == setting.most_stages
-        assert planned.sizes.grid == 2 * setting.blocks_per_sm
+        assert planned.sizes.grid == 2 * setting.ctas_per_sm
         assert planned.emulate(TARGET, {"src": infos[0], "out": infos[1]}).is_clean
         assert (result == part).all()
 
@@ -112,5 +112,5 @@ def test_settings_fit_every_target(name: str) -> None:
     for setting in (chosen.BOXES, large, Setting(49152, 2, 12, 5), Setting(32768, 4, 12, 5)):
         planned = window_plan(window, infos, place, setting=setting)
         planned.config.check_target(target)
-        assert setting.blocks_per_sm * (planned.config.smem_bytes + 1024) <= target.smem_per_sm_bytes
-        assert planned.sizes.grid == 2 * setting.blocks_per_sm
+        assert setting.ctas_per_sm * (planned.config.smem_bytes + 1024) <= target.smem_per_sm_bytes
+        assert planned.sizes.grid == 2 * setting.ctas_per_sm

@@ -13,9 +13,9 @@ from movement_cases import CASES, Case, check, numbers, window
 
 import cudatma as c
 from cudatma.arrays import describe
+from cudatma.kernels.data_movement.configs import PlainConfig, RunConfig, WindowConfig
 from cudatma.kernels.data_movement.copy import plan_copy
 from cudatma.kernels.data_movement.movement import Place
-from cudatma.kernels.data_movement.specs import PlainSpec, RunSpec, WindowSpec
 from cudatma.kernels.registry import REGISTRY
 from cudatma.target import get_target
 
@@ -106,14 +106,14 @@ def test_nothing_to_copy() -> None:
 @pytest.mark.parametrize(
     ("make", "offset", "kind"),
     [
-        (lambda: (numbers((64, 64), np.float32), np.zeros((64, 64), np.float32)), (0, 0), RunSpec),
-        (lambda: (numbers((64, 80), np.float32)[:, :64], np.zeros((64, 64), np.float32)), (0, 0), WindowSpec),
-        (lambda: (numbers((64, 81), np.float32)[:, :64], np.zeros((64, 64), np.float32)), (0, 0), PlainSpec),
-        (lambda: (numbers((64, 80), np.float32), np.zeros((64, 63), np.float32)), (0, 0), PlainSpec),
-        (lambda: (numbers((64, 80), np.float32), np.zeros((64, 64), np.float32)), (0, 1), PlainSpec),
-        (lambda: (numbers((64, 64), np.float32).T, np.zeros((64, 64), np.float32)), (0, 0), PlainSpec),
-        (lambda: (numbers((64, 64), np.float32).T, np.zeros((64, 64), np.float32).T), (0, 0), RunSpec),
-        (lambda: (numbers((6, 64), np.float32)[:1], np.zeros((9, 64), np.float32)[:1]), (0, 0), RunSpec),
+        (lambda: (numbers((64, 64), np.float32), np.zeros((64, 64), np.float32)), (0, 0), RunConfig),
+        (lambda: (numbers((64, 80), np.float32)[:, :64], np.zeros((64, 64), np.float32)), (0, 0), WindowConfig),
+        (lambda: (numbers((64, 81), np.float32)[:, :64], np.zeros((64, 64), np.float32)), (0, 0), PlainConfig),
+        (lambda: (numbers((64, 80), np.float32), np.zeros((64, 63), np.float32)), (0, 0), PlainConfig),
+        (lambda: (numbers((64, 80), np.float32), np.zeros((64, 64), np.float32)), (0, 1), PlainConfig),
+        (lambda: (numbers((64, 64), np.float32).T, np.zeros((64, 64), np.float32)), (0, 0), PlainConfig),
+        (lambda: (numbers((64, 64), np.float32).T, np.zeros((64, 64), np.float32).T), (0, 0), RunConfig),
+        (lambda: (numbers((6, 64), np.float32)[:1], np.zeros((9, 64), np.float32)[:1]), (0, 0), RunConfig),
     ],
 )
 def test_what_carries_a_copy(make: Callable[[], tuple[Array, Array]], offset: Sequence[int], kind: type) -> None:

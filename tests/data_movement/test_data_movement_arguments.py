@@ -15,16 +15,16 @@ from cudatma import backend as backend_module
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.kernels import arguments as arguments_module
 from cudatma.kernels.data_movement import ring as rings
-from cudatma.kernels.data_movement.broadcast import BroadcastSpec
+from cudatma.kernels.data_movement.broadcast import BroadcastConfig
+from cudatma.kernels.data_movement.configs import PlainConfig, RunConfig, WindowConfig
 from cudatma.kernels.data_movement.copy import plan_copy
-from cudatma.kernels.data_movement.gather import GatherSpec
-from cudatma.kernels.data_movement.im2col import Im2colCopySpec
+from cudatma.kernels.data_movement.gather import GatherConfig
+from cudatma.kernels.data_movement.im2col import Im2colCopyConfig
 from cudatma.kernels.data_movement.movement import Place
 from cudatma.kernels.data_movement.plans import plain_plan, run_plan, window_plan
-from cudatma.kernels.data_movement.prefetch import PrefetchSpec
+from cudatma.kernels.data_movement.prefetch import PrefetchConfig
 from cudatma.kernels.data_movement.ring import Setting, stages_for
-from cudatma.kernels.data_movement.rows import RowsSpec
-from cudatma.kernels.data_movement.specs import PlainSpec, RunSpec, WindowSpec
+from cudatma.kernels.data_movement.rows import RowsConfig
 from cudatma.kernels.data_movement.window import Axis, Window
 from cudatma.kernels.registry import REGISTRY
 from cudatma.target import TARGETS, get_target
@@ -302,7 +302,7 @@ def test_small_runs_take_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_runs_too_short_for_large_slots_take_the_usual_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    large = Setting(slot_bytes=64 * KIB, blocks_per_sm=1, most_stages=3)
+    large = Setting(slot_bytes=64 * KIB, ctas_per_sm=1, most_stages=3)
     monkeypatch.setattr(rings, "RUN", large)
     cases = (
         (132 * 64, 64 * KIB, 3, 132),
@@ -319,36 +319,36 @@ def test_runs_too_short_for_large_slots_take_the_usual_ring(monkeypatch: pytest.
         assert run_plan(window, arrays, card(), setting=large).config.stage_bytes == 64 * KIB
 
 
-# ---- specs
+# ---- configs
 
 
 @pytest.mark.parametrize(
     ("make", "field"),
     [
-        (lambda: WindowSpec("mul", 2, 1024, 3, 1), "op"),
-        (lambda: WindowSpec("copy", 6, 1024, 3, 1), "rank"),
-        (lambda: WindowSpec("copy", 2, 1000, 3, 1), "stage_bytes"),
-        (lambda: WindowSpec("copy", 2, 1024, 1, 1), "stages"),
-        (lambda: WindowSpec("copy", 2, 1024, 3, 3), "in_flight"),
-        (lambda: WindowSpec("copy", 2, 1024, 3, 1, "hot"), "load_cache"),
-        (lambda: WindowSpec("add", 2, 1024, 3, 1, "", "evict_first"), "store_cache"),
-        (lambda: Setting(blocks_per_sm=0), "blocks_per_sm"),
+        (lambda: WindowConfig("mul", 2, 1024, 3, 1), "op"),
+        (lambda: WindowConfig("copy", 6, 1024, 3, 1), "rank"),
+        (lambda: WindowConfig("copy", 2, 1000, 3, 1), "stage_bytes"),
+        (lambda: WindowConfig("copy", 2, 1024, 1, 1), "stages"),
+        (lambda: WindowConfig("copy", 2, 1024, 3, 3), "in_flight"),
+        (lambda: WindowConfig("copy", 2, 1024, 3, 1, "hot"), "load_cache"),
+        (lambda: WindowConfig("add", 2, 1024, 3, 1, "", "evict_first"), "store_cache"),
+        (lambda: Setting(ctas_per_sm=0), "ctas_per_sm"),
         (lambda: Setting(most_stages=1), "most_stages"),
         (lambda: Setting(in_flight=-1), "in_flight"),
-        (lambda: RunSpec("add", "b32", 1024, 3, 1), "kind"),
-        (lambda: RunSpec("copy", "b8", 1 << 21, 3, 1), "operands"),
-        (lambda: PlainSpec(16, 1), "element_bytes"),
-        (lambda: PlainSpec(4, 0), "rank"),
-        (lambda: PlainSpec(4, 2, 16), "index_bits"),
-        (lambda: GatherSpec(2, "list", 1024, 3, 1), "places"),
-        (lambda: Im2colCopySpec(2, 1024, 3, 1), "rank"),
-        (lambda: BroadcastSpec(9, 1152, 3, 1), "copies"),
-        (lambda: BroadcastSpec(3, 1152, 3, 1), "copies"),
-        (lambda: BroadcastSpec(4, 1152, 3, 1), "stage_bytes"),
-        (lambda: PrefetchSpec(6), "rank"),
-        (lambda: PrefetchSpec(0, 100), "segment_bytes"),
-        (lambda: RowsSpec("sum", 1024, 3, 1), "op"),
-        (lambda: RowsSpec("gather", 1024, 3, 1, 6), "rows"),
+        (lambda: RunConfig("add", "b32", 1024, 3, 1), "kind"),
+        (lambda: RunConfig("copy", "b8", 1 << 21, 3, 1), "operands"),
+        (lambda: PlainConfig(16, 1), "element_bytes"),
+        (lambda: PlainConfig(4, 0), "rank"),
+        (lambda: PlainConfig(4, 2, 16), "index_bits"),
+        (lambda: GatherConfig(2, "list", 1024, 3, 1), "places"),
+        (lambda: Im2colCopyConfig(2, 1024, 3, 1), "rank"),
+        (lambda: BroadcastConfig(9, 1152, 3, 1), "copies"),
+        (lambda: BroadcastConfig(3, 1152, 3, 1), "copies"),
+        (lambda: BroadcastConfig(4, 1152, 3, 1), "stage_bytes"),
+        (lambda: PrefetchConfig(6), "rank"),
+        (lambda: PrefetchConfig(0, 100), "segment_bytes"),
+        (lambda: RowsConfig("sum", 1024, 3, 1), "op"),
+        (lambda: RowsConfig("gather", 1024, 3, 1, 6), "rows"),
     ],
 )
 def test_a_spec_that_its_kernel_cannot_run(make: Callable[[], object], field: str) -> None:
@@ -360,13 +360,13 @@ def test_a_spec_that_its_kernel_cannot_run(make: Callable[[], object], field: st
 @pytest.mark.parametrize("target", TARGETS)
 def test_two_rings_share_a_multiprocessor(target: str) -> None:
     chosen = get_target(target)
-    spec = RunSpec("copy", "b8", 16 * KIB, stages_for(chosen, 16 * KIB), 1)
-    assert 2 * (spec.smem_bytes + KIB) <= chosen.smem_per_sm_bytes
-    slots = spec.stages * 16 * KIB
-    assert spec.smem_layout() == [("slots", 0, slots), ("barriers", slots, 8 * spec.stages)]
+    config = RunConfig("copy", "b8", 16 * KIB, stages_for(chosen, 16 * KIB), 1)
+    assert 2 * (config.smem_bytes + KIB) <= chosen.smem_per_sm_bytes
+    slots = config.stages * 16 * KIB
+    assert config.smem_layout() == [("slots", 0, slots), ("barriers", slots, 8 * config.stages)]
     for entry in REGISTRY.values():
         if ".data_movement." in entry.source:
-            for each in entry.specs(target):
+            for each in entry.configs(target):
                 each.check_target(chosen)  # type: ignore[attr-defined]
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
-from cudatma.kernels.data_movement.specs import RUN, RUN_KINDS, RunSpec, WindowSpec
-from cudatma.kernels.data_movement.transpose import TEMPLATE, TransposeSpec, choose_transpose
+from cudatma.kernels.data_movement.configs import RUN, RUN_KINDS, RunConfig, WindowConfig
+from cudatma.kernels.data_movement.transpose import TEMPLATE, TransposeConfig, choose_transpose
 from cudatma.kernels.registry import REGISTRY
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
@@ -30,9 +30,9 @@ BY_TMA = {
 }
 
 
-def compiled(template: str, spec: Any, target: str = "sm_90a") -> Kernel:
+def compiled(template: str, config: Any, target: str = "sm_90a") -> Kernel:
     try:
-        return load_kernel(template, spec, get_target(target))
+        return load_kernel(template, config, get_target(target))
     except DriverError as error:
         pytest.skip(f"no NVRTC: {error}")
 
@@ -47,21 +47,21 @@ def accesses(kernel: Kernel) -> Counter[str]:
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
 def test_no_thread_moves_data(name: str, target: str) -> None:
     entry = REGISTRY[name]
-    for spec in entry.specs(target):
-        kernel = compiled(entry.template, spec, target)
+    for config in entry.configs(target):
+        kernel = compiled(entry.template, config, target)
         found = accesses(kernel)
         assert found["ld.shared"] == found["st.shared"] == found["ld.volatile"] == found["st.volatile"] == 0
         assert found["ld.global"] <= BY_TMA[name]
         assert found["st.global"] <= (2 if name == "run_copy" else 0)
         assert kernel.warnings == ()
-        used = parse_ptxas(kernel.log)[spec.entry]
+        used = parse_ptxas(kernel.log)[config.entry]
         assert used.spill_store_bytes == used.spill_load_bytes == 0
 
 
 @pytest.mark.parametrize("rank", range(1, 6))
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
 def test_windows_of_every_rank_compile(rank: int, target: str) -> None:
-    kernel = compiled("kernels/window_copy.cu.j2", WindowSpec("copy", rank, 16384, 3, 1, "evict_last"), target)
+    kernel = compiled("kernels/window_copy.cu.j2", WindowConfig("copy", rank, 16384, 3, 1, "evict_last"), target)
     assert f"cp.async.bulk.tensor.{rank}d.shared::cta.global.tile" in kernel.ptx
     assert "L2::evict_last" in kernel.ptx
     assert len(kernel.parameters) == 2 + 3 * rank + 2
@@ -69,7 +69,7 @@ def test_windows_of_every_rank_compile(rank: int, target: str) -> None:
 
 @pytest.mark.parametrize(("op", "kind"), [(op, kind) for op, kinds in RUN_KINDS.items() for kind in kinds[-1:]])
 def test_runs_of_every_operation_compile(op: str, kind: str) -> None:
-    kernel = compiled(RUN, RunSpec(op, kind, 16384, 6, 3))
+    kernel = compiled(RUN, RunConfig(op, kind, 16384, 6, 3))
     stem = "cp.reduce.async.bulk.global.shared::cta.bulk_group"
     noftz = ".noftz" if op == "add" and kind == "bf16" else ""
     wanted = "cp.async.bulk.global.shared::cta.bulk_group " if op == "copy" else f"{stem}.{op}{noftz}.{kind}"
@@ -84,11 +84,11 @@ TURNING = {1: ("LDSM", "STSM", 4), 2: ("LDSM", "STSM", 2), 4: ("LDS", "STS", 4),
 @pytest.mark.parametrize("element_bytes", TURNING)
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
 def test_a_transpose_reads_and_writes_16_bytes_a_lane(element_bytes: int, target: str, tmp_path: Path) -> None:
-    spec = choose_transpose(element_bytes, get_target(target))
-    kernel = compiled(TEMPLATE, spec, target)
-    used = parse_ptxas(kernel.log)[spec.entry]
+    config = choose_transpose(element_bytes, get_target(target))
+    kernel = compiled(TEMPLATE, config, target)
+    used = parse_ptxas(kernel.log)[config.entry]
     assert used.spill_store_bytes == used.spill_load_bytes == 0
-    assert 2 * used.registers * spec.threads <= 65536
+    assert 2 * used.registers * config.threads <= 65536
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here")
     (tmp_path / "k.cubin").write_bytes(kernel.cubin)
@@ -108,5 +108,5 @@ def test_a_transpose_reads_and_writes_16_bytes_a_lane(element_bytes: int, target
 def test_every_square_compiles() -> None:
     """Tiles as the benchmark searches them."""
     for squares in ((1, 1), (2, 1), (1, 2), (4, 4)):
-        spec = TransposeSpec(4, *squares, 2, 1)
-        assert compiled(TEMPLATE, replace(spec, warps=8)).warnings == ()
+        config = TransposeConfig(4, *squares, 2, 1)
+        assert compiled(TEMPLATE, replace(config, warps=8)).warnings == ()

@@ -11,7 +11,7 @@ from movement_cases import check_ragged, ragged_arrays
 import cudatma
 from cudatma.build.render import template_files
 from cudatma.errors import ArgumentError, ArgumentTypeError, HazardError
-from cudatma.kernels.data_movement.ragged_copy import TEMPLATE, RaggedCopy, RaggedCopySpec, ragged_copy
+from cudatma.kernels.data_movement.ragged_copy import TEMPLATE, RaggedCopy, RaggedCopyConfig, ragged_copy
 from cudatma.target import get_target
 
 
@@ -74,16 +74,16 @@ def test_nothing_to_copy() -> None:
 
 def test_a_spec_of_another_element() -> None:
     with pytest.raises(ArgumentError) as caught:
-        RaggedCopy([zeros(2, 4)], [zeros(2, 4)], spec=RaggedCopySpec(2), backend="emulator")
-    assert caught.value.field == "spec.element_bytes"
+        RaggedCopy([zeros(2, 4)], [zeros(2, 4)], config=RaggedCopyConfig(2), backend="emulator")
+    assert caught.value.field == "config.element_bytes"
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(("target", "dtype"), [("sm_90a", "uint8"), ("sm_120a", "float64")])
 def test_every_array_arrives_and_nothing_else_changes(target: str, dtype: str) -> None:
     sources, destinations, buffers = ragged_arrays(np, dtype, count=12, max_rows=40, max_chunks=6, seed=3)
-    spec = RaggedCopySpec(np.dtype(dtype).itemsize, box_rows=16, box_columns=16, stages=2, maps=2)
-    copy = RaggedCopy(sources, destinations, spec=spec, backend="emulator", target=get_target(target))
+    config = RaggedCopyConfig(np.dtype(dtype).itemsize, box_rows=16, box_columns=16, stages=2, maps=2)
+    copy = RaggedCopy(sources, destinations, config=config, backend="emulator", target=get_target(target))
     report = copy.emulate(blocks=3, schedules=6)
     assert report.is_clean
     check_ragged(sources, destinations, buffers)
@@ -96,13 +96,15 @@ def test_the_public_function_on_the_host() -> None:
 
 
 def test_one_map_for_all_would_be_a_hazard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the spec and the template refuse: a map is edited while a load through it may be in flight."""
+    """What the config and the template refuse: a map is edited while a load through it may be in flight."""
     sources, destinations, _ = ragged_arrays(np, "float32", count=12, max_rows=40, max_chunks=6, seed=5)
-    copy = RaggedCopy(sources, destinations, spec=RaggedCopySpec(4, box_rows=16, box_columns=16), backend="emulator")
-    monkeypatch.setattr(RaggedCopySpec, "__post_init__", lambda _: None)
+    copy = RaggedCopy(
+        sources, destinations, config=RaggedCopyConfig(4, box_rows=16, box_columns=16), backend="emulator"
+    )
+    monkeypatch.setattr(RaggedCopyConfig, "__post_init__", lambda _: None)
     unguarded = template_files(TEMPLATE)[0].read_text().replace("static_assert(MAPS >= STAGES);", "")
     copy.kernel = cudatma.compile(
-        unguarded, RaggedCopySpec(4, box_rows=16, box_columns=16, maps=1), target="sm_90a", template=True
+        unguarded, RaggedCopyConfig(4, box_rows=16, box_columns=16, maps=1), target="sm_90a", template=True
     )
     with pytest.raises(HazardError, match="tensor_map_in_use"):
         copy.emulate(blocks=1)

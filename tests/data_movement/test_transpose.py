@@ -12,7 +12,7 @@ import cudatma as c
 from cudatma.arrays import describe
 from cudatma.emulator.hazards.shared_accesses import SharedAccesses
 from cudatma.kernels.data_movement.movement import Place
-from cudatma.kernels.data_movement.transpose import TransposeSpec, choose_transpose, plan_transpose, tile_plan
+from cudatma.kernels.data_movement.transpose import TransposeConfig, choose_transpose, plan_transpose, tile_plan
 from cudatma.layout import WARP_LANES, bank_conflicts
 from cudatma.target import get_target
 
@@ -38,11 +38,11 @@ def place(target: str = "sm_90a", blocks: int = 2) -> Place:
 )
 def test_no_hazard_in_many_schedules(element_bytes: int, target: str) -> None:
     """Small tiles, so that the ring and the transposed tiles wrap around several times."""
-    spec = TransposeSpec(element_bytes, 1, 1, 2, 1, warps=2, raster_group=2)
-    source = numbers((3 * spec.side, 2 * spec.side - 16), f"uint{8 * element_bytes}")
+    config = TransposeConfig(element_bytes, 1, 1, 2, 1, warps=2, raster_group=2)
+    source = numbers((3 * config.side, 2 * config.side - 16), f"uint{8 * element_bytes}")
     result = np.zeros(source.shape[::-1], source.dtype)
     arrays = {"src": describe(source), "out": describe(result)}
-    planned = tile_plan(arrays["src"], arrays["out"], place(target), spec)
+    planned = tile_plan(arrays["src"], arrays["out"], place(target), config)
     assert planned.emulate(get_target(target), arrays, schedules=8, seed=3).is_clean
     assert (result == source.T).all()
 
@@ -62,8 +62,8 @@ def test_shared_memory_without_bank_conflicts(element_bytes: int, monkeypatch: p
 
     for name in seen:
         monkeypatch.setattr(SharedAccesses, f"shared_{name}", recorder(name, getattr(SharedAccesses, f"shared_{name}")))
-    spec = choose_transpose(element_bytes, get_target("sm_90a"))
-    rows, columns = spec.tile
+    config = choose_transpose(element_bytes, get_target("sm_90a"))
+    rows, columns = config.tile
     source = numbers((rows, columns), f"uint{8 * element_bytes}")
     result = np.zeros((columns, rows), source.dtype)
     arrays = {"src": describe(source), "out": describe(result)}
@@ -79,6 +79,6 @@ def test_shared_memory_without_bank_conflicts(element_bytes: int, monkeypatch: p
 @pytest.mark.parametrize("element_bytes", [1, 2, 4, 8])
 def test_two_blocks_fit_on_one_sm(element_bytes: int, target: str) -> None:
     chosen = get_target(target)
-    spec = choose_transpose(element_bytes, chosen)
-    spec.check_target(chosen)
-    assert 2 * (spec.smem_bytes + 1024) <= chosen.smem_per_sm_bytes
+    config = choose_transpose(element_bytes, chosen)
+    config.check_target(chosen)
+    assert 2 * (config.smem_bytes + 1024) <= chosen.smem_per_sm_bytes

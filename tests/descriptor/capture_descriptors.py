@@ -2,8 +2,8 @@
 
     python tests/descriptor/capture_descriptors.py --count 20000 --out FILE.jsonl.gz [--lines 20000] [--invalid 0.25]
 
-Random specs, tiled and im2col, go to the driver; a share of them is mutated so that one rule is broken (or bent). The
-file gets one JSON object a line: ``fields``, ``mutation`` (null for valid specs), ``memory`` (where the address comes
+Random configs, tiled and im2col, go to the driver; a share of them is mutated so that one rule is broken (or bent). The
+file gets one JSON object a line: ``fields``, ``mutation`` (null for valid configs), ``memory`` (where the address comes
 from), ``code`` (the driver's result, or "bindings"), ``verdict`` (of ask_rules), ``hex`` (128 bytes in memory order).
 Cases that differ come first. The report of descriptor_report.py over all cases is printed.
 The driver reads no memory when it encodes, so most addresses are made up.
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lines", type=int, default=20000, help="most cases kept in the file")
-    parser.add_argument("--invalid", type=float, default=0.25, help="share of mutated specs")
+    parser.add_argument("--invalid", type=float, default=0.25, help="share of mutated configs")
     arguments = parser.parse_args()
     answers = capture(arguments.count, arguments.invalid, arguments.seed)
     write(answers, arguments.out, arguments.lines)

@@ -1,4 +1,4 @@
-"""Random tensor map specs as plain values, and mutations of them that break or bend one rule each."""
+"""Random tensor map configs as plain values, and mutations of them that break or bend one rule each."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from cudatma.descriptor import driver as map_driver
 from cudatma.descriptor.bits import ALLOCATION_BIT, Evidence, compare, explain, field_at
 from cudatma.errors import DescriptorError, DriverError
 
-SPEC = TiledSpec(dtype="float16", dims=(256, 64), strides_bytes=(512,), box=(64, 8), swizzle="128B", address=4096)
+CONFIG = TiledSpec(dtype="float16", dims=(256, 64), strides_bytes=(512,), box=(64, 8), swizzle="128B", address=4096)
 COLUMN = Im2colSpec(
     dtype="bfloat16",
     dims=(64, 14, 9, 4),
@@ -57,7 +57,7 @@ def test_every_bit_is_in_exactly_one_range(data: bytes) -> None:
 
 
 def test_ranges_of_a_map_have_the_names_of_the_codec() -> None:
-    for spec, kind in ((SPEC, "tiled"), (COLUMN, "im2col")):
+    for spec, kind in ((CONFIG, "tiled"), (COLUMN, "im2col")):
         ranges = explain(codec.encode(spec))
         named = {part.name: (part.first, part.bits) for part in ranges if part.name != "unknown"}
         assert named == codec.FIELDS[kind]
@@ -66,7 +66,7 @@ def test_ranges_of_a_map_have_the_names_of_the_codec() -> None:
 
 
 def test_unknown_bits_are_raw_and_the_allocation_bit_stands_alone() -> None:
-    raw = (number(codec.encode(SPEC)) | 1 << 85 | 5 << 90 | 1 << 1023).to_bytes(128, "little")
+    raw = (number(codec.encode(CONFIG)) | 1 << 85 | 5 << 90 | 1 << 1023).to_bytes(128, "little")
     unknown = {part.place: part.value for part in explain(raw) if part.name == "unknown" and part.value}
     assert unknown == {"85": 1, "86-95": 5 << 4, "592-1023": 1 << (1023 - 592)}
     note = next(part.note for part in explain(raw) if part.first == ALLOCATION_BIT)
@@ -76,7 +76,7 @@ def test_unknown_bits_are_raw_and_the_allocation_bit_stands_alone() -> None:
 def test_packed_formats_and_dimensions_beyond_the_rank_are_said() -> None:
     packed = explain(codec.encode(TiledSpec(dtype="16u4_align8b", dims=(128,), box=(128,))))
     assert next(part for part in packed if part.name == "format").evidence is Evidence.DOCUMENTED
-    two = {part.name: part.note for part in explain(codec.encode(SPEC))}
+    two = {part.name: part.note for part in explain(codec.encode(CONFIG))}
     assert (two["dim_minus_1[1]"], two["dim_minus_1[2]"]) == ("", "beyond the rank")
     assert (two["stride_low[0]"], two["stride_low[1]"]) == ("", "beyond the rank")
 
@@ -107,19 +107,19 @@ def test_exactly_the_flipped_bits_are_found(left: bytes, bits: set[int]) -> None
 
 
 def test_differences_have_the_names_of_their_fields() -> None:
-    other = replace(SPEC, dims=(256, 65), swizzle="64B", box=(32, 8))
-    found = compare(codec.encode(SPEC), codec.encode(other), ("A", "B"))
+    other = replace(CONFIG, dims=(256, 65), swizzle="64B", box=(32, 8))
+    found = compare(codec.encode(CONFIG), codec.encode(other), ("A", "B"))
     assert [field.name for field in found.fields] == [
         "swizzle", "dim_minus_1[1]", "box_minus_1[0]", "smem_bytes", "smem_pattern",
     ]  # fmt: skip
     assert "dim_minus_1[1] (bits 288-319): 0x3f and 0x40" in str(found)
-    unknown = (number(codec.encode(SPEC)) | 7 << 700).to_bytes(128, "little")
-    assert str(compare(codec.encode(SPEC), unknown).fields[0]) == "unknown (bits 700-702): 0x0 and 0x7"
+    unknown = (number(codec.encode(CONFIG)) | 7 << 700).to_bytes(128, "little")
+    assert str(compare(codec.encode(CONFIG), unknown).fields[0]) == "unknown (bits 700-702): 0x0 and 0x7"
     assert field_at(700, "tiled") == ("unknown", 700, 1)
 
 
 def test_maps_of_two_kinds_name_both_fields() -> None:
-    found = compare(codec.encode(SPEC), codec.encode(COLUMN))
+    found = compare(codec.encode(CONFIG), codec.encode(COLUMN))
     names = {field.name for field in found.fields}
     assert {"im2col", "rank_minus_1", "format"} <= names
     assert any(name.startswith("box_minus_1[") and name.endswith("/ lower_corner") for name in names)
@@ -135,7 +135,7 @@ def test_a_map_of_the_codec_asks_the_driver(monkeypatch: pytest.MonkeyPatch) -> 
         "encode",
         lambda spec, device: (number(codec.encode(spec)) ^ answers["flip"]).to_bytes(128, "little"),
     )
-    made = TensorMap.tiled(SPEC, encoder="codec")
+    made = TensorMap.tiled(CONFIG, encoder="codec")
     assert made.compare().equal
     answers["flip"] = 1 << 85 | 1 << 256
     found = made.compare()
@@ -144,7 +144,7 @@ def test_a_map_of_the_codec_asks_the_driver(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_map_of_the_driver_is_compared_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = TensorMap.tiled(SPEC, encoder="codec")
+    made = TensorMap.tiled(CONFIG, encoder="codec")
     made.encoder = "driver"
     monkeypatch.setattr(map_driver, "encode", lambda spec, device: pytest.fail("the map has the driver's bytes"))
     assert made.compare().equal
@@ -156,7 +156,7 @@ def test_without_a_driver_it_says_so() -> None:
     if map_driver.has_driver():
         pytest.skip("this machine has a driver")
     with pytest.raises(DriverError):
-        TensorMap.tiled(SPEC, encoder="codec").compare()
+        TensorMap.tiled(CONFIG, encoder="codec").compare()
 
 
 def test_im2col_wide_has_shared_fields_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,9 @@ def test_im2col_wide_has_shared_fields_only(monkeypatch: pytest.MonkeyPatch) -> 
     fields = codec.read_fields(shared)[1]
     assert (fields["rank_minus_1"], fields["dim_minus_1[1]"], fields["swizzle"]) == (2, 13, 2)
     assert number(shared) >> 440 & (1 << 72) - 1 == 0, "nothing of its own is made up"
-    assert codec.encode_shared(SPEC) == (number(codec.encode(SPEC)) & ~(((1 << 40) - 1) << 440)).to_bytes(128, "little")
+    assert codec.encode_shared(CONFIG) == (number(codec.encode(CONFIG)) & ~(((1 << 40) - 1) << 440)).to_bytes(
+        128, "little"
+    )
     monkeypatch.setattr(map_driver, "encode", lambda spec, device: (number(shared) | 3 << 450).to_bytes(128, "little"))
     made = TensorMap.__new__(TensorMap)
     made._spec, made._address, made.encoder, made.device = WIDE, 0, "codec", None

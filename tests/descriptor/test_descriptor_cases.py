@@ -1,4 +1,4 @@
-"""The generator of the capture of driver tensor maps: its valid specs are valid, its mutations break what they say.
+"""The generator of the capture of driver tensor maps: its valid configs are valid, its mutations break what they say.
 
 The capture itself needs a driver (tests/descriptor/capture_descriptors.py).
 """
@@ -52,7 +52,7 @@ SOMETIMES = {"stride_off_16", "address_off_16", "inner_over_span", "corner_empty
 INCIDENTAL = {"box", "pixels_per_column", "upper_corner[0]", "upper_corner[1]", "upper_corner[2]"}
 
 
-def test_valid_and_mutated_specs() -> None:
+def test_valid_and_mutated_configs() -> None:
     target, verdicts = get_target("sm_90a"), defaultdict(set)
     for fields, mutation, memory in cases(3000, 0.5, 7, {"here": [0, 1 << 33]}):
         verdict, spec = ask_rules(fields, target)

@@ -20,7 +20,7 @@ from cudatma.errors import (
     TargetError,
 )
 
-SPEC = TiledSpec(dtype="float16", dims=(256, 64), strides_bytes=(512,), box=(64, 8), swizzle="128B", address=4096)
+CONFIG = TiledSpec(dtype="float16", dims=(256, 64), strides_bytes=(512,), box=(64, 8), swizzle="128B", address=4096)
 COLUMN = Im2colSpec(
     dtype="bfloat16",
     dims=(64, 14, 9, 4),
@@ -52,9 +52,9 @@ def aligned(shape: tuple[int, ...], dtype: Any = np.float16, order: Any = "C") -
 
 
 def test_the_codec_makes_the_bytes() -> None:
-    made = TensorMap.tiled(SPEC, encoder="codec", target="sm_90a")
-    assert bytes(made) == codec.encode(SPEC) == bytes(made.data)
-    assert made.spec is SPEC
+    made = TensorMap.tiled(CONFIG, encoder="codec", target="sm_90a")
+    assert bytes(made) == codec.encode(CONFIG) == bytes(made.data)
+    assert made.spec is CONFIG
     assert (made.encoder, made.device, made.owner) == ("codec", None, None)
     assert (made.expected_bytes, made.footprint_bytes, made.smem_alignment_bytes) == (1024, 1024, 1024)
     assert made.pointer % 128 == 0 == ctypes.addressof(made.data) % 128
@@ -124,15 +124,15 @@ def test_targets_are_checked() -> None:
     with pytest.raises(DescriptorError, match="sm_120a"):
         TensorMap.tiled(big, encoder="codec", target="sm_120a")
     with pytest.raises(TargetError):
-        TensorMap.tiled(SPEC, encoder="codec", target="sm_80")
+        TensorMap.tiled(CONFIG, encoder="codec", target="sm_80")
 
 
 @pytest.mark.parametrize(
     ("call", "error", "field"),
     [
-        (lambda: TensorMap.tiled(SPEC, encoder="gpu"), ArgumentError, "encoder"),
+        (lambda: TensorMap.tiled(CONFIG, encoder="gpu"), ArgumentError, "encoder"),
         (lambda: TensorMap.tiled(COLUMN), ArgumentTypeError, "spec"),  # type: ignore[arg-type]
-        (lambda: TensorMap.im2col(SPEC), ArgumentTypeError, "spec"),  # type: ignore[arg-type]
+        (lambda: TensorMap.im2col(CONFIG), ArgumentTypeError, "spec"),  # type: ignore[arg-type]
         (lambda: TensorMap.im2col_wide(COLUMN), ArgumentTypeError, "spec"),  # type: ignore[arg-type]
         (lambda: TensorMap.from_array(aligned((8, 64)), (8, 64), encoder="driver"), ArgumentError, "array"),
         (lambda: TensorMap.from_array(aligned((8, 64))[:, ::2], (8, 32)), DescriptorError, "strides_bytes[1]"),
@@ -257,7 +257,7 @@ def plain(value: Any) -> Any:
 
 
 def test_arguments_of_the_tiled_call(fake: FakeDriver) -> None:
-    raw = map_driver.encode(SPEC)
+    raw = map_driver.encode(CONFIG)
     assert raw == b"\7\0\0\0\0\0\0\0" * 16
     assert [plain(value) for value in fake.calls[0]] == [6, 2, 4096, [256, 64], [512], [64, 8], [1, 1], 0, 3, 0, 0]
 
@@ -282,7 +282,7 @@ def test_arguments_of_the_im2col_calls(fake: FakeDriver) -> None:
 def test_driver_results_are_checked(fake: FakeDriver) -> None:
     fake.code = 1
     with pytest.raises(DriverError) as caught:
-        map_driver.encode(SPEC)
+        map_driver.encode(CONFIG)
     assert (caught.value.call, caught.value.code) == ("cuTensorMapEncodeTiled", 1)
 
 
@@ -295,8 +295,8 @@ def test_an_old_cuda_python_lacks_wide_maps(fake: FakeDriver, monkeypatch: pytes
 
 @pytest.mark.skipif(map_driver.has_driver(), reason="this machine has a driver")
 def test_without_a_driver() -> None:
-    assert TensorMap.tiled(SPEC).encoder == "codec"
-    for call in (lambda: TensorMap.tiled(SPEC, encoder="driver"), lambda: TensorMap.im2col_wide(WIDE)):
+    assert TensorMap.tiled(CONFIG).encoder == "codec"
+    for call in (lambda: TensorMap.tiled(CONFIG, encoder="driver"), lambda: TensorMap.im2col_wide(WIDE)):
         with pytest.raises(DriverError) as caught:
             call()
         assert caught.value.code is None
@@ -304,5 +304,5 @@ def test_without_a_driver() -> None:
 
 def test_the_driver_writes_addresses_in_place() -> None:
     driver = pytest.importorskip("cuda.bindings.driver", reason="the CUDA bindings are not installed")
-    made = TensorMap.tiled(SPEC, encoder="codec")
+    made = TensorMap.tiled(CONFIG, encoder="codec")
     assert driver.CUtensorMap(made.pointer).getPtr() == made.pointer

@@ -50,11 +50,11 @@ class Gpu:
         return TensorMap(spec, owner=array)
 
     def launch(
-        self, template: str, spec: Any, grid: int, block: int, args: Sequence[Any], cluster: int = 1, shared: int = 0
+        self, template: str, config: Any, grid: int, block: int, args: Sequence[Any], cluster: int = 1, shared: int = 0
     ) -> None:
         import cupy
 
-        kernel = load_kernel(template, spec, self.target)
+        kernel = load_kernel(template, config, self.target)
         kernel.launch(grid, block, args, cluster=cluster if cluster > 1 else None, shared_bytes=shared)
         cupy.cuda.runtime.deviceSynchronize()
 

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
-import probe_specs as probes
+import probe_configs as probes
 
 from cudatma.descriptor import Im2colSpec, TiledSpec
-from cudatma.kernels.data_movement.tile_copy import TileCopySpec
+from cudatma.kernels.data_movement.tile_copy import TileCopyConfig
 from cudatma.kernels.registry import REGISTRY
 from cudatma.target import Target
 
@@ -42,7 +42,7 @@ class Device(Protocol):
         """A tensor map of a spec whose address is the array's."""
 
     def launch(
-        self, template: str, spec: Any, grid: int, block: int, args: Sequence[Any], cluster: int = 1, shared: int = 0
+        self, template: str, config: Any, grid: int, block: int, args: Sequence[Any], cluster: int = 1, shared: int = 0
     ) -> None:
         """Run a template's kernel and wait for it."""
 
@@ -71,11 +71,11 @@ def box_copy(device: Device, rank: int, write: str, policy: str, dtype: Any, swi
     load = tiled(source, boxes[rank], device.address(there), swizzle=swizzle)
     store = tiled(destination, boxes[rank], device.address(out), swizzle=swizzle)
     dump = device.put(np.zeros(load.footprint_bytes, np.uint8))
-    spec = probes.BoxCopy(rank, load.expected_bytes, load.footprint_bytes, write, policy)
+    config = probes.BoxCopy(rank, load.expected_bytes, load.footprint_bytes, write, policy)
     at = [16, *[-1] * (rank - 1), 0, 0, 0, 0][:5]
     to = [16, *[1] * (rank - 1), 0, 0, 0, 0][:5]
     args = (device.map(load, there), device.map(store, out), dump, *at, *to)
-    device.launch("probes/box_copy.cu.j2", spec, 1, 128, args, shared=load.footprint_bytes)
+    device.launch("probes/box_copy.cu.j2", config, 1, 128, args, shared=load.footprint_bytes)
     return {"dump": device.get(dump), "out": device.get(out)}
 
 
@@ -111,11 +111,11 @@ def cp_async(device: Device) -> dict[str, Array]:
 
 
 def ring(device: Device, stages: int, consumers: int, count: int) -> dict[str, Array]:
-    spec = probes.Ring(stages, consumers)
-    tiles = np.random.default_rng(count).integers(0, 1 << 16, (count, spec.tile_bytes // 4)).astype(np.uint32)
+    config = probes.Ring(stages, consumers)
+    tiles = np.random.default_rng(count).integers(0, 1 << 16, (count, config.tile_bytes // 4)).astype(np.uint32)
     sums = device.put(np.zeros((consumers, 32), np.uint32))
     args = (device.put(tiles), sums, count)
-    device.launch("probes/ring.cu.j2", spec, 1, 32 * (consumers + 1), args, shared=spec.ring.smem_bytes)
+    device.launch("probes/ring.cu.j2", config, 1, 32 * (consumers + 1), args, shared=config.ring.smem_bytes)
     return {"sums": device.get(sums)}
 
 
@@ -145,9 +145,9 @@ def multicast(device: Device) -> dict[str, Array]:
     source = random_bytes((16, 64), np.float32, 1)
     there, dump = device.put(source), device.put(np.zeros((2, 16, 64), np.float32))
     load = tiled(source, (8, 64), device.address(there))
-    spec = probes.Multicast(load.expected_bytes, 8)
+    config = probes.Multicast(load.expected_bytes, 8)
     args = (device.map(load, there), dump)
-    device.launch("probes/multicast.cu.j2", spec, 2, 128, args, cluster=2, shared=2 * load.footprint_bytes)
+    device.launch("probes/multicast.cu.j2", config, 2, 128, args, cluster=2, shared=2 * load.footprint_bytes)
     return {"dump": device.get(dump)}
 
 
@@ -164,38 +164,38 @@ def tensormap_edit(device: Device) -> dict[str, Array]:
     original = tiled(first, (8, 32), device.address(there))
     edited = device.put(np.zeros(128, np.uint8))
     args = (device.map(original, there), edited, device.put(second), 5, dump)
-    spec = probes.TensorMapEdit(original.expected_bytes)
-    device.launch("probes/tensormap_edit.cu.j2", spec, 1, 32, args, shared=original.footprint_bytes)
+    config = probes.TensorMapEdit(original.expected_bytes)
+    device.launch("probes/tensormap_edit.cu.j2", config, 1, 32, args, shared=original.footprint_bytes)
     return {"dump": device.get(dump), "edited": device.get(edited)[8:]}
 
 
 def tile_copy(device: Device, dtype: Any, stages: int) -> dict[str, Array]:
     source = random_bytes((130, 80), dtype, 3)
     there, out = device.put(source), device.put(np.zeros((131, 80), dtype))
-    spec = TileCopySpec(np.dtype(dtype).itemsize, stages=stages)
-    box = (spec.box_rows, spec.box_columns)
+    config = TileCopyConfig(np.dtype(dtype).itemsize, stages=stages)
+    box = (config.box_rows, config.box_columns)
     maps = (tiled(source, box, device.address(there)), tiled(source, box, device.address(out)))
     args = (device.map(maps[0], there), device.map(maps[1], out), 2, 3)
-    device.launch("kernels/tile_copy.cu.j2", spec, 3, 64, args, shared=spec.smem_bytes)
+    device.launch("kernels/tile_copy.cu.j2", config, 3, 64, args, shared=config.smem_bytes)
     return {"out": device.get(out)}
 
 
-def marlin(device: Device, spec: Any, m: int) -> dict[str, Array]:
-    """A registry spec on a small layer: 512 x 256, or what the spec's group wants."""
+def marlin(device: Device, config: Any, m: int) -> dict[str, Array]:
+    """A registry config on a small layer: 512 x 256, or what the config's group wants."""
     from cudatma.kernels.tuning import pinned
     from cudatma.quantization import quantize
 
     random, (k, n) = np.random.default_rng(m), (512, 256)
-    dtype = np.dtype(np.float16) if spec.dtype == "float16" else BFLOAT16
+    dtype = np.dtype(np.float16) if config.dtype == "float16" else BFLOAT16
     weight = random.normal(size=(k, n)).astype(np.float32) * np.float32(0.05)
-    packed = quantize(weight, dtype=spec.dtype, group_size=spec.group_size, symmetric=not spec.has_zeros)
+    packed = quantize(weight, dtype=config.dtype, group_size=config.group_size, symmetric=not config.has_zeros)
     x = random.normal(size=(m, k)).astype(dtype)
-    with pinned(spec):
+    with pinned(config):
         return {"y": device.gemm(x, packed)}
 
 
 def kernel_cases(target: Target) -> dict[str, Callable[[Device], dict[str, Array]]]:
-    """Name -> the case; every registry spec and every probe."""
+    """Name -> the case; every registry config and every probe."""
     found: dict[str, Callable[[Device], dict[str, Array]]] = {}
     for rank in range(1, 6):
         found[f"box_copy_{rank}"] = lambda d, r=rank: box_copy(d, r, "store", "", np.float16, "none")
@@ -214,5 +214,5 @@ def kernel_cases(target: Target) -> dict[str, Callable[[Device], dict[str, Array
         found[f"tile_copy_{np.dtype(dtype)}"] = lambda d, t=dtype: tile_copy(d, t, 3)
     for entry in REGISTRY.values():
         if entry.name.startswith("marlin"):
-            found |= {s.entry: lambda d, s=s: marlin(d, s, min(s.tile_m, 20)) for s in entry.specs(target)}
+            found |= {s.entry: lambda d, s=s: marlin(d, s, min(s.tile_m, 20)) for s in entry.configs(target)}
     return found

@@ -41,11 +41,11 @@ class EmulatedDevice:
         return TensorMap(spec, owner=array, encoder="codec")
 
     def launch(
-        self, template: str, spec: Any, grid: int, block: int, args: Sequence[Any], cluster: int = 1, shared: int = 0
+        self, template: str, config: Any, grid: int, block: int, args: Sequence[Any], cluster: int = 1, shared: int = 0
     ) -> None:
-        module = load(ptx_of_template(template, spec, self.target.name))
+        module = load(ptx_of_template(template, config, self.target.name))
         module.launch(
-            spec.entry,
+            config.entry,
             grid,
             block,
             args,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import barrier_after_inval as after_inval
 import numpy as np
-import probe_specs as probes
+import probe_configs as probes
 import pytest
 from barrier_states import CASES, STEPS, UNTOUCHED, states
 from ptx_lines import kernel

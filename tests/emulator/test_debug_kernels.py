@@ -41,12 +41,12 @@ CHOSEN = (
 def module(subject: Subject, *changes: tuple[str, str]) -> ListeningModule:
     """The subject with debug=True; changes: texts of the source that become others."""
     target = get_target(subject.target)
-    text = render(subject.template, subject.spec, target, debug=True)
+    text = render(subject.template, subject.config, target, debug=True)
     for old, new in changes:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
-    layout = getattr(subject.spec, "smem_layout", tuple)()
-    entry = getattr(subject.spec, "entry", subject.kernel)
+    layout = getattr(subject.config, "smem_layout", tuple)()
+    entry = getattr(subject.config, "entry", subject.kernel)
     return ListeningModule(load(ptx_alone(text, target)), Names(entry, text, layout))
 
 

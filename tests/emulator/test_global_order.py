@@ -18,7 +18,7 @@ from cudatma.quantization import quantize
 
 Mutation = Callable[[str], str]
 #: A tile and ring of the mma.sync kernel; three blocks share the tiles of the product below.
-SPEC = mma_sync(tile_m=16, tile_n=64, tile_k=256, warps_n=2, slice_k=2, stages=4)
+CONFIG = mma_sync(tile_m=16, tile_n=64, tile_k=256, warps_n=2, slice_k=2, stages=4)
 
 
 def run_marlin(monkeypatch: pytest.MonkeyPatch, mutate: Mutation, *, depends: bool = False) -> Any:
@@ -35,7 +35,7 @@ def run_marlin(monkeypatch: pytest.MonkeyPatch, mutate: Mutation, *, depends: bo
 
     monkeypatch.setattr(marlin_runner, "load", loaded)
     options: dict[str, Any] = {"produced_by_previous": (x,)} if depends else {}
-    return marlin_runner.run_marlin(x, w, spec=SPEC, processors=3, schedules=4, hazards="collect", **options)[1]
+    return marlin_runner.run_marlin(x, w, spec=CONFIG, processors=3, schedules=4, hazards="collect", **options)[1]
 
 
 def unchanged(ptx: str) -> str:

@@ -9,13 +9,13 @@ from typing import Any
 
 import hostile
 import numpy as np
-import probe_specs as probes
+import probe_configs as probes
 import pytest
 from ptx_of import ptx_of_template
 
 from cudatma.emulator import EmulatorError, PtxError, StepLimitError, load
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, HazardError
-from cudatma.kernels.marlin.candidates import dump_specs
+from cudatma.kernels.marlin.candidates import dump_configs
 from cudatma.target import get_target
 
 HEAD = ".version 8.6\n.target sm_90a\n.address_size 64\n"
@@ -56,7 +56,7 @@ def test_mutants_end_in_a_report_or_a_typed_error(name: str) -> None:
 
 
 def test_truncated_kernels() -> None:
-    marlin = ptx_of_template("kernels/marlin_mma_sync.cu.j2", dump_specs("mma_sync", get_target("sm_90a"))[0])
+    marlin = ptx_of_template("kernels/marlin_mma_sync.cu.j2", dump_configs("mma_sync", get_target("sm_90a"))[0])
     for text, step in ((base("box_copy"), 211), (marlin, 9001)):
         for end in range(0, len(text), step):
             assert hostile.attempt(text[:end]) != ""

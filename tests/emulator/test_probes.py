@@ -7,7 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import probe_specs as probes
+import probe_configs as probes
 import pytest
 from ptx_of import probe
 

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from probe_specs import WgmmaGemm
+from probe_configs import WgmmaGemm
 from ptx_lines import kernel
 from ptx_of import module_of, probe
 

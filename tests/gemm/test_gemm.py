@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_bench import FakeBench
-from gemm_builders import config
+from gemm_builders import config as config_of
 from gemm_builders import problem as problem_of
 from marlin_builders import mma_sync
 
@@ -20,7 +20,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
 from cudatma.kernels import choice, tuning, version
 from cudatma.kernels.choice import decide, shortlist
 from cudatma.kernels.cost import cheapest_first
-from cudatma.kernels.gemm.choose import GEMM, dump_specs, times
+from cudatma.kernels.gemm.choose import GEMM, dump_configs, times
 from cudatma.kernels.gemm.config import CHOICE, PRESETS, WITH_BLOCK_SCALES, GemmConfig
 from cudatma.kernels.gemm.gemm import gemm_explain
 from cudatma.kernels.gemm.problem import LAYOUTS, Problem
@@ -94,10 +94,10 @@ def test_a_version_without_a_kernel_is_blamed_on_who_asked(monkeypatch: pytest.M
 def test_an_explanation_names_who_asked() -> None:
     a, b = np.zeros((64, 4096), np.float16), np.zeros((4096, 4096), np.float16)
     said = gemm_explain(a, b, version="v2")
-    assert (said.kernel, said.spec.layout, said.decision.why) == ("v2", "RR", "version v2 is asked for by the call")
+    assert (said.kernel, said.config.layout, said.decision.why) == ("v2", "RR", "version v2 is asked for by the call")
     free = gemm_explain(a, b.T)
-    assert (free.spec.layout, free.decision.source) == ("RC", "rule")
-    assert f"gemm_{free.spec.version}_" in str(free)
+    assert (free.config.layout, free.decision.source) == ("RC", "rule")
+    assert f"gemm_{free.config.version}_" in str(free)
 
 
 # ---- Choosing
@@ -112,15 +112,15 @@ PROBLEM = problem_of()
 def test_every_candidate_can_run_and_the_cheapest_comes_first(m: int, n: int, k: int, dtype: str, layout: str) -> None:
     problem = problem_of(m=m, n=n, k=k, dtype=dtype, layout=layout)
     found = cheapest_first(times, problem, H200)
-    assert len({spec.entry for spec, _ in found}) == len(found) > 0
-    for spec, us in found:
-        spec.check(problem, SM90A)
-        assert (spec.dtype, spec.layout) == (dtype, layout)
-        assert us == pytest.approx(spec.cost(problem, H200).us)
+    assert len({config.entry for config, _ in found}) == len(found) > 0
+    for config, us in found:
+        config.check(problem, SM90A)
+        assert (config.dtype, config.layout) == (dtype, layout)
+        assert us == pytest.approx(config.cost(problem, H200).us)
     assert decide(GEMM, problem, H200).source == "rule"
     for name in PRESETS:
         if name != "v6" or k >= 128:  # a stage cannot be divided
-            assert decide(GEMM, replace(problem, version=name), H200).spec.version == name
+            assert decide(GEMM, replace(problem, version=name), H200).config.version == name
 
 
 @pytest.mark.parametrize("name", ["sm_90", "sm_100a", "sm_120a"])
@@ -130,7 +130,7 @@ def test_a_version_by_wgmma_names_a_target_without_it_as_the_cause(name: str) ->
         decide(GEMM, replace(PROBLEM, version="v3"), imagined_gpu(name, 132))
     with pytest.raises(TargetError, match="wgmma"):
         sample("v3", get_target(name))
-    assert dump_specs("v3", get_target(name)) == []
+    assert dump_configs("v3", get_target(name)) == []
 
 
 @pytest.mark.parametrize("name", ["sm_90", "sm_120a", "sm_121a"])
@@ -140,52 +140,52 @@ def test_without_wgmma_mma_sync_is_chosen(layout: str, m: int, name: str) -> Non
     problem, gpu, target = replace(PROBLEM, m=m, layout=layout), imagined_gpu(name, 48), get_target(name)
     found = cheapest_first(times, problem, gpu)
     assert found
-    for spec, _ in found:
-        assert spec.version == "mma_sync"
-        spec.check(problem, target)
-    assert decide(GEMM, problem, gpu).spec.version == "mma_sync"
+    for config, _ in found:
+        assert config.version == "mma_sync"
+        config.check(problem, target)
+    assert decide(GEMM, problem, gpu).config.version == "mma_sync"
 
 
 def test_with_wgmma_mma_sync_is_chosen_on_request_only() -> None:
     for m in (1, 128, 8192):
         problem = replace(PROBLEM, m=m)
-        assert all(spec.version != "mma_sync" for spec, _ in cheapest_first(times, problem, H200))
+        assert all(config.version != "mma_sync" for config, _ in cheapest_first(times, problem, H200))
         asked = decide(GEMM, replace(problem, version="mma_sync"), H200)
-        assert (asked.spec.version, asked.why) == ("mma_sync", "version mma_sync is asked for")
+        assert (asked.config.version, asked.why) == ("mma_sync", "version mma_sync is asked for")
 
 
 def test_ctas_that_share_an_sm_share_its_shared_memory() -> None:
-    spec = config("mma_sync", tile_m=128, tile_n=128, tile_k=64, stages=4, blocks_per_sm=2)
+    config = config_of("mma_sync", tile_m=128, tile_n=128, tile_k=64, stages=4, ctas_per_sm=2)
     with pytest.raises(
         ArgumentError, match=r"^stages: got 4; allowed: shared memory of .* for each of 2 CTAs on an SM"
     ):
-        spec.check_target(SM90A)
-    replace(spec, stages=3).check_target(SM90A)
+        config.check_target(SM90A)
+    replace(config, stages=3).check_target(SM90A)
 
 
 def test_warps_divide_a_tile_by_mma_sync() -> None:
-    for spec in dump_specs("mma_sync", SM90A):
-        assert (spec.warps_m * spec.warp_m, spec.warps_n * spec.warp_n) == (spec.tile_m, spec.tile_n)
-        assert spec.warps_m * spec.warps_n == spec.consumer_warps
-        assert spec.warp_m % 16 == spec.warp_n % 32 == 0
+    for config in dump_configs("mma_sync", SM90A):
+        assert (config.warps_m * config.warp_m, config.warps_n * config.warp_n) == (config.tile_m, config.tile_n)
+        assert config.warps_m * config.warps_n == config.consumer_warps
+        assert config.warp_m % 16 == config.warp_n % 32 == 0
 
 
 @pytest.mark.parametrize("version", PRESETS)
 def test_the_dumped_configurations_are_every_tile_layout_and_dtype(version: str) -> None:
-    specs = dump_specs(version, SM90A)
-    assert len(set(specs)) == len(specs)
+    configs = dump_configs(version, SM90A)
+    assert len(set(configs)) == len(configs)
     free = replace(PROBLEM, version=version)
-    tiles = {(spec.tile_m, spec.tile_n, spec.tile_k) for spec, _ in cheapest_first(times, free, H200)}
-    assert {(spec.tile_m, spec.tile_n, spec.tile_k) for spec in specs} >= tiles
-    assert {spec.dtype for spec in dump_specs(version, get_target("sm_120a")) + specs} >= {
+    tiles = {(config.tile_m, config.tile_n, config.tile_k) for config, _ in cheapest_first(times, free, H200)}
+    assert {(config.tile_m, config.tile_n, config.tile_k) for config in configs} >= tiles
+    assert {config.dtype for config in dump_configs(version, get_target("sm_120a")) + configs} >= {
         "float16",
         "bfloat16",
         "float8_e4m3fn",
     }
-    assert {spec.out_dtype for spec in specs} >= {"", "float32"}
-    assert any(spec.block_scales for spec in specs) == (version in WITH_BLOCK_SCALES)
-    assert {spec.layout for spec in specs} == set(LAYOUTS)
-    assert all(spec.entry.startswith(f"gemm_{version}_") for spec in specs)
+    assert {config.out_dtype for config in configs} >= {"", "float32"}
+    assert any(config.block_scales for config in configs) == (version in WITH_BLOCK_SCALES)
+    assert {config.layout for config in configs} == set(LAYOUTS)
+    assert all(config.entry.startswith(f"gemm_{version}_") for config in configs)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_the_dumped_configurations_are_every_tile_layout_and_dtype(version: str)
 )
 def test_what_a_configuration_refuses(version: str, fields: dict[str, Any], error: str) -> None:
     with pytest.raises((ArgumentError, ArgumentTypeError), match=f"^{error}"):
-        config(version, **fields)
+        config_of(version, **fields)
 
 
 def test_version_v6_is_not_batch_invariant() -> None:
@@ -231,7 +231,7 @@ def test_version_v6_is_not_batch_invariant() -> None:
     with pytest.raises(ArgumentError, match=r"^version: got v6; allowed: one with a kernel for .*batch-invariant"):
         decide(GEMM, replace(problem, version="v6"), H200)
     with (
-        pinned(config("v6")),
+        pinned(config_of("v6")),
         pytest.raises(ArgumentError, match="batch_invariant: got True"),
     ):
         decide(GEMM, problem, H200)
@@ -239,7 +239,7 @@ def test_version_v6_is_not_batch_invariant() -> None:
 
 def test_fp8_needs_tensor_cores_for_it() -> None:
     problem = problem_of(dtype="float8_e4m3fn")
-    assert decide(GEMM, problem, imagined_gpu("sm_120a", 48)).spec.version == "mma_sync"
+    assert decide(GEMM, problem, imagined_gpu("sm_120a", 48)).config.version == "mma_sync"
     for name in ("sm_90", "sm_100a"):
         with pytest.raises(TargetError, match=rf"^target: got {name}; allowed: a target with mma_sync_fp8"):
             decide(GEMM, problem, imagined_gpu(name, 48))
@@ -257,23 +257,23 @@ def test_what_a_problem_refuses(field: str, value: Any) -> None:
 
 
 def test_what_is_pinned_serves_its_own_family_only() -> None:
-    own = config("v4")
+    own = config_of("v4")
     with pinned(own):
-        assert decide(GEMM, PROBLEM, H200).spec is own
+        assert decide(GEMM, PROBLEM, H200).config is own
     with pinned(mma_sync(tile_m=8, tile_n=128, tile_k=256, warps_n=4, stages=4, scale_on="accumulator")):
         assert decide(GEMM, PROBLEM, H200).source == "rule"
 
 
 def test_what_is_pinned_must_fit_the_problem() -> None:
     with (
-        pinned(config("v3", dtype="bfloat16")),
-        pytest.raises(ArgumentError, match="pinned spec: dtype: got bfloat16"),
+        pinned(config_of("v3", dtype="bfloat16")),
+        pytest.raises(ArgumentError, match="pinned config: dtype: got bfloat16"),
     ):
         decide(GEMM, PROBLEM, H200)
-    large = config("v3", tile_m=256, tile_n=128, stages=8)
+    large = config_of("v3", tile_m=256, tile_n=128, stages=8)
     with pinned(large), pytest.raises(ArgumentError, match="stages: got 8"):
         decide(GEMM, PROBLEM, H200)
-    with pytest.raises(ArgumentTypeError, match="spec: got str"), pinned("wgmma"):
+    with pytest.raises(ArgumentTypeError, match="config: got str"), pinned("wgmma"):
         pass
 
 
@@ -291,14 +291,14 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     choice.forget()
 
 
-MEASURED = config("v3", tile_n=128, stages=5)
+MEASURED = config_of("v3", tile_n=128, stages=5)
 GPU = GpuClass.of(H200)
 
 
 def test_a_problem_and_its_entry_go_through_json() -> None:
     assert Problem.from_json(PROBLEM.as_json()) == PROBLEM
     for one in shortlist(GEMM, PROBLEM, H200, 8):
-        entry = Entry(PROBLEM, one.spec, 8.0, 10.0)
+        entry = Entry(PROBLEM, one.config, 8.0, 10.0)
         assert parse_entry(entry.as_json(GEMM), GEMM, SM90A) == entry
 
 
@@ -313,18 +313,18 @@ def test_a_file_holds_the_entries_of_several_families(file: Path) -> None:
     ours, found = tuning.lookup(GEMM, PROBLEM, H200), tuning.lookup(other, theirs.problem, H200)
     assert ours is not None
     assert found is not None
-    assert (ours.entry.spec, found.entry.spec) == (MEASURED, theirs.spec)
+    assert (ours.entry.config, found.entry.config) == (MEASURED, theirs.config)
 
 
 def test_tuning_measures_it_and_later_calls_follow(file: Path) -> None:
-    wanted = shortlist(GEMM, replace(PROBLEM, dtype="bfloat16"), H200, 12)[2].spec
-    bench = FakeBench(lambda one: 5.0 if one.spec == wanted else 9.0)
+    wanted = shortlist(GEMM, replace(PROBLEM, dtype="bfloat16"), H200, 12)[2].config
+    bench = FakeBench(lambda one: 5.0 if one.config == wanted else 9.0)
     shape = ["gemm", "--shape", f"{PROBLEM.k}x{PROBLEM.n}", "--m", str(PROBLEM.m), "--dtype", "bfloat16", "--jobs", "1"]
     assert tune.main(shape, bench=bench, gpu=H200) == 0
     assert bench.prepared == [replace(PROBLEM, dtype="bfloat16")]
     choice.forget()
     decision = decide(GEMM, bench.prepared[0], H200)
-    assert (decision.source, decision.spec) == ("tuned", wanted)
+    assert (decision.source, decision.config) == ("tuned", wanted)
     with pytest.raises(
         ArgumentError, match="--zeros: got an option of marlin; allowed: options of gemm: --dtype, --layout"
     ):
@@ -336,29 +336,29 @@ def test_the_kernel_of_a_problem_is_dumped(tmp_path: Path, capsys: pytest.Captur
     dump = ["gemm", *sizes, "--target", "sm_90a", "--no-sass", "--json", "--out", str(tmp_path)]
     assert dump_kernels.main(dump) == 0
     (report,) = json.loads(capsys.readouterr().out)
-    assert report["name"] == f"{decide(GEMM, replace(PROBLEM, dtype='bfloat16'), H200).spec.entry}_sm_90a"
+    assert report["name"] == f"{decide(GEMM, replace(PROBLEM, dtype='bfloat16'), H200).config.entry}_sm_90a"
 
 
 @pytest.mark.parametrize(("m", "n", "ctas"), [(4096, 4096, 128), (2048, 2304, 72), (1024, 128, 8)])
 def test_persistent_ctas_are_as_few_as_need_no_more_turns(m: int, n: int, ctas: int) -> None:
     """On 132 SMs 512, 144 and 8 tiles take 4 turns, 2, and 1."""
-    assert config("v4", tile_m=128, tile_n=256).schedule(problem_of(m=m, n=n), 132).ctas == ctas
+    assert config_of("v4", tile_m=128, tile_n=256).schedule(problem_of(m=m, n=n), 132).ctas == ctas
 
 
 @pytest.mark.parametrize(("k", "version"), [(1536, "v7"), (7168, "v4")])
 def test_short_k_has_a_tile_for_each_warpgroup(k: int, version: str) -> None:
     problem = problem_of(m=4096, n=24576, k=k, dtype="float8_e4m3fn", epilogue="linear")
-    assert decide(GEMM, problem, H200).spec.version == version
+    assert decide(GEMM, problem, H200).config.version == version
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 2048), (64, 2048), (128, 1024), (256, 1024)])
 def test_clusters_run_at_the_same_time(m: int, n: int) -> None:
     """An H200 holds 30 clusters of four, not 33."""
     problem = problem_of(m=m, n=n)
-    spec = decide(GEMM, problem, H200).spec
-    assert spec.version == "v6"
-    assert spec.schedule(problem, 132).ctas <= spec.cluster_k * clusters_at_once(spec.cluster_k, 132)
+    config = decide(GEMM, problem, H200).config
+    assert config.version == "v6"
+    assert config.schedule(problem, 132).ctas <= config.cluster_k * clusters_at_once(config.cluster_k, 132)
 
 
 def test_one_sm_is_enough_to_choose() -> None:
-    assert decide(GEMM, PROBLEM, imagined_gpu("sm_90a", 1)).spec.tile_m in (64, 128, 256)
+    assert decide(GEMM, PROBLEM, imagined_gpu("sm_90a", 1)).config.tile_m in (64, 128, 256)

@@ -183,7 +183,7 @@ def test_scales_of_blocks_need_wgmma(monkeypatch: pytest.MonkeyPatch) -> None:
     scales = {"a_scale": np.ones((M, 2), np.float32), "b_scale": np.ones((2, 1), np.float32)}
     with pytest.raises(TargetError, match=r"^target: got sm_120a; allowed: a target with wgmma .*scales of blocks"):
         gemm_explain(a, b.T, **scales)
-    assert gemm_explain(a, b.T, a_scale=2.0).spec.version == "mma_sync"
+    assert gemm_explain(a, b.T, a_scale=2.0).config.version == "mma_sync"
     assert gemm_explain(a, b.T, a_scale=2.0, target="sm_90a").gpu.target == "sm_90a"
 
 
@@ -192,7 +192,7 @@ def test_a_version_without_a_kernel_for_the_problem_is_named() -> None:
     scales = {"a_scale": np.ones((M, 2), np.float32), "b_scale": np.ones((2, 1), np.float32)}
     with pytest.raises(ArgumentError, match=r"^version: got v3; allowed: v4, v5 for scales of blocks"):
         gemm_explain(a, b.T, version="v3", **scales)
-    assert gemm_explain(a, b.T, **scales).spec.version in ("v4", "v5")
+    assert gemm_explain(a, b.T, **scales).config.version in ("v4", "v5")
 
 
 # ---- What is copied

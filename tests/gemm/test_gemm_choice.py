@@ -32,8 +32,8 @@ SHAPES = (
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.description)
 def test_times_at_many_m_are_the_costs_at_each(shape: Problem) -> None:
     ms = [1, 7, 64, 65, 300, 1000, 5000]
-    for spec, us in times(shape, np.array(ms), H200):
-        costs = np.array([spec.cost(replace(shape, m=m), H200).us for m in ms])
+    for config, us in times(shape, np.array(ms), H200):
+        costs = np.array([config.cost(replace(shape, m=m), H200).us for m in ms])
         np.testing.assert_allclose(us, np.where(np.isfinite(us), costs, np.inf), rtol=1e-9)
 
 
@@ -45,13 +45,13 @@ def test_few_kernels_serve_small_m_and_none_loses_3_percent(shape: Problem) -> N
     cheapest = np.min(list(by_spec.values()), axis=0)
     for index, m in enumerate(ms.tolist()):
         assert by_spec[table.at(m)][index] <= 1.03 * cheapest[index], m
-    assert len(table.specs_up_to(255)) <= 24
+    assert len(table.configs_up_to(255)) <= 24
 
 
 def lost(measured: Problem, gpu: Gpu, us: dict[str, float]) -> float:
     """How many times as long as the fastest kernel takes the one that the model ranks first, of those that were
     measured. us: by kernel."""
-    entry = next(spec.entry for spec, _ in cheapest_first(times, measured, gpu) if spec.entry in us)
+    entry = next(config.entry for config, _ in cheapest_first(times, measured, gpu) if config.entry in us)
     return us[entry] / min(us.values())
 
 
@@ -109,5 +109,5 @@ def test_a_second_shape_of_a_kind_builds_no_spec(monkeypatch: pytest.MonkeyPatch
     first = times(problem(n=1504, k=1216, **kind), ms, H200)
     built.clear()
     second = times(problem(n=3008, k=2432, **kind), ms, H200)
-    assert [spec for spec, _ in second] == [spec for spec, _ in first]
+    assert [config for config, _ in second] == [config for config, _ in first]
     assert not built

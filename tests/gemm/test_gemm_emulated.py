@@ -324,7 +324,7 @@ def test_the_tile_does_not_change_the_bits() -> None:
         (257, 130, 40, {"tile_m": 256, "tile_n": 128, "tile_k": 32, "warpgroups": 2, "dtype": "bfloat16"}),
         (70, 69, 200, {"tile_k": 32, "stages": 3}),  # rows of 64 bytes; the ring wraps
         (130, 140, 33, {"tile_m": 128, "tile_n": 128, "tile_k": 32, "stages": 6}),  # K shorter than the ring
-        (200, 136, 1, {"tile_m": 128, "tile_n": 128, "blocks_per_sm": 2, "dtype": "bfloat16"}),  # one stage a tile
+        (200, 136, 1, {"tile_m": 128, "tile_n": 128, "ctas_per_sm": 2, "dtype": "bfloat16"}),  # one stage a tile
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else None,
 )

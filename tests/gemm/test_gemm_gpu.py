@@ -78,8 +78,8 @@ def test_every_tile_is_right(m: int, version: str, layout: str) -> None:
     """Boxes of A hold no more rows than A has."""
     (a, left), (b, right) = among_nans(m, 1000, layout[0], F16, 0), among_nans(1000, 904, layout[1], F16, 1)
     made = problem(m=m, n=904, k=1000, layout=layout, version=version)
-    for spec, _ in times(made, np.array([m]), gpu_of(0)):
-        with pinned(spec):
+    for config, _ in times(made, np.array([m]), gpu_of(0)):
+        with pinned(config):
             check(download(gemm(left, right)), exact(a, b))
 
 
@@ -116,8 +116,8 @@ def test_scales_of_blocks(batch: int, m: int, n: int, k: int, by_tma: bool) -> N
     scales = {"a_scale": columns if by_tma else upload(a_scale), "b_scale": upload(b_scale)}
     made = problem(m=m, n=n, k=k, dtype=a.dtype.name, batch=batch, block_scales=True, scales_by_tma=by_tma)
     for version in WITH_BLOCK_SCALES:
-        for spec, _ in times(replace(made, version=version), np.array([m]), gpu_of(0)):
-            with pinned(spec):
+        for config, _ in times(replace(made, version=version), np.array([m]), gpu_of(0)):
+            with pinned(config):
                 check(download(gemm(upload(a), upload(b), **scales)), scaled_a @ scaled_b)
 
 
@@ -149,8 +149,8 @@ def test_undivided_tiles_add_in_the_same_order(dtype: Any) -> None:
     seen = set()
     for version in ("v1", "v2", "v3", "v4", "v5"):
         made = problem(m=300, n=520, k=1040, dtype=a.dtype.name, version=version)
-        for spec, _ in times(made, np.array([made.m]), gpu_of(0)):
-            with pinned(spec):
+        for config, _ in times(made, np.array([made.m]), gpu_of(0)):
+            with pinned(config):
                 seen.add(download(gemm(upload(a[:300]), upload(b), batch_invariant=True)).tobytes())
     assert len(seen) == 1
     whole = download(gemm(upload(a), upload(b), batch_invariant=True))

@@ -42,7 +42,7 @@ MAPS: dict[str, tuple[TiledSpec, tuple[int, ...], tuple[int, int]]] = {
 
 @pytest.mark.parametrize("name", MAPS)
 def test_the_pictures_of_the_page(golden: Golden, name: str) -> None:
-    spec, coords, element = MAPS[name]
-    text = cudatma.inspect(spec).svg(coords, element=element)
+    config, coords, element = MAPS[name]
+    text = cudatma.inspect(config).svg(coords, element=element)
     golden(f"{PICTURES}/{name}.svg", text)
     assert len(text) < 120_000

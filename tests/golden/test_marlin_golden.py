@@ -13,7 +13,7 @@ from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.target import get_target
 
 #: Written out: no golden depends on the configurations that marlin_gemm chooses.
-SPECS = {
+CONFIGS = {
     # M of 8, weights streamed by TMA, groups scaled in the accumulators, slice-K.
     "mma_sync": mma_sync(
         has_zeros=True,
@@ -54,15 +54,17 @@ SPECS = {
 }
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_the_source(golden: Callable[[str, str], None], name: str) -> None:
-    spec = SPECS[name]
-    spec.check_target(get_target("sm_90a"))
-    golden(f"marlin_{name}.cu", render(spec.template, spec, "sm_90a"))
+    config = CONFIGS[name]
+    config.check_target(get_target("sm_90a"))
+    golden(f"marlin_{name}.cu", render(config.template, config, "sm_90a"))
 
 
-@pytest.mark.parametrize("spec", [SPECS["mma_sync"], replace(SPECS["skinny"], cluster_k=1)], ids=["mma_sync", "skinny"])
-def test_both_targets_run_the_same_kernel(spec: MarlinConfig) -> None:
+@pytest.mark.parametrize(
+    "config", [CONFIGS["mma_sync"], replace(CONFIGS["skinny"], cluster_k=1)], ids=["mma_sync", "skinny"]
+)
+def test_both_targets_run_the_same_kernel(config: MarlinConfig) -> None:
     """SM120 computes what was reviewed, and what was run on another GPU."""
-    one, other = (render(spec.template, spec, target).partition("\n")[2] for target in ("sm_90a", "sm_120a"))
+    one, other = (render(config.template, config, target).partition("\n")[2] for target in ("sm_90a", "sm_120a"))
     assert one == other

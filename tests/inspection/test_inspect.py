@@ -31,10 +31,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "fixtures" / "descriptors" / "h200.jsonl.gz"
 Case = dict[str, Any]
 
-SPEC = TiledSpec(
+CONFIG = TiledSpec(
     dtype="float16", dims=(64, 1000), strides_bytes=(144,), box=(16, 8), swizzle="128B", address=0x7F0000001000
 )
-RAW = codec.encode(SPEC)
+RAW = codec.encode(CONFIG)
 HEX = RAW.hex()
 
 

@@ -45,8 +45,8 @@ def tiled(fields: dict[str, Any], memory: Any) -> TiledSpec:
 
 def test_the_drivers_bytes_are_the_codecs() -> None:
     memory = cp.zeros(1 << 20, cp.uint8)
-    specs: list[Any] = [tiled(fields, memory) for fields, _, _ in BOXES]
-    specs.append(
+    configs: list[Any] = [tiled(fields, memory) for fields, _, _ in BOXES]
+    configs.append(
         Im2colSpec(
             dtype="float16",
             dims=(64, 14, 9, 4),
@@ -59,7 +59,7 @@ def test_the_drivers_bytes_are_the_codecs() -> None:
             address=int(memory.data.ptr),
         )
     )
-    for spec in specs:
+    for spec in configs:
         made = (TensorMap.im2col if isinstance(spec, Im2colSpec) else TensorMap.tiled)(spec, owner=memory)
         assert made.encoder == "driver"
         found = made.compare()

@@ -27,8 +27,10 @@ from cudatma.inspection import reading as objects
 from cudatma.inspection.reading import MAX_INPUT_BYTES, parse_content
 from tools import inspect_descriptor as tool
 
-SPEC = TiledSpec(dtype="float16", dims=(64, 1000), strides_bytes=(144,), box=(16, 8), swizzle="128B", address=0x7F1000)
-RAW = codec.encode(SPEC)
+CONFIG = TiledSpec(
+    dtype="float16", dims=(64, 1000), strides_bytes=(144,), box=(16, 8), swizzle="128B", address=0x7F1000
+)
+RAW = codec.encode(CONFIG)
 FORMATS = {8: "g", 4: "w", 2: "h", 1: "b"}
 
 
@@ -168,11 +170,11 @@ def test_pickles_are_never_loaded(protocol: int) -> None:
 
 def test_objects_of_every_kind_say_the_same() -> None:
     expected = tool.describe_descriptor(RAW)
-    made = TensorMap.tiled(SPEC, encoder="codec")
+    made = TensorMap.tiled(CONFIG, encoder="codec")
     words = struct.unpack("<16Q", RAW)
     for source in (
         made,
-        SPEC,
+        CONFIG,
         RAW,
         bytearray(RAW),
         memoryview(RAW),
@@ -262,7 +264,7 @@ def test_im2col_wide_is_described_from_documents_only() -> None:
     with pytest.raises(DescriptorError, match="do not say enough"):
         found.svg()
     with pytest.raises(DescriptorError, match="bytes"):
-        found.compare(SPEC)
+        found.compare(CONFIG)
 
 
 # --object

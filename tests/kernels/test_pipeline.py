@@ -56,9 +56,9 @@ class Mbarrier:
 def test_parities_never_let_anybody_pass_too_early_or_wait_for_ever(
     stages: int, consumers: int, iterations: int, seed: int
 ) -> None:
-    spec = PipelineSpec(stages, (SCALE,), 1, consumers)
-    full = [Mbarrier(spec.producer_arrivals) for _ in range(stages)]
-    empty = [Mbarrier(spec.consumer_arrivals) for _ in range(stages)]
+    config = PipelineSpec(stages, (SCALE,), 1, consumers)
+    full = [Mbarrier(config.producer_arrivals) for _ in range(stages)]
+    empty = [Mbarrier(config.consumer_arrivals) for _ in range(stages)]
     slots: list[int | None] = [None] * stages
     readers = [0] * stages  # consumers that still have to read what is in the slot
     at = [0] * (1 + consumers)  # iteration of the producer, then of each consumer
@@ -68,17 +68,17 @@ def test_parities_never_let_anybody_pass_too_early_or_wait_for_ever(
         for who, i in enumerate(at):
             if i >= iterations:
                 continue
-            slot = spec.slot(i)
+            slot = config.slot(i)
             passes = (
-                empty[slot].wait_returns(spec.producer_parity(i))
+                empty[slot].wait_returns(config.producer_parity(i))
                 if who == 0
-                else full[slot].wait_returns(spec.consumer_parity(i))
+                else full[slot].wait_returns(config.consumer_parity(i))
             )
             if passes:
                 ready.append(who)
         assert ready, "deadlock"
         who = chance.choice(ready)
-        slot = spec.slot(at[who])
+        slot = config.slot(at[who])
         if who == 0:
             assert readers[slot] == 0, "a slot was filled before everybody had read it"
             slots[slot], readers[slot] = at[0], consumers
@@ -92,19 +92,19 @@ def test_parities_never_let_anybody_pass_too_early_or_wait_for_ever(
 
 @given(stages=st.integers(1, 7), ring=operands, by_operand=st.booleans())
 def test_operands_are_aligned_and_never_overlap(stages: int, ring: tuple[Operand, ...], by_operand: bool) -> None:
-    spec = PipelineSpec(stages, ring, by_operand=by_operand)
+    config = PipelineSpec(stages, ring, by_operand=by_operand)
     taken: list[tuple[int, int]] = []
     for slot in range(stages):
         for operand in ring:
-            start = spec.address(operand.name, slot)
+            start = config.address(operand.name, slot)
             assert start % operand.alignment == 0
             taken.append((start, start + operand.footprint_bytes))
-    taken.append((spec.barriers_offset, spec.barriers_offset + 16 * stages))
-    assert spec.barriers_offset % 8 == 0
+    taken.append((config.barriers_offset, config.barriers_offset + 16 * stages))
+    assert config.barriers_offset % 8 == 0
     assert all(a[1] <= b[0] for a, b in pairwise(sorted(taken)))
-    assert taken[-1][1] == spec.smem_bytes
-    assert spec.stage_tx_bytes == sum(o.expected_bytes for o in ring)
-    assert spec.stage_bytes - sum(o.footprint_bytes for o in ring) < sum(o.alignment for o in ring) + spec.alignment
+    assert taken[-1][1] == config.smem_bytes
+    assert config.stage_tx_bytes == sum(o.expected_bytes for o in ring)
+    assert config.stage_bytes - sum(o.footprint_bytes for o in ring) < sum(o.alignment for o in ring) + config.alignment
 
 
 @given(ring=operands, other=st.integers(0, 100_000), name=st.sampled_from(sorted(TARGETS)))
@@ -118,13 +118,18 @@ def test_most_stages_is_the_largest_number_that_fits(ring: tuple[Operand, ...], 
 
 
 def test_a_ring_by_hand() -> None:
-    spec = PipelineSpec(3, (HAND, WEIGHT, SCALE), 33, 4, expect_tx_bytes=8448)
-    assert [spec.offset(n) for n in ("activation", "weight", "scale")] == [0, 5120, 13312]
-    assert (spec.alignment, spec.stage_bytes, spec.barriers_offset, spec.smem_bytes) == (128, 13568, 40704, 40752)
-    assert [spec.slot(i) for i in range(7)] == [0, 1, 2, 0, 1, 2, 0]
-    assert [spec.consumer_parity(i) for i in range(7)] == [0, 0, 0, 1, 1, 1, 0]
-    assert [spec.producer_parity(i) for i in range(7)] == [1, 1, 1, 0, 0, 0, 1]
-    assert spec.notes()[1:] == (
+    config = PipelineSpec(3, (HAND, WEIGHT, SCALE), 33, 4, expect_tx_bytes=8448)
+    assert [config.offset(n) for n in ("activation", "weight", "scale")] == [0, 5120, 13312]
+    assert (config.alignment, config.stage_bytes, config.barriers_offset, config.smem_bytes) == (
+        128,
+        13568,
+        40704,
+        40752,
+    )
+    assert [config.slot(i) for i in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    assert [config.consumer_parity(i) for i in range(7)] == [0, 0, 0, 1, 1, 1, 0]
+    assert [config.producer_parity(i) for i in range(7)] == [1, 1, 1, 0, 0, 0, 1]
+    assert config.notes()[1:] == (
         "  +0 activation: 5000 bytes, brought by threads",
         "  +5120 weight: 8192 bytes, 8192 by TMA",
         "  +13312 scale: 256 bytes, 256 by TMA",
@@ -135,28 +140,28 @@ def test_a_ring_by_hand() -> None:
 
 
 def test_a_ring_by_operand_by_hand() -> None:
-    spec = PipelineSpec(3, (HAND, WEIGHT, SCALE), by_operand=True)
-    assert [spec.offset(n) for n in ("activation", "weight", "scale")] == [0, 15104, 39680]
-    assert [spec.slot_distance(n) for n in ("activation", "weight", "scale")] == [5008, 8192, 256]
-    assert (spec.address("weight", 2), spec.barriers_offset) == (15104 + 2 * 8192, 39680 + 3 * 256)
+    config = PipelineSpec(3, (HAND, WEIGHT, SCALE), by_operand=True)
+    assert [config.offset(n) for n in ("activation", "weight", "scale")] == [0, 15104, 39680]
+    assert [config.slot_distance(n) for n in ("activation", "weight", "scale")] == [5008, 8192, 256]
+    assert (config.address("weight", 2), config.barriers_offset) == (15104 + 2 * 8192, 39680 + 3 * 256)
 
 
 def test_a_ring_without_empty_barriers_takes_one_barrier_a_stage() -> None:
-    spec = PipelineSpec(3, (WEIGHT,), consumer_arrivals=0)
-    assert (spec.barrier_bytes, spec.smem_bytes) == (24, spec.barriers_offset + 24)
-    assert spec.barrier_layout(base=8) == [("full_barriers", 8, 24)]
-    assert spec.notes()[-1].endswith("full[3]")
+    config = PipelineSpec(3, (WEIGHT,), consumer_arrivals=0)
+    assert (config.barrier_bytes, config.smem_bytes) == (24, config.barriers_offset + 24)
+    assert config.barrier_layout(base=8) == [("full_barriers", 8, 24)]
+    assert config.notes()[-1].endswith("full[3]")
     both = PipelineSpec(3, (WEIGHT,))
     assert both.barrier_layout(base=8) == [("full_barriers", 8, 24), ("empty_barriers", 32, 24)]
-    least = replace(spec, stages=1).smem_bytes
+    least = replace(config, stages=1).smem_bytes
     assert most_stages(replace(get_target("sm_90a"), smem_per_block_bytes=least), (WEIGHT,)) == 0
-    replace(spec, stages=1).check_fits(replace(get_target("sm_90a"), smem_per_block_bytes=least))
+    replace(config, stages=1).check_fits(replace(get_target("sm_90a"), smem_per_block_bytes=least))
 
 
 def test_every_consumer_of_a_cluster_frees_a_slot() -> None:
-    spec = PipelineSpec(3, (WEIGHT,), 1, 4, cluster=2)
-    assert (spec.consumer_arrivals, spec.empty_arrivals) == (4, 8)
-    assert "8 consumer arrivals" in spec.notes()[0]
+    config = PipelineSpec(3, (WEIGHT,), 1, 4, cluster=2)
+    assert (config.consumer_arrivals, config.empty_arrivals) == (4, 8)
+    assert "8 consumer arrivals" in config.notes()[0]
 
 
 @pytest.mark.parametrize(("told", "fate"), [(8449, "never ends"), (8447, "before the data is there")])
@@ -168,12 +173,12 @@ def test_a_wrong_byte_count_is_named_with_its_consequence(told: int, fate: str) 
 
 
 def test_arrivals_that_differ_from_the_kernels_are_named_with_their_consequence() -> None:
-    spec = PipelineSpec(2, (WEIGHT,), 1, 4, cluster=2)
-    spec.check_arrivals(produced=1, released=4)
+    config = PipelineSpec(2, (WEIGHT,), 1, 4, cluster=2)
+    config.check_arrivals(produced=1, released=4)
     with pytest.raises(ArgumentError, match="the producer would wait for ever"):
-        spec.check_arrivals(released=3)
+        config.check_arrivals(released=3)
     with pytest.raises(ArgumentError, match="consumers would go on before the slot is ready"):
-        spec.check_arrivals(produced=2)
+        config.check_arrivals(produced=2)
 
 
 @pytest.mark.parametrize(
@@ -222,10 +227,10 @@ def test_an_operand_that_cannot_work_is_refused(arguments: tuple[object, ...], f
 
 
 def test_unknown_names_and_slots_are_refused() -> None:
-    spec = PipelineSpec(2, (WEIGHT,))
+    config = PipelineSpec(2, (WEIGHT,))
     with pytest.raises(ArgumentError, match="allowed: weight"):
-        spec.offset("bias")
+        config.offset("bias")
     with pytest.raises(ArgumentError, match="allowed: weight"):
         PipelineSpec(2, (WEIGHT,), by_operand=True).slot_distance("bias")
     with pytest.raises(ArgumentError, match=r"allowed: 0\.\.1"):
-        spec.address("weight", 2)
+        config.address("weight", 2)

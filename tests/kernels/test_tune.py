@@ -53,13 +53,13 @@ def task_of(m: int, candidates: int = 12, dtype: str = "float16") -> tune_plan.T
 def test_the_fastest_is_kept_and_then_chosen(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task = task_of(64)
     wanted = task.candidates[5]
-    bench = FakeBench(lambda one: 5.0 if one.spec == wanted.spec else 9.0)
+    bench = FakeBench(lambda one: 5.0 if one.config == wanted.config else 9.0)
     assert tuned(bench, "--json") == 0
     entry = entries(file)[64]
-    assert (entry.spec, entry.us, entry.rule_us) == (wanted.spec, 5.0, 9.0)
+    assert (entry.config, entry.us, entry.rule_us) == (wanted.config, 5.0, 9.0)
     choice.forget()
     decision = decide(Problem(LinearShape(4096, 4096, 128, False, "float16"), 64), H200)
-    assert (decision.source, decision.spec) == ("tuned", wanted.spec)
+    assert (decision.source, decision.config) == ("tuned", wanted.config)
     record = json.loads(capsys.readouterr().out)["cells"][1]
     assert len(record["times_us"]) == 12
     assert record["times_us"][wanted.label] == 5.0
@@ -71,7 +71,7 @@ def test_a_small_gain_does_not_replace_the_cost_models_choice(file: Path) -> Non
     tuned(bench)
     for m, entry in entries(file).items():
         rule = task_of(m, 2).candidates[0]
-        assert (entry.spec, entry.us) == (rule.spec, 10.0)
+        assert (entry.config, entry.us) == (rule.config, 10.0)
 
 
 def test_of_many_candidates_the_fastest_at_screening_are_measured(file: Path) -> None:

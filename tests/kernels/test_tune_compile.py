@@ -22,7 +22,7 @@ from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import MARLIN
 from cudatma.kernels.marlin.problem import Problem
 from tools import tune, tune_compile, tune_plan
-from tools.tune_compile import specs_of
+from tools.tune_compile import configs_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = ["--shape", "4096x4096", "--m", "1,64"]
@@ -46,15 +46,15 @@ class Compiler:
     calls: list[tuple[list[Any], str, int]] = field(default_factory=list)
 
     def __call__(self, orders: list[tuple[str, Any]], target: str, jobs: int, tell: Callable[..., None]) -> None:
-        assert all(template == spec.template for template, spec in orders)
-        launched = [spec for _, spec in orders]
-        assert all(spec == spec.in_form("as_stored") for spec in launched)
-        specs = [spec.in_form("none") for spec in launched]
-        self.calls.append((specs, target, jobs))
-        for spec, listed in list(zip(launched, specs, strict=True))[: self.stops_after]:
+        assert all(template == config.template for template, config in orders)
+        launched = [config for _, config in orders]
+        assert all(config == config.in_form("as_stored") for config in launched)
+        configs = [config.in_form("none") for config in launched]
+        self.calls.append((configs, target, jobs))
+        for config, listed in list(zip(launched, configs, strict=True))[: self.stops_after]:
             refused = CompileError(f"{listed.entry} would be slow", "a log", "int x;")
-            tell(spec, refused if listed in self.refuses else None)
-        if self.stops_after < len(specs):
+            tell(config, refused if listed in self.refuses else None)
+        if self.stops_after < len(configs):
             raise KeyboardInterrupt
 
 
@@ -85,41 +85,41 @@ def test_every_candidate_is_compiled_once_and_before_all_measuring(
             super().prepare(problem)
 
     assert tuned(Late()) == 0
-    wanted = [one.spec for task in tasks() for one in task.candidates]
-    specs, target, jobs = compiler.calls[0]
-    assert (set(specs), target, jobs) == (set(wanted), "sm_90a", 3)
-    assert len(set(specs)) == len(specs)
-    assert f"{len(specs)} kernels ready after" in capsys.readouterr().err
+    wanted = [one.config for task in tasks() for one in task.candidates]
+    configs, target, jobs = compiler.calls[0]
+    assert (set(configs), target, jobs) == (set(wanted), "sm_90a", 3)
+    assert len(set(configs)) == len(configs)
+    assert f"{len(configs)} kernels ready after" in capsys.readouterr().err
 
 
 def test_only_problems_that_are_still_to_be_measured(compiler: Compiler) -> None:
     tune.main(["--shape", "4096x4096", "--m", "1", "--jobs", "1"], bench=FakeBench(), gpu=H200)
     assert not compiler.calls, "one process compiles each in its turn"
     assert tuned(FakeBench()) == 0
-    assert compiler.calls[0][0] == specs_of(tasks()[1:])
+    assert compiler.calls[0][0] == configs_of(tasks()[1:])
     assert tuned(FakeBench()) == 0
     assert len(compiler.calls) == 1, "nothing left to be measured"
     assert tuned(FakeBench(), "--again") == 0
-    assert compiler.calls[1][0] == specs_of(tasks())
+    assert compiler.calls[1][0] == configs_of(tasks())
 
 
 def test_a_refusal_is_why_a_candidate_is_dropped_and_the_gpu_never_sees_it(
     compiler: Compiler, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = tasks()[1].candidates[3]
-    compiler.refuses = {bad.spec}
+    compiler.refuses = {bad.config}
     seen = []
 
     class Watched(FakeBench):
         def result(self, candidate: Any) -> Any:
-            seen.append(candidate.spec)
+            seen.append(candidate.config)
             return super().result(candidate)
 
     assert tuned(Watched(), "--json") == 0
     assert seen
-    assert bad.spec not in seen
+    assert bad.config not in seen
     cell = json.loads(capsys.readouterr().out)["cells"][1]
-    assert cell["dropped"][bad.label] == f"{bad.spec.entry} would be slow"
+    assert cell["dropped"][bad.label] == f"{bad.config.entry} would be slow"
     assert bad.label not in cell["times_us"]
 
 
@@ -139,15 +139,15 @@ def test_only_compiling_needs_no_gpu_and_no_file(
 ) -> None:
     monkeypatch.setenv("CUDATMA_TUNE_FILE", "none")
     bad = tasks()[1].candidates[2]
-    compiler.refuses = {bad.spec}
+    compiler.refuses = {bad.config}
     assert tune.main([*COMPILE, "--json", "--jobs", "1"]) == 0
-    assert compiler.calls == [(specs_of(tasks()), "sm_90a", 1)]
+    assert compiler.calls == [(configs_of(tasks()), "sm_90a", 1)]
     shown = capsys.readouterr()
     record = json.loads(shown.out)
-    assert record["refused"] == {bad.label: f"{bad.spec.entry} would be slow"}
-    assert (record["kernels"], record["sm_count"]) == (len(specs_of(tasks())) - 1, 132)
+    assert record["refused"] == {bad.label: f"{bad.config.entry} would be slow"}
+    assert (record["kernels"], record["sm_count"]) == (len(configs_of(tasks())) - 1, 132)
     assert f"refused {bad.label}: " in shown.err
-    compiler.refuses = {tasks()[0].candidates[0].spec}
+    compiler.refuses = {tasks()[0].candidates[0].config}
     assert tune.main(COMPILE) == 1, "a problem that cannot be tuned"
 
 
@@ -181,6 +181,6 @@ def test_ctrl_c_ends_all_processes_quietly(seconds: float, tmp_path: Path) -> No
 def test_what_is_skipped_is_not_compiled_but_the_rules_choice_is(compiler: Compiler) -> None:
     rule, one, *_ = tasks()[1].candidates
     assert tuned(FakeBench(), "--skip", one.label, "--skip", rule.label) == 0
-    specs = compiler.calls[0][0]
-    assert one.spec not in specs
-    assert rule.spec in specs
+    configs = compiler.calls[0][0]
+    assert one.config not in configs
+    assert rule.config in configs

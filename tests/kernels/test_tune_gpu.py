@@ -65,10 +65,10 @@ def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture
     dense = weight.dequantize(dtype=np.float64)
     on_gpu = weight.to_device(0)
     for entry in entries:
-        assert decide(Problem(LAYER, entry.problem.m), gpu).spec == entry.spec
+        assert decide(Problem(LAYER, entry.problem.m), gpu).config == entry.config
         said = marlin_explain(on_gpu, entry.problem.m)
         # A weight says whether scale and offset are one multiply-add; entries do not.
-        assert (said.decision.source, said.spec.in_form("none")) == ("tuned", entry.spec)
+        assert (said.decision.source, said.config.in_form("none")) == ("tuned", entry.config)
         x = np.random.default_rng(entry.problem.m).standard_normal((entry.problem.m, LAYER.k)).astype(np.float16)
         out = cupy.asnumpy(cudatma.marlin_gemm(cupy.asarray(x), on_gpu))
         wanted = (x.astype(np.float64) @ dense).astype(np.float16)

@@ -109,8 +109,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         assert not problem.programmatic
         assert not problem.batch_invariant
         assert named["out"].shape == (problem.m, problem.n)
-        spec = decide(problem, H200).spec
-        return SimpleNamespace(replays=[SimpleNamespace(config=spec)], run=partial(run, spec.entry))
+        config = decide(problem, H200).config
+        return SimpleNamespace(replays=[SimpleNamespace(config=config)], run=partial(run, config.entry))
 
     def run(entry: str, addresses: tuple[int, ...], handle: int, weight: Weight) -> None:
         (copy,) = (index for index, w in enumerate(copies) if weight_of(w) is weight)
@@ -147,7 +147,7 @@ def listed(m: int) -> list[Listed]:
 def test_times_are_those_of_the_launches_and_every_copy_is_read_in_turn(world: World, m: int) -> None:
     bench: Any = world.bench  # type: ignore[attr-defined]
     found = listed(m)
-    world.us = {one.spec.entry: 20.0 + index for index, one in enumerate(found)}
+    world.us = {one.config.entry: 20.0 + index for index, one in enumerate(found)}
     bench.prepare(Problem(LAYER, m))
     assert bench.times(found, 0.2) == pytest.approx([20.0 + index for index in range(len(found))])
     assert len(world.stream.graphs) == len(found)
@@ -163,7 +163,7 @@ def test_times_are_those_of_the_launches_and_every_copy_is_read_in_turn(world: W
 def test_a_short_look_tells_them_apart(world: World) -> None:
     bench: Any = world.bench  # type: ignore[attr-defined]
     found = listed(3)
-    world.us = {one.spec.entry: 20.0 + index for index, one in enumerate(found)}
+    world.us = {one.config.entry: 20.0 + index for index, one in enumerate(found)}
     bench.prepare(Problem(LAYER, 3))
     assert [bench.screen(one) for one in found] == pytest.approx([20.0 + index for index in range(len(found))])
 
@@ -176,7 +176,7 @@ def test_a_result_is_written_whole_and_the_same_twice(world: World) -> None:
     assert kept.shape == (64, 520)
     assert (kept.view(np.uint16) == 5).all()
     assert [copy for _, copy in world.seen] == [0, 1], "two copies of the weight"
-    world.wrong.add(second.spec.entry)
+    world.wrong.add(second.config.entry)
     with pytest.raises(LaunchError, match="the same bits every time"):
         bench.result(second)
     assert (kept.view(np.uint16) == 5).all(), "what is kept does not change"
@@ -187,9 +187,9 @@ def test_a_choice_that_would_run_otherwise_is_refused(world: World, monkeypatch:
     rule, *_, other = shortlist(MARLIN, Problem(LAYER, 9), H200, 12)
     bench.prepare(Problem(LAYER, 9))
     bench.result(other)
-    monkeypatch.setattr(sample, "pinned", lambda spec: nullcontext())
+    monkeypatch.setattr(sample, "pinned", lambda config: nullcontext())
     bench.result(rule)
-    with pytest.raises(LaunchError, match=f"what was asked for: {other.spec.entry}"):
+    with pytest.raises(LaunchError, match=f"what was asked for: {other.config.entry}"):
         bench.result(other)
 
 

@@ -244,8 +244,8 @@ def test_tuning_entries_count(
     product = gemm_problem.Problem(m=48, n=512, k=512, dtype="float16", layout="RR")
     heads = attention_problem.Problem.of(batch=7, heads=4, q_length=600, head_dim=64, dtype="float16")
     for family, problem in ((GEMM, product), (ATTENTION, heads)):
-        found = [spec for spec, _ in family.times(problem, np.array([problem.m]), H200)]
-        shallow = replace(next(spec for spec in found if spec.stages > 3), stages=3)
+        found = [config for config, _ in family.times(problem, np.array([problem.m]), H200)]
+        shallow = replace(next(config for config in found if config.stages > 3), stages=3)
         assert shallow not in found
         store_entry(path, GpuClass.of(H200), family, Entry(problem, shallow, 1.0, 2.0))
     with using_runtime(Runtime()):
@@ -259,7 +259,7 @@ def test_tuning_entries_count(
             (cudatma.attention, [memory.array(1, 9, 4, 64)] * 3, [memory.array(7, 600, 4, 64)] * 3),
         ):
             used = launched(H200, function, *many)
-            assert [spec.stages for _, spec in used] == [3]
+            assert [config.stages for _, config in used] == [3]
             assert used <= prepared(H200, function, *few)
     forget()
 
@@ -333,12 +333,12 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             tell(order[1], made.refused)
             made.orders.append(order)
 
-    def load_kernel(template: str, spec: Any, target: Any) -> Any:
-        return SimpleNamespace(load=lambda device: made.loaded.append((template, spec)))
+    def load_kernel(template: str, config: Any, target: Any) -> Any:
+        return SimpleNamespace(load=lambda device: made.loaded.append((template, config)))
 
     monkeypatch.setattr(warm_up, "detect", lambda device: get_target("sm_90a"))
     monkeypatch.setattr(warm_up, "usable_cores", lambda: 16)
-    monkeypatch.setattr(warm_up, "is_cached", lambda template, spec, target: (template, spec) in made.orders)
+    monkeypatch.setattr(warm_up, "is_cached", lambda template, config, target: (template, config) in made.orders)
     monkeypatch.setattr(warm_up, "compile_all", compile_all)
     monkeypatch.setattr(warm_up, "load_kernel", load_kernel)
     return made

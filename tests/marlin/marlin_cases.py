@@ -130,7 +130,7 @@ def pairwise_jobs() -> list[Job]:
     return [Job(k, n, row, (row.load_path,), (7, 100)) for k, n in ((1000, 136), (2048, 1024)) for row in rows]
 
 
-def specs_of(jobs: Iterable[Job], gpu: Gpu) -> list[MarlinConfig]:
+def configs_of(jobs: Iterable[Job], gpu: Gpu) -> list[MarlinConfig]:
     """The kernels that jobs will ask for, each once."""
     found: dict[MarlinConfig, None] = {}
     for job in jobs:
@@ -139,22 +139,22 @@ def specs_of(jobs: Iterable[Job], gpu: Gpu) -> list[MarlinConfig]:
         for load_path, m in itertools.product(job.load_paths, job.m_values):
             if m:
                 by_tma = load_path == "tma"
-                spec = (
-                    decide(Problem(layer, m), gpu).spec
+                config = (
+                    decide(Problem(layer, m), gpu).config
                     if by_tma
                     else choose_mma_sync(Problem(layer, m), gpu, **LOAD_PATHS[load_path])
                 )
-                found[spec.in_form("as_stored")] = None  # make_weight()'s scales allow it
+                found[config.in_form("as_stored")] = None  # make_weight()'s scales allow it
     return list(found)
 
 
 def precompile(jobs: Iterable[Job]) -> int:
     """Compile what jobs need, many kernels at a time; how many there are."""
     target = detect()
-    specs = specs_of(jobs, gpu_of(0))
+    configs = configs_of(jobs, gpu_of(0))
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda spec: load_kernel(spec.template, spec, target), specs))
-    return len(specs)
+        list(pool.map(lambda config: load_kernel(config.template, config, target), configs))
+    return len(configs)
 
 
 def free_memory() -> None:

@@ -54,8 +54,8 @@ c.PackedWeight.device = property(lambda self: 0)  # type: ignore[assignment, met
 class AnyKernel:
     """A loaded kernel that takes whatever it is given. NVRTC does not run with the fake driver."""
 
-    def __init__(self, template: str, spec: Any, target: Any) -> None:
-        self.spec, self.target = spec, target
+    def __init__(self, template: str, config: Any, target: Any) -> None:
+        self.config, self.target = config, target
 
     def load(self, device: int) -> None: ...
 
@@ -67,8 +67,8 @@ class AnyKernel:
 
     def plan(self, grid: Any, block: Any, args: Any, **options: Any) -> Any:
         kinds = [f".align 64 .b8 p[{len(value)}]" if isinstance(value, bytes) else ".u64 p" for value in args]
-        ptx = f".visible .entry {self.spec.entry}({', '.join(f'.param {kind}' for kind in kinds)})\n{{\n}}\n"
-        return Kernel(b"\177ELF", self.spec.entry, self.target, ptx=ptx).plan(grid, block, args, **options)
+        ptx = f".visible .entry {self.config.entry}({', '.join(f'.param {kind}' for kind in kinds)})\n{{\n}}\n"
+        return Kernel(b"\177ELF", self.config.entry, self.target, ptx=ptx).plan(grid, block, args, **options)
 
 
 loading._compare_parameters = lambda *_: None
@@ -325,7 +325,7 @@ def case_more_partial_sums_in_one_branch() -> None:
 
 
 def case_a_workspace_of_ones_own() -> None:
-    mine = c.MarlinWorkspace(0)
+    mine = c.Workspace(0)
     assert ctypes.string_at(mine.flags_pointer, mine.flags_bytes) == bytes(mine.flags_bytes)
     assert mine.partials_pointer % 16 == mine.flags_pointer % 4 == 0
     assert mine.flags_pointer + mine.flags_bytes <= mine.partials_pointer
@@ -333,8 +333,8 @@ def case_a_workspace_of_ones_own() -> None:
     set_stream(0, 0x60, 6, capture=100)
     assert call(0x60, workspace=mine) == mine.partials_pointer
     assert c.workspace_bytes().total == 0
-    raises(c.LaunchError, "device 1", lambda: call(0x60, workspace=c.MarlinWorkspace(1)))
-    raises(c.ArgumentTypeError, "MarlinWorkspace", lambda: call(0x60, workspace=b""))
+    raises(c.LaunchError, "device 1", lambda: call(0x60, workspace=c.Workspace(1)))
+    raises(c.ArgumentTypeError, "Workspace", lambda: call(0x60, workspace=b""))
     set_stream(0, 0x60, 6)
     del mine
     gc.collect()

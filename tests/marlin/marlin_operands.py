@@ -61,9 +61,9 @@ def serve_with(monkeypatch: pytest.MonkeyPatch, choose: Callable[..., MarlinConf
     """From now on each GEMM runs what ``choose(problem, gpu)`` returns. Returns a list of what is planned then."""
     planned: list[MarlinConfig] = []
 
-    def noted(problem: Problem, spec: MarlinConfig, *others: Any) -> Any:
-        planned.append(spec)
-        return gemm_arguments(problem, spec, *others)
+    def noted(problem: Problem, config: MarlinConfig, *others: Any) -> Any:
+        planned.append(config)
+        return gemm_arguments(problem, config, *others)
 
     monkeypatch.setattr(marlin, "choose", lambda family, problem, gpu, memo: choose(problem, gpu))
     monkeypatch.setattr(marlin, "gemm_arguments", noted)

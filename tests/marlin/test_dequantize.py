@@ -13,7 +13,7 @@ import pytest
 import cudatma
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.marlin.dequantize import DequantizeSpec, dense_pitch_bytes, on_host, sample
+from cudatma.kernels.marlin.dequantize import DequantizeConfig, dense_pitch_bytes, on_host, sample
 from cudatma.quantization import PackedWeight, pack
 from cudatma.target import get_target
 
@@ -46,7 +46,7 @@ def dense(w: PackedWeight, *, target: Any = SM90A, ctas: int = 132, changes: Any
     out = buffer[1 : k + 1, :n].view(activation_type(w.dtype).numpy)
     planned, arrays = on_host(w, out, resident=ctas)
     if changes:
-        planned, arrays = on_host(w, out, spec=replace(planned.config, **changes), resident=ctas)
+        planned, arrays = on_host(w, out, config=replace(planned.config, **changes), resident=ctas)
     report = planned.emulate(target, arrays, **({"schedules": 1} | options))
     assert report.is_clean or options.get("hazards") == "collect"
     assert "out_of_bounds" not in report.kinds
@@ -144,7 +144,7 @@ def test_what_else_is_refused() -> None:
         cudatma.dequantize(W, backend="cuda")
     for field, value in (("group_size", 16), ("warps", 5), ("stages", 0)):
         with pytest.raises(ArgumentError) as caught:
-            DequantizeSpec(**{"dtype": "float16", "group_size": 64, "has_zeros": False, field: value})
+            DequantizeConfig(**{"dtype": "float16", "group_size": 64, "has_zeros": False, field: value})
         assert caught.value.field == field
 
 

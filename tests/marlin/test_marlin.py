@@ -41,19 +41,19 @@ def test_products_are_right_and_clean(target: str, m: int, k: int, n: int, optio
 
 def test_blocks_that_share_tiles_add_their_parts_in_a_fixed_order() -> None:
     x, w = problem(16, 1024, 128)
-    spec = mma_sync(tile_m=16, tile_n=64, tile_k=128, warps_n=2, slice_k=2, stages=3, scale_on="accumulator")
-    assert schedule(spec, 16, 128, 1024, 5, eager=True).stream_tiles
-    first, report = run_marlin(x, w, spec=spec, processors=5, schedules=4)
+    config = mma_sync(tile_m=16, tile_n=64, tile_k=128, warps_n=2, slice_k=2, stages=3, scale_on="accumulator")
+    assert schedule(config, 16, 128, 1024, 5, eager=True).stream_tiles
+    first, report = run_marlin(x, w, config=config, processors=5, schedules=4)
     assert report.is_clean
-    again, _ = run_marlin(x, w, spec=spec, processors=5, schedules=1, replay=7)
+    again, _ = run_marlin(x, w, config=config, processors=5, schedules=1, replay=7)
     assert relative_error(first, x, w) < 1e-3
     assert first.tobytes() == again.tobytes()
 
 
 def test_cp_async_load_path() -> None:
     x, w = problem(16, 256, 128)
-    spec = choose_mma_sync(Problem.of(w, 16), H200, **BY_CP_ASYNC)
-    out, report = run_marlin(x, w, spec=spec, schedules=3)
+    config = choose_mma_sync(Problem.of(w, 16), H200, **BY_CP_ASYNC)
+    out, report = run_marlin(x, w, config=config, schedules=3)
     assert report.is_clean
     assert relative_error(out, x, w) < 1e-3
 

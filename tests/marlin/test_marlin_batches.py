@@ -28,10 +28,16 @@ def test_a_row_has_the_same_bits_in_every_batch(target: str, dtype: str, group: 
     layer = LinearShape(K, N, group, not symmetric, dtype)
     results, entries = [], set()
     for m in M_VALUES:
-        spec = choose_by_cost(Problem(layer, m, True), imagined_gpu(target, PROCESSORS))
-        entries.add(spec.entry)
+        config = choose_by_cost(Problem(layer, m, True), imagined_gpu(target, PROCESSORS))
+        entries.add(config.entry)
         out, report = run_marlin(
-            np.ascontiguousarray(x[:m]), w, target=target, processors=PROCESSORS, spec=spec, divide=False, schedules=1
+            np.ascontiguousarray(x[:m]),
+            w,
+            target=target,
+            processors=PROCESSORS,
+            config=config,
+            divide=False,
+            schedules=1,
         )
         assert report.is_clean
         results.append(out)

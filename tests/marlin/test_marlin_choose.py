@@ -15,7 +15,7 @@ from cudatma.kernels import choice, tuning
 from cudatma.kernels.choice import shortlist, variants
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gpu import H200, Gpu, clusters_at_once, imagined_gpu
-from cudatma.kernels.marlin.candidates import MMA_SYNC_TILES, choose_mma_sync, dump_specs
+from cudatma.kernels.marlin.candidates import MMA_SYNC_TILES, choose_mma_sync, dump_configs
 from cudatma.kernels.marlin.choose import (
     MARLIN,
     choose_by_cost,
@@ -46,32 +46,32 @@ gpus = st.builds(
 @given(layers, rows, gpus)
 def test_every_candidate_can_run(layer: LinearShape, m: int, gpu: Gpu) -> None:
     target = get_target(gpu.target)
-    found = [spec for spec, us in times(Problem(layer, 1), np.array([m]), gpu) if us[0] < np.inf]
-    assert len({spec.entry for spec in found}) == len(found) > 0
-    for spec in found:
-        spec.check_target(target)
-        assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
-        assert spec.smem_bytes <= target.smem_share_bytes(spec.blocks_per_sm)
-        assert spec.blocks_per_sm * spec.threads <= 1536, "SM120 holds 1536 threads an SM"
-        assert spec.partial_bytes * spec.blocks_per_sm <= PARTIALS_PER_SM_BYTES
-        assert spec.version != "skinny" or layer.k % 64 == 0 or not spec.deep_box
-        assert ceil_div(layer.k, spec.tile_k) >= spec.cluster_k, "each CTA of a cluster has a stage"
-        work = schedule(spec, m, layer.n, layer.k, gpu.sm_count * spec.blocks_per_sm)
-        assert work.tiles_m * spec.tile_m >= m
-        assert work.tiles_n * spec.tile_n * spec.cluster >= layer.n
-        clusters = work.tiles_n * (1 if spec.version == "skinny" else work.tiles_m)
-        assert spec.cluster_k == 1 or clusters <= clusters_at_once(spec.cluster_k, gpu.sm_count)
+    found = [config for config, us in times(Problem(layer, 1), np.array([m]), gpu) if us[0] < np.inf]
+    assert len({config.entry for config in found}) == len(found) > 0
+    for config in found:
+        config.check_target(target)
+        assert (config.dtype, config.group_size, config.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
+        assert config.smem_bytes <= target.smem_share_bytes(config.ctas_per_sm)
+        assert config.ctas_per_sm * config.threads <= 1536, "SM120 holds 1536 threads an SM"
+        assert config.partial_bytes * config.ctas_per_sm <= PARTIALS_PER_SM_BYTES
+        assert config.version != "skinny" or layer.k % 64 == 0 or not config.deep_box
+        assert ceil_div(layer.k, config.tile_k) >= config.cluster_k, "each CTA of a cluster has a stage"
+        work = schedule(config, m, layer.n, layer.k, gpu.sm_count * config.ctas_per_sm)
+        assert work.tiles_m * config.tile_m >= m
+        assert work.tiles_n * config.tile_n * config.cluster >= layer.n
+        clusters = work.tiles_n * (1 if config.version == "skinny" else work.tiles_m)
+        assert config.cluster_k == 1 or clusters <= clusters_at_once(config.cluster_k, gpu.sm_count)
 
 
 @settings(max_examples=60)
 @given(layers, rows, gpus)
 def test_the_cost_model_divides_tiles_where_the_schedule_does(layer: LinearShape, m: int, gpu: Gpu) -> None:
     """But for several rows of tiles of the wgmma kernel: it was fitted before the schedule treated them otherwise."""
-    for spec, _ in cheapest_first(times, Problem(layer, m), gpu):
-        cost = spec.cost(Problem(layer, m), gpu)
-        if spec.cluster_k == 1 and not (spec.version == "wgmma" and m > spec.tile_m):
-            work = schedule(spec, m, layer.n, layer.k, gpu.sm_count * spec.blocks_per_sm)
-            assert bool(work.stream_tiles) == (cost.reduction_us > 0), spec.entry
+    for config, _ in cheapest_first(times, Problem(layer, m), gpu):
+        cost = config.cost(Problem(layer, m), gpu)
+        if config.cluster_k == 1 and not (config.version == "wgmma" and m > config.tile_m):
+            work = schedule(config, m, layer.n, layer.k, gpu.sm_count * config.ctas_per_sm)
+            assert bool(work.stream_tiles) == (cost.reduction_us > 0), config.entry
 
 
 @settings(max_examples=30)
@@ -79,30 +79,30 @@ def test_the_cost_model_divides_tiles_where_the_schedule_does(layer: LinearShape
 def test_a_short_list_has_the_choice_first_and_labels_that_differ(layer: LinearShape, m: int, gpu: Gpu) -> None:
     target = get_target(gpu.target)
     listed = shortlist(MARLIN, Problem(layer, m), gpu, 12)
-    assert listed[0].spec == choose_by_cost(Problem(layer, m), gpu)
-    assert len({one.label for one in listed}) == len({one.spec for one in listed}) == len(listed) <= 12
+    assert listed[0].config == choose_by_cost(Problem(layer, m), gpu)
+    assert len({one.label for one in listed}) == len({one.config for one in listed}) == len(listed) <= 12
     for one in listed:
-        one.spec.check_target(target)
-        assert one.cost == one.spec.cost(Problem(layer, m), gpu)
+        one.config.check_target(target)
+        assert one.cost == one.config.cost(Problem(layer, m), gpu)
         # What the tuner measures, its file must hold and give back.
-        entry = Entry(Problem(layer, m), one.spec, 2.0, 3.0)
+        entry = Entry(Problem(layer, m), one.config, 2.0, 3.0)
         assert parse_entry(entry.as_json(MARLIN), MARLIN, target) == entry
 
 
 @settings(max_examples=15)
 @given(layers, rows)
 def test_variants_compute_the_same_tile(layer: LinearShape, m: int) -> None:
-    spec = choose_by_cost(Problem(layer, m), H200)
-    for other in variants(spec, Problem(layer, m), get_target("sm_90a")):
+    config = choose_by_cost(Problem(layer, m), H200)
+    for other in variants(config, Problem(layer, m), get_target("sm_90a")):
         other.check_target(get_target("sm_90a"))
-        assert other != spec
-        assert (other.tile_m, other.tile_n, other.tile_k) == (spec.tile_m, spec.tile_n, spec.tile_k)
+        assert other != config
+        assert (other.tile_m, other.tile_n, other.tile_k) == (config.tile_m, config.tile_n, config.tile_k)
 
 
 def test_rows_and_target_decide_which_kernels_there_are() -> None:
     def kinds(m: int, gpu: Gpu) -> set[str]:
         problem = Problem(LinearShape(4096, 4096, 128, False, "float16"), m)
-        return {spec.version for spec, _ in cheapest_first(times, problem, gpu)}
+        return {config.version for config, _ in cheapest_first(times, problem, gpu)}
 
     assert [kinds(m, H200) for m in (1, 16, 500)] == [{"skinny"}, {"skinny", "wgmma"}, {"wgmma"}]
     without = imagined_gpu("sm_120a", 132)
@@ -120,31 +120,31 @@ load_paths = st.fixed_dictionaries(
 def test_the_mma_sync_kernel_runs_on_every_target_by_every_load_path(
     layer: LinearShape, m: int, gpu: Gpu, paths: dict[str, str]
 ) -> None:
-    spec = choose_mma_sync(Problem(layer, m), gpu, **paths)
-    assert spec.smem_bytes <= 99 * KIB
-    spec.check_target(get_target(gpu.target))
-    assert {name: getattr(spec, name) for name in paths} == paths
+    config = choose_mma_sync(Problem(layer, m), gpu, **paths)
+    assert config.smem_bytes <= 99 * KIB
+    config.check_target(get_target(gpu.target))
+    assert {name: getattr(config, name) for name in paths} == paths
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_dump_specs_hold_every_tile_and_every_feature(name: str) -> None:
     target = get_target(name)
-    specs = dump_specs("mma_sync", target)
-    assert dump_specs("mma_sync", target) == specs
-    assert len(set(specs)) == len(specs) > 0
-    for spec in specs:
-        spec.check_target(target)
+    configs = dump_configs("mma_sync", target)
+    assert dump_configs("mma_sync", target) == configs
+    assert len(set(configs)) == len(configs) > 0
+    for config in configs:
+        config.check_target(target)
     for operand in ("weight", "scale", "activation"):
-        assert {getattr(spec, f"{operand}_load_path") for spec in specs} == set(LOAD_PATHS)
-    assert {spec.dtype for spec in specs} == {"float16", "bfloat16"}
-    assert {spec.has_zeros for spec in specs} == {False, True}
-    assert {32, 128, -1} <= {spec.group_size for spec in specs}
+        assert {getattr(config, f"{operand}_load_path") for config in configs} == set(LOAD_PATHS)
+    assert {config.dtype for config in configs} == {"float16", "bfloat16"}
+    assert {config.has_zeros for config in configs} == {False, True}
+    assert {32, 128, -1} <= {config.group_size for config in configs}
     tiles = {
         (tile.m, tile.n, tile.k, tile.warps_n, tile.slice_k)
         for tile in MMA_SYNC_TILES
         if not tile.registers or target.has_setmaxnreg
     }
-    assert tiles <= {(s.tile_m, s.tile_n, s.tile_k, s.warps_n, s.slice_k) for s in specs}
+    assert tiles <= {(s.tile_m, s.tile_n, s.tile_k, s.warps_n, s.slice_k) for s in configs}
 
 
 # ---- Tables and menus
@@ -155,8 +155,8 @@ def test_dump_specs_hold_every_tile_and_every_feature(name: str) -> None:
 def test_all_ways_to_a_choice_agree(layer: LinearShape, m: int, gpu: Gpu, batch_invariant: bool) -> None:
     problem = Problem(layer, m, batch_invariant)
     table = choice.choice_table(MARLIN, problem, gpu, m)
-    assert choice.choose(MARLIN, problem, gpu, {}) == decide(problem, gpu).spec == table.at(m)
-    assert table.at(m) in table.specs_up_to(m)
+    assert choice.choose(MARLIN, problem, gpu, {}) == decide(problem, gpu).config == table.at(m)
+    assert table.at(m) in table.configs_up_to(m)
 
 
 def test_the_table_that_ships_comes_before_the_menu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +164,8 @@ def test_the_table_that_ships_comes_before_the_menu(monkeypatch: pytest.MonkeyPa
     layer = LinearShape(28672, 8192, 128, False, "float16")
     for m in range(1, 400):
         found, decision = tuning.lookup(MARLIN, Problem(layer, m), H200), decide(Problem(layer, m), H200)
-        expected = choose_by_cost(Problem(layer, m), H200) if found is None else found.entry.spec
-        assert (decision.source, decision.spec) == ("rule" if found is None else "shipped", expected)
+        expected = choose_by_cost(Problem(layer, m), H200) if found is None else found.entry.config
+        assert (decision.source, decision.config) == ("rule" if found is None else "shipped", expected)
 
 
 LLAMA = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096))
@@ -199,7 +199,7 @@ def test_a_menu_has_few_kernels_and_loses_little(k: int, n: int, group_size: int
     ms = np.array([*range(1, 256), *range(256, 8193, 13), 512, 1024, 2048, 4096, 8192])
     cheapest = np.min([us for _, us in times(Problem(layer, 1), ms, H200)], axis=0)
     chosen = [choose_by_cost(Problem(layer, m), H200) for m in ms.tolist()]
-    us = np.array([spec.cost(Problem(layer, m), H200).us for spec, m in zip(chosen, ms.tolist(), strict=True)])
+    us = np.array([config.cost(Problem(layer, m), H200).us for config, m in zip(chosen, ms.tolist(), strict=True)])
     loss = us / cheapest - 1
     assert loss.min() >= 0
     assert loss[ms < 256].max() <= 0.05

@@ -39,7 +39,7 @@ def wide(**fields: Any) -> MarlinConfig:
     return wgmma(stages=3, **{"mmas_per_commit": 1, "commits_in_flight": 3} | fields)
 
 
-#: Spec, rows, K, N: parts of K that are even or not, columns of N or rows of M for each CTA, for some, for one.
+#: Config, rows, K, N: parts of K that are even or not, columns of N or rows of M for each CTA, for some, for one.
 CASES: dict[str, tuple[MarlinConfig, int, int, int]] = {
     "skinny_2": (thin(tile_m=8, tile_n=128, tile_k=256, slice_k=2, cluster_k=2), 5, 4096, 392),
     "skinny_3_uneven": (thin(tile_m=16, tile_n=96, tile_k=128, slice_k=2, cluster_k=3), 27, 1416, 1000),
@@ -70,14 +70,14 @@ CASES: dict[str, tuple[MarlinConfig, int, int, int]] = {
 }
 
 
-def use(monkeypatch: pytest.MonkeyPatch, spec: MarlinConfig) -> None:
-    serve_with(monkeypatch, lambda *_: spec)
+def use(monkeypatch: pytest.MonkeyPatch, config: MarlinConfig) -> None:
+    serve_with(monkeypatch, lambda *_: config)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_products_are_right_and_stay_within_bounds(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    spec, rows, k, n = CASES[name]
-    use(monkeypatch, spec)
+    config, rows, k, n = CASES[name]
+    use(monkeypatch, config)
     weight, bias = make_weight(k, n), make_bias(n, "float16")
     x, buffer = activations((rows, k), "float16"), poisoned((rows + 2, n + 8), "float16")
     marlin_gemm(x, weight.packed, buffer[:rows, :n], bias)
@@ -90,8 +90,8 @@ def test_products_are_right_and_stay_within_bounds(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", ["skinny_3_uneven", "skinny_8_one_column", "wgmma_3_depths", "wgmma_8_few_tokens"])
 def test_a_thousand_runs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Plain launches, and chains of dependent ones, whose CTAs wait while those of the launch before still run."""
-    spec, rows, k, n = CASES[name]
-    use(monkeypatch, spec)
+    config, rows, k, n = CASES[name]
+    use(monkeypatch, config)
     weight, x = make_weight(k, n), activations((rows, k), "float16")
     first = marlin_gemm(x, weight.packed)
     out, wrong = cupy.empty_like(first), cupy.zeros((), np.int64)

@@ -50,9 +50,9 @@ def readings(*kinds: str) -> list[tuple[LinearShape, int, dict[Any, float]]]:
     return found
 
 
-def identity(spec: MarlinConfig) -> tuple[Any, ...]:
-    names = [RENAMED.get(name, name) for name in READINGS["fields"][spec.version] if name != "evict_normal"]
-    return (spec.version, *(int(getattr(spec, name)) for name in names))
+def identity(config: MarlinConfig) -> tuple[Any, ...]:
+    names = [RENAMED.get(name, name) for name in READINGS["fields"][config.version] if name != "evict_normal"]
+    return (config.version, *(int(getattr(config, name)) for name in names))
 
 
 def losses(found: list[tuple[LinearShape, int, dict[Any, float]]], choose: Any) -> dict[int, list[float]]:
@@ -90,7 +90,7 @@ def test_the_partial_wave_is_divided_as_is_fastest() -> None:
     for cell in PARTIAL_WAVE["cells"]:
         layer = LinearShape(cell["k"], cell["n"], 128, False, cell["dtype"])
         found = cheapest_first(times, Problem(layer, cell["m"]), H200)
-        measured = next(spec for spec, _ in found if spec.entry == cell["entry"])
+        measured = next(config for config, _ in found if config.entry == cell["entry"])
         work = schedule(measured, cell["m"], layer.n, layer.k, H200.sm_count)
         rest = work.tiles_m * work.tiles_n % work.work_ranges
         name = "whole" if not work.stream_tiles else "rest" if work.stream_tiles == rest else "base"
@@ -132,11 +132,11 @@ gpus = st.sampled_from((H200, imagined_gpu("sm_90a", 78), RTX5090, imagined_gpu(
 
 @given(problems, st.integers(1, 5000), gpus)
 def test_every_problem_has_a_choice_that_its_target_can_run(layer: LinearShape, m: int, gpu: Gpu) -> None:
-    spec = choose_by_cost(Problem(layer, m), gpu)
-    spec.check_target(get_target(gpu.target))
-    assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
-    assert ceil_div(layer.k, spec.tile_k) >= spec.cluster_k, "each CTA of a cluster has a stage"
-    assert spec == choose_by_cost(Problem(layer, m), gpu)
+    config = choose_by_cost(Problem(layer, m), gpu)
+    config.check_target(get_target(gpu.target))
+    assert (config.dtype, config.group_size, config.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
+    assert ceil_div(layer.k, config.tile_k) >= config.cluster_k, "each CTA of a cluster has a stage"
+    assert config == choose_by_cost(Problem(layer, m), gpu)
 
 
 @given(problems, st.integers(1, 5000), gpus)
@@ -144,8 +144,8 @@ def test_ranked_candidates_come_cheapest_first_and_are_what_their_cost_says(
     layer: LinearShape, m: int, gpu: Gpu
 ) -> None:
     found = cheapest_first(times, Problem(layer, m), gpu)
-    for spec, us in found[:3]:
-        cost = spec.cost(Problem(layer, m), gpu)
+    for config, us in found[:3]:
+        cost = config.cost(Problem(layer, m), gpu)
         assert cost.us == us
         assert cost.us == pytest.approx(sum(getattr(cost, f.name) for f in fields(Cost)))
         assert getattr(cost, f"{cost.bound}_us") == max(getattr(cost, f.name) for f in fields(Cost))
@@ -155,15 +155,15 @@ def test_ranked_candidates_come_cheapest_first_and_are_what_their_cost_says(
 
 @given(problems, st.integers(1, 2000), gpus)
 def test_more_work_never_costs_less(layer: LinearShape, m: int, gpu: Gpu) -> None:
-    for spec, _ in cheapest_first(times, Problem(layer, m), gpu)[:2]:
-        m = ceil_div(m, spec.tile_m) * spec.tile_m  # an empty row takes longer than a full one
-        cost = spec.cost(Problem(layer, m), gpu)
-        more = spec.cost(Problem(layer, 2 * m), gpu)
+    for config, _ in cheapest_first(times, Problem(layer, m), gpu)[:2]:
+        m = ceil_div(m, config.tile_m) * config.tile_m  # an empty row takes longer than a full one
+        cost = config.cost(Problem(layer, m), gpu)
+        more = config.cost(Problem(layer, 2 * m), gpu)
         # Whether tiles are divided among CTAs changes with their number.
-        if spec.version == "skinny" or more.reduction_us == cost.reduction_us == 0:
+        if config.version == "skinny" or more.reduction_us == cost.reduction_us == 0:
             assert more.us >= cost.us * 0.999
         slower = replace(gpu, sm_clock_mhz=gpu.sm_clock_mhz // 2)
-        assert spec.cost(Problem(layer, m), slower).us > cost.us
+        assert config.cost(Problem(layer, m), slower).us > cost.us
 
 
 @given(problems, gpus, st.lists(st.integers(1, 9000), min_size=1, max_size=30), st.booleans())
@@ -171,8 +171,8 @@ def test_times_at_many_m_are_those_of_each_m(layer: LinearShape, gpu: Gpu, ms: l
     at_all = dict(times(Problem(layer, 1, invariant), np.array(ms), gpu))
     for i, m in enumerate(ms):
         at_one = dict(times(Problem(layer, m, invariant), np.array([m]), gpu))
-        assert at_one == {spec: us[i] for spec, us in at_all.items() if us[i] < np.inf} | {
-            spec: np.inf for spec, us in at_one.items() if us[0] == np.inf
+        assert at_one == {config: us[i] for config, us in at_all.items() if us[i] < np.inf} | {
+            config: np.inf for config, us in at_one.items() if us[0] == np.inf
         }
-        for spec, us in at_one.items():
-            assert us[0] in (spec.cost(Problem(layer, m), gpu).us, np.inf)
+        for config, us in at_one.items():
+            assert us[0] in (config.cost(Problem(layer, m), gpu).us, np.inf)

@@ -52,7 +52,7 @@ def test_a_prediction_for_another_division_says_so() -> None:
 def test_it_tells_the_choice_and_why(layer: LinearShape, m: int, target: str, kernel: str) -> None:
     said = explained(layer, m, target=target)
     assert said.kernel == kernel
-    assert said.spec == choose_by_cost(Problem(layer, m), imagined_gpu(target, 132))
+    assert said.config == choose_by_cost(Problem(layer, m), imagined_gpu(target, 132))
     assert said.decision.source == "rule"
     us = duration(1e-6 * said.prediction.us)
     assert said.decision.why.startswith(f"the cheapest by the cost model, {us}, of the ")
@@ -78,13 +78,13 @@ def test_a_layer_that_is_none_is_refused(wrong: dict[str, Any], error: type[Exce
 
 
 def test_a_tuning_entry_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path, spec = tmp_path / "tuned.json", skinny(tile_m=16, tile_n=32, tile_k=256, slice_k=4, stages=5)
+    path, config = tmp_path / "tuned.json", skinny(tile_m=16, tile_n=32, tile_k=256, slice_k=4, stages=5)
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
-    store_entry(path, GpuClass.of(H200), MARLIN, Entry(Problem(LAYER, 16), spec, 5.5, 5.9))
+    store_entry(path, GpuClass.of(H200), MARLIN, Entry(Problem(LAYER, 16), config, 5.5, 5.9))
     choice.forget()
     said = explained(LAYER, 13)
     choice.forget()
-    assert (said.decision.source, said.spec) == ("tuned", spec)
+    assert (said.decision.source, said.config) == ("tuned", config)
     gain = "5.50 us, where the cost model's choice took 5.90 us"
     assert f"{path} has this problem, measured at M = 16: {gain}" in str(said)
     assert "marlin_skinny_f16_g128_16x32x256_k4_s5" in str(said)
@@ -94,9 +94,9 @@ def test_as_json() -> None:
     said = explained(LARGE, 200)
     data = json.loads(json.dumps(said.as_dict()))
     assert data["layer"] == asdict(LARGE)
-    assert data["spec"]["tile_m"] == said.spec.tile_m
+    assert data["config"]["tile_m"] == said.config.tile_m
     assert data["kernel"] == "wgmma"
-    assert data["entry"] == said.spec.entry
+    assert data["entry"] == said.config.entry
     assert data["prediction"]["us"] == said.prediction.us
     terms = [data["prediction"][f"{term}_us"] for term in ("launch", "sm", "reduction", "memory", "tensor")]
     assert sum(terms) == pytest.approx(said.prediction.us)
@@ -104,7 +104,7 @@ def test_as_json() -> None:
     assert data["schedule"]["tiles_n"] == said.schedule.tiles_n
     best = [one["us"] for one in data["candidates"]][:8]
     assert best == sorted(best)
-    assert [one["label"] for one in data["candidates"] if one["chosen"]] == [said.spec.entry]
+    assert [one["label"] for one in data["candidates"] if one["chosen"]] == [said.config.entry]
     assert data["considered"] == said.considered
 
 
@@ -118,7 +118,7 @@ def test_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(line.startswith("predicted  ") and "main loop" in line for line in lines)
     marked = [line for line in lines if line.startswith("->")]
     assert len(marked) == 1, "the choice is among the candidates"
-    assert re.search(rf"  skinny  +\d  +{explained(LAYER, 1).spec.entry}$", marked[0])
+    assert re.search(rf"  skinny  +\d  +{explained(LAYER, 1).config.entry}$", marked[0])
     assert "\x1b" not in text
     assert all(len(line) <= 160 for line in lines)
     assert "zero points" in str(explained(LinearShape(512, 512, -1, True, "float16"), 4))

@@ -1,4 +1,4 @@
-"""Scale and offset in one multiply-add: which specs and weights take it; calls, tables and explanations agree."""
+"""Scale and offset in one multiply-add: which configs and weights take it; calls, tables and explanations agree."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_bf16_has_one_form() -> None:
     assert brain.in_form("as_stored").in_form("shifted") == brain
 
 
-def refuses(spec: MarlinConfig, form: str) -> None:
-    assert spec.in_form(form) is spec
+def refuses(config: MarlinConfig, form: str) -> None:
+    assert config.in_form(form) is config
     with pytest.raises(ArgumentError, match='"none"; symmetric group-wise weights also allow "as_stored"') as caught:
-        replace(spec, scale_form=form)
+        replace(config, scale_form=form)
     assert (caught.value.field, caught.value.got) == ("scale_form", form)
 
 
@@ -88,12 +88,12 @@ def test_a_call_takes_the_weights_form(stub: StubDriver, form: str) -> None:
 @pytest.mark.parametrize("asked", ["as_stored", "shifted"])
 def test_another_form_than_the_weights_is_refused(asked: str) -> None:
     w = weight("shifted" if asked == "as_stored" else "as_stored")
-    spec, problem = replace(BASE, group_size=32), Problem.of(w, 33)
-    work = schedule(spec, problem.m, problem.n, problem.k, 4)
+    config, problem = replace(BASE, group_size=32), Problem.of(w, 33)
+    work = schedule(config, problem.m, problem.n, problem.k, 4)
     with pytest.raises(ArgumentError, match="the range of these scales decides") as caught:
-        sizes_for(problem, spec.in_form(asked), lambda m: work, SM90A)
+        sizes_for(problem, config.in_form(asked), lambda m: work, SM90A)
     assert caught.value.field == "scale_form"
-    sizes_for(problem, spec, lambda m: work, SM90A)
+    sizes_for(problem, config, lambda m: work, SM90A)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -35,7 +35,7 @@ from cudatma.build.render import render
 from cudatma.dtypes import activation_type
 from cudatma.kernels import choice, plans
 from cudatma.kernels.gpu import Gpu, imagined_gpu
-from cudatma.kernels.marlin.candidates import choose_mma_sync, dump_specs
+from cudatma.kernels.marlin.candidates import choose_mma_sync, dump_configs
 from cudatma.kernels.marlin.choose import MARLIN
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import Problem
@@ -63,8 +63,8 @@ MMA_SYNC_JOBS = [
     Job(1000, 136, Options("bfloat16", -1, False, bias=True), ("tma",), (100,)),
 ]
 #: Whether scale and offset are one multiply-add is for each weight to decide.
-WGMMA_SPECS = list(dict.fromkeys(spec.in_form("none") for spec in dump_specs("wgmma", TARGET)))
-SKINNY_SPECS = dump_specs("skinny", TARGET)
+WGMMA_CONFIGS = list(dict.fromkeys(config.in_form("none") for config in dump_configs("wgmma", TARGET)))
+SKINNY_CONFIGS = dump_configs("skinny", TARGET)
 #: One box for a stage's activations: more blocks than K has, whole stages, one that K ends in, two M tiles.
 DEEP_JOBS = [
     (skinny(tile_m=8, tile_n=32, tile_k=1024, slice_k=8, stages=2, deep_box=True), 960, 4096),
@@ -109,9 +109,9 @@ def check(out: Any, reference: Any, what: object = "") -> None:
     assert not problem, f"{what}: {problem}"
 
 
-def use(monkeypatch: pytest.MonkeyPatch, spec: MarlinConfig) -> None:
+def use(monkeypatch: pytest.MonkeyPatch, config: MarlinConfig) -> None:
     """Whatever is asked for, this instance serves it."""
-    serve_with(monkeypatch, lambda *_: spec)
+    serve_with(monkeypatch, lambda *_: config)
 
 
 def check_job(job: Job) -> None:
@@ -133,45 +133,45 @@ def test_the_mma_sync_kernel_with_a_large_m(monkeypatch: pytest.MonkeyPatch, job
     check_job(job)
 
 
-@pytest.mark.parametrize("spec", WGMMA_SPECS, ids=lambda spec: spec.entry)
-def test_each_wgmma_tile(monkeypatch: pytest.MonkeyPatch, spec: MarlinConfig) -> None:
+@pytest.mark.parametrize("config", WGMMA_CONFIGS, ids=lambda config: config.entry)
+def test_each_wgmma_tile(monkeypatch: pytest.MonkeyPatch, config: MarlinConfig) -> None:
     """With a small M and with tails, tiles shared by CTAs and not; small rows, and more tiles than CTAs."""
-    use(monkeypatch, spec)
-    options = Options(spec.dtype, spec.group_size, not spec.has_zeros, bias=True)
+    use(monkeypatch, config)
+    options = Options(config.dtype, config.group_size, not config.has_zeros, bias=True)
     for k, n, m_values in (
-        (1000, 136, (1, spec.tile_m - 3)),
-        (4096, 2056, (7, 2 * spec.tile_m + 5)),
+        (1000, 136, (1, config.tile_m - 3)),
+        (4096, 2056, (7, 2 * config.tile_m + 5)),
         (512, 20000, (700,)),
     ):
-        if ceil_div(k, spec.tile_k) >= spec.cluster_k:  # else a block would have no stage, and the call is refused
+        if ceil_div(k, config.tile_k) >= config.cluster_k:  # else a block would have no stage, and the call is refused
             check_job(Job(k, n, options, ("tma",), m_values))
 
 
-@pytest.mark.parametrize("spec", SKINNY_SPECS, ids=lambda spec: spec.entry)
-def test_each_skinny_tile(monkeypatch: pytest.MonkeyPatch, spec: MarlinConfig) -> None:
+@pytest.mark.parametrize("config", SKINNY_CONFIGS, ids=lambda config: config.entry)
+def test_each_skinny_tile(monkeypatch: pytest.MonkeyPatch, config: MarlinConfig) -> None:
     """Tails in every dimension, rings deeper than K, several M tiles, more CTAs than the GPU holds."""
-    use(monkeypatch, spec)
-    options = Options(spec.dtype, spec.group_size, not spec.has_zeros, bias=True)
+    use(monkeypatch, config)
+    options = Options(config.dtype, config.group_size, not config.has_zeros, bias=True)
     for k, n, m_values in (
-        (1000, 136, (1, spec.tile_m - 3)),
-        (4096, 2056, (7, 2 * spec.tile_m + 5)),
+        (1000, 136, (1, config.tile_m - 3)),
+        (4096, 2056, (7, 2 * config.tile_m + 5)),
         (200, 40000, (5,)),
-        (9000, 4097, (3, spec.tile_m)),
+        (9000, 4097, (3, config.tile_m)),
     ):
-        whole_k = k // 64 * 64 if spec.deep_box else k
-        if ceil_div(whole_k, spec.tile_k) >= spec.cluster_k:
+        whole_k = k // 64 * 64 if config.deep_box else k
+        if ceil_div(whole_k, config.tile_k) >= config.cluster_k:
             check_job(Job(whole_k, n, options, ("tma",), m_values))
 
 
-@pytest.mark.parametrize(("spec", "k", "n"), DEEP_JOBS, ids=lambda value: getattr(value, "entry", str(value)))
-def test_a_stage_in_one_box(monkeypatch: pytest.MonkeyPatch, spec: MarlinConfig, k: int, n: int) -> None:
+@pytest.mark.parametrize(("config", "k", "n"), DEEP_JOBS, ids=lambda value: getattr(value, "entry", str(value)))
+def test_a_stage_in_one_box(monkeypatch: pytest.MonkeyPatch, config: MarlinConfig, k: int, n: int) -> None:
     """Against float64, and in the same bits as with a box for each 64 elements of K; NaNs follow a window's rows."""
-    weight = make_weight(k, n, Options(spec.dtype, spec.group_size, not spec.has_zeros))
-    m, found = spec.tile_m + 5, []
-    values, buffer = activations((m, k), spec.dtype), poisoned((m, k + 8), spec.dtype)
+    weight = make_weight(k, n, Options(config.dtype, config.group_size, not config.has_zeros))
+    m, found = config.tile_m + 5, []
+    values, buffer = activations((m, k), config.dtype), poisoned((m, k + 8), config.dtype)
     bits(buffer)[:, :k] = bits(values)
     for deep in (True, False):
-        of = replace(spec, deep_box=deep)
+        of = replace(config, deep_box=deep)
         planned = serve_with(monkeypatch, lambda *_, of=of: of)
         out = marlin_gemm(buffer[:, :k], weight.packed)
         assert planned == [of]
@@ -188,13 +188,13 @@ def test_the_sm120_form_on_this_gpu(monkeypatch: pytest.MonkeyPatch, job: Job) -
     def as_sm120(problem: Problem, gpu: Gpu) -> MarlinConfig:
         return choice.choose(MARLIN, problem, imagined_gpu(sm120, gpu.sm_count), {})
 
-    def load_kernel(template: str, spec: Any, target: Target) -> Any:
-        rendered.append(spec.entry)
-        return compile_kernel(render(template, spec, sm120), target=target, entry=spec.entry)
+    def load_kernel(template: str, config: Any, target: Target) -> Any:
+        rendered.append(config.entry)
+        return compile_kernel(render(template, config, sm120), target=target, entry=config.entry)
 
     serve_with(monkeypatch, as_sm120)
     monkeypatch.setattr(plans, "load_kernel", load_kernel)
-    monkeypatch.setattr(plans, "known_kernel", lambda *_: None)  # it may know this GPU's form of the same spec
+    monkeypatch.setattr(plans, "known_kernel", lambda *_: None)  # it may know this GPU's form of the same config
     check_job(job)
     assert rendered
 

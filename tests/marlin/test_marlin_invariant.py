@@ -26,17 +26,17 @@ layers = st.builds(
 @given(layers, st.integers(1, 100_000), st.sampled_from((1, 20, 132)))
 def test_one_order_of_additions(name: str, layer: LinearShape, m: int, processors: int) -> None:
     target = get_target(name)
-    spec = choose_by_cost(Problem(layer, m, True), imagined_gpu(target, processors))
-    spec.check_target(target)
-    work = schedule(spec, m, layer.n, layer.k, processors, divide=False)
+    config = choose_by_cost(Problem(layer, m, True), imagined_gpu(target, processors))
+    config.check_target(target)
+    work = schedule(config, m, layer.n, layer.k, processors, divide=False)
     assert work.stream_tiles == 0
     assert work.ctas <= processors
-    if spec.version == "wgmma":
-        assert spec.slice_k == 1
+    if config.version == "wgmma":
+        assert config.slice_k == 1
     else:
-        assert spec.version == "mma_sync"
-        assert spec.slice_k == 1
-        assert spec.scale_on != "accumulator"
+        assert config.version == "mma_sync"
+        assert config.slice_k == 1
+        assert config.scale_on != "accumulator"
 
 
 @given(layers, st.integers(1, 10_000), st.integers(1, 10_000))

@@ -22,7 +22,7 @@ from marlin_operands import (
 )
 from this_gpu import TARGET, cupy
 
-from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm, release_workspaces
+from cudatma import LaunchError, MarlinLinear, Workspace, marlin_gemm, release_workspaces
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.marlin.candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
@@ -32,7 +32,7 @@ from cudatma.kernels.workspace import stream_workspace
 pytestmark = pytest.mark.gpu
 
 
-def flags(space: MarlinWorkspace) -> Any:
+def flags(space: Workspace) -> Any:
     memory = cupy.cuda.UnownedMemory(space.flags_pointer, space.flags_bytes, space)
     return cupy.ndarray(space.flags_bytes // 4, np.uint32, cupy.cuda.MemoryPointer(memory, 0))
 
@@ -95,15 +95,15 @@ def test_a_capture_refuses_what_is_not_ready_and_goes_on() -> None:
     weight, unknown = make_weight(1024, 512), make_weight(1024, 512, Options("bfloat16", 64, False))
     x, out = activations((16, 1024), "float16"), poisoned((16, 512), "float16")
     other, other_out = activations((16, 1024), "bfloat16"), poisoned((16, 512), "bfloat16")
-    wanted, stream, space = marlin_gemm(x, weight.packed), new_stream(), MarlinWorkspace(0)
+    wanted, stream, space = marlin_gemm(x, weight.packed), new_stream(), Workspace(0)
     release_workspaces()
     own = poisoned((16, 512), "float16")
     # Load paths that no other test asks for, so that their kernel cannot be there yet.
-    spec = choose_mma_sync(Problem.of(unknown.packed, 16), gpu_of(0), **BY_CP_ASYNC | {"scale_load_path": "tma"})
+    config = choose_mma_sync(Problem.of(unknown.packed, 16), gpu_of(0), **BY_CP_ASYNC | {"scale_load_path": "tma"})
     with stream:
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
         marlin_gemm(x, weight.packed, own)  # its workspace is made now
-        with pinned(spec), pytest.raises(LaunchError, match="before the capture"):
+        with pinned(config), pytest.raises(LaunchError, match="before the capture"):
             marlin_gemm(other, unknown.packed, other_out, workspace=space)
         marlin_gemm(x, weight.packed, out, workspace=space)
         graph = stream.end_capture()
@@ -120,7 +120,7 @@ class Chain:
         self.weights = [make_weight(2048, 2048, options, seed) for seed in range(6)]
         self.inputs = [activations((m, 2048), "bfloat16", seed) for seed in (10, 11)]
         self.x, self.buffers = cupy.empty_like(self.inputs[0]), [cupy.empty_like(self.inputs[0]) for _ in range(2)]
-        self.m, self.load_path, self.space = m, load_path, MarlinWorkspace(0)
+        self.m, self.load_path, self.space = m, load_path, Workspace(0)
 
     def run(self, programmatic: bool) -> Any:
         source = self.x

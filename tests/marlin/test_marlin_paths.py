@@ -81,10 +81,10 @@ def test_warming_up_to_a_bound_compiles_what_is_missing_and_loads_the_rest(
             compiled.append(order)
             tell(order[1], None)
 
-    def load_kernel(template: str, spec: Any, target: Any) -> Any:
-        return SimpleNamespace(load=lambda device: loaded.append((template, spec)))
+    def load_kernel(template: str, config: Any, target: Any) -> Any:
+        return SimpleNamespace(load=lambda device: loaded.append((template, config)))
 
-    monkeypatch.setattr(shared, "is_cached", lambda template, spec, target: "permute" in template)
+    monkeypatch.setattr(shared, "is_cached", lambda template, config, target: "permute" in template)
     monkeypatch.setattr(shared, "compile_all", compile_all)
     monkeypatch.setattr(shared, "load_kernel", load_kernel)
     monkeypatch.setattr(shared, "detect", lambda device: get_target("sm_90a"))

@@ -81,17 +81,17 @@ def test_columns_are_permuted(rows: int, columns: int, gap: int, offset: int, pe
     result = poisoned((rows + 1, pitch), "float16")
     processors = cupy.cuda.Device().attributes["MultiProcessorCount"]
     aligned = x.data.ptr % 16 == 0 and x.strides[0] % 16 == 0
-    spec = choose_permute(
+    config = choose_permute(
         rows, columns, has_permutation=permute, is_aligned=aligned, target=TARGET, sm_count=processors
     )
-    kernel = load_kernel(TEMPLATE, spec, TARGET)
-    resident = processors * kernel.occupancy(spec.threads, shared_bytes=spec.smem_bytes)
-    planned = permute_arguments(spec, permute_sizes(spec, rows, columns, x.strides[0], resident))
+    kernel = load_kernel(TEMPLATE, config, TARGET)
+    resident = processors * kernel.occupancy(config.threads, shared_bytes=config.smem_bytes)
+    planned = permute_arguments(config, permute_sizes(config, rows, columns, x.strides[0], resident))
     arrays = {"x": describe(x), "rows": describe(result)}
     if order is not None:
         arrays["perm"] = describe(order)
     args = planned.filled(arrays)
-    kernel.launch(planned.sizes.grid, spec.threads, args, shared_bytes=spec.smem_bytes)
+    kernel.launch(planned.sizes.grid, config.threads, args, shared_bytes=config.smem_bytes)
     wanted = bits(contiguous(x))
     wanted = wanted if order is None else wanted[:, order]
     assert bool((bits(result)[:rows, :columns] == wanted).all())

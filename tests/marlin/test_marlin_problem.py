@@ -24,7 +24,7 @@ from cudatma.kernels.registry import REGISTRY
 from cudatma.kernels.schedule import Assignment, Schedule, assignments, ceil_div, divisor, schedule
 from cudatma.target import get_target
 
-SPECS = [
+CONFIGS = [
     mma_sync(tile_m=8, tile_n=128, tile_k=256, warps_n=4, stages=3),
     mma_sync(tile_m=16, tile_n=64, tile_k=256, warps_n=2, slice_k=2, stages=3),
     mma_sync(tile_m=64, tile_n=256, tile_k=128, warps_n=8, stages=3),
@@ -34,13 +34,13 @@ WGMMA = [
     wgmma(tile_m=64, tile_n=256, tile_k=128, warpgroups=2, stages=6),
     wgmma(tile_m=256, tile_n=128, tile_k=64, warpgroups=2, stages=5, cluster_n=2, consumer_registers=232),
 ]
-EVERY_SPEC = [
-    spec
+EVERY_CONFIG = [
+    config
     for name in ("marlin_mma_sync", "marlin_wgmma", "marlin_skinny")
-    for spec in REGISTRY[name].specs(get_target("sm_90a"))
+    for config in REGISTRY[name].configs(get_target("sm_90a"))
 ]
 problems = st.tuples(
-    st.sampled_from([*SPECS, *WGMMA]),
+    st.sampled_from([*CONFIGS, *WGMMA]),
     st.integers(1, 3000),
     st.integers(1, 9000),
     st.integers(1, 6000),
@@ -93,10 +93,12 @@ class Cut:
         return list(range(index + 1, last + 1))
 
 
-def cut(spec: MarlinConfig, m: int, n: int, k: int, resident: int) -> Cut:
-    plan = schedule(spec, m, n, k, resident)
-    problem = SimpleNamespace(**work_values(plan, m, n, k, spec.tile_m), **weight_values(spec, n, k, ceil_div(k, 128)))
-    assert plan.ctas == plan.work_ranges * spec.cluster
+def cut(config: MarlinConfig, m: int, n: int, k: int, resident: int) -> Cut:
+    plan = schedule(config, m, n, k, resident)
+    problem = SimpleNamespace(
+        **work_values(plan, m, n, k, config.tile_m), **weight_values(config, n, k, ceil_div(k, 128))
+    )
+    assert plan.ctas == plan.work_ranges * config.cluster
     return Cut(problem, plan.work_ranges, plan)
 
 
@@ -125,12 +127,12 @@ def test_the_grid_fits_the_gpu_and_no_cta_is_idle(case: tuple[MarlinConfig, int,
 def test_the_longest_range(case: tuple[MarlinConfig, int, int, int, int]) -> None:
     """It is the one that assignments() says, of those the one that is predicted to be shortest; the divided parts of
     work ranges differ by one stage at most."""
-    spec, m, _, _, resident = case
+    config, m, _, _, resident = case
     made = cut(*case)
     parts = [made.units(index) for index in range(made.work_ranges)]
     divided = [sum(u.k_end - u.k_begin for u in units if u.tile < made.plan.stream_tiles) for units in parts]
     whole = [sum(u.k_end - u.k_begin for u in units if u.tile >= made.plan.stream_tiles) for units in parts]
-    clusters, tiles_m = max(1, resident // spec.cluster), ceil_div(m, spec.tile_m)
+    clusters, tiles_m = max(1, resident // config.cluster), ceil_div(m, config.tile_m)
     found = {each.stream_tiles: each for each in assignments(made.tiles, tiles_m, clusters, made.problem.k_iterations)}
     taken = found[made.plan.stream_tiles]
     longest = max(map(sum, zip(whole, divided, strict=True)))
@@ -138,7 +140,7 @@ def test_the_longest_range(case: tuple[MarlinConfig, int, int, int, int]) -> Non
     assert max(divided) - min(divided) <= 1
 
     def predicted(each: Assignment) -> float:
-        once, factor = spec.division(each.others, tiles_m) if each.stream_tiles else (0, 0)
+        once, factor = config.division(each.others, tiles_m) if each.stream_tiles else (0, 0)
         return each.whole_stages + each.divided_stages * factor + once
 
     assert predicted(taken) == min(map(predicted, found.values()))
@@ -146,9 +148,9 @@ def test_the_longest_range(case: tuple[MarlinConfig, int, int, int, int]) -> Non
 
 @given(problems)
 def test_divided_tiles_would_take_longer_whole(case: tuple[MarlinConfig, int, int, int, int]) -> None:
-    spec, *_, resident = case
+    config, *_, resident = case
     made = cut(*case)
-    longest = ceil_div(made.tiles, max(1, resident // spec.cluster)) * made.problem.k_iterations
+    longest = ceil_div(made.tiles, max(1, resident // config.cluster)) * made.problem.k_iterations
     if made.plan.stream_tiles:
         assert longest > max(sum(u.k_end - u.k_begin for u in made.units(index)) for index in range(made.work_ranges))
 
@@ -156,9 +158,9 @@ def test_divided_tiles_would_take_longer_whole(case: tuple[MarlinConfig, int, in
 @given(problems)
 def test_as_many_ranges_share_a_tile_as_the_assignment_says(case: tuple[MarlinConfig, int, int, int, int]) -> None:
     """Two where a full wave is divided, too."""
-    spec, m, _, _, resident = case
+    config, m, _, _, resident = case
     made = cut(*case)
-    clusters, tiles_m = max(1, resident // spec.cluster), ceil_div(m, spec.tile_m)
+    clusters, tiles_m = max(1, resident // config.cluster), ceil_div(m, config.tile_m)
     found = assignments(made.tiles, tiles_m, clusters, made.problem.k_iterations)
     (others,) = {each.others for each in found if each.stream_tiles == made.plan.stream_tiles}
     shared = Counter(unit.tile for _, unit in every_unit(made) if unit.tile < made.plan.stream_tiles)
@@ -245,45 +247,45 @@ def test_positions_of_tiles_are_a_permutation(case: tuple[MarlinConfig, int, int
 
 @given(problems)
 def test_the_problem_that_the_device_reads(case: tuple[MarlinConfig, int, int, int, int]) -> None:
-    spec, m, n, k, _ = case
+    config, m, n, k, _ = case
     problem = cut(*case).problem
     assert (problem.m, problem.n, problem.k) == (m, n, k)
     assert problem.weight_rows == ceil_div(n, 64) * problem.weight_row_blocks
     assert problem.scale_pitch % 64 == 0
     assert 0 <= problem.scale_pitch - n < 64
-    assert (problem.tiles_m - 1) * spec.tile_m < m <= problem.tiles_m * spec.tile_m
-    assert (problem.k_iterations - 1) * spec.tile_k < k <= problem.k_iterations * spec.tile_k
+    assert (problem.tiles_m - 1) * config.tile_m < m <= problem.tiles_m * config.tile_m
+    assert (problem.k_iterations - 1) * config.tile_k < k <= problem.k_iterations * config.tile_k
 
 
-@pytest.mark.parametrize("spec", EVERY_SPEC, ids=lambda spec: spec.entry)
-def test_the_struct_has_the_members_that_the_kernel_reads_where_it_reads_them(spec: Any) -> None:
-    source = re.sub(r"//.*", "", render(spec.template, spec, "sm_90a"))
+@pytest.mark.parametrize("config", EVERY_CONFIG, ids=lambda config: config.entry)
+def test_the_struct_has_the_members_that_the_kernel_reads_where_it_reads_them(config: Any) -> None:
+    source = re.sub(r"//.*", "", render(config.template, config, "sm_90a"))
     body = source.split("struct Problem {", 1)[1].split("};", 1)[0]
     declared = re.findall(r"(\w+) (\w+);", body)
-    assert [(member.type, member.name) for member in spec.problem_members] == declared
+    assert [(member.type, member.name) for member in config.problem_members] == declared
     assert {name for _, name in declared} == set(re.findall(r"\bproblem\.(\w+)", source))
     sizes = {"u32": (4, 4), "float": (4, 4), "u64": (8, 8), "Divisor": (8, 4)}  # size, alignment
     end = 0
     for kind, name in declared:
         size, alignment = sizes[kind]
         end = -(-end // alignment) * alignment
-        assert offsets(spec.problem_members)[name] == end
+        assert offsets(config.problem_members)[name] == end
         end += size
-    assert size_bytes(spec.problem_members) == -(-end // 8) * 8  # the pitches are there in each kernel
+    assert size_bytes(config.problem_members) == -(-end // 8) * 8  # the pitches are there in each kernel
 
 
 def test_the_bytes_are_those_that_the_device_reads() -> None:
-    spec = wgmma(tile_m=16, tile_n=128, tile_k=128, warpgroups=2, stages=4, scale_form="as_stored")
-    plan = schedule(spec, 100, 512, 1024, 4)
-    values = work_values(plan, 100, 512, 1024, spec.tile_m, output_pitch=1 << 40)
-    values |= weight_values(spec, 512, 1024, 8, scale_exponent=3)
-    packed, at = pack(spec.problem_members, values), offsets(spec.problem_members)
+    config = wgmma(tile_m=16, tile_n=128, tile_k=128, warpgroups=2, stages=4, scale_form="as_stored")
+    plan = schedule(config, 100, 512, 1024, 4)
+    values = work_values(plan, 100, 512, 1024, config.tile_m, output_pitch=1 << 40)
+    values |= weight_values(config, 512, 1024, 8, scale_exponent=3)
+    packed, at = pack(config.problem_members, values), offsets(config.problem_members)
     assert struct.unpack_from("<I", packed, at["m"]) == (100,)
     assert struct.unpack_from("<f", packed, at["scale_back"]) == (8.0,)
     assert struct.unpack_from("<II", packed, at["by_k_iterations"]) == divisor(values["by_k_iterations"])
     assert struct.unpack_from("<Q", packed, at["output_pitch"]) == (1 << 40,)
     with pytest.raises(KeyError, match="output_pitch"):
-        pack(spec.problem_members, {name: value for name, value in values.items() if name != "output_pitch"})
+        pack(config.problem_members, {name: value for name, value in values.items() if name != "output_pitch"})
 
 
 @given(st.integers(1, 2**31 - 1) | st.integers(1, 300), st.integers(0, 2**31 - 1))
@@ -318,20 +320,20 @@ def test_tiles_lie_where_the_device_computes_them(case: tuple[MarlinConfig, int,
 
 
 def test_full_waves_are_assigned_whole() -> None:
-    spec = SPECS[0]
-    assert schedule(spec, 8, 128 * 132, 4096, 132) == Schedule(132, 1, 132, 16, 0)
-    one_more = schedule(spec, 8, 128 * 133, 4096, 132)
+    config = CONFIGS[0]
+    assert schedule(config, 8, 128 * 132, 4096, 132) == Schedule(132, 1, 132, 16, 0)
+    one_more = schedule(config, 8, 128 * 133, 4096, 132)
     assert (one_more.ctas, one_more.stream_tiles, one_more.partial_ctas) == (132, 133, 132)
-    single = schedule(spec, 1, 128, 256, 132)
+    single = schedule(config, 1, 128, 256, 132)
     assert (single.ctas, single.partial_ctas) == (1, 0)
 
 
 def test_all_ctas_share_a_few_tiles_of_large_k() -> None:
-    spec = SPECS[0]
-    few = schedule(spec, 1, 4 * 128, 256 * 66, 132)
+    config = CONFIGS[0]
+    few = schedule(config, 1, 4 * 128, 256 * 66, 132)
     assert (few.ctas, few.stream_tiles, few.partial_ctas) == (132, 4, 132)
     # As few CTAs as keep the longest work range: 200 stages are two for each of 132 CTAs, and still two for 100.
-    assert schedule(spec, 1, 2 * 128, 256 * 100, 132).ctas == 100
+    assert schedule(config, 1, 2 * 128, 256 * 100, 132).ctas == 100
 
 
 @pytest.mark.parametrize(
@@ -348,9 +350,9 @@ def test_all_ctas_share_a_few_tiles_of_large_k() -> None:
     ],
 )
 def test_a_dependent_launch_prefetches_two_stages_of_long_layers(tile_m: int, k: int, n: int, prefetched: int) -> None:
-    spec = skinny(tile_m=tile_m, tile_n=64, tile_k=512, slice_k=4, stages=4, deep_box=True)
+    config = skinny(tile_m=tile_m, tile_n=64, tile_k=512, slice_k=4, stages=4, deep_box=True)
     for programmatic, wanted in ((True, prefetched), (False, 0)):
-        values = weight_values(spec, n, k, ceil_div(k, 128), programmatic=programmatic)
+        values = weight_values(config, n, k, ceil_div(k, 128), programmatic=programmatic)
         assert values["prefetch_stages"] == wanted
 
 
@@ -365,8 +367,8 @@ def test_a_dependent_launch_prefetches_two_stages_of_long_layers(tile_m: int, k:
     ],
 )
 def test_tiles_of_wgmma_prefetch_too(tile_m: int, cluster_k: int, k: int, n: int, prefetched: int) -> None:
-    spec = wgmma(tile_m=tile_m, tile_n=192, tile_k=256, warpgroups=3, stages=4, cluster_k=cluster_k)
-    values = weight_values(spec, n, k, ceil_div(k, 128), programmatic=True)
+    config = wgmma(tile_m=tile_m, tile_n=192, tile_k=256, warpgroups=3, stages=4, cluster_k=cluster_k)
+    values = weight_values(config, n, k, ceil_div(k, 128), programmatic=True)
     assert values["prefetch_stages"] == prefetched
 
 
@@ -381,13 +383,13 @@ def test_clusters_that_divide_k() -> None:
     assert (tile.launch_cluster, tile.partial_bytes) == (2, 0)
     # Two tiles of 64 rows, sixteen of 256 columns, 32 stages with a tile_k of 128.
     assert schedule(tile, 65, 4096, 4096, 132) == Schedule(2 * 2 * 16, 2, 16, 32, 0)
-    for spec in (thin, replace(tile, cluster_k=3)):
-        assert schedule(spec, 1, 128, 2 * spec.tile_k + 1, 132).k_iterations == 3
+    for config in (thin, replace(tile, cluster_k=3)):
+        assert schedule(config, 1, 128, 2 * config.tile_k + 1, 132).k_iterations == 3
         with pytest.raises(ArgumentError, match="at most 2") as caught:
-            schedule(spec, 1, 128, 2 * spec.tile_k, 132)
+            schedule(config, 1, 128, 2 * config.tile_k, 132)
         assert caught.value.field == "cluster_k"
 
 
 def test_too_many_stages_are_refused() -> None:
     with pytest.raises(ArgumentError, match="split the batch"):
-        schedule(SPECS[0], 2**31, 2**20, 4096, 132)
+        schedule(CONFIGS[0], 2**31, 2**20, 4096, 132)

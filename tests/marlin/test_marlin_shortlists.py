@@ -35,15 +35,15 @@ KINDS: dict[str, tuple[str, Callable[[MarlinConfig], bool]]] = {
 def test_one_of_each_kind(kind: str) -> None:
     layer, m = LinearShape(320, 264, 64, True, "float16"), 20
     target, is_meant = KINDS[kind]
-    spec = next(
-        one.spec
+    config = next(
+        one.config
         for one in shortlist(MARLIN, Problem(layer, m), imagined_gpu(target, PROCESSORS), 100)
-        if is_meant(one.spec)
+        if is_meant(one.config)
     )
     rng = np.random.default_rng(len(kind))
     weight = quantize(rng.standard_normal((layer.k, layer.n)).astype(np.float32), group_size=64, symmetric=False)
     x = rng.standard_normal((m, layer.k)).astype(np.float16)
-    out, report = run_marlin(x, weight, target=target, processors=PROCESSORS, spec=spec, schedules=2)
+    out, report = run_marlin(x, weight, target=target, processors=PROCESSORS, config=config, schedules=2)
     assert not report.hazards
     assert relative_error(out, x, weight) < 1e-3
 
@@ -51,17 +51,17 @@ def test_one_of_each_kind(kind: str) -> None:
 def test_a_pinned_configuration_is_what_a_gemm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the tuner runs its candidates; here one that is not the cost model's choice."""
     layer, m = LinearShape(512, 136, 128, False, "float16"), 9
-    mine = shortlist(MARLIN, Problem(layer, m), H200, 12)[-1].spec
+    mine = shortlist(MARLIN, Problem(layer, m), H200, 12)[-1].config
     weight = quantize(np.random.default_rng(0).standard_normal((layer.k, layer.n)).astype(np.float32))
     x = np.random.default_rng(1).standard_normal((m, layer.k)).astype(np.float16)
     seen: list[Any] = []
 
-    def watched(problem: Problem, spec: Any, *rest: Any) -> Any:
-        seen.append(spec)
-        return gemm_arguments(problem, spec, *rest)
+    def watched(problem: Problem, config: Any, *rest: Any) -> Any:
+        seen.append(config)
+        return gemm_arguments(problem, config, *rest)
 
     monkeypatch.setattr(marlin, "gemm_arguments", watched)
     with pinned(mine):
         out = marlin_gemm(x, weight, backend="emulator")
-    assert [spec.in_form("none") for spec in seen] == [mine]
+    assert [config.in_form("none") for config in seen] == [mine]
     assert relative_error(out, x, weight) < 1e-3

@@ -48,8 +48,8 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     choice.forget()
 
 
-def entry(m: int, spec: Any = WGMMA, us: float = 8.0) -> Entry:
-    return Entry(Problem(LAYER, m), spec, us, 10.0)
+def entry(m: int, config: Any = WGMMA, us: float = 8.0) -> Entry:
+    return Entry(Problem(LAYER, m), config, us, 10.0)
 
 
 def source(m: int) -> str:
@@ -57,8 +57,8 @@ def source(m: int) -> str:
 
 
 def test_an_entry_comes_back_as_it_was() -> None:
-    for spec in (WGMMA, SKINNY, replace(WGMMA, cluster_n=2), MMA_SYNC):
-        one = Entry(Problem(LAYER, 64), spec, 8.5, 10.25)
+    for config in (WGMMA, SKINNY, replace(WGMMA, cluster_n=2), MMA_SYNC):
+        one = Entry(Problem(LAYER, 64), config, 8.5, 10.25)
         raw = json.loads(json.dumps(one.as_json(MARLIN)))
         assert parse_entry(raw, MARLIN, SM90A) == one
 
@@ -184,8 +184,8 @@ def test_an_entry_of_another_revision_is_ignored_and_the_command_named(file: Pat
 
 def broken(**change: Any) -> dict[str, Any]:
     raw = json.loads(json.dumps(entry(64).as_json(MARLIN)))
-    spec = change.pop("spec", {})
-    return raw | change | {"spec": {**raw["spec"], **spec}}
+    config = change.pop("config", {})
+    return raw | change | {"config": {**raw["config"], **config}}
 
 
 BROKEN = [
@@ -200,13 +200,13 @@ BROKEN = [
     broken(us=10**400),
     broken(rule_us=float("nan")),
     broken(dtype="bfloat17"),
-    broken(spec={"stages": 200}),
-    broken(spec={"stages": 16, "tile_m": 256}),
-    broken(spec={"cluster": True}),
-    broken(spec={"dtype": "float64"}),
-    broken(spec={"group_size": 64}),
-    broken(spec={"stacks": 1}),
-    broken() | {"spec": 7},
+    broken(config={"stages": 200}),
+    broken(config={"stages": 16, "tile_m": 256}),
+    broken(config={"cluster": True}),
+    broken(config={"dtype": "float64"}),
+    broken(config={"group_size": 64}),
+    broken(config={"stacks": 1}),
+    broken() | {"config": 7},
     {name: value for name, value in broken().items() if name != "rule_us"},
 ]
 

@@ -47,13 +47,13 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     choice.forget()
 
 
-def entry(m: int, spec: Any = WGMMA, **layer: Any) -> Entry:
-    return Entry(Problem(replace(LAYER, **layer), m), replace(spec, **layer), 8.0, 10.0)
+def entry(m: int, config: Any = WGMMA, **layer: Any) -> Entry:
+    return Entry(Problem(replace(LAYER, **layer), m), replace(config, **layer), 8.0, 10.0)
 
 
 def decided(m: int, gpu: Gpu = H200, **layer: Any) -> tuple[str, Any]:
     decision = decide(Problem(replace(LAYER, **layer), m), gpu)
-    return decision.source, decision.spec
+    return decision.source, decision.config
 
 
 def test_an_entry_comes_before_the_cost_model(file: Path) -> None:
@@ -109,12 +109,12 @@ def test_a_gpu_of_the_same_class_is_the_same_gpu(file: Path) -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize(("m", "spec"), [(64, WGMMA), (8, SKINNY)], ids=["wgmma", "skinny"])
+@pytest.mark.parametrize(("m", "config"), [(64, WGMMA), (8, SKINNY)], ids=["wgmma", "skinny"])
 def test_an_entry_serves_layers_alike_with_their_own_operands(
-    file: Path, m: int, spec: Any, change: dict[str, Any]
+    file: Path, m: int, config: Any, change: dict[str, Any]
 ) -> None:
-    store_entry(file, GPU, MARLIN, entry(m, spec))
-    assert decided(m, **change) == ("tuned", replace(spec, **change))
+    store_entry(file, GPU, MARLIN, entry(m, config))
+    assert decided(m, **change) == ("tuned", replace(config, **change))
     said = decide(Problem(replace(LAYER, **change), m), H200).why
     assert f"{file} has one of this K and N ({Problem(LAYER, m).description}), measured at M = {m}: 8.00 us" in said
     assert "has this problem, measured" in decide(Problem(LAYER, m), H200).why
@@ -142,7 +142,7 @@ def test_a_layers_own_entry_comes_before_one_alike_and_the_users_before_a_shippe
 
 
 FULL = wgmma(tile_m=80, tile_n=64, tile_k=128, warpgroups=1, stages=9, mmas_per_commit=1)
-FOR_TWO = skinny(tile_m=8, tile_n=224, tile_k=256, slice_k=1, stages=3, blocks_per_sm=2)
+FOR_TWO = skinny(tile_m=8, tile_n=224, tile_k=256, slice_k=1, stages=3, ctas_per_sm=2)
 SCALED_SUMS = mma_sync(tile_m=8, tile_n=128, tile_k=256, warps_n=4, stages=3, scale_on="accumulator")
 
 
@@ -175,11 +175,11 @@ def test_the_table_of_intervals_follows_entries_of_other_problems(file: Path) ->
     store_entry(file, GPU, MARLIN, entry(66, replace(WGMMA, stages=2), group_size=64))
     store_entry(file, GPU, MARLIN, entry(100, replace(WGMMA, stages=3), group_size=32))
     choice.forget()
-    specs = {m: decided(m)[1] for m in range(50, 140)}
-    assert {spec.stages for spec in specs.values()} >= {2, 3}
-    assert {m: choice.choose(MARLIN, Problem(LAYER, m), H200, {}) for m in specs} == specs
+    configs = {m: decided(m)[1] for m in range(50, 140)}
+    assert {config.stages for config in configs.values()} >= {2, 3}
+    assert {m: choice.choose(MARLIN, Problem(LAYER, m), H200, {}) for m in configs} == configs
     table = choice.choice_table(MARLIN, Problem(LAYER, 1), H200, 139)
-    assert {m: table.at(m) for m in specs} == specs
+    assert {m: table.at(m) for m in configs} == configs
 
 
 def test_what_was_measured_with_zero_points_serves_no_layer_alike(file: Path) -> None:
@@ -259,7 +259,7 @@ def test_every_entry_that_ships_can_be_used_and_pays() -> None:
             entries.append((tuple(section["gpu"].values()), found.problem.layer, found.problem.m))
             if found.rule_us < 1.02 * found.us:
                 problems.add(f"{found.problem}: gains less than 2 %")
-            if getattr(found.spec, "scale_form", "none") != "none":
+            if getattr(found.config, "scale_form", "none") != "none":
                 problems.add(f"{found.problem}: only a weight says whether its scales are fused")
     assert not problems
     assert len(entries) == len(set(entries)) > 0, "one for each problem"

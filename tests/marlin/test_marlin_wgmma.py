@@ -19,72 +19,72 @@ from cudatma.target import get_target
 SCHEDULES = 3  # tests/mutants runs these kernels in 8
 
 
-def spec(**fields: Any) -> MarlinConfig:
+def config(**fields: Any) -> MarlinConfig:
     """A small tile with a short ring."""
     return wgmma(**{"tile_m": 16, "tile_k": 64, "stages": 2} | fields)
 
 
 #: Several tiles a CTA, tiles of several CTAs, a ring that wraps, tails in M, N and K.
 CASES = {
-    "stream_k": (13, 384, 136, 2, spec()),
-    "stream_k_of_three_ctas": (13, 384, 64, 3, spec()),
-    "stack_2_odd_chunks": (20, 200, 136, 1, spec(tile_m=24, tile_k=128, tile_n=128, stages=3)),
-    "multicast_stream_k": (13, 384, 200, 6, spec(cluster_n=2)),
+    "stream_k": (13, 384, 136, 2, config()),
+    "stream_k_of_three_ctas": (13, 384, 64, 3, config()),
+    "stack_2_odd_chunks": (20, 200, 136, 1, config(tile_m=24, tile_k=128, tile_n=128, stages=3)),
+    "multicast_stream_k": (13, 384, 200, 6, config(cluster_n=2)),
     "multicast_whole_tiles_setmaxnreg": (
         13,
         256,
         300,
         4,
-        spec(cluster_n=2, mmas_per_commit=1, commits_in_flight=3, tile_k=128, consumer_registers=232, group_size=64),
+        config(cluster_n=2, mmas_per_commit=1, commits_in_flight=3, tile_k=128, consumer_registers=232, group_size=64),
     ),
-    "bf16_zeros": (16, 192, 200, 2, spec(dtype="bfloat16", has_zeros=True, warpgroups=2, group_size=64)),
-    "depth_divided": (13, 640, 200, 3, spec(slice_k=2, tile_k=128, mmas_per_commit=1, commits_in_flight=3)),
-    "depth_divided_32": (21, 520, 72, 2, spec(slice_k=2, tile_k=256, tile_m=24, group_size=32, has_zeros=True)),
+    "bf16_zeros": (16, 192, 200, 2, config(dtype="bfloat16", has_zeros=True, warpgroups=2, group_size=64)),
+    "depth_divided": (13, 640, 200, 3, config(slice_k=2, tile_k=128, mmas_per_commit=1, commits_in_flight=3)),
+    "depth_divided_32": (21, 520, 72, 2, config(slice_k=2, tile_k=256, tile_m=24, group_size=32, has_zeros=True)),
     "depth_divided_stack_group_64": (
         40,
         512,
         136,
         2,
-        spec(slice_k=2, tile_k=256, tile_n=128, tile_m=24, group_size=64, has_zeros=True),
+        config(slice_k=2, tile_k=256, tile_n=128, tile_m=24, group_size=64, has_zeros=True),
     ),
     "depth_divided_column_cluster": (
         20,
         768,
         200,
         4,
-        spec(slice_k=2, tile_k=256, cluster_n=2, group_size=-1, dtype="bfloat16", has_zeros=True),
+        config(slice_k=2, tile_k=256, cluster_n=2, group_size=-1, dtype="bfloat16", has_zeros=True),
     ),
-    "group_32_steps_4": (9, 232, 72, 2, spec(group_size=32, has_zeros=True, mmas_per_commit=4, tile_k=128)),
-    "pingpong_stream_k": (40, 456, 300, 2, spec(tile_n=128, pingpong=True, stages=3)),
+    "group_32_steps_4": (9, 232, 72, 2, config(group_size=32, has_zeros=True, mmas_per_commit=4, tile_k=128)),
+    "pingpong_stream_k": (40, 456, 300, 2, config(tile_n=128, pingpong=True, stages=3)),
     "pingpong_multicast": (
         90,
         320,
         300,
         2,
-        spec(cluster_n=2, pingpong=True, stages=5, scale_form="as_stored", consumer_registers=152),
+        config(cluster_n=2, pingpong=True, stages=5, scale_form="as_stored", consumer_registers=152),
     ),
     # Several chunks of staging rows, and tiles shorter than the ring: each warpgroup stores while the other one does.
-    "pingpong_short_k": (250, 64, 136, 1, spec(tile_m=88, stages=4, pingpong=True)),
-    "pingpong_multicast_stream_k": (60, 384, 150, 6, spec(cluster_n=2, tile_n=128, stages=3, pingpong=True)),
+    "pingpong_short_k": (250, 64, 136, 1, config(tile_m=88, stages=4, pingpong=True)),
+    "pingpong_multicast_stream_k": (60, 384, 150, 6, config(cluster_n=2, tile_n=128, stages=3, pingpong=True)),
     "pingpong_column_zeros": (
         40,
         320,
         200,
         1,
-        spec(pingpong=True, stages=4, tile_n=128, group_size=-1, has_zeros=True, dtype="bfloat16"),
+        config(pingpong=True, stages=4, tile_n=128, group_size=-1, has_zeros=True, dtype="bfloat16"),
     ),
     "column_zeros": (
         9,
         512,
         136,
         2,
-        spec(group_size=-1, has_zeros=True, dtype="bfloat16", tile_k=256, mmas_per_commit=4, commits_in_flight=3),
+        config(group_size=-1, has_zeros=True, dtype="bfloat16", tile_k=256, mmas_per_commit=4, commits_in_flight=3),
     ),
 }
 #: Tiles of an odd number of 8 rows of M: the last chunk of the result's rows is a part of one, or ends with 8 of its
 #: own.
 CASES |= {
-    f"{tile_m}_tokens_stack_{stack}": (2 * tile_m - 3, 128, 200, 2, spec(tile_m=tile_m, tile_n=64 * stack))
+    f"{tile_m}_tokens_stack_{stack}": (2 * tile_m - 3, 128, 200, 2, config(tile_m=tile_m, tile_n=64 * stack))
     for tile_m in (8, 24, 40, 88)
     for stack in (1, 2)
 }
@@ -101,7 +101,7 @@ def test_tiles_are_divided(name: str) -> None:
 def test_products_are_right_and_clean(name: str) -> None:
     m, k, n, processors, of = CASES[name]
     x, w, bias = operands(m, k, n, of)
-    out, report = run_marlin(x, w, spec=of, processors=processors, bias=bias, schedules=SCHEDULES)
+    out, report = run_marlin(x, w, config=of, processors=processors, bias=bias, schedules=SCHEDULES)
     assert report.is_clean
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
 
@@ -122,7 +122,7 @@ def test_a_partial_wave_is_divided_alone(name: str, k: int, n: int, ranges: int)
     work = schedule(of, len(x), n, k, ranges * of.cluster, divide=False)
     work = replace(work, stream_tiles=work.tiles_m * work.tiles_n % work.work_ranges)
     assert 0 < work.stream_tiles < work.work_ranges
-    out, report = run_marlin(x, w, spec=of, work=work, bias=bias, schedules=2)
+    out, report = run_marlin(x, w, config=of, work=work, bias=bias, schedules=2)
     assert report.is_clean
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
 
@@ -132,11 +132,11 @@ def test_a_partial_wave_is_divided_alone(name: str, k: int, n: int, ranges: int)
 @pytest.mark.parametrize("name", ["stream_k", "stack_2_odd_chunks", "multicast_stream_k", "depth_divided"])
 def test_prefetched_weights(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A programmatic dependent launch: the first stages' weights come before the wait, and are not asked for twice."""
-    monkeypatch.setattr(MarlinConfig, "prefetch_stages", lambda spec, weight_bytes: stages)
+    monkeypatch.setattr(MarlinConfig, "prefetch_stages", lambda config, weight_bytes: stages)
     launch_programmatically(monkeypatch)
     m, k, n, processors, of = CASES[name]
     x, w, _ = operands(m, k, n, of)
-    out, report = run_marlin(x, w, spec=of, processors=processors, schedules=SCHEDULES)
+    out, report = run_marlin(x, w, config=of, processors=processors, schedules=SCHEDULES)
     assert report.is_clean
     assert relative_error(out, x, w) < TOLERANCE[of.dtype]
 
@@ -162,7 +162,7 @@ def test_every_tile_is_right_and_clean(tile: WgmmaTile, size: int, divide: bool)
     processors = (3 if divide else 1) * tile.cluster_n
     work = schedule(of, len(x), layer.n, layer.k, processors, divide=divide, eager=True)
     assert bool(work.stream_tiles) == divide
-    out, report = run_marlin(x, w, spec=of, processors=processors, bias=bias, divide=divide, schedules=2)
+    out, report = run_marlin(x, w, config=of, processors=processors, bias=bias, divide=divide, schedules=2)
     assert report.is_clean
     assert relative_error(out, x, w, bias) < TOLERANCE[dtype]
 
@@ -171,7 +171,7 @@ def test_the_order_of_additions_is_fixed() -> None:
     m, k, n, processors, of = CASES["multicast_stream_k"]
     x, w, _ = operands(m, k, n, of)
     first, again = (
-        run_marlin(x, w, spec=of, processors=processors, schedules=1, replay=replay)[0] for replay in (0, 7)
+        run_marlin(x, w, config=of, processors=processors, schedules=1, replay=replay)[0] for replay in (0, 7)
     )
     assert first.tobytes() == again.tobytes()
 
@@ -179,7 +179,7 @@ def test_the_order_of_additions_is_fixed() -> None:
 def test_a_loop_body_of_too_few_groups_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What MarlinConfig refuses: the next stage's weights go into registers that a wgmma in flight still reads."""
     monkeypatch.setattr(MarlinConfig, "_check_groups", lambda _: None)
-    of = spec(mmas_per_commit=4, commits_in_flight=1)
+    of = config(mmas_per_commit=4, commits_in_flight=1)
     x, w, _ = operands(8, 256, 64, of)
     with pytest.raises(HazardError, match="wgmma_registers"):
-        run_marlin(x, w, spec=of, processors=1, schedules=1)
+        run_marlin(x, w, config=of, processors=1, schedules=1)

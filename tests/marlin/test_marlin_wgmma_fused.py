@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from marlin_runner import TOLERANCE, operands, relative_error, run_marlin
-from test_marlin_wgmma import spec
+from test_marlin_wgmma import config
 
 from cudatma import marlin_gemm
 from cudatma.errors import ArgumentError
@@ -26,19 +26,19 @@ SMALL, LARGE = (2.0**-9, ScaleFit("as_stored", 0)), (1.7, ScaleFit("as_stored", 
 BF16_SMALL, BF16_LARGE = (2.0**-6, ScaleFit("as_stored", 0)), (1.7, ScaleFit("as_stored", 6))
 #: Some scales are then 2^-10 of the largest, or 2^-7.
 WIDE, WIDE_LARGE = (2.0**-7, ScaleFit("shifted", 0)), (1.7, ScaleFit("shifted", 7))
-#: M, K, N, CTAs, spec, scales.
+#: M, K, N, CTAs, config, scales.
 CASES = {
-    "stream_k": (13, 384, 136, 2, spec(), SMALL),
-    "stream_k_large": (13, 384, 136, 2, spec(), LARGE),
-    "whole_tiles_wide": (13, 384, 72, 1, spec(), WIDE),
-    "stack_wide_large": (20, 200, 136, 1, spec(tile_m=24, tile_k=128, tile_n=128, stages=3), WIDE_LARGE),
-    "group_32_large": (9, 232, 72, 2, spec(group_size=32, mmas_per_commit=4, tile_k=128), LARGE),
+    "stream_k": (13, 384, 136, 2, config(), SMALL),
+    "stream_k_large": (13, 384, 136, 2, config(), LARGE),
+    "whole_tiles_wide": (13, 384, 72, 1, config(), WIDE),
+    "stack_wide_large": (20, 200, 136, 1, config(tile_m=24, tile_k=128, tile_n=128, stages=3), WIDE_LARGE),
+    "group_32_large": (9, 232, 72, 2, config(group_size=32, mmas_per_commit=4, tile_k=128), LARGE),
     "multicast_setmaxnreg": (
         13,
         256,
         300,
         4,
-        spec(cluster_n=2, mmas_per_commit=1, commits_in_flight=3, tile_k=128, consumer_registers=232, group_size=64),
+        config(cluster_n=2, mmas_per_commit=1, commits_in_flight=3, tile_k=128, consumer_registers=232, group_size=64),
         SMALL,
     ),
     "depth_divided_large": (
@@ -46,27 +46,34 @@ CASES = {
         640,
         200,
         3,
-        spec(slice_k=2, tile_k=128, mmas_per_commit=1, commits_in_flight=3),
+        config(slice_k=2, tile_k=128, mmas_per_commit=1, commits_in_flight=3),
         LARGE,
     ),
-    "32_tokens_stream_k_large": (40, 256, 72, 3, spec(tile_m=32), LARGE),
+    "32_tokens_stream_k_large": (40, 256, 72, 3, config(tile_m=32), LARGE),
     "store_32_depth_divided": (
         100,
         256,
         72,
         1,
-        spec(tile_m=64, slice_k=2, tile_k=128, group_size=64, mmas_per_commit=1),
+        config(tile_m=64, slice_k=2, tile_k=128, group_size=64, mmas_per_commit=1),
         WIDE,
     ),
-    "bf16_stream_k": (13, 384, 136, 2, spec(dtype="bfloat16"), BF16_SMALL),
-    "bf16_stack_large": (20, 200, 136, 1, spec(dtype="bfloat16", tile_m=24, tile_k=128, tile_n=128), BF16_LARGE),
-    "bf16_group_32": (9, 232, 72, 2, spec(dtype="bfloat16", group_size=32, mmas_per_commit=4, tile_k=128), BF16_SMALL),
+    "bf16_stream_k": (13, 384, 136, 2, config(dtype="bfloat16"), BF16_SMALL),
+    "bf16_stack_large": (20, 200, 136, 1, config(dtype="bfloat16", tile_m=24, tile_k=128, tile_n=128), BF16_LARGE),
+    "bf16_group_32": (
+        9,
+        232,
+        72,
+        2,
+        config(dtype="bfloat16", group_size=32, mmas_per_commit=4, tile_k=128),
+        BF16_SMALL,
+    ),
     "bf16_multicast_depth_divided_large": (
         13,
         640,
         300,
         4,
-        spec(
+        config(
             dtype="bfloat16",
             group_size=64,
             cluster_n=2,
@@ -77,7 +84,7 @@ CASES = {
         ),
         BF16_LARGE,
     ),
-    "bf16_32_tokens_large": (40, 256, 72, 3, spec(dtype="bfloat16", tile_m=32), BF16_LARGE),
+    "bf16_32_tokens_large": (40, 256, 72, 3, config(dtype="bfloat16", tile_m=32), BF16_LARGE),
 }
 
 
@@ -113,10 +120,10 @@ def test_the_bits_are_those_of_the_other_way(name: str) -> None:
     x, w, bias = operands(m, k, n, of)
     w = scaled(w, largest, fit)
     one_step, report = run_marlin(
-        x, w, spec=of.in_form(fit.form), processors=processors, bias=bias, schedules=SCHEDULES
+        x, w, config=of.in_form(fit.form), processors=processors, bias=bias, schedules=SCHEDULES
     )
     assert report.is_clean
-    plain, _ = run_marlin(x, w, spec=of, processors=processors, bias=bias, schedules=1)
+    plain, _ = run_marlin(x, w, config=of, processors=processors, bias=bias, schedules=1)
     assert one_step.tobytes() == plain.tobytes()
     assert np.isfinite(plain).all()
     assert relative_error(plain, x, w, bias) < TOLERANCE[of.dtype]
@@ -129,12 +136,12 @@ def test_infinite_activations_and_overflow_stay_what_they_are(
     dtype: str, largest: float, exponent: int, huge: float
 ) -> None:
     """Of fp16, whose results overflow where fp32 sums do not; sums that overflow themselves do so 2^p later."""
-    of = spec(dtype=dtype)
+    of = config(dtype=dtype)
     x, w, bias = operands(13, 256, 72, of)
     w = scaled(w, largest, ScaleFit("as_stored", exponent))
     x[0, 0], x[1, 7], x[2] = np.inf, np.nan, huge
     one_step, plain = (
-        run_marlin(x, w, spec=one, processors=2, bias=bias, schedules=1)[0].astype(np.float32)
+        run_marlin(x, w, config=one, processors=2, bias=bias, schedules=1)[0].astype(np.float32)
         for one in (of.in_form("as_stored"), of)
     )
     assert np.isnan(one_step[1]).all()
@@ -144,20 +151,20 @@ def test_infinite_activations_and_overflow_stay_what_they_are(
 
 
 def test_a_weight_in_another_form_is_refused() -> None:
-    x, w, _ = operands(8, 128, 64, spec())
+    x, w, _ = operands(8, 128, 64, config())
     w = scaled(w, *WIDE)
     with pytest.raises(ArgumentError, match="'shifted' or 'none' for this weight"):
-        run_marlin(x, w, spec=spec(scale_form="as_stored"), processors=1, schedules=1)
+        run_marlin(x, w, config=config(scale_form="as_stored"), processors=1, schedules=1)
 
 
 def served(monkeypatch: pytest.MonkeyPatch, w: PackedWeight, m: int = 33, **options: Any) -> Any:
-    """The spec that marlin_gemm on the emulator runs."""
+    """The config that marlin_gemm on the emulator runs."""
     seen: list[Any] = []
     arguments = marlin.gemm_arguments
 
-    def spy(problem: Any, spec: Any, *more: Any) -> Any:
-        seen.append(spec)
-        return arguments(problem, spec, *more)
+    def spy(problem: Any, config: Any, *more: Any) -> Any:
+        seen.append(config)
+        return arguments(problem, config, *more)
 
     monkeypatch.setattr(marlin, "gemm_arguments", spy)
     x = np.random.default_rng(2).normal(size=(m, w.shape[0])).astype(w.scales.dtype)
@@ -169,13 +176,13 @@ def served(monkeypatch: pytest.MonkeyPatch, w: PackedWeight, m: int = 33, **opti
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_the_call_takes_it_where_it_can(monkeypatch: pytest.MonkeyPatch, batch_invariant: bool) -> None:
-    _, w, _ = operands(1, 128, 64, spec())
+    _, w, _ = operands(1, 128, 64, config())
     assert w.scale_fit.form == "as_stored"
     chosen = served(monkeypatch, w, batch_invariant=batch_invariant)
     assert chosen.version == "wgmma"
     assert chosen.scale_form == "as_stored"
     assert served(monkeypatch, scaled(w, *WIDE_LARGE)).scale_form == "shifted"
-    _, brain, _ = operands(1, 128, 64, spec(dtype="bfloat16"))
+    _, brain, _ = operands(1, 128, 64, config(dtype="bfloat16"))
     for largest, fit in (BF16_SMALL, BF16_LARGE):
         assert (
             served(monkeypatch, scaled(brain, largest, fit), batch_invariant=batch_invariant).scale_form == "as_stored"

@@ -80,10 +80,10 @@ TILES = {
 }
 
 
-def use(monkeypatch: pytest.MonkeyPatch, spec: MarlinConfig) -> None:
+def use(monkeypatch: pytest.MonkeyPatch, config: MarlinConfig) -> None:
     """Whatever is asked for, this instance serves it, and divides tiles as readily as the other kernels do: else small
     problems' would all be whole."""
-    serve_with(monkeypatch, lambda *_: spec)
+    serve_with(monkeypatch, lambda *_: config)
     monkeypatch.setattr(marlin, "schedule", partial(schedule, eager=True))
 
 
@@ -119,17 +119,17 @@ def test_a_plan_follows_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("tile", ["small", "wide_multicast", "pingpong"])
 def test_a_partial_wave_is_divided_alone(tile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One and a half waves in several rows of tiles."""
-    spec, rows = TILES[tile], 3
-    ranges = cupy.cuda.Device().attributes["MultiProcessorCount"] // spec.cluster
+    config, rows = TILES[tile], 3
+    ranges = cupy.cuda.Device().attributes["MultiProcessorCount"] // config.cluster
     columns = (ranges + ranges // 2) // rows
 
     def alone(*args: Any, **_: Any) -> Schedule:
         return replace(schedule(*args, divide=False), stream_tiles=rows * columns - ranges)
 
-    serve_with(monkeypatch, lambda *_: spec)
+    serve_with(monkeypatch, lambda *_: config)
     monkeypatch.setattr(marlin, "schedule", alone)
-    n = columns * spec.tile_n * spec.cluster - 40
-    weight, x = make_weight(4096, n), activations((rows * spec.tile_m - 5, 4096), "float16")
+    n = columns * config.tile_n * config.cluster - 40
+    weight, x = make_weight(4096, n), activations((rows * config.tile_m - 5, 4096), "float16")
     out = poisoned((len(x), n), "float16")
     marlin_gemm(x, weight.packed, out)
     assert not compare(out, to_float64(x) @ weight.dense).problem("float16")
@@ -197,8 +197,8 @@ def test_one_multiply_add_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, n
     """Tiles that are divided and whole ones, a bias that hides no product, and activations down to subnormal ones."""
     dtype, largest, *_ = SCALES[scales]
     numbers = activation_type(dtype).numpy.type
-    spec = replace(TILES[name], dtype=dtype)
-    use(monkeypatch, spec)
+    config = replace(TILES[name], dtype=dtype)
+    use(monkeypatch, config)
     for k, n, rows in ((2048, 4096 + 72, 333), (512, 20000, 70)):
         packed, bias = rescaled(k, n, *SCALES[scales]), on_gpu(on_host(make_bias(n, dtype)) * numbers(largest))
         values = on_host(activations((rows, k), dtype))
@@ -206,8 +206,8 @@ def test_one_multiply_add_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, n
         x, found = on_gpu(values), []
         for form in (packed.scale_fit.form, "none"):
             with monkeypatch.context() as patched:
-                planned = serve_with(patched, lambda *_: spec)
-                patched.setattr(MarlinConfig, "in_form", lambda spec, _, form=form: replace(spec, scale_form=form))
+                planned = serve_with(patched, lambda *_: config)
+                patched.setattr(MarlinConfig, "in_form", lambda config, _, form=form: replace(config, scale_form=form))
                 found.append(bits(marlin_gemm(x, packed, bias=bias)).get())
                 assert [one.scale_form for one in planned] == [form]
         assert np.isfinite(found[0].view(numbers).astype(np.float32)).all()

@@ -1,4 +1,4 @@
-"""MarlinWorkspace is large enough for every launch. marlin_on_fake_driver.py allocates and uses it."""
+"""Workspace is large enough for every launch. marlin_on_fake_driver.py allocates and uses it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudatma import LaunchError, MarlinWorkspace
+from cudatma import LaunchError, Workspace
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin.arguments import sizes_for
 from cudatma.kernels.marlin.choose import choose_by_cost
@@ -18,9 +18,9 @@ PROCESSORS = 132
 
 
 @pytest.fixture(scope="module")
-def sizes() -> MarlinWorkspace:
+def sizes() -> Workspace:
     """One whose memory nobody asks for, of the size for a GPU of PROCESSORS SMs."""
-    space = object.__new__(MarlinWorkspace)
+    space = object.__new__(Workspace)
     space.partials_bytes = PROCESSORS * PARTIALS_PER_SM_BYTES
     space.flags_bytes = PROCESSORS * FLAGS_PER_SM_BYTES
     return space
@@ -38,15 +38,15 @@ def sizes() -> MarlinWorkspace:
     m=st.integers(1, 5000),
     target=st.sampled_from([t for t in TARGETS.values() if t.runs_here]),
 )
-def test_every_launch_finds_room(sizes: MarlinWorkspace, layer: LinearShape, m: int, target: Target) -> None:
+def test_every_launch_finds_room(sizes: Workspace, layer: LinearShape, m: int, target: Target) -> None:
     """A workspace then never grows, and a graph may hold one."""
-    spec = choose_by_cost(Problem(layer, m), imagined_gpu(target, PROCESSORS))
-    work = schedule(spec, m, layer.n, layer.k, PROCESSORS * spec.blocks_per_sm)
-    launch = sizes_for(Problem(layer, m), spec, lambda m: work, target)(Problem(layer, m))
+    config = choose_by_cost(Problem(layer, m), imagined_gpu(target, PROCESSORS))
+    work = schedule(config, m, layer.n, layer.k, PROCESSORS * config.ctas_per_sm)
+    launch = sizes_for(Problem(layer, m), config, lambda m: work, target)(Problem(layer, m))
     sizes.require_room(launch.partials_bytes, launch.flags_bytes)
 
 
-def test_a_launch_without_room_is_refused(sizes: MarlinWorkspace) -> None:
+def test_a_launch_without_room_is_refused(sizes: Workspace) -> None:
     sizes.require_room(sizes.partials_bytes, sizes.flags_bytes)
     for partials, flags in ((sizes.partials_bytes + 1, 0), (0, sizes.flags_bytes + 1)):
         with pytest.raises(LaunchError, match="workspace"):

@@ -14,7 +14,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.marlin.permute_columns import (
     TEMPLATE,
-    PermuteColumnsSpec,
+    PermuteColumnsConfig,
     choose_permute,
     permute_arguments,
     permute_grid,
@@ -29,12 +29,12 @@ SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
 
 
 def run(
-    spec: PermuteColumnsSpec, x: Any, order: Any, *, target: str = "sm_90a", blocks: int = 3, **options: Any
+    config: PermuteColumnsConfig, x: Any, order: Any, *, target: str = "sm_90a", blocks: int = 3, **options: Any
 ) -> tuple[Any, Report]:
     """(the result's memory with one poisoned row after it; the report)."""
     rows, columns = x.shape
     result = np.full((rows + 1, result_pitch_bytes(columns) // 2), POISON, np.uint16)
-    planned = permute_arguments(spec, permute_sizes(spec, rows, columns, x.strides[0], blocks))
+    planned = permute_arguments(config, permute_sizes(config, rows, columns, x.strides[0], blocks))
     arrays = {"x": describe(x), "rows": describe(result)} | ({} if order is None else {"perm": describe(order)})
     options = {"produced_by_previous": (host_bytes(arrays["x"]),)} | options
     return result, planned.emulate(get_target(target), arrays, **options)
@@ -48,19 +48,19 @@ def rows_of(shape: tuple[int, int], pitch: int, offset: int = 0) -> Any:
     return buffer[:, offset : offset + shape[1]]
 
 
-STAGED = PermuteColumnsSpec(True, 192, rows=2, consumers=64)
-DIRECT = PermuteColumnsSpec(True, rows=2, consumers=64)
-COPY = PermuteColumnsSpec(False, rows=2, consumers=64)
+STAGED = PermuteColumnsConfig(True, 192, rows=2, consumers=64)
+DIRECT = PermuteColumnsConfig(True, rows=2, consumers=64)
+COPY = PermuteColumnsConfig(False, rows=2, consumers=64)
 
 
 @pytest.mark.sweep(6)
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
 @pytest.mark.parametrize(
-    ("spec", "shape", "pitch", "offset"),
+    ("config", "shape", "pitch", "offset"),
     [
         (STAGED, (9, 192), 192, 0),  # the ring wraps; an odd row at the end
         (STAGED, (1, 136), 200, 8),
-        (PermuteColumnsSpec(True, 192, rows=1, stages=1, consumers=32), (7, 184), 192, 0),
+        (PermuteColumnsConfig(True, 192, rows=1, stages=1, consumers=32), (7, 184), 192, 0),
         (DIRECT, (5, 77), 77, 0),
         (DIRECT, (4, 64), 81, 3),
         (COPY, (5, 77), 79, 1),
@@ -69,11 +69,11 @@ COPY = PermuteColumnsSpec(False, rows=2, consumers=64)
     ids=str,
 )
 def test_every_element_goes_to_its_place(
-    spec: PermuteColumnsSpec, shape: tuple[int, int], pitch: int, offset: int, target: str
+    config: PermuteColumnsConfig, shape: tuple[int, int], pitch: int, offset: int, target: str
 ) -> None:
     x = rows_of(shape, pitch, offset)
-    order = np.random.default_rng(1).permutation(shape[1]).astype(np.int32) if spec.has_permutation else None
-    result, report = run(spec, x, order, target=target, schedules=6)
+    order = np.random.default_rng(1).permutation(shape[1]).astype(np.int32) if config.has_permutation else None
+    result, report = run(config, x, order, target=target, schedules=6)
     assert report.is_clean
     np.testing.assert_array_equal(result[:-1, : shape[1]], x if order is None else x[:, order])
     assert (result[-1] == POISON).all()
@@ -81,13 +81,13 @@ def test_every_element_goes_to_its_place(
     assert (result[:-1, -(-shape[1] // 8) * 8 :] == POISON).all()
 
 
-@pytest.mark.parametrize("spec", [STAGED, DIRECT], ids=str)
-def test_a_hostile_order_reads_nothing_outside(spec: PermuteColumnsSpec) -> None:
+@pytest.mark.parametrize("config", [STAGED, DIRECT], ids=str)
+def test_a_hostile_order_reads_nothing_outside(config: PermuteColumnsConfig) -> None:
     """Weights are checked when they are made, but their arrays can be written to afterwards."""
     x = rows_of((4, 64), 64)
     order = np.arange(64, dtype=np.int32)
     order[[0, 9, 63]] = (-1, 64, 2**31 - 1)
-    result, report = run(spec, x, order, schedules=4)
+    result, report = run(config, x, order, schedules=4)
     assert report.is_clean
     np.testing.assert_array_equal(result[:-1, :64], x[:, np.where((order < 0) | (order > 63), 63, order)])
 
@@ -125,22 +125,22 @@ def test_the_sample(options: dict[str, Any]) -> None:
 
 
 def test_which_instance_serves() -> None:
-    def chosen(rows: int, columns: int, target: Any = SM90A, **options: Any) -> PermuteColumnsSpec:
+    def chosen(rows: int, columns: int, target: Any = SM90A, **options: Any) -> PermuteColumnsConfig:
         facts = {"has_permutation": True, "is_aligned": True} | options
         return choose_permute(rows, columns, target=target, sm_count=132, **facts)
 
-    assert chosen(1, 8192) == PermuteColumnsSpec(True, 8192)
+    assert chosen(1, 8192) == PermuteColumnsConfig(True, 8192)
     assert chosen(4096, 4096).rows == 4
     assert chosen(4096, 8192).rows == 2
     assert chosen(4096, 28672).stages == 1
     for target in (SM90A, SM120A):
         for columns in range(8, 140_000, 4088):
-            spec = chosen(600, columns, target)
-            spec.check_target(target)
-            assert not spec.is_staged or spec.staged_columns >= columns
+            config = chosen(600, columns, target)
+            config.check_target(target)
+            assert not config.is_staged or config.staged_columns >= columns
     # What only element loads can bring.
-    for spec in (chosen(9, 8191), chosen(9, 8192, is_aligned=False), chosen(9, 8192, has_permutation=False)):
-        assert not spec.is_staged
+    for config in (chosen(9, 8191), chosen(9, 8192, is_aligned=False), chosen(9, 8192, has_permutation=False)):
+        assert not config.is_staged
     assert not chosen(9, 65544).is_staged
     assert not chosen(9, 65536, SM120A).is_staged
     assert chosen(9, 65536).is_staged
@@ -149,11 +149,11 @@ def test_which_instance_serves() -> None:
 @pytest.mark.parametrize("rows", [1, 3, 16, 100, 5000])
 @pytest.mark.parametrize("columns", [1, 64, 8192, 65536])
 def test_no_more_blocks_than_run_at_a_time(rows: int, columns: int) -> None:
-    for spec in (DIRECT, STAGED, PermuteColumnsSpec(True, 8192)):
-        across, down = permute_grid(spec, rows, columns, 132)
+    for config in (DIRECT, STAGED, PermuteColumnsConfig(True, 8192)):
+        across, down = permute_grid(config, rows, columns, 132)
         assert 1 <= across * down <= 132
-        assert down <= -(-rows // spec.rows)
-        assert across <= -(-columns // 8 // spec.consumers) or across == 1
+        assert down <= -(-rows // config.rows)
+        assert across <= -(-columns // 8 // config.consumers) or across == 1
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_no_more_blocks_than_run_at_a_time(rows: int, columns: int) -> None:
 )
 def test_what_a_spec_refuses(field: str, value: int) -> None:
     with pytest.raises(ArgumentError) as caught:
-        PermuteColumnsSpec(**{"has_permutation": True, field: value})
+        PermuteColumnsConfig(**{"has_permutation": True, field: value})
     assert caught.value.field == field
     with pytest.raises(ArgumentError, match="staged_columns"):
-        PermuteColumnsSpec(False, 64)
+        PermuteColumnsConfig(False, 64)

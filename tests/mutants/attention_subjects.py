@@ -35,21 +35,21 @@ def _config(version: str, **fields: Any) -> AttentionConfig:
     return small_config(version, head_dim=dim, v_head_dim=dim, **fields)
 
 
-def _attention_call(spec: AttentionConfig) -> Callable[[], Call]:
+def _attention_call(config: AttentionConfig) -> Callable[[], Call]:
     """Nine blocks of keys or more, the last one a part; three tiles for a persistent CTA, else two CTAs."""
 
     def make() -> Call:
-        q_length, k_length = (3 if spec.is_persistent else 2) * spec.tile_m - 5, 9 * spec.tile_n - 3
-        if spec.is_causal:
-            k_length = q_length + 2 * spec.tile_n
+        q_length, k_length = (3 if config.is_persistent else 2) * config.tile_m - 5, 9 * config.tile_n - 3
+        if config.is_causal:
+            k_length = q_length + 2 * config.tile_n
         random = np.random.default_rng(7)
         q, k, v = (
-            random.standard_normal((1, length, 1, spec.head_dim), np.float32).astype(np.float16)
+            random.standard_normal((1, length, 1, config.head_dim), np.float32).astype(np.float16)
             for length in (q_length, k_length, k_length)
         )
         out, lse = np.zeros_like(q), np.zeros((1, 1, q_length), np.float32)
-        checked = check_attention(q, k, v, causal=spec.is_causal, out=out, return_lse=True)
-        (arguments,) = ATTENTION_CALL.arguments(checked.problem, spec, imagined_gpu(_TARGET, 1), ())
+        checked = check_attention(q, k, v, causal=config.is_causal, out=out, return_lse=True)
+        (arguments,) = ATTENTION_CALL.arguments(checked.problem, config, imagined_gpu(_TARGET, 1), ())
         return _call(arguments, ATTENTION_CALL.named(checked), lse)
 
     return make
@@ -71,21 +71,21 @@ def _call(arguments: Arguments, named: dict[str, Any], lse: Any) -> Call:
     )
 
 
-def _decode_call(spec: AttentionConfig) -> Callable[[], Call]:
-    """Two parts of 15 blocks of keys, the last block a part; in pages that are loaded as the spec says."""
+def _decode_call(config: AttentionConfig) -> Callable[[], Call]:
+    """Two parts of 15 blocks of keys, the last block a part; in pages that are loaded as the config says."""
 
     def make() -> Call:
-        length, page_size = 15 * spec.tile_n - 3, spec.box_rows or 5
+        length, page_size = 15 * config.tile_n - 3, config.box_rows or 5
         random, pages = np.random.default_rng(7), -(-length // page_size)
         q = random.standard_normal((1, 1, 2, _HEAD_DIM), np.float32).astype(np.float16)
-        kind = np.float16 if spec.kv_bytes == 2 else ml_dtypes.float8_e4m3fn
+        kind = np.float16 if config.kv_bytes == 2 else ml_dtypes.float8_e4m3fn
         k, v = (random.standard_normal((pages, page_size, 1, _HEAD_DIM), np.float32).astype(kind) for _ in range(2))
         table = random.permutation(pages).astype(np.int32)[None]
         out, lse = np.zeros_like(q), np.zeros((1, 2, 1), np.float32)
         lengths = np.array([length], np.int32)
         checked = check_decode(q, k, v, lengths, page_table=table, out=out, return_lse=True)
-        sizes = decode_sizes(checked.problem, spec, imagined_gpu(_TARGET, 1), parts=2)(checked.problem)
-        arguments = launch_arguments(checked.problem, spec, get_target(_TARGET), sizes)
+        sizes = decode_sizes(checked.problem, config, imagined_gpu(_TARGET, 1), parts=2)(checked.problem)
+        arguments = launch_arguments(checked.problem, config, get_target(_TARGET), sizes)
         return _call(arguments, DECODE_CALL.named(checked), lse)
 
     return make
@@ -93,21 +93,21 @@ def _decode_call(spec: AttentionConfig) -> Callable[[], Call]:
 
 def decode_subjects() -> list[Subject]:
     """Return pages by TMA and by cp.async, mma.sync, and keys and values in e4m3."""
-    specs = {
+    configs = {
         "attention_decode/boxes": _config("decode", tile_n=16, box_rows=16, is_paged=True),
         "attention_decode/rows": _config("decode", tile_n=16, box_rows=0, is_paged=True),
         "attention_decode_mma_sync/boxes": _config("decode_mma_sync", tile_n=16, box_rows=16, is_paged=True),
         "attention_decode_fp8/boxes": _config("decode_fp8", tile_n=64, box_rows=16, is_paged=True),
     }
-    return [Subject(name, spec.template, spec, _decode_call(spec), _TARGET) for name, spec in specs.items()]
+    return [Subject(name, config.template, config, _decode_call(config), _TARGET) for name, config in configs.items()]
 
 
 def attention_subjects() -> list[Subject]:
     """Each version once, the last one also with two slots of queries."""
-    specs = {f"attention_{version}/small": _config(version, tile_n=16) for version in CHOICE.names}
-    last = specs["attention_a4/small"]
-    specs["attention_a4/two_slots"] = replace(last, q_stages=2)
-    specs["attention_a4/causal"] = replace(last, is_causal=True)
+    configs = {f"attention_{version}/small": _config(version, tile_n=16) for version in CHOICE.names}
+    last = configs["attention_a4/small"]
+    configs["attention_a4/two_slots"] = replace(last, q_stages=2)
+    configs["attention_a4/causal"] = replace(last, is_causal=True)
     return [
-        Subject(name, spec.template, spec, _attention_call(spec), _TARGET) for name, spec in specs.items()
+        Subject(name, config.template, config, _attention_call(config), _TARGET) for name, config in configs.items()
     ] + decode_subjects()

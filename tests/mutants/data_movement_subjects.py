@@ -12,7 +12,7 @@ from subject import Subject
 
 from cudatma.arrays import describe
 from cudatma.kernels.arguments import Arguments
-from cudatma.kernels.data_movement.broadcast import BroadcastSpec, plan_broadcast
+from cudatma.kernels.data_movement.broadcast import BroadcastConfig, plan_broadcast
 from cudatma.kernels.data_movement.copy import plan_copy, window_of
 from cudatma.kernels.data_movement.gather import plan_boxes
 from cudatma.kernels.data_movement.im2col import convolution, plan_im2col
@@ -21,7 +21,7 @@ from cudatma.kernels.data_movement.plans import plain_plan, window_plan
 from cudatma.kernels.data_movement.prefetch import PREFETCH
 from cudatma.kernels.data_movement.reduce import plan_reduce
 from cudatma.kernels.data_movement.rows import plan_rows
-from cudatma.kernels.data_movement.transpose import TransposeSpec, tile_plan
+from cudatma.kernels.data_movement.transpose import TransposeConfig, tile_plan
 from cudatma.kernels.host import host_bytes
 from cudatma.mutants.mutant import Call
 from cudatma.target import get_target
@@ -78,11 +78,11 @@ def _plain_copy() -> _Made:
 
 def _transpose(element_bytes: int) -> Callable[[], _Made]:
     def make() -> _Made:
-        spec = TransposeSpec(element_bytes, 1, 1, 2, 1, warps=2, raster_group=2)
-        rows, columns = 3 * spec.side + 16, 3 * spec.side - 16
+        config = TransposeConfig(element_bytes, 1, 1, 2, 1, warps=2, raster_group=2)
+        rows, columns = 3 * config.side + 16, 3 * config.side - 16
         source = _numbers(rows, columns).astype(f"uint{8 * element_bytes}")
         result = np.ones((columns, rows), source.dtype)
-        planned = tile_plan(describe(source), describe(result), _place("sm_90a"), spec)
+        planned = tile_plan(describe(source), describe(result), _place("sm_90a"), config)
         return planned, {"src": source, "out": result}
 
     return make
@@ -105,7 +105,7 @@ def _im2col() -> _Made:
 def _broadcast() -> _Made:
     source, result = _numbers(3000), np.ones((2, 3000), np.uint32)
     (planned,) = plan_broadcast(describe(source), describe(result), _place("sm_90a"))
-    planned = replace(planned, config=BroadcastSpec(2, 512, 3, 1))
+    planned = replace(planned, config=BroadcastConfig(2, 512, 3, 1))
     return _with_grid(planned, 2 * _BLOCKS), {"src": source, "out": result}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import probe_specs as probes
+import probe_configs as probes
 from subject import Subject
 
 from cudatma.descriptor import Im2colSpec, TensorMap
@@ -22,18 +22,18 @@ def box_copy(mode: str, write: str = "store", policy: str = "") -> Subject:
     kind = np.uint32 if write == "add" else np.uint16
     shape, box = ((16, 32), (8, 16)) if write == "add" else (shape, box)
     layout = TensorMap.from_array(np.zeros(shape, kind), box, swizzle=mode, encoder="codec")
-    spec = probes.BoxCopy(2, layout.expected_bytes, layout.footprint_bytes, write, policy)
+    config = probes.BoxCopy(2, layout.expected_bytes, layout.footprint_bytes, write, policy)
 
     def make() -> Call:
         source = np.arange(shape[0] * shape[1]).astype(kind).reshape(shape)
         destination = np.ones_like(source)
         maps = [TensorMap.from_array(a, box, swizzle=mode, encoder="codec") for a in (source, destination)]
-        dump = np.zeros(spec.footprint_bytes, np.uint8)
+        dump = np.zeros(config.footprint_bytes, np.uint8)
         args = (*maps, dump, 0, 8, 0, 0, 0, 0, 4, 0, 0, 0)
         arrays = (source, destination)
-        return Call("box_copy", 1, 128, args, shared_bytes=spec.footprint_bytes, arrays=arrays)
+        return Call("box_copy", 1, 128, args, shared_bytes=config.footprint_bytes, arrays=arrays)
 
-    return Subject(f"box_copy/{mode}_{write}", _template("box_copy"), spec, make)
+    return Subject(f"box_copy/{mode}_{write}", _template("box_copy"), config, make)
 
 
 def _bulk_copy() -> Call:
@@ -57,12 +57,12 @@ def _cp_async() -> Call:
     return Call("cp_async", 1, 128, (source, counts, np.zeros_like(source), np.zeros_like(source)))
 
 
-def _ring(spec: probes.Ring) -> Callable[[], Call]:
+def _ring(config: probes.Ring) -> Callable[[], Call]:
     def make() -> Call:
-        tiles = np.random.default_rng(0).integers(0, 1000, (7, spec.tile_bytes // 4), dtype=np.uint32)
-        sums = np.zeros((spec.consumers, 32), np.uint32)
-        threads = 32 * (spec.consumers + 1)
-        return Call("ring", 1, threads, (tiles, sums, 7), shared_bytes=spec.ring.smem_bytes)
+        tiles = np.random.default_rng(0).integers(0, 1000, (7, config.tile_bytes // 4), dtype=np.uint32)
+        sums = np.zeros((config.consumers, 32), np.uint32)
+        threads = 32 * (config.consumers + 1)
+        return Call("ring", 1, threads, (tiles, sums, 7), shared_bytes=config.ring.smem_bytes)
 
     return make
 
@@ -73,7 +73,7 @@ def im2col(rank: int) -> Subject:
 
     def described() -> TensorMap:
         array = np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape)
-        spec = Im2colSpec(
+        config = Im2colSpec(
             dtype="float32",
             dims=(16, *spatial, 2),
             strides_bytes=tuple(array.strides[axis] for axis in range(rank - 2, -1, -1)),
@@ -83,7 +83,7 @@ def im2col(rank: int) -> Subject:
             channels_per_pixel=8,
             pixels_per_column=32,
         )
-        return TensorMap(spec, encoder="codec", owner=array)
+        return TensorMap(config, encoder="codec", owner=array)
 
     def make() -> Call:
         tensor_map = described()
@@ -117,31 +117,31 @@ def _tensormap_edit() -> Call:
     return Call("tensormap_edit", 1, 32, args, shared_bytes=1024, arrays=(original, raw))
 
 
-def wgmma_gemm(spec: Any) -> Subject:
+def wgmma_gemm(config: Any) -> Subject:
     # Long enough for a wrong arrival count of the empty barriers to add up to a lap.
-    rows, columns, k = spec.tile_m, spec.tile_n * spec.cluster, 64 * (5 * spec.stages + 1)
+    rows, columns, k = config.tile_m, config.tile_n * config.cluster, 64 * (5 * config.stages + 1)
 
     def make() -> Call:
         random = np.random.default_rng(3)
         a, b = (random.normal(size=(size, k)).astype(np.float16) for size in (rows, columns))
         d = np.zeros((rows, columns), np.float32)
         maps = (
-            TensorMap.from_array(a, (spec.loaded_m, 64), swizzle="128B", encoder="codec"),
-            TensorMap.from_array(b, (spec.tile_n, 64), swizzle="128B", encoder="codec"),
-            TensorMap.from_array(d, (64, spec.tile_n), encoder="codec"),
+            TensorMap.from_array(a, (config.loaded_m, 64), swizzle="128B", encoder="codec"),
+            TensorMap.from_array(b, (config.tile_n, 64), swizzle="128B", encoder="codec"),
+            TensorMap.from_array(d, (64, config.tile_n), encoder="codec"),
         )
         args = (*maps, k // 64)
-        grid = (spec.cluster, 1)
-        cluster = (spec.cluster, 1) if spec.cluster > 1 else None
+        grid = (config.cluster, 1)
+        cluster = (config.cluster, 1) if config.cluster > 1 else None
         return Call(
-            "wgmma_gemm", grid, spec.threads, args, cluster=cluster, shared_bytes=spec.smem_bytes, arrays=(a, b, d)
+            "wgmma_gemm", grid, config.threads, args, cluster=cluster, shared_bytes=config.smem_bytes, arrays=(a, b, d)
         )
 
-    return Subject(f"wgmma_gemm/cluster{spec.cluster}", _template("wgmma_gemm"), spec, make)
+    return Subject(f"wgmma_gemm/cluster{config.cluster}", _template("wgmma_gemm"), config, make)
 
 
 def wgmma(source: str) -> Subject:
-    spec = probes.Wgmma("f16", 16, source)
+    config = probes.Wgmma("f16", 16, source)
 
     def make() -> Call:
         random = np.random.default_rng(4)
@@ -149,11 +149,11 @@ def wgmma(source: str) -> Subject:
         c = random.normal(size=(64, 16)).astype(np.float32)
         return Call("wgmma", 1, 128, (a, b, c, np.zeros_like(c)))
 
-    return Subject(f"wgmma/{source}", _template("wgmma"), spec, make)
+    return Subject(f"wgmma/{source}", _template("wgmma"), config, make)
 
 
 def subjects() -> Iterator[Subject]:
-    """Every probe that runs, in the order of probe_specs.PROBES."""
+    """Every probe that runs, in the order of probe_configs.PROBES."""
     yield box_copy("none")
     yield box_copy("128B")
     yield box_copy("none", "add", "evict_last")

@@ -19,9 +19,9 @@ from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import TensorMap
 from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.data_movement.ragged_copy import TEMPLATE as RAGGED_COPY
-from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, RaggedCopySpec
+from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, RaggedCopyConfig
 from cudatma.kernels.data_movement.tile_copy import TEMPLATE as TILE_COPY
-from cudatma.kernels.data_movement.tile_copy import TileCopySpec
+from cudatma.kernels.data_movement.tile_copy import TileCopyConfig
 from cudatma.kernels.engine import host_workspace
 from cudatma.kernels.gemm.config import PRESETS, GemmConfig
 from cudatma.kernels.gemm.sample import gemm_call
@@ -35,7 +35,7 @@ from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import get_target
 
 _TARGET = "sm_90a"
-#: Variant -> fields of its spec. Each has a tile of its own; together they have every load path and scaling once.
+#: Variant -> fields of its config. Each has a tile of its own; together they have every load path and scaling once.
 _MMA_SYNC: dict[str, dict[str, Any]] = {
     "tma": {"scale_on": "accumulator", "slice_k": 2, "tile_k": 128},
     "tma_zeros": {"dtype": "bfloat16", "group_size": 64, "has_zeros": True, "tile_k": 64},
@@ -106,25 +106,25 @@ def skinny_spec(variant: str) -> MarlinConfig:
 
 
 @lru_cache(maxsize=16)
-def _operands(spec: MarlinConfig) -> tuple[Any, PackedWeight]:
+def _operands(config: MarlinConfig) -> tuple[Any, PackedWeight]:
     """(activations, packed weight)."""
-    m, n, k = (_SIZES if spec.cluster_k == 1 else _DIVIDED_SIZES)[spec.version]
+    m, n, k = (_SIZES if config.cluster_k == 1 else _DIVIDED_SIZES)[config.version]
     random = np.random.default_rng(7)
     weight = random.normal(size=(k, n)).astype(np.float32) * 0.05
-    packed = quantize(weight, group_size=spec.group_size, symmetric=not spec.has_zeros, dtype=spec.dtype)
+    packed = quantize(weight, group_size=config.group_size, symmetric=not config.has_zeros, dtype=config.dtype)
     return random.normal(size=(m, k)).astype(packed.scales.dtype), packed
 
 
-def _marlin_call(spec: MarlinConfig) -> Callable[[], Call]:
+def _marlin_call(config: MarlinConfig) -> Callable[[], Call]:
     def make() -> Call:
-        x, w = _operands(spec)
+        x, w = _operands(config)
         m, n, k = len(x), w.shape[1], w.shape[0]
         out = np.zeros((m, n), x.dtype)
         # Ping-pong warpgroups take several tiles each.
-        ranges = 1 if getattr(spec, "pingpong", False) else _WORK_RANGES
-        work = schedule(spec, m, n, k, ranges * spec.cluster, eager=True)
+        ranges = 1 if getattr(config, "pingpong", False) else _WORK_RANGES
+        work = schedule(config, m, n, k, ranges * config.cluster, eager=True)
         checked = MARLIN_GEMM.check((x, None), out, MarlinOptions(True, False), w)
-        arguments = gemm_arguments(checked.problem, spec, work, get_target(_TARGET))
+        arguments = gemm_arguments(checked.problem, config, work, get_target(_TARGET))
         arrays = MARLIN_GEMM.named(checked) | weight_of(w).arrays | host_workspace(arguments.sizes)
         # As after another kernel of a programmatic chain, which writes the activations.
         return _call(arguments, arrays, produced=(x,), keep=(out, w))
@@ -134,14 +134,14 @@ def _marlin_call(spec: MarlinConfig) -> Callable[[], Call]:
 
 def _call(arguments: Arguments, arrays: dict[str, ArrayInfo], produced: tuple[Any, ...], keep: Any) -> Call:
     """A call with these arguments, as after a kernel that wrote some of the arrays."""
-    spec = arguments.config
+    config = arguments.config
     return Call(
-        spec.entry,
+        config.entry,
         arguments.sizes.grid,
-        spec.threads,
+        config.threads,
         tuple(arguments.filled(arrays)),
         cluster=arguments.cluster if arguments.cluster > 1 else None,
-        shared_bytes=spec.smem_bytes,
+        shared_bytes=config.smem_bytes,
         arrays=tuple(host_bytes(info) for info in arrays.values()),
         options=(("produced_by_previous", produced),),
         keep=(keep, arrays),
@@ -165,27 +165,27 @@ def _gemm_call(config: GemmConfig) -> Callable[[], Call]:
     return make
 
 
-def _tile_copy_call(spec: TileCopySpec) -> Callable[[], Call]:
+def _tile_copy_call(config: TileCopyConfig) -> Callable[[], Call]:
     def make() -> Call:
         tiles_x, tiles_y = 3, 4
-        shape = (tiles_y * spec.box_rows - 3, tiles_x * spec.box_columns)
+        shape = (tiles_y * config.box_rows - 3, tiles_x * config.box_columns)
         source = np.arange(shape[0] * shape[1], dtype=np.uint32).reshape(shape)
         destination = np.zeros_like(source)
-        box = (spec.box_rows, spec.box_columns)
+        box = (config.box_rows, config.box_columns)
         maps = [TensorMap.from_array(array, box, encoder="codec") for array in (source, destination)]
         return Call(
-            spec.entry, 2, 64, (*maps, tiles_x, tiles_y), shared_bytes=spec.smem_bytes, arrays=(source, destination)
+            config.entry, 2, 64, (*maps, tiles_x, tiles_y), shared_bytes=config.smem_bytes, arrays=(source, destination)
         )
 
     return make
 
 
-def _ragged_copy_call(spec: RaggedCopySpec) -> Callable[[], Call]:
+def _ragged_copy_call(config: RaggedCopyConfig) -> Callable[[], Call]:
     def make() -> Call:
         shapes = ((3, 16), (17, 24), (8, 8), (20, 40), (1, 16), (9, 32))
         sources = [np.full(shape, i + 1, np.uint16) for i, shape in enumerate(shapes)]
         destinations = [np.zeros_like(source) for source in sources]
-        copy = RaggedCopy(sources, destinations, backend="emulator", spec=spec, target=get_target(_TARGET))
+        copy = RaggedCopy(sources, destinations, backend="emulator", config=config, target=get_target(_TARGET))
         return call_of(*copy.on_host(2))
 
     return make
@@ -193,18 +193,18 @@ def _ragged_copy_call(spec: RaggedCopySpec) -> Callable[[], Call]:
 
 def registry_subjects() -> list[Subject]:
     """Every kernel of the registry, in each of its variants."""
-    specs: list[tuple[str, MarlinConfig]] = [
+    configs: list[tuple[str, MarlinConfig]] = [
         (f"marlin_mma_sync/{variant}", mma_sync_spec(variant)) for variant in _MMA_SYNC
     ]
-    specs += [(f"marlin_wgmma/{variant}", wgmma_spec(variant)) for variant in _WGMMA]
-    specs += [(f"marlin_skinny/{variant}", skinny_spec(variant)) for variant in _SKINNY]
-    subjects = [Subject(name, spec.template, spec, _marlin_call(spec), _TARGET) for name, spec in specs]
+    configs += [(f"marlin_wgmma/{variant}", wgmma_spec(variant)) for variant in _WGMMA]
+    configs += [(f"marlin_skinny/{variant}", skinny_spec(variant)) for variant in _SKINNY]
+    subjects = [Subject(name, config.template, config, _marlin_call(config), _TARGET) for name, config in configs]
     for version in PRESETS:
         gemm = gemm_config(version)
         gemm = replace(gemm, out_dtype="float32") if gemm.stores_by_tma else gemm
         subjects.append(Subject(f"gemm_{version}/small", gemm.template, gemm, _gemm_call(gemm), _TARGET))
-    copy = TileCopySpec(4, box_rows=8, box_columns=16, stages=2)
+    copy = TileCopyConfig(4, box_rows=8, box_columns=16, stages=2)
     subjects.append(Subject("tile_copy/2d", TILE_COPY, copy, _tile_copy_call(copy), _TARGET))
-    ragged = RaggedCopySpec(2, box_rows=8, box_columns=16, stages=2, maps=2)
+    ragged = RaggedCopyConfig(2, box_rows=8, box_columns=16, stages=2, maps=2)
     subjects.append(Subject("ragged_copy/2d", RAGGED_COPY, ragged, _ragged_copy_call(ragged), _TARGET))
     return [*subjects, *attention_subjects(), *path_subjects(), *data_movement_subjects()]

@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-import probe_specs
+import probe_configs
 import pytest
 from trials import trials
 
@@ -60,7 +60,7 @@ def kernel_of(name: str) -> str:
 def test_every_kernel_and_probe_is_tried() -> None:
     kernels = set(map(kernel_of, TRIALS))
     assert set(REGISTRY) <= kernels
-    assert {name for name, _, _ in probe_specs.PROBES} - _WITHOUT <= kernels
+    assert {name for name, _, _ in probe_configs.PROBES} - _WITHOUT <= kernels
 
 
 def test_a_registry_entry_is_enough_to_take_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def sample_trial(entry: KernelEntry) -> Trial:
     """The mutants of a registry kernel's sample; each run has operands of its own."""
     make = entry.sample
     assert make is not None
-    target = get_target(next(name for name in _TARGETS if entry.specs(name)))
+    target = get_target(next(name for name in _TARGETS if entry.configs(name)))
     return Trial(make(target).kernel.ptx, lambda: launch_of(make(target)))
 
 

@@ -248,8 +248,8 @@ CASES = [
          lambda b: c.TensorMap.from_array(b.x(M, K + 8)[:, 1 : K + 1], (M, 64))),
     Case("map of an odd pitch", DescriptorError, "strides_bytes[0]", "multiples of 16",
          lambda b: c.TensorMap.from_array(b.x(M, K + 1)[:, :K], (M, 64))),
-    Case("workspace on device 99", LaunchError, "device", "99", lambda b: c.MarlinWorkspace(99)),
-    Case("workspace on device -1", LaunchError, "device", "-1", lambda b: c.MarlinWorkspace(-1)),
+    Case("workspace on device 99", LaunchError, "device", "99", lambda b: c.Workspace(99)),
+    Case("workspace on device -1", LaunchError, "device", "-1", lambda b: c.Workspace(-1)),
     Case("weight to device 99", DriverError, "PackedWeight.to_device", "cudaErrorInvalidDevice",
          lambda b: b.host_weight.to_device(99)),
 ]
@@ -278,7 +278,7 @@ def test_a_wrong_call_is_answered(wrong: Case, bench: Bench) -> None:
 @pytest.mark.parametrize("operand", ["x", "out", "bias", "workspace"])
 def test_an_operand_on_another_device(operand: str, bench: Bench) -> None:
     with cupy.cuda.Device(1):
-        made = {"x": bench.x(), "out": bench.poison(), "bias": bench.x(N), "workspace": c.MarlinWorkspace(1)}[operand]
+        made = {"x": bench.x(), "out": bench.poison(), "bias": bench.x(N), "workspace": c.Workspace(1)}[operand]
     with pytest.raises(LaunchError if operand == "workspace" else ArgumentError, match="device 1"):
         bench.gemm(**{operand: made})
     assert bench.nothing_was_written()

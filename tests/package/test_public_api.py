@@ -32,7 +32,7 @@ SUBJECTS = {
     ("Kernel.load", "device"),
     ("LaunchPlan.launch", "stream"),
     ("MarlinLinear.to_device", "device"),
-    ("MarlinWorkspace", "device"),
+    ("Workspace", "device"),
     ("PackedWeight.to_device", "device"),
     ("PipelineSpec.check_fits", "target"),
 }
@@ -58,7 +58,7 @@ OPTIONAL_DATA = {
     ("EmulatedModule.launch", "args"),
     ("MarlinLinear", "bias"),
     ("MarlinLinear.from_dense", "bias"),
-    ("compile", "spec"),
+    ("compile", "config"),
     ("create_activation_tma_desc", "tile_k"),
     ("create_scale_tma_desc", "block_groups"),
     ("debugging", "debug"),
@@ -68,7 +68,7 @@ OPTIONAL_DATA = {
     ("marlin_gemm", "bias"),
 }
 #: Made by a function of the facade, not by users.
-NOT_CALLED = {"Inspection", "Kernel", "LaunchPlan", "MarlinWorkspace.within"}
+NOT_CALLED = {"Inspection", "Kernel", "LaunchPlan", "Workspace.within"}
 #: Other words for the options, and the names that they had.
 OTHER_NAMES = {"arch", "architecture", "cuda_stream", "destination", "device_id", "explicit", "output", "queue"}
 #: What has a backend computes; what has an encoder makes tensor maps.

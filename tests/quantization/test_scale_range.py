@@ -17,7 +17,7 @@ from cudatma.quantization import PackedWeight, pack, quantize
 from cudatma.quantization.scale_range import FORMS, ScaleFit, fit_scales
 
 NIBBLES = np.arange(16)
-SPEC = wgmma(tile_m=64, tile_n=128, tile_k=128, warpgroups=2, stages=4)
+CONFIG = wgmma(tile_m=64, tile_n=128, tile_k=128, warpgroups=2, stages=4)
 HALF, BRAIN = (activation_type(name).numpy for name in ("float16", "bfloat16"))
 #: Significant bits; the smallest and the largest number; u, so that a subnormal v is v 2^-u.
 PRECISION, UNIT = {HALF: 11, BRAIN: 8}, {HALF: 24, BRAIN: 133}
@@ -43,7 +43,7 @@ def rounded(values: Any, dtype: Any) -> Any:
 
 def factors(dtype: Any, p: int) -> tuple[Any, float]:
     """What a launch hands to the kernel for 2^-p: in the weight's type, and fp32."""
-    of = replace(SPEC, dtype=dtype.name)
+    of = replace(CONFIG, dtype=dtype.name)
     values = weight_values(of, 1, 1, 1, scale_exponent=p)
     low, high = values["scale_offset"] & 0xFFFF, values["scale_offset"] >> 16
     assert low == high

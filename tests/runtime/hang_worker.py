@@ -21,8 +21,8 @@ from cudatma.errors import PipelineHang
 
 def ring(bug: str, *, debug: bool = True) -> bool:
     """Launch the ring; whether the sums are right."""
-    spec = hang_kernels.RingSpec()
-    kernel = cudatma.compile(hang_kernels.RING, spec, target=default_target(), template=True, debug=debug)
+    config = hang_kernels.RingSpec()
+    kernel = cudatma.compile(hang_kernels.RING, config, target=default_target(), template=True, debug=debug)
     tiles, sums, right = hang_kernels.operands()
     out = cupy.asarray(sums)
     planted = {known.name: known for known in hang_kernels.PLANTED}.get(bug)
@@ -31,7 +31,7 @@ def ring(bug: str, *, debug: bool = True) -> bool:
         hang_kernels.THREADS,
         (cupy.asarray(tiles), out, hang_kernels.TILES, hang_kernels.NUMBERS[bug]),
         cluster=planted.cluster if planted else None,
-        shared_bytes=spec.smem_bytes,
+        shared_bytes=config.smem_bytes,
     )
     return bool((out.get() == right).all())
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import probe_specs as probes
+import probe_configs as probes
 import pytest
 from barrier_after_inval import differences
 from barrier_states import CASES, H200, STEPS, UNTOUCHED, states

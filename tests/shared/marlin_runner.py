@@ -31,7 +31,7 @@ TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
 
 
 def operands(m: int, k: int, n: int, of: MarlinConfig) -> tuple[Any, PackedWeight, Any]:
-    """Random x (m, k), a weight (k, n) as the spec takes it, and a bias (n,)."""
+    """Random x (m, k), a weight (k, n) as the config takes it, and a bias (n,)."""
     rng = np.random.default_rng(m + k + n)
     dense = rng.normal(size=(k, n)).astype(np.float32) * 0.05
     w = quantize(dense, dtype=of.dtype, group_size=of.group_size, symmetric=not of.has_zeros)
@@ -56,7 +56,7 @@ def run_marlin(
     *,
     target: str = "sm_90a",
     processors: int = 132,
-    spec: MarlinConfig | None = None,
+    config: MarlinConfig | None = None,
     bias: Any = None,
     divide: bool = True,
     work: Schedule | None = None,
@@ -69,21 +69,21 @@ def run_marlin(
     k, n = w.shape
     out = np.full((x.shape[0], n), np.nan).astype(x.dtype) if out is None else out
     problem = problem_of(x, w, out)
-    spec = spec or choose_by_cost(problem, imagined_gpu(chosen, processors))
-    work = work or schedule(spec, problem.m, n, k, processors, divide=divide, eager=True)
-    arguments = gemm_arguments(problem, spec, work, chosen)
+    config = config or choose_by_cost(problem, imagined_gpu(chosen, processors))
+    work = work or schedule(config, problem.m, n, k, processors, divide=divide, eager=True)
+    arguments = gemm_arguments(problem, config, work, chosen)
     arrays = {"x": describe(x), "out": describe(out), **weight_of(w).arrays}
     if bias is not None:
         arrays["bias"] = describe(bias)
     space = host_workspace(arguments.sizes)
-    module = load(ptx_of_template(spec.template, spec, target))
+    module = load(ptx_of_template(config.template, config, target))
     report: Report = module.launch(
-        spec.entry,
+        config.entry,
         arguments.sizes.grid,
-        spec.threads,
+        config.threads,
         arguments.filled(arrays | space),
         cluster=arguments.cluster if arguments.cluster > 1 else None,
-        shared_bytes=spec.smem_bytes,
+        shared_bytes=config.smem_bytes,
         arrays=tuple(host_bytes(info) for info in (arrays | space).values()),
         **options,
     )

@@ -46,15 +46,15 @@ def ptx_of_source(source: str, target: str = "sm_90a") -> str:
 
 
 @lru_cache(maxsize=256)
-def ptx_of_template(template: str, spec: object, target: str = "sm_90a") -> str:
+def ptx_of_template(template: str, config: object, target: str = "sm_90a") -> str:
     """PTX of a template of the project."""
     chosen = get_target(target)
-    return ptx_alone(render(template, spec, chosen), chosen)
+    return ptx_alone(render(template, config, chosen), chosen)
 
 
 def module_of(source: str, target: str = "sm_90a") -> EmulatedModule:
     return load(ptx_of_source(source, target))
 
 
-def probe(name: str, spec: object, target: str = "sm_90a") -> EmulatedModule:
-    return load(ptx_of_template(f"probes/{name}.cu.j2", spec, target))
+def probe(name: str, config: object, target: str = "sm_90a") -> EmulatedModule:
+    return load(ptx_of_template(f"probes/{name}.cu.j2", config, target))

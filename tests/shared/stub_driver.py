@@ -121,25 +121,25 @@ class StubDriver:
     capturing: bool = False
     during_launch: Callable[[], object] = bool
 
-    def kernel(self, template: str, spec: Any, target: Any) -> Any:
+    def kernel(self, template: str, config: Any, target: Any) -> Any:
         """Return a kernel that is not compiled."""
 
         def plan(grid: Any, block: Any, args: Any, **options: Any) -> LaunchPlan:
             self.plans += 1
             shape = grid, options["shared_bytes"], options["programmatic"]
-            return LaunchPlan(self, spec.entry, [marshalled(value) for value in args], shape)
+            return LaunchPlan(self, config.entry, [marshalled(value) for value in args], shape)
 
         return SimpleNamespace(
             target=target,
             plan=plan,
             load=lambda device: None,
             is_loaded=lambda device: self.loaded,
-            occupancy=lambda *_, **__: getattr(spec, "blocks_per_sm", 1),
+            occupancy=lambda *_, **__: getattr(config, "ctas_per_sm", 1),
         )
 
-    def encode(self, spec: Any, device: Any = None) -> bytes:
+    def encode(self, config: Any, device: Any = None) -> bytes:
         self.encoded += 1
-        return codec.encode(spec)
+        return codec.encode(config)
 
     def cuStreamIsCapturing(self, stream: int) -> tuple[int, int]:  # noqa: N802
         return 0, int(self.capturing)

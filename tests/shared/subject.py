@@ -15,14 +15,14 @@ from cudatma.target import get_target
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A template with a spec, and a launch that makes every synchronisation of it matter.
+    """A template with a config, and a launch that makes every synchronisation of it matter.
 
     name: ``kernel/variant``. make: a fresh Call, its arrays as the kernel finds them.
     """
 
     name: str
     template: str
-    spec: object
+    config: object
     make: Callable[[], Call]
     target: str = "sm_90a"
 
@@ -34,7 +34,7 @@ class Subject:
     def ptx(self) -> str:
         """What NVRTC makes of the template. Raises CompileError, DriverError (no NVRTC)."""
         target = get_target(self.target)
-        return ptx_alone(render(self.template, self.spec, target), target)
+        return ptx_alone(render(self.template, self.config, target), target)
 
     def trial(self) -> Trial:
         """The subject's mutants, ready to run."""

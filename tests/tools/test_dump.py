@@ -18,8 +18,8 @@ from cudatma.quantization import quantize
 from cudatma.target import Target, get_target
 from tools import dump_kernels
 
-SOURCE = """extern "C" __global__ void __launch_bounds__(${ spec.threads })
-${ spec.entry }(float* out, const float* in) {
+SOURCE = """extern "C" __global__ void __launch_bounds__(${ config.threads })
+${ config.entry }(float* out, const float* in) {
   extern __shared__ float tile[];
   __shared__ float fixed[32];
   tile[threadIdx.x] = in[threadIdx.x];
@@ -55,7 +55,7 @@ class TinySpec:
             raise ArgumentError("threads", self.threads, "at most 1024")
 
 
-def tiny_specs(target: Target) -> list[TinySpec]:
+def tiny_configs(target: Target) -> list[TinySpec]:
     return [TinySpec(64), TinySpec(128)]
 
 
@@ -64,12 +64,12 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registers the kernel; its template is the text above."""
     real = render_module.render
 
-    def render(template: str, spec: Any, target: Target, *, is_source: bool = False, debug: bool = False) -> str:
-        return real(SOURCE, spec, target, is_source=True) if template == "tiny" else real(template, spec, target)
+    def render(template: str, config: Any, target: Target, *, is_source: bool = False, debug: bool = False) -> str:
+        return real(SOURCE, config, target, is_source=True) if template == "tiny" else real(template, config, target)
 
     monkeypatch.setattr(render_module, "render", render)
     monkeypatch.setattr(dump_kernels, "usable_cores", lambda: 1)  # other processes would not know this kernel
-    monkeypatch.setitem(REGISTRY, "tiny", KernelEntry("tiny", "tiny", f"{__name__}:tiny_specs", "a small kernel"))
+    monkeypatch.setitem(REGISTRY, "tiny", KernelEntry("tiny", "tiny", f"{__name__}:tiny_configs", "a small kernel"))
 
 
 def test_every_file_is_written_and_the_report_is_true(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +82,7 @@ def test_every_file_is_written_and_the_report_is_true(tmp_path: Path, capsys: py
     assert first["smem_total_bytes"] == 256 + 128
     assert first["resources"]["named_barriers"] == 1
     assert 0 < first["resources"]["registers"] < 64
-    assert first["spec"] == {"threads": 64}
+    assert first["config"] == {"threads": 64}
     for ending in ("cu", "ptx", "cubin", "report.txt"):
         assert (tmp_path / f"tiny_64_sm_120a.{ending}").stat().st_size > 0
     assert (tmp_path / "tiny_64_sm_120a.cubin").read_bytes()[:4] == b"\x7fELF"
@@ -149,7 +149,7 @@ def test_a_missing_disassembler_is_noted(
 
 
 def test_two_specs_with_one_entry_get_two_names() -> None:
-    entry = KernelEntry("tiny", "tiny", f"{__name__}:tiny_specs", "")
+    entry = KernelEntry("tiny", "tiny", f"{__name__}:tiny_configs", "")
     target = get_target("sm_90a")
     names = [job.name for job in dump_kernels.jobs_for(entry, target, {})]
     assert names == ["tiny_64_sm_90a", "tiny_128_sm_90a"]
@@ -161,9 +161,9 @@ def test_the_kernel_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert dump_kernels.main([*arguments, "--out", str(tmp_path)]) == 0
     (report,) = json.loads(capsys.readouterr().out)
     weight = quantize(np.random.default_rng(0).standard_normal((1024, 4096), np.float32))
-    spec = marlin_explain(weight, 64, target="sm_90a").spec
-    assert spec.scale_form == "as_stored", "the form is a part of the choice"
-    assert report["name"] == f"{spec.entry}_sm_90a"
+    config = marlin_explain(weight, 64, target="sm_90a").config
+    assert config.scale_form == "as_stored", "the form is a part of the choice"
+    assert report["name"] == f"{config.entry}_sm_90a"
     assert 'extern "C" __global__' in (tmp_path / f"{report['name']}.cu").read_text()
 
 
@@ -213,7 +213,7 @@ def test_sizes_that_name_no_problem(arguments: list[str], why: str, tmp_path: Pa
         dump_kernels.main([*arguments, "--target", "sm_90a", "--out", str(tmp_path)])
 
 
-def test_a_target_that_runs_none_of_a_kernels_specs(tmp_path: Path) -> None:
+def test_a_target_that_runs_none_of_a_kernels_configs(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="gemm_v3 for sm_120a"):
         dump_kernels.main(["gemm_v3", "--target", "sm_120a", "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tools import sass
-from tools.report import maxntid, spec_fields
+from tools.report import config_fields, maxntid
 
 CUOBJDUMP = """
 	code for sm_90a
@@ -118,7 +118,7 @@ def test_threads_from_ptx() -> None:
 
 
 def test_fields_of_something_that_is_no_spec() -> None:
-    assert spec_fields(object()) == {}
+    assert config_fields(object()) == {}
 
 
 def _program(path: Path, script: str) -> Path:

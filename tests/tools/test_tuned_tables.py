@@ -27,8 +27,8 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def measured(file: Path, m: int, spec: Any, us: float, rule_us: float = 10.0) -> Path:
-    store_entry(file, GPU, MARLIN, Entry(Problem(LAYER, m), spec, us, rule_us))
+def measured(file: Path, m: int, config: Any, us: float, rule_us: float = 10.0) -> Path:
+    store_entry(file, GPU, MARLIN, Entry(Problem(LAYER, m), config, us, rule_us))
     return file
 
 

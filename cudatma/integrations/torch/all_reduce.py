@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, PeerTimeout
-from cudatma.kernels.all_reduce.spec import (
+from cudatma.kernels.all_reduce.config import (
     ALL_REDUCE,
     MOST_RANKS,
     WORD_BYTES,

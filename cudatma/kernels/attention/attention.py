@@ -28,7 +28,7 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.operation import Checked, Operation
 from cudatma.kernels.schedule import Schedule, ceil_div
-from cudatma.kernels.tuning import every_entry_spec
+from cudatma.kernels.tuning import every_entry_config
 from cudatma.kernels.version import naming
 from cudatma.library_streams import working_on
 from cudatma.target import Target, get_target
@@ -198,9 +198,9 @@ def attention_explain(
     problem.check_not_empty()
     gpu = explained_gpu(first.device, target)
 
-    def cut(spec: Any) -> Schedule:
-        tiles = ceil_div(problem.q_length, spec.tile_m), problem.batch * problem.heads
-        return Schedule(spec.ctas(problem, gpu.sm_count), *tiles, ceil_div(problem.k_length, spec.tile_n), 0)
+    def cut(config: Any) -> Schedule:
+        tiles = ceil_div(problem.q_length, config.tile_m), problem.batch * problem.heads
+        return Schedule(config.ctas(problem, gpu.sm_count), *tiles, ceil_div(problem.k_length, config.tile_n), 0)
 
     with naming(asked_by):
         found = explained(ATTENTION, problem, gpu, cut=cut)
@@ -288,7 +288,7 @@ class AttentionOperation(Operation[P, AttentionConfig]):
         """Return the batch, q_length and k_length of resized(), None if check() has to look at the call."""
 
     @abstractmethod
-    def specs(self, problem: P, gpu: Gpu) -> Iterator[AttentionConfig]:
+    def configs(self, problem: P, gpu: Gpu) -> Iterator[AttentionConfig]:
         """Yield every configuration that may serve the problem with other sizes, but the same kinds of limits."""
 
     @abstractmethod
@@ -347,8 +347,8 @@ class AttentionOperation(Operation[P, AttentionConfig]):
         problem = checked.problem
         problem.check_not_empty()
         for is_causal, has_window in problem.limits.kinds_up_to(max_m):
-            for spec in self.specs(replace(problem, is_causal=is_causal, has_window=has_window), gpu):
-                yield spec.template, spec
+            for config in self.configs(replace(problem, is_causal=is_causal, has_window=has_window), gpu):
+                yield config.template, config
 
 
 class Attention(AttentionOperation[Problem]):
@@ -372,10 +372,10 @@ class Attention(AttentionOperation[Problem]):
         key = size_class(problem.batch, problem.q_length, problem.k_length, problem.is_varlen)
         return choose(ATTENTION, problem, gpu, memo, key)
 
-    def specs(self, problem: Problem, gpu: Gpu) -> Iterator[AttentionConfig]:
+    def configs(self, problem: Problem, gpu: Gpu) -> Iterator[AttentionConfig]:
         """Yield all candidates: they are few, and most serve some lengths and batch."""
-        yield from (spec for spec, _ in times(problem, np.ones(1, np.int64), gpu))
-        yield from every_entry_spec(ATTENTION, problem, gpu)
+        yield from (config for config, _ in times(problem, np.ones(1, np.int64), gpu))
+        yield from every_entry_config(ATTENTION, problem, gpu)
 
     def problems_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterable[Problem]:
         """Return problems of all numbers of queries for which the configuration may differ."""

@@ -57,7 +57,7 @@ def _tiles(problem: Problem, versions: Iterable[str]) -> Iterator[AttentionConfi
         for tile in preset.tiles[problem.head_dim, problem.v_head_dim]:
             if tile.m in preset.tile_m:
                 for q_stages in reversed(preset.q_stages):
-                    given |= {"stages": preset.stages[0], "q_stages": q_stages, "blocks_per_sm": tile.blocks_per_sm}
+                    given |= {"stages": preset.stages[0], "q_stages": q_stages, "ctas_per_sm": tile.ctas_per_sm}
                     yield AttentionConfig(tile_m=tile.m, tile_n=tile.n, **given)
 
 
@@ -71,7 +71,7 @@ def _with_longest_ring(config: AttentionConfig, target: Target) -> AttentionConf
 
     Versions without a producer keep two, so that several CTAs share an SM.
     """
-    smem_bytes = target.smem_share_bytes(config.blocks_per_sm)
+    smem_bytes = target.smem_share_bytes(config.ctas_per_sm)
     if config.producer_warps:
         return config.with_longest_ring(smem_bytes, _MAX_STAGES)
     return config if config.smem_bytes <= smem_bytes else None
@@ -155,24 +155,24 @@ def _decode_config(version: str, fields: tuple[Any, ...], page_size: int, target
             version=version,
             tile_m=tile.m,
             tile_n=tile.n,
-            blocks_per_sm=tile.blocks_per_sm,
+            ctas_per_sm=tile.ctas_per_sm,
             is_paged=page_size > 0,
             box_rows=common if common >= MIN_BOX_ROWS else 0,
             **given,
         )
-        longest = config.with_longest_ring(target.smem_share_bytes(tile.blocks_per_sm), _MAX_DECODE_STAGES)
+        longest = config.with_longest_ring(target.smem_share_bytes(tile.ctas_per_sm), _MAX_DECODE_STAGES)
         fitting += [] if longest is None else [longest]
     return next((config for config in fitting if config.stages >= _ENOUGH_DECODE_STAGES), fitting[0])
 
 
-def dump_specs(version: str, target: Target) -> list[AttentionConfig]:
+def dump_configs(version: str, target: Target) -> list[AttentionConfig]:
     """Return representative configs of a version, for dumps and compile checks.
 
     Each pair of head dims has every other tile, or one of versions without a producer; DUMPED_OPTIONS take turns.
     """
     preset = PRESETS[version]
     if preset.is_decode:
-        return _decode_dump_specs(version, target)
+        return _decode_dump_configs(version, target)
     found: list[AttentionConfig] = []
     for index, (head_dim, v_head_dim) in enumerate(HEAD_DIMS):
         dtype = tuple(OPERAND_TYPES)[index % 2]
@@ -192,7 +192,7 @@ def dump_specs(version: str, target: Target) -> list[AttentionConfig]:
     return found + [replace(config, is_varlen=True) for config in found[::4] if True in preset.is_varlen]
 
 
-def _decode_dump_specs(version: str, target: Target) -> list[AttentionConfig]:
+def _decode_dump_configs(version: str, target: Target) -> list[AttentionConfig]:
     """Return each pair of head dims, each set of options, and each way to load, where calls run the version."""
     is_fp8, found = PRESETS[version].kv_bytes == 1, []
     for index, (head_dim, v_head_dim) in enumerate(HEAD_DIMS):

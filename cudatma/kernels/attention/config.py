@@ -48,7 +48,7 @@ class Tile(NamedTuple):
 
     m: int
     n: int
-    blocks_per_sm: int = 1
+    ctas_per_sm: int = 1
 
 
 #: Tiles by the head dims of q and k, and of v.
@@ -81,7 +81,7 @@ class Preset:
     tile_n: Sequence[int] = range(16, 257, 16)
     stages: Sequence[int] = range(2, 9)
     q_stages: tuple[int, ...] = (1,)
-    blocks_per_sm: tuple[int, ...] = (1,)
+    ctas_per_sm: tuple[int, ...] = (1,)
     is_causal: tuple[bool, ...] = (False, True)
     has_window: tuple[bool, ...] = (False, True)
     has_softcap: tuple[bool, ...] = (False, True)
@@ -91,7 +91,7 @@ class Preset:
 
 
 _DECODE_TILES: Tiles = dict.fromkeys(
-    HEAD_DIMS, (Tile(m=64, n=64, blocks_per_sm=2), Tile(m=64, n=64), Tile(m=64, n=32), Tile(m=64, n=16))
+    HEAD_DIMS, (Tile(m=64, n=64, ctas_per_sm=2), Tile(m=64, n=64), Tile(m=64, n=32), Tile(m=64, n=16))
 )
 _WIDE_TILES = (Tile(m=128, n=64), Tile(m=64, n=64))
 #: Tiles of versions without a producer. [H100, attention_tiles.json]
@@ -103,13 +103,13 @@ _PRODUCER_TILES: Tiles = {
     (64, 64): (
         Tile(m=192, n=128),
         Tile(m=128, n=128),
-        Tile(m=64, n=128, blocks_per_sm=2),
-        Tile(m=64, n=192, blocks_per_sm=2),
+        Tile(m=64, n=128, ctas_per_sm=2),
+        Tile(m=64, n=192, ctas_per_sm=2),
     ),
     (96, 96): (Tile(m=128, n=176), Tile(m=128, n=128), Tile(m=192, n=96)),
     (128, 128): (
         *(Tile(m=128, n=176), Tile(m=128, n=160), Tile(m=128, n=128), Tile(m=192, n=80)),
-        *(Tile(m=128, n=112), Tile(m=64, n=80, blocks_per_sm=2), Tile(m=64, n=96, blocks_per_sm=2)),
+        *(Tile(m=128, n=112), Tile(m=64, n=80, ctas_per_sm=2), Tile(m=64, n=96, ctas_per_sm=2)),
     ),
     (192, 192): (Tile(m=128, n=112), Tile(m=128, n=96), Tile(m=128, n=80)),
     (192, 128): (Tile(m=128, n=128), Tile(m=128, n=112), Tile(m=128, n=96)),
@@ -158,7 +158,7 @@ PRESETS: Mapping[str, Preset] = {
         summary="attention, wgmma, version a3: a producer warp, softmax beside products",
         loader="producer_warp",
         tile_m=(64, 128, 192),
-        blocks_per_sm=(1, 2),
+        ctas_per_sm=(1, 2),
         is_varlen=(False, True),
         tiles=_PRODUCER_TILES,
         clocks=(
@@ -197,7 +197,7 @@ PRESETS: Mapping[str, Preset] = {
         template="decode",
         is_decode=True,
         tile_m=(64,),
-        blocks_per_sm=(1, 2),
+        ctas_per_sm=(1, 2),
         is_paged=(False, True),
         tiles=_DECODE_TILES,
     ),
@@ -208,7 +208,7 @@ PRESETS: Mapping[str, Preset] = {
         template="decode",
         is_decode=True,
         tile_m=(64,),
-        blocks_per_sm=(1, 2),
+        ctas_per_sm=(1, 2),
         is_paged=(False, True),
         tiles=_DECODE_TILES,
     ),
@@ -221,9 +221,9 @@ PRESETS: Mapping[str, Preset] = {
         kv_bytes=1,
         tile_m=(16,),
         tile_n=(64, 128),
-        blocks_per_sm=(1, 2),
+        ctas_per_sm=(1, 2),
         is_paged=(False, True),
-        tiles=dict.fromkeys(HEAD_DIMS, (Tile(m=16, n=128, blocks_per_sm=2), Tile(m=16, n=128), Tile(m=16, n=64))),
+        tiles=dict.fromkeys(HEAD_DIMS, (Tile(m=16, n=128, ctas_per_sm=2), Tile(m=16, n=128), Tile(m=16, n=64))),
     ),
 }
 #: How a caller of attention() selects a version.
@@ -250,7 +250,7 @@ class AttentionConfig(KernelConfig):
 
     version: a key of PRESETS. dtype, head_dim, v_head_dim, and the options from is_causal to has_sink: as in Problem.
     tile_m: queries of a CTA's tile, 64 for each consumer warpgroup. tile_n: keys of a stage. stages: of the ring.
-    q_stages: tiles of queries in shared memory. blocks_per_sm: CTAs on an SM. is_varlen: whether sequences of different
+    q_stages: tiles of queries in shared memory. ctas_per_sm: CTAs on an SM. is_varlen: whether sequences of different
     lengths follow one another. is_paged: whether the cache consists of pages. box_rows: keys of one box of TMA, all in
     one page of the cache; 0 if cp.async copies each row by itself. Raises ArgumentError, ArgumentTypeError.
     """
@@ -267,7 +267,7 @@ class AttentionConfig(KernelConfig):
     tile_n: int
     stages: int = 2
     q_stages: int = 1
-    blocks_per_sm: int = 1
+    ctas_per_sm: int = 1
     is_varlen: bool = False
     is_paged: bool = False
     box_rows: int = 0
@@ -282,8 +282,8 @@ class AttentionConfig(KernelConfig):
     def __post_init__(self) -> None:
         check_kind(self)
         self.check_values()
-        if self.blocks_per_sm > 1 and self.warpgroups > 1:
-            raise ArgumentError("blocks_per_sm", self.blocks_per_sm, "1 for several warpgroups")
+        if self.ctas_per_sm > 1 and self.warpgroups > 1:
+            raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "1 for several warpgroups")
         if self.preset.loader == "cp_async":
             rows = 128 * self.warpgroups // (self.span_bytes // 16)
             if self.tile_n % rows:
@@ -372,7 +372,7 @@ class AttentionConfig(KernelConfig):
         names = [self.version, self.mma_type, f"d{dims}", *(option.name for option in self.options)]
         names += ["varlen"] if self.is_varlen else []
         names += [f"n{self.tile_n}" if self.is_decode else f"{self.tile_m}x{self.tile_n}", f"s{self.stages}"]
-        names += [f"b{self.blocks_per_sm}"] if self.is_decode or self.blocks_per_sm > 1 else []
+        names += [f"b{self.ctas_per_sm}"] if self.is_decode or self.ctas_per_sm > 1 else []
         names += [f"q{self.q_stages}"] if self.is_persistent else []
         names += [f"paged{self.box_rows}" if self.by_tma else "rows"] if self.is_paged else []
         return f"attention_{'_'.join(names)}"
@@ -433,7 +433,7 @@ class AttentionConfig(KernelConfig):
     @property
     def consumer_registers(self) -> int:
         """Registers of a consumer thread that setmaxnreg sets; 0 if registers stay as launched."""
-        is_set = self.reallocates_registers and (self.warpgroups > 1 or self.blocks_per_sm > 1)
+        is_set = self.reallocates_registers and (self.warpgroups > 1 or self.ctas_per_sm > 1)
         return _CONSUMER_REGISTERS[self.warpgroups] if is_set else 0
 
     @property

@@ -86,7 +86,7 @@ def _waves(config: Any, clocks: Clocks, tiles: Any, gpu: Gpu) -> tuple[Any, Any]
     """Return how often an SM takes the time of one tile for all of its tiles, and for those that share it."""
     if config.reallocates_registers and not config.is_causal:
         # Tiles take the same time, and the last ones hold up all SMs.
-        share = np.minimum(config.blocks_per_sm, ceil_div(tiles, gpu.sm_count))
+        share = np.minimum(config.ctas_per_sm, ceil_div(tiles, gpu.sm_count))
         return 1.0 * ceil_div(tiles, gpu.sm_count * share) * share, 1.0
     # Several CTAs share an SM: there are parts of waves.
     of_sm = np.maximum(1.0, tiles / gpu.sm_count)

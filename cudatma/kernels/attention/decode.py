@@ -133,7 +133,7 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
             config = memo["config"] = decode_config(problem, get_target(gpu.target))
         return config
 
-    def specs(self, problem: DecodeProblem, gpu: Gpu) -> Iterator[AttentionConfig]:
+    def configs(self, problem: DecodeProblem, gpu: Gpu) -> Iterator[AttentionConfig]:
         """Yield the one kernel, which depends on no size."""
         yield decode_config(problem, get_target(gpu.target))
 

@@ -188,7 +188,7 @@ class AttentionTrial:
     def launcher(self, candidate: Listed[AttentionConfig], copies: int, stream: int) -> Launch:
         """Return launch(i), which enqueues the candidate on the i-th copy of k and v; load its kernel now."""
         arrays = self._arrays[:copies]
-        with pinned(candidate.spec):
+        with pinned(candidate.config):
             launch = launch_of(ATTENTION_CALL, self._problem, self.device, stream, arrays[0])
         return in_turn([partial(launch.run, ATTENTION_CALL.addresses(one), stream, None) for one in arrays])
 

@@ -34,7 +34,7 @@ _WAVES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class BroadcastSpec(CopyRing):
+class BroadcastConfig(CopyRing):
     """One instance of ``kernels/broadcast.cu.j2``.
 
     copies: CTAs of a cluster, 2, 4 or 8. stage_bytes: of a tile, a multiple of 128 for each copy. stages, in_flight: as
@@ -152,22 +152,22 @@ def plan_broadcast(src: ArrayInfo, out: ArrayInfo, place: Place) -> tuple[Argume
             axis = Axis(0, nbytes, nbytes, 1, 1)
             plans.append(run_plan(Window(src.pointer, out.pointer + to, 1, (axis,)), (src, out), place))
             continue
-        spec = choose_broadcast(count, place.target)
+        config = choose_broadcast(count, place.target)
         # Start more clusters than run at the same time: how many do depends on how a GPU groups its SMs, and a last
         # cluster would run alone.
-        clusters = min(max(1, _WAVES * place.ctas // count), -(-nbytes // spec.stage_bytes))
+        clusters = min(max(1, _WAVES * place.ctas // count), -(-nbytes // config.stage_bytes))
         parameters = At("src"), At("out", to), nbytes
-        plans.append(Arguments(TEMPLATE, spec, parameters, Sizes(clusters * count), cluster=count))
+        plans.append(Arguments(TEMPLATE, config, parameters, Sizes(clusters * count), cluster=count))
     return tuple(plans)
 
 
-def choose_broadcast(copies: int, target: Target) -> BroadcastSpec:
+def choose_broadcast(copies: int, target: Target) -> BroadcastConfig:
     """Return a ring of the usual size, with a second mbarrier for each slot."""
     stages = stages_for(target, SLOT_BYTES + MBARRIER_BYTES)
-    return BroadcastSpec(copies, SLOT_BYTES, stages, stages // 2)
+    return BroadcastConfig(copies, SLOT_BYTES, stages, stages // 2)
 
 
-def dump_specs(target: Target) -> list[BroadcastSpec]:
-    """The specs for dumps and compile checks; none if the target cannot run them."""
+def dump_configs(target: Target) -> list[BroadcastConfig]:
+    """The configs for dumps and compile checks; none if the target cannot run them."""
     able = all(target.has(feature) for feature in ("tma", "cluster", "multicast"))
     return [choose_broadcast(4, target)] if able else []

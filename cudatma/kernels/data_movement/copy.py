@@ -16,9 +16,9 @@ from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.data_movement.checks import as_key, check_out, check_size, described, whole_numbers
+from cudatma.kernels.data_movement.configs import check_choice, checked_cache
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import plain_plan, run_plan, window_plan
-from cudatma.kernels.data_movement.specs import check_choice, checked_cache
 from cudatma.kernels.data_movement.window import Axis, Window, carried, cropped, folded, simplify
 from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array

@@ -18,11 +18,11 @@ from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, At, Sizes
 from cudatma.kernels.data_movement.checks import as_key, check_out, described, whole_numbers
+from cudatma.kernels.data_movement.configs import check_choice, check_rank, coordinates
 from cudatma.kernels.data_movement.copy import PADS, copy_on_host, nan_type
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import chunk_place, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, slot_bytes, usual_ring
-from cudatma.kernels.data_movement.specs import check_choice, check_rank, coordinates
 from cudatma.kernels.data_movement.table import int_table
 from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array
@@ -35,7 +35,7 @@ _INT32 = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class GatherSpec(CopyRing):
+class GatherConfig(CopyRing):
     """One instance of ``kernels/gather_boxes.cu.j2``.
 
     rank: axes of the source, 1..5. places: "table" if an array holds where boxes begin, "grid" if they form a grid.
@@ -279,15 +279,15 @@ def plan_boxes(
         raise DescriptorError("out.address", chunk_place(out.pointer), "a multiple of 16 bytes")
     box_bytes = prod(box) * src.dtype.itemsize
     slot = max(SLOT_BYTES, slot_bytes(box_bytes))
-    spec = GatherSpec(len(box), "grid" if grid else "table", *usual_ring(place.target, slot))
+    config = GatherConfig(len(box), "grid" if grid else "table", *usual_ring(place.target, slot))
     boxes = out.size_elems // prod(box)
     if boxes >= _INT32:
         raise DescriptorError("boxes", boxes, "below 2**31", "take them in parts")
     places = [value for axis in reversed(grid) for value in axis] if grid else [At("starts")]
-    return Arguments(TEMPLATE, spec, (load, At("out"), *places, box_bytes, boxes), Sizes(min(place.ctas, boxes)))
+    return Arguments(TEMPLATE, config, (load, At("out"), *places, box_bytes, boxes), Sizes(min(place.ctas, boxes)))
 
 
-def dump_specs(target: Target) -> list[GatherSpec]:
-    """The specs for dumps and compile checks; none if the target cannot run them."""
+def dump_configs(target: Target) -> list[GatherConfig]:
+    """The configs for dumps and compile checks; none if the target cannot run them."""
     pairs = ((3, "table"), (2, "grid")) if target.has("tma") else ()
-    return [GatherSpec(*pair, *usual_ring(target)) for pair in pairs]
+    return [GatherConfig(*pair, *usual_ring(target)) for pair in pairs]

@@ -21,10 +21,10 @@ from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
 from cudatma.kernels.arguments import Arguments, Map, Sizes
 from cudatma.kernels.data_movement.checks import as_key, check_out, check_size, described, whole_numbers
+from cudatma.kernels.data_movement.configs import check_rank
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import chunk_place, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, usual_ring
-from cudatma.kernels.data_movement.specs import check_rank
 from cudatma.kernels.data_movement.window import CHUNK_BYTES, choose_box
 from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array
@@ -37,7 +37,7 @@ _INT32 = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class Im2colCopySpec(CopyRing):
+class Im2colCopyConfig(CopyRing):
     """One instance of ``kernels/im2col.cu.j2``.
 
     rank: axes of the images, batch and channels among them, 3..5. stage_bytes: the most that a box may have. stages,
@@ -201,13 +201,13 @@ def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place,
     boxes = -(-pixels // pixel_box) * taps * channel_boxes
     if boxes >= _INT32:
         raise ArgumentError("src.shape", f"{boxes} boxes", "below 2**31", "take the images in parts")
-    spec = Im2colCopySpec(len(src.shape), *usual_ring(place.target))
+    config = Im2colCopyConfig(len(src.shape), *usual_ring(place.target))
     axes = zip(
         *(reversed(each) for each in (conv.out, conv.taps, conv.stride, conv.padding, conv.dilation)), strict=True
     )
     numbers = [value for axis in axes for value in axis]
     sizes = (channel_box, channel_boxes, taps, pixel_box, pixel_box * channel_box * itemsize, boxes)
-    return Arguments(TEMPLATE, spec, (load, store, *numbers, *sizes), Sizes(min(place.ctas, boxes)))
+    return Arguments(TEMPLATE, config, (load, store, *numbers, *sizes), Sizes(min(place.ctas, boxes)))
 
 
 def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixels: int, place: Place) -> Map:
@@ -256,6 +256,6 @@ def columns_on_host(src: ArrayInfo, out: ArrayInfo, conv: Convolution) -> None:
         columns[place] = padded[(slice(None),) + seen]  # noqa: RUF005 - Python 3.10
 
 
-def dump_specs(target: Target) -> list[Im2colCopySpec]:
-    """The specs for dumps and compile checks; none if the target cannot run them."""
-    return [Im2colCopySpec(4, *usual_ring(target))] if target.has("tma") else []
+def dump_configs(target: Target) -> list[Im2colCopyConfig]:
+    """The configs for dumps and compile checks; none if the target cannot run them."""
+    return [Im2colCopyConfig(4, *usual_ring(target))] if target.has("tma") else []

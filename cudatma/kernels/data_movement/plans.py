@@ -19,9 +19,9 @@ from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import DescriptorError
 from cudatma.kernels.arguments import Arguments, At, Map, Sizes, map_over
 from cudatma.kernels.data_movement import ring as rings
+from cudatma.kernels.data_movement.configs import PLAIN, RUN, WINDOW, PlainConfig, RunConfig, WindowConfig
 from cudatma.kernels.data_movement.movement import Place
 from cudatma.kernels.data_movement.ring import SMALL_SLOT_BYTES, Setting
-from cudatma.kernels.data_movement.specs import PLAIN, RUN, WINDOW, PlainSpec, RunSpec, WindowSpec
 from cudatma.kernels.data_movement.window import CHUNK_BYTES, Axis, Window, choose_box, cropped, tile_counts
 
 _MOST_BOXES = 1 << 31
@@ -76,11 +76,11 @@ def run_plan(
     whole = nbytes - head - tail
     chosen = setting or _run_setting(place, op, whole)
     ctas, stage = chosen.ctas(place.ctas), chosen.slot(place.target)
-    spec = RunSpec(op, kind, stage, *chosen.ring(place.target, stage), *_policies(chosen, op, cache))
+    config = RunConfig(op, kind, stage, *chosen.ring(place.target, stage), *_policies(chosen, op, cache))
     source = At("src", first + head - arrays[0].pointer)
     destination = At("out", window.destination + head - arrays[1].pointer)
     edges = (head, tail) if op == "copy" else ()
-    return Arguments(RUN, spec, (source, destination, whole, *edges), Sizes(max(1, min(ctas, -(-whole // stage)))))
+    return Arguments(RUN, config, (source, destination, whole, *edges), Sizes(max(1, min(ctas, -(-whole // stage)))))
 
 
 def _run_setting(place: Place, op: str, nbytes: int) -> Setting:
@@ -142,13 +142,13 @@ def window_plan(
     check_store(store.spec)
     if op != "copy":
         check_reduce(store.spec, op)
-    spec = WindowSpec(op, len(box), slot, *ring.ring(place.target, slot), *_policies(ring, op, cache))
+    config = WindowConfig(op, len(box), slot, *ring.ring(place.target, slot), *_policies(ring, op, cache))
     tiles = tile_counts(extents, box)
     boxes, box_bytes = prod(tiles), prod(box) * part.itemsize
     if boxes >= _MOST_BOXES:
         raise DescriptorError("shape", f"{boxes} boxes", "below 2**31", "copy it in parts")
     axes = [value for axis in zip(starts, reversed(box), reversed(tiles), strict=True) for value in axis]
-    return Arguments(WINDOW, spec, (load, store, *axes, box_bytes, boxes), Sizes(min(ring.ctas(place.ctas), boxes)))
+    return Arguments(WINDOW, config, (load, store, *axes, box_bytes, boxes), Sizes(min(ring.ctas(place.ctas), boxes)))
 
 
 def _policies(setting: Setting, op: str, cache: str) -> tuple[str, str]:
@@ -181,6 +181,6 @@ def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], place: Place
     source = At("src", window.source - arrays[0].pointer)
     destination = At("out", window.destination - arrays[1].pointer)
     elements = prod(axis.extent for axis in axes)
-    spec = PlainSpec(width, len(axes), 32 if elements < 1 << 31 else 64)
-    ctas = min(place.ctas * _PLAIN_BLOCKS, -(-elements // spec.threads))
-    return Arguments(PLAIN, spec, (source, destination, packed, elements, fill), Sizes(ctas))
+    config = PlainConfig(width, len(axes), 32 if elements < 1 << 31 else 64)
+    ctas = min(place.ctas * _PLAIN_BLOCKS, -(-elements // config.threads))
+    return Arguments(PLAIN, config, (source, destination, packed, elements, fill), Sizes(ctas))

@@ -16,11 +16,11 @@ from cudatma.arrays import ArrayInfo
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, At, Sizes
 from cudatma.kernels.data_movement.checks import as_key, described
+from cudatma.kernels.data_movement.configs import coordinates
 from cudatma.kernels.data_movement.copy import check_window, part_of
 from cudatma.kernels.data_movement.movement import Movement, Place, layout
 from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, THREADS
-from cudatma.kernels.data_movement.specs import coordinates
 from cudatma.kernels.data_movement.window import CHUNK_BYTES, Axis, Window, carried, choose_box, simplify, tile_counts
 from cudatma.kernels.engine import run
 from cudatma.kernels.operation import Checked
@@ -30,7 +30,7 @@ TEMPLATE = "kernels/prefetch.cu.j2"
 
 
 @dataclass(frozen=True, slots=True)
-class PrefetchSpec:
+class PrefetchConfig:
     """One instance of ``kernels/prefetch.cu.j2``.
 
     rank: axes of the tensor map, 1..5; 0 for a run of bytes, in segments of segment_bytes, a multiple of 16.
@@ -125,7 +125,7 @@ class Prefetch(Movement[_Problem]):
             if nbytes <= 0:
                 return ()
             grid = min(place.ctas, -(-nbytes // SLOT_BYTES))
-            return (Arguments(TEMPLATE, PrefetchSpec(0), (At("src", first - src.pointer), nbytes), Sizes(grid)),)
+            return (Arguments(TEMPLATE, PrefetchConfig(0), (At("src", first - src.pointer), nbytes), Sizes(grid)),)
         window = carried(window) if window.is_dense else window
         extents = tuple(axis.extent for axis in window.axes)
         box = choose_box(extents, window.itemsize, SLOT_BYTES)
@@ -141,7 +141,7 @@ class Prefetch(Movement[_Problem]):
         places = [value for pair in zip(reversed(box), reversed(tiles), strict=True) for value in pair]
         load = tensor_map("src", source, box, place, offset_bytes=window.source - src.pointer)
         sizes = Sizes(min(place.ctas, prod(tiles)))
-        return (Arguments(TEMPLATE, PrefetchSpec(len(box)), (load, *places, prod(tiles)), sizes),)
+        return (Arguments(TEMPLATE, PrefetchConfig(len(box)), (load, *places, prod(tiles)), sizes),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         """Do nothing: a prefetch has no result."""
@@ -150,6 +150,6 @@ class Prefetch(Movement[_Problem]):
 PREFETCH = Prefetch()
 
 
-def dump_specs(target: Target) -> list[PrefetchSpec]:
-    """The specs for dumps and compile checks; none if the target cannot run them."""
-    return [PrefetchSpec(3)] if target.has("tma") else []
+def dump_configs(target: Target) -> list[PrefetchConfig]:
+    """The configs for dumps and compile checks; none if the target cannot run them."""
+    return [PrefetchConfig(3)] if target.has("tma") else []

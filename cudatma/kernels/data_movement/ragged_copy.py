@@ -56,7 +56,7 @@ _PAIR = np.dtype(
 
 
 @dataclass(frozen=True, slots=True)
-class RaggedCopySpec(BoxRing):
+class RaggedCopyConfig(BoxRing):
     """One instance of ``kernels/ragged_copy.cu.j2``.
 
     element_bytes: bytes of an element, 1, 2, 4 or 8. box_rows, box_columns: elements of one box, at most 256 each; a
@@ -100,7 +100,7 @@ class RaggedCopy:
         ``__cuda_array_interface__``, whose producers' streams the host waits for here; NumPy on the emulator. Rows are
         contiguous; their pitch, length and base are multiples of 16 bytes. An array may be empty. No destination shares
         a byte with another array. The object keeps all arrays alive.
-    spec : RaggedCopySpec, optional
+    config : RaggedCopyConfig, optional
         The kernel, with the arrays' element size. Default: the usual box and ring.
     backend : str, optional
         ``"cuda"``, ``"emulator"`` or ``"auto"``, as in ``marlin_gemm``; there is no reference.
@@ -123,7 +123,7 @@ class RaggedCopy:
         sources: Sequence[Any],
         destinations: Sequence[Any],
         *,
-        spec: RaggedCopySpec | None = None,
+        config: RaggedCopyConfig | None = None,
         backend: str | None = None,
         target: Target | str | None = None,
     ) -> None:
@@ -151,16 +151,16 @@ class RaggedCopy:
         else:
             self._target = default_target() if target is None else get_target(target)
         itemsize = pairs[0][0].dtype.itemsize
-        spec = spec or RaggedCopySpec(itemsize)
-        if spec.element_bytes != itemsize:
-            raise ArgumentError("spec.element_bytes", spec.element_bytes, f"{itemsize}, as {pairs[0][0].dtype} has")
-        spec.check_target(self._target)
-        self._table, boxes = _table(pairs, spec)
+        config = config or RaggedCopyConfig(itemsize)
+        if config.element_bytes != itemsize:
+            raise ArgumentError("config.element_bytes", config.element_bytes, f"{itemsize}, as {pairs[0][0].dtype} has")
+        config.check_target(self._target)
+        self._table, boxes = _table(pairs, config)
         self.blocks = min(BLOCKS, boxes)
-        self._arguments = _arguments(pairs, spec, boxes, self.blocks)
+        self._arguments = _arguments(pairs, config, boxes, self.blocks)
         self.kernel = self._arguments.kernel(self._target)
         if self.device is not None:
-            self._replay, self._addresses = self._on_device(self.device, spec.maps_bytes(self.blocks))
+            self._replay, self._addresses = self._on_device(self.device, config.maps_bytes(self.blocks))
 
     def _on_device(self, device: int, maps_bytes: int) -> tuple[Replay, tuple[int, ...]]:
         """Upload the table; return the launch, and the addresses of its arrays."""
@@ -252,15 +252,19 @@ def ragged_copy(
     return destinations
 
 
-def _arguments(pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], spec: RaggedCopySpec, boxes: int, grid: int) -> Arguments:
+def _arguments(
+    pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], config: RaggedCopyConfig, boxes: int, grid: int
+) -> Arguments:
     """Return the launch. The maps of the first pair give their element type and box to all others."""
     maps = [
         map_over(
-            name, replace(info, strides_bytes=(_pitch(info), info.dtype.itemsize)), (spec.box_rows, spec.box_columns)
+            name,
+            replace(info, strides_bytes=(_pitch(info), info.dtype.itemsize)),
+            (config.box_rows, config.box_columns),
         )
         for name, info in zip(_ARRAYS, pairs[0], strict=False)
     ]
-    return Arguments(TEMPLATE, spec, (*maps, At("table"), len(pairs), boxes, At("maps")), Sizes(grid))
+    return Arguments(TEMPLATE, config, (*maps, At("table"), len(pairs), boxes, At("maps")), Sizes(grid))
 
 
 def _check_pairs(sources: Sequence[Any], destinations: Sequence[Any]) -> list[tuple[ArrayInfo, ArrayInfo]]:
@@ -328,11 +332,11 @@ def _refuse_overlaps(pairs: Iterable[tuple[ArrayInfo, ArrayInfo]]) -> None:
         reaching.append((info, field, is_written))
 
 
-def _boxes(rows: Any, columns: Any, spec: RaggedCopySpec) -> Any:
-    return -(-rows.astype(np.int64) // spec.box_rows) * -(-columns.astype(np.int64) // spec.box_columns)
+def _boxes(rows: Any, columns: Any, config: RaggedCopyConfig) -> Any:
+    return -(-rows.astype(np.int64) // config.box_rows) * -(-columns.astype(np.int64) // config.box_columns)
 
 
-def _table(pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], spec: RaggedCopySpec) -> tuple[np.ndarray[Any, Any], int]:
+def _table(pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], config: RaggedCopyConfig) -> tuple[np.ndarray[Any, Any], int]:
     """Return the table that the kernel reads, and the number of boxes of all pairs."""
     table = np.zeros(len(pairs), _PAIR)
     table["source"], table["destination"] = zip(*((a.pointer, b.pointer) for a, b in pairs), strict=True)
@@ -341,12 +345,12 @@ def _table(pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], spec: RaggedCopySpec) -
         if max(source.shape) > _MAX_BOXES:
             raise ArgumentError(f"sources[{i}].shape", source.shape, f"at most {_MAX_BOXES} in each direction")
     table["rows"], table["columns"] = zip(*(source.shape for source, _ in pairs), strict=True)
-    boxes = _boxes(table["rows"], table["columns"], spec)
+    boxes = _boxes(table["rows"], table["columns"], config)
     total = int(boxes.sum())
     if total > _MAX_BOXES:
         raise ArgumentError("sources", f"{total} boxes", f"at most {_MAX_BOXES}", "copy them in several launches")
     table["first_box"] = boxes.cumsum() - boxes
-    table["boxes_x"] = -(-table["columns"].astype(np.int64) // spec.box_columns)
+    table["boxes_x"] = -(-table["columns"].astype(np.int64) // config.box_columns)
     return table, total
 
 
@@ -355,9 +359,9 @@ def _pitch(info: ArrayInfo) -> int:
     return info.strides_bytes[0] if info.shape[0] > 1 else info.shape[1] * info.dtype.itemsize
 
 
-def dump_specs(target: Target) -> list[RaggedCopySpec]:
+def dump_configs(target: Target) -> list[RaggedCopyConfig]:
     """The instance that stands for all in dumps and compile checks; none where tensor maps cannot be edited."""
-    return [RaggedCopySpec(2)] if target.has("tma") and target.has("tensormap_replace") else []
+    return [RaggedCopyConfig(2)] if target.has("tma") and target.has("tensormap_replace") else []
 
 
 def sample(target: Target, *, arrays: int = 12, dtype: str = "float16", blocks: int = 2, seed: int = 0) -> Sample:

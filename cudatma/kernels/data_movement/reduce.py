@@ -16,10 +16,10 @@ from cudatma.dtypes import BFLOAT16, TmaType, tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.data_movement.checks import as_key, check_device, check_written, described, whole_numbers
+from cudatma.kernels.data_movement.configs import check_choice, checked_cache
 from cudatma.kernels.data_movement.copy import part_of
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import run_plan, window_plan
-from cudatma.kernels.data_movement.specs import check_choice, checked_cache
 from cudatma.kernels.data_movement.window import Axis, Window, carried, simplify
 from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array

@@ -30,7 +30,7 @@ _MAX_BOX = 256
 
 
 class CopyRing:
-    """Base of the specs whose kernel copies work units through ``parts/copy_ring.cuh.j2``: boxes, or segments.
+    """Base of the configs whose kernel copies work units through ``parts/copy_ring.cuh.j2``: boxes, or segments.
 
     stages: slots, 2 and up. in_flight: stores that may still read their slots when the next load is issued, fewer than
     stages. stage_bytes: of one slot, a multiple of 128; a work unit has at most as many.
@@ -98,10 +98,10 @@ def slot_bytes(payload_bytes: int) -> int:
 
 
 def stages_for(
-    target: Target, stage_bytes: int, blocks_per_sm: int = BLOCKS_PER_SM, most_stages: int = MOST_STAGES
+    target: Target, stage_bytes: int, ctas_per_sm: int = BLOCKS_PER_SM, most_stages: int = MOST_STAGES
 ) -> int:
     """How many slots of this size a CTA gets if so many CTAs share an SM; at least 2."""
-    return max(LEAST_STAGES, min(most_stages, target.smem_share_bytes(blocks_per_sm) // (stage_bytes + MBARRIER_BYTES)))
+    return max(LEAST_STAGES, min(most_stages, target.smem_share_bytes(ctas_per_sm) // (stage_bytes + MBARRIER_BYTES)))
 
 
 def usual_ring(target: Target, slot_bytes: int = SLOT_BYTES) -> tuple[int, int, int]:
@@ -111,7 +111,7 @@ def usual_ring(target: Target, slot_bytes: int = SLOT_BYTES) -> tuple[int, int, 
 
 
 class BoxRing:
-    """Base of their specs.
+    """Base of their configs.
 
     element_bytes: bytes of an element, 1, 2, 4 or 8. box_rows, box_columns: elements of one box, at most 256 each; a
     row of the box is a multiple of 16 bytes. stages: boxes in flight, 2 and up.
@@ -174,22 +174,22 @@ class BoxRing:
 class Setting:
     """The ring of a copy, and how many CTAs have one.
 
-    slot_bytes: the most that one slot holds. blocks_per_sm: CTAs that share an SM. most_stages: slots of a CTA, if
+    slot_bytes: the most that one slot holds. ctas_per_sm: CTAs that share an SM. most_stages: slots of a CTA, if
     shared memory holds them. in_flight: stores that may still read their slots; 0 is half of the slots. load_cache,
     store_cache: L2 policies of a call that names none, "" for the GPU's default.
     Raises ArgumentError.
     """
 
     slot_bytes: int = SLOT_BYTES
-    blocks_per_sm: int = BLOCKS_PER_SM
+    ctas_per_sm: int = BLOCKS_PER_SM
     most_stages: int = MOST_STAGES
     in_flight: int = 0
     load_cache: str = ""
     store_cache: str = ""
 
     def __post_init__(self) -> None:
-        if self.blocks_per_sm < 1:
-            raise ArgumentError("blocks_per_sm", self.blocks_per_sm, "1 and up")
+        if self.ctas_per_sm < 1:
+            raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "1 and up")
         if self.most_stages < 2:
             raise ArgumentError("most_stages", self.most_stages, "2 and up", "one slot is filled, another stored")
         if self.in_flight < 0:
@@ -197,22 +197,22 @@ class Setting:
 
     def slot(self, target: Target) -> int:
         """Bytes of a slot on a target: fewer if two slots of slot_bytes do not fit."""
-        share = target.smem_share_bytes(self.blocks_per_sm) // 2 - MBARRIER_BYTES
+        share = target.smem_share_bytes(self.ctas_per_sm) // 2 - MBARRIER_BYTES
         return min(self.slot_bytes, share - share % SLOT_ALIGNMENT)
 
     def ring(self, target: Target, slot_bytes: int) -> tuple[int, int]:
         """(stages, in_flight) on a target for slots of this size."""
-        stages = stages_for(target, slot_bytes, self.blocks_per_sm, self.most_stages)
+        stages = stages_for(target, slot_bytes, self.ctas_per_sm, self.most_stages)
         return stages, min(self.in_flight or stages // 2, stages - 1)
 
     def ctas(self, usual: int) -> int:
         """CTAs of a launch if kernels with BLOCKS_PER_SM have ``usual`` ones."""
-        return max(1, usual * self.blocks_per_sm // BLOCKS_PER_SM)
+        return max(1, usual * self.ctas_per_sm // BLOCKS_PER_SM)
 
 
 #: Copies of runs of bytes; small ones have slots of SMALL_SLOT_BYTES.
 RUN = Setting()
 #: Copies of windows as boxes: one CTA with many small slots on each SM.
-BOXES = Setting(slot_bytes=8 * KIB, blocks_per_sm=1, most_stages=10)
+BOXES = Setting(slot_bytes=8 * KIB, ctas_per_sm=1, most_stages=10)
 #: Reductions, of runs and of boxes.
 REDUCTIONS = Setting()

@@ -19,10 +19,10 @@ from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, At, Sizes
 from cudatma.kernels.data_movement.checks import check_device, check_out, check_written, described
+from cudatma.kernels.data_movement.configs import check_choice
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, usual_ring
-from cudatma.kernels.data_movement.specs import check_choice
 from cudatma.kernels.data_movement.table import int_table
 from cudatma.kernels.data_movement.window import choose_box
 from cudatma.kernels.engine import run
@@ -39,7 +39,7 @@ _INT32 = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class RowsSpec(CopyRing):
+class RowsConfig(CopyRing):
     """One instance of ``kernels/rows.cu.j2``. op: "gather" or "scatter". rows: of a box, a multiple of 4.
     stage_bytes: the most that a box may have. stages, in_flight: as in CopyRing. Raises ArgumentError."""
 
@@ -214,11 +214,11 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, place: Place) 
     boxes = -(-rows // BOX_ROWS) * column_boxes
     if max(outside, boxes) >= _INT32:
         raise DescriptorError("rows", f"{outside} rows, {boxes} boxes", "below 2**31", "take them in parts")
-    spec = RowsSpec(op, *usual_ring(place.target))
+    config = RowsConfig(op, *usual_ring(place.target))
     sizes = (rows, outside, width, column_boxes, 4 * width * itemsize, boxes)
-    return Arguments(TEMPLATE, spec, (load, store, At("index"), *sizes), Sizes(min(place.ctas, boxes)))
+    return Arguments(TEMPLATE, config, (load, store, At("index"), *sizes), Sizes(min(place.ctas, boxes)))
 
 
-def dump_specs(target: Target) -> list[RowsSpec]:
-    """The specs for dumps and compile checks; none if the target cannot run them."""
-    return [RowsSpec(op, *usual_ring(target)) for op in OPS if target.has(f"{op}4")]
+def dump_configs(target: Target) -> list[RowsConfig]:
+    """The configs for dumps and compile checks; none if the target cannot run them."""
+    return [RowsConfig(op, *usual_ring(target)) for op in OPS if target.has(f"{op}4")]

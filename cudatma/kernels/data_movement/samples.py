@@ -32,7 +32,7 @@ def window_sample(
     result, starts = np.ones(shape, source.dtype), (-pad, -pad)
     check_window(describe(source), starts, shape, "zeros")
     # A place counts its CTAs as if BLOCKS_PER_SM of them shared an SM.
-    place = _place(target, blocks * BLOCKS_PER_SM // BOXES.blocks_per_sm)
+    place = _place(target, blocks * BLOCKS_PER_SM // BOXES.ctas_per_sm)
     planned = plan_copy(describe(source), describe(result), starts, place, via="tma")
     title = f"window copy, {rows} x {columns} {dtype}, {pad} around"
     return _sample(title, target, planned, source, result, np.pad(source, pad))

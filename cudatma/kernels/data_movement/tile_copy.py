@@ -1,6 +1,6 @@
 """A pipelined copy of a 2D array, box by box: what its template needs to know, and the public function.
 
-The smallest whole kernel: a spec, a template, and a function that makes the tensor maps and launches.
+The smallest whole kernel: a config, a template, and a function that makes the tensor maps and launches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TEMPLATE = "kernels/tile_copy.cu.j2"
 
 
 @dataclass(frozen=True, slots=True)
-class TileCopySpec(BoxRing):
+class TileCopyConfig(BoxRing):
     """One instance of ``kernels/tile_copy.cu.j2``.
 
     element_bytes: bytes of an element, 1, 2, 4 or 8. box_rows, box_columns: elements of one box, at most 256 each; a
@@ -104,7 +104,7 @@ class TileCopy(Movement[_Problem]):
         stages = checked_count(options[0], "stages", "an int, 2 and up")
         # The reference refuses what no target holds.
         largest = max(TARGETS.values(), key=lambda target: target.smem_per_block_bytes)
-        TileCopySpec(info.dtype.itemsize, stages=stages).ring.check_fits(largest)
+        TileCopyConfig(info.dtype.itemsize, stages=stages).ring.check_fits(largest)
         return checked(_Problem, (info,), into, into.shape, stages)
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
@@ -119,18 +119,18 @@ TILE_COPY = TileCopy()
 
 def plan_tiles(src: ArrayInfo, dst: ArrayInfo, place: Place, stages: int = 4) -> Arguments:
     """Return the launch for two arrays of one shape and dtype. Raises ArgumentError, DescriptorError."""
-    spec = TileCopySpec(src.dtype.itemsize, stages=stages)
-    box = spec.box_rows, spec.box_columns
+    config = TileCopyConfig(src.dtype.itemsize, stages=stages)
+    box = config.box_rows, config.box_columns
     load, store = tensor_map("src", src, box, place), tensor_map("out", dst, box, place)
     check_store(store.spec)  # a row that ends inside 16 bytes would let the store write past it
-    tiles_y, tiles_x = -(-src.shape[0] // spec.box_rows), -(-src.shape[1] // spec.box_columns)
+    tiles_y, tiles_x = -(-src.shape[0] // config.box_rows), -(-src.shape[1] // config.box_columns)
     sizes = Sizes(min(place.ctas, tiles_x * tiles_y))
-    return Arguments(TEMPLATE, spec, (load, store, tiles_x, tiles_y), sizes)
+    return Arguments(TEMPLATE, config, (load, store, tiles_x, tiles_y), sizes)
 
 
-def dump_specs(target: Target) -> list[TileCopySpec]:
+def dump_configs(target: Target) -> list[TileCopyConfig]:
     """The instance that stands for all in dumps and compile checks; none where the target has no TMA."""
-    return [TileCopySpec(4)] if target.has("tma") else []
+    return [TileCopyConfig(4)] if target.has("tma") else []
 
 
 def sample(

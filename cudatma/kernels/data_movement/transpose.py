@@ -16,11 +16,11 @@ from cudatma.descriptor import L2Promotion, Swizzle, check_store
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, Map, Sizes
 from cudatma.kernels.data_movement.checks import as_key, check_out, described
+from cudatma.kernels.data_movement.configs import check_choice
 from cudatma.kernels.data_movement.copy import VIAS, plan_copy
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
-from cudatma.kernels.data_movement.specs import check_choice
 from cudatma.kernels.data_movement.window import Axis, Window, simplify
 from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array
@@ -40,7 +40,7 @@ _MOST_TILES = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class TransposeSpec:
+class TransposeConfig:
     """One instance of ``kernels/transpose.cu.j2``.
 
     element_bytes: 1, 2, 4 or 8. squares_y, squares_x: squares of a tile, of 128 bytes' elements, down and across.
@@ -147,10 +147,10 @@ class TransposeSpec:
         self.ring.check_fits(target, other_bytes=self.transposed_tiles * self.ring.stage_bytes)
 
 
-def choose_transpose(element_bytes: int, target: Target) -> TransposeSpec:
+def choose_transpose(element_bytes: int, target: Target) -> TransposeConfig:
     """Three slots and two transposed tiles if an SM holds two CTAs that have them; else two and one."""
     most = target.smem_share_bytes(BLOCKS_PER_SM)
-    larger = TransposeSpec(element_bytes, *SQUARES[element_bytes], 3, 2)
+    larger = TransposeConfig(element_bytes, *SQUARES[element_bytes], 3, 2)
     return larger if larger.smem_bytes <= most else replace(larger, stages=2, transposed_tiles=1)
 
 
@@ -232,24 +232,24 @@ def plan_transpose(src: ArrayInfo, out: ArrayInfo, place: Place, via: str = "aut
     return plan_copy(exchanged(src), out, (0,) * len(src.shape), place, via=via)
 
 
-def tile_plan(src: ArrayInfo, out: ArrayInfo, place: Place, spec: TransposeSpec | None = None) -> Arguments:
+def tile_plan(src: ArrayInfo, out: ArrayInfo, place: Place, config: TransposeConfig | None = None) -> Arguments:
     """Return the launch that transposes tiles by tensor maps. Raises DescriptorError where TMA cannot."""
     size = src.dtype.itemsize
     if size not in _CUDA_TYPES:
         raise DescriptorError("dtype", str(src.dtype), "elements of 1, 2, 4 or 8 bytes", "view it as bytes")
-    spec = spec or choose_transpose(size, place.target)
+    config = config or choose_transpose(size, place.target)
     source, destination = _as_batch(src, out)
-    rows, columns = spec.tile
+    rows, columns = config.tile
     # The next tile reads the rest of the 256-byte lines that a tile begins.
-    load = _tile_map("src", src, source, (1, rows, spec.side), place, l2_promotion=L2Promotion.B256)
-    store = _tile_map("out", out, destination, (1, columns, spec.side), place)
+    load = _tile_map("src", src, source, (1, rows, config.side), place, l2_promotion=L2Promotion.B256)
+    store = _tile_map("out", out, destination, (1, columns, config.side), place)
     check_store(store.spec)
     tiles_y, tiles_x = -(-source.shape[1] // rows), -(-source.shape[2] // columns)
     tiles = tiles_x * tiles_y * source.shape[0]
     # place_of() of the template multiplies a row of tiles with a raster group.
-    if max(tiles, tiles_x * spec.raster_group) >= _MOST_TILES:
+    if max(tiles, tiles_x * config.raster_group) >= _MOST_TILES:
         raise DescriptorError("src.shape", f"{tiles} tiles", "below 2**31", "transpose it in parts")
-    return Arguments(TEMPLATE, spec, (load, store, tiles_x, tiles_y, tiles), Sizes(min(place.ctas, tiles)))
+    return Arguments(TEMPLATE, config, (load, store, tiles_x, tiles_y, tiles), Sizes(min(place.ctas, tiles)))
 
 
 def _tile_map(
@@ -284,7 +284,7 @@ def _as_batch(src: ArrayInfo, out: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
     return made[0], made[1]
 
 
-def dump_specs(target: Target) -> list[TransposeSpec]:
-    """The specs for dumps and compile checks; none if the target cannot run them."""
+def dump_configs(target: Target) -> list[TransposeConfig]:
+    """The configs for dumps and compile checks; none if the target cannot run them."""
     able = target.has("tma") and target.has("stmatrix")
     return [choose_transpose(size, target) for size in (1, 4)] if able else []

@@ -44,7 +44,7 @@ class Tile(NamedTuple):
     n: int
     warpgroups: int
     k: int = 64
-    blocks_per_sm: int = 1
+    ctas_per_sm: int = 1
     for_last_wave: bool = False
 
 
@@ -88,7 +88,7 @@ _TILES_OF = {
         Tile(m=64, n=128, warpgroups=1),
         Tile(m=128, n=128, k=32, warpgroups=1),
         Tile(m=128, n=128, warpgroups=1),
-        Tile(m=128, n=128, warpgroups=1, blocks_per_sm=2),
+        Tile(m=128, n=128, warpgroups=1, ctas_per_sm=2),
         Tile(m=128, n=256, k=32, warpgroups=2),
         Tile(m=256, n=128, k=32, warpgroups=2),
         Tile(m=128, n=256, warpgroups=2),
@@ -206,7 +206,7 @@ def _of_tile(version: str, tile: Tile, *kind: Any) -> Iterator[GemmConfig]:
                 stages=2,
                 warpgroups=tile.warpgroups,
                 cluster_k=cluster_k,
-                blocks_per_sm=tile.blocks_per_sm,
+                ctas_per_sm=tile.ctas_per_sm,
             )
 
 
@@ -241,7 +241,7 @@ GEMM: Family[Problem, GemmConfig] = Family(
 )
 
 
-def dump_specs(version: str, target: Target) -> list[GemmConfig]:
+def dump_configs(version: str, target: Target) -> list[GemmConfig]:
     """Return the configurations of a version that dumps and compile checks cover.
 
     Each tile occurs once, and each layout, dtype and epilogue, and fp8 with block scales if the version supports them.
@@ -253,7 +253,7 @@ def dump_specs(version: str, target: Target) -> list[GemmConfig]:
     found: list[GemmConfig] = []
     tiles: dict[tuple[int, ...], list[GemmConfig]] = {}
     for config in configs("float16", "RC", "", "none", False, False):
-        tiles.setdefault((config.tile_m, config.tile_n, config.tile_k, config.blocks_per_sm), []).append(config)
+        tiles.setdefault((config.tile_m, config.tile_n, config.tile_k, config.ctas_per_sm), []).append(config)
     for index, same in zip(range(max(len(tiles), 2 * len(LAYOUTS))), cycle(tiles.values())):
         dtype, first = ("float16", "bfloat16")[index % 2], index // 2 % len(LAYOUTS)
         out_dtype, epilogue = ("", "", "float32")[index % 3], (*EPILOGUES, "none")[index % 7]

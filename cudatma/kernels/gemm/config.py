@@ -54,7 +54,7 @@ class Preset:
     stages: Sequence[int] = range(2, 13)
     warpgroups: tuple[int, ...] = (1, 2, 3)
     cluster_k: tuple[int, ...] = (1,)
-    blocks_per_sm: tuple[int, ...] = (1,)
+    ctas_per_sm: tuple[int, ...] = (1,)
 
 
 _MULTIPLES_OF_16 = range(64, 257, 16)
@@ -94,7 +94,7 @@ PRESETS: Mapping[str, Preset] = {
         tile_n=(64, 128, 256),
         tile_k=(32, 64, 128, 256),
         warpgroups=(1, 2),
-        blocks_per_sm=(1, 2),
+        ctas_per_sm=(1, 2),
     ),
 }
 WITH_BLOCK_SCALES = tuple(version for version, preset in PRESETS.items() if preset.has_block_scales)
@@ -133,7 +133,7 @@ class GemmConfig(KernelConfig):
     tile_n: tile of a CTA, or of a warpgroup if the schedule is "pingpong". tile_k: elements of K in a stage. stages:
     stages of the ring. warpgroups: consumer warpgroups of a tile, which divide it along M; with mma.sync, in both
     directions. cluster_m, cluster_n: CTAs of a cluster along M, which share the loads of B, and along N, which share
-    loads of A. cluster_k: CTAs of a cluster that divide K. blocks_per_sm: CTAs on an SM. Raises ArgumentError,
+    loads of A. cluster_k: CTAs of a cluster that divide K. ctas_per_sm: CTAs on an SM. Raises ArgumentError,
     ArgumentTypeError.
     """
 
@@ -148,7 +148,7 @@ class GemmConfig(KernelConfig):
     cluster_m: int = 1
     cluster_n: int = 1
     cluster_k: int = 1
-    blocks_per_sm: int = 1
+    ctas_per_sm: int = 1
     out_dtype: str = ""
     epilogue: str = "none"
     block_scales: bool = False
@@ -252,7 +252,7 @@ class GemmConfig(KernelConfig):
     @property
     def entry(self) -> str:
         tile = f"{self.tile_m}x{self.tile_n}x{self.tile_k}_w{self.warpgroups}_s{self.stages}"
-        tile += f"_b{self.blocks_per_sm}" if self.blocks_per_sm > 1 else ""
+        tile += f"_b{self.ctas_per_sm}" if self.ctas_per_sm > 1 else ""
         tile += f"_c{self.cluster}" if self.cluster > 1 else ""
         tile += f"_k{self.cluster_k}" if self.cluster_k > 1 else ""
         kinds = [self.mma_type]
@@ -359,7 +359,7 @@ class GemmConfig(KernelConfig):
         if self.has_wgmma:
             return _CONSUMER_REGISTERS[2] if self.is_persistent and self.consumer_warps == 8 else 0
         # Two warps with 64 x 64 sums and a third one do not fit the registers of a quarter of an SM.
-        if self.warp_m * self.warp_n < 64 * 64 or self.warpgroups * self.blocks_per_sm == 1:
+        if self.warp_m * self.warp_n < 64 * 64 or self.warpgroups * self.ctas_per_sm == 1:
             return 0
         return _CONSUMER_REGISTERS[self.warpgroups]
 
@@ -517,7 +517,7 @@ class GemmConfig(KernelConfig):
 
     def useful_stages(self, target: Target) -> int:
         """Return the number of stages that are useful and fit shared memory; less than 2 if the tile does not fit."""
-        share = target.smem_share_bytes(self.blocks_per_sm)
+        share = target.smem_share_bytes(self.ctas_per_sm)
         if self.block_scales and not self.ring_has_scales:
             share = min(share, _MAX_BYTES_BESIDE_L1)
         return min(_MAX_USEFUL_STAGES, self.max_stages(share))
@@ -527,7 +527,7 @@ class GemmConfig(KernelConfig):
     def schedule(self, problem: Problem, sm_count: int) -> Schedule:
         """Return how the tiles of all matrices of the batch are divided among CTAs."""
         m = problem.batch * ceil_div(problem.m, self.cluster_tile_m) * self.cluster_tile_m
-        return whole_tiles(self, m, problem.n, problem.k, sm_count * self.blocks_per_sm)
+        return whole_tiles(self, m, problem.n, problem.k, sm_count * self.ctas_per_sm)
 
     def adapted(self, problem: Problem) -> GemmConfig:
         """Return the same tile for another kind of problem."""

@@ -72,7 +72,7 @@ def _copy(rows: ArrayInfo) -> tuple[Movement[Any], tuple[Any, ...], ArrayInfo, A
 
 
 def copy_kernels(infos: Iterable[ArrayInfo], field: str, gpu: Gpu) -> Iterator[tuple[str, Any]]:
-    """Yield (template, spec) of the kernels that copy operands with these layouts."""
+    """Yield (template, config) of the kernels that copy operands with these layouts."""
     for info in infos:
         letter = letter_of(info, field)
         if why_copied(info, letter):

@@ -174,7 +174,7 @@ def _mma_sync_cost_model(config: Any, gpu: Gpu) -> CostModel:
     Tiles run in waves. The tensor cores, the warps' reads of shared memory, or the loads from L2 bound each stage.
     """
     tile_m, tile_n, tile_k, element_bytes = config.tile_m, config.tile_n, config.tile_k, config.element_bytes
-    consumer_warps, blocks_per_sm = config.consumer_warps, config.blocks_per_sm
+    consumer_warps, ctas_per_sm = config.consumer_warps, config.ctas_per_sm
     read = element_bytes * tile_k * consumer_warps * (config.warp_m + config.warp_n) / _SMEM_BYTES
     l2_bytes = _SM_L2_BYTES if get_target(gpu.target).has("cluster") else _GEFORCE_L2_BYTES
     waiting = max(read, config.loaded_stage_bytes / l2_bytes)
@@ -182,7 +182,7 @@ def _mma_sync_cost_model(config: Any, gpu: Gpu) -> CostModel:
 
     def cost(m: Any, problem: Problem) -> Cost:
         tiles = problem.batch * ceil_div(m, tile_m) * ceil_div(problem.n, tile_n)
-        sharing = np.minimum(blocks_per_sm, ceil_div(tiles, gpu.sm_count))
+        sharing = np.minimum(ctas_per_sm, ceil_div(tiles, gpu.sm_count))
         waves = ceil_div(tiles, gpu.sm_count * sharing)
         flops = np.minimum(gpu.mma_sync_flops, _WARP_FLOPS * sharing * consumer_warps)
         rate = _BESIDE_LOADS * np.where(sharing > 1, _TWO_CTAS, 1.0) * flops / element_bytes

@@ -180,7 +180,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         for letter, batch, scales_by_tma in product(letters, batches, by_tma):
             one = replace(problem, m=1, layout=letter + problem.layout[1], batch=batch, operands=NO_OPERANDS)
             table = choice_table(GEMM, replace(one, scales_by_tma=scales_by_tma), gpu, max_m)
-            yield from ((spec.template, spec) for spec in table.specs_up_to(max_m))
+            yield from ((config.template, config) for config in table.configs_up_to(max_m))
         yield from copy_kernels(layouts, "a", gpu)
         yield from copy_kernels([b], "b", gpu)
 

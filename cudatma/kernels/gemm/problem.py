@@ -44,7 +44,7 @@ ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 EPILOGUES = ("none", "linear", *ACTIVATIONS)
 #: Elements of K, and of N, that share a scale.
 SCALE_BLOCK = 128
-#: The fields that a problem and the specs of its kernels have in common.
+#: The fields that a problem and the configs of its kernels have in common.
 PROBLEM_FIELDS = ("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma")
 #: Rows of a wgmma.
 WGMMA_M = 64

@@ -118,7 +118,7 @@ class GemmTrial:
         """Load the candidate's kernel; return launch(i), which enqueues it on the i-th copy of b."""
         named = [GEMM_CALL.named(checked_call(self._a, b, self.out, **self._options)) for b in self._b[:copies]]
         problem = checked_call(self._a, self._b[0], self.out, **self._options).problem
-        with pinned(candidate.spec):
+        with pinned(candidate.config):
             launch = launch_of(GEMM_CALL, problem, self.device, stream, named[0])
         return in_turn([partial(launch.run, GEMM_CALL.addresses(arrays), stream, None) for arrays in named])
 

@@ -15,7 +15,7 @@ from cudatma.kernels.launch_struct import offsets, packer, work_values
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.permute_columns import (
     ELEMENT_BYTES,
-    PermuteColumnsSpec,
+    PermuteColumnsConfig,
     permute_arguments,
     permute_sizes,
     result_pitch_bytes,
@@ -42,14 +42,14 @@ _EARLY = ("qweight", "scales", "zeros", "perm", "bias")
 _SPAN = 64
 
 
-def gemm_arguments(problem: Problem, spec: MarlinConfig, work: Schedule, target: Target) -> Arguments:
+def gemm_arguments(problem: Problem, config: MarlinConfig, work: Schedule, target: Target) -> Arguments:
     """Return the launch of the GEMM, which reads x, or the copied rows.
 
     Parameters
     ----------
     problem : Problem
         What has to be computed.
-    spec : MarlinConfig
+    config : MarlinConfig
         The kernel, in the form that the weight's scales allow.
     work : Schedule
         How tiles are divided among CTAs.
@@ -57,46 +57,46 @@ def gemm_arguments(problem: Problem, spec: MarlinConfig, work: Schedule, target:
         Target of the kernel.
     """
     makers: dict[str, Callable[[], Any]] = {
-        "weight_map": lambda: _weights(problem.layer, spec),
-        "half_weight_map": lambda: _weight_tiles(problem.layer, spec, 1, half_rows=True),
-        "scale_map": lambda: _table(problem.layer, spec, "scales"),
-        "zero_map": lambda: _table(problem.layer, spec, "zeros"),
-        "activation_map": lambda: _activations(problem, spec),
+        "weight_map": lambda: _weights(problem.layer, config),
+        "half_weight_map": lambda: _weight_tiles(problem.layer, config, 1, half_rows=True),
+        "scale_map": lambda: _table(problem.layer, config, "scales"),
+        "zero_map": lambda: _table(problem.layer, config, "zeros"),
+        "activation_map": lambda: _activations(problem, config),
         "activations": lambda: At(ROWS if problem.is_arranged else "x"),
         "problem": lambda: Value(0),
     }
-    parameters = tuple([makers[name]() if name in makers else At(_ARRAYS[name]) for name in spec.parameter_names])
-    sizes = sizes_for(problem, spec, lambda m: work, target)(problem)
-    return Arguments(spec.template, spec, parameters, sizes, spec.launch_cluster, early=_EARLY)
+    parameters = tuple([makers[name]() if name in makers else At(_ARRAYS[name]) for name in config.parameter_names])
+    sizes = sizes_for(problem, config, lambda m: work, target)(problem)
+    return Arguments(config.template, config, parameters, sizes, config.launch_cluster, early=_EARLY)
 
 
 def sizes_for(
-    problem: Problem, spec: MarlinConfig, work_of: Callable[[int], Schedule], target: Target
+    problem: Problem, config: MarlinConfig, work_of: Callable[[int], Schedule], target: Target
 ) -> Callable[[Problem], Sizes]:
     """Return a function from any problem with this one's plan_key to its sizes.
 
     ``work_of`` returns the schedule of M rows, which depends on the number of tiles only. Two M with the same number of
     tiles differ in one word of the struct and in the tensor map.
     """
-    if spec.scale_form not in ("none", problem.scale_form):
+    if config.scale_form not in ("none", problem.scale_form):
         why = "the range of these scales decides (quantization/scale_range.py)"
-        raise ArgumentError("scale_form", spec.scale_form, f"{problem.scale_form!r} or 'none' for this weight", why)
+        raise ArgumentError("scale_form", config.scale_form, f"{problem.scale_form!r} or 'none' for this weight", why)
     k, n, pitch = problem.layer.k, problem.layer.n, x_pitch_bytes(problem)
     programmatic = problem.programmatic or problem.is_arranged
-    shared = dependent_smem_bytes(spec, target) if programmatic else 0
-    members, has_map = spec.problem_members, "activation_map" in spec.parameter_names
-    place_of_m, tile_m = offsets(members)["m"], spec.tile_m
+    shared = dependent_smem_bytes(config, target) if programmatic else 0
+    members, has_map = config.problem_members, "activation_map" in config.parameter_names
+    place_of_m, tile_m = offsets(members)["m"], config.tile_m
 
     @cache
     def packed(exponent: int) -> Callable[[Mapping[str, Any]], bytes]:
         fixed = weight_values(
-            spec,
+            config,
             n,
             k,
             group_count(k, problem.layer.group_size),
             activation_pitch=pitch // ELEMENT_BYTES,
             programmatic=programmatic,
-            scale_exponent=0 if spec.scale_form == "none" else exponent,
+            scale_exponent=0 if config.scale_form == "none" else exponent,
         )
         return packer(members, fixed)
 
@@ -116,8 +116,8 @@ def sizes_for(
             )
         )
         ctas = work.partial_ctas
-        flags_bytes = ctas * spec.warp_tiles * 4
-        return struct[:place_of_m], struct[place_of_m + 4 :], work.ctas, ctas * spec.partial_bytes, flags_bytes
+        flags_bytes = ctas * config.warp_tiles * 4
+        return struct[:place_of_m], struct[place_of_m + 4 :], work.ctas, ctas * config.partial_bytes, flags_bytes
 
     def sizes(problem: Problem) -> Sizes:
         m = problem.m
@@ -138,49 +138,49 @@ def _source_pitch_bytes(problem: Problem) -> int:
     return dense if problem.x_pitch_bytes is None else problem.x_pitch_bytes
 
 
-def dependent_smem_bytes(spec: MarlinConfig, target: Target) -> int:
+def dependent_smem_bytes(config: MarlinConfig, target: Target) -> int:
     """Return the dynamic shared memory of a CTA in a dependent launch.
 
-    It is enlarged if more than ``blocks_per_sm`` CTAs would fit on an SM, including those of the previous launch. The
+    It is enlarged if more than ``ctas_per_sm`` CTAs would fit on an SM, including those of the previous launch. The
     GPU places a dependent launch's CTAs on any SM that holds them: while CTAs of the previous launch still occupy SMs,
     some would get too many and some none. Measured: 43 us instead of 30 (docs/performance/marlin_skinny.md).
     """
-    too_much = target.smem_share_bytes(spec.blocks_per_sm + 1) + 1
-    return max(spec.smem_bytes, min(target.smem_share_bytes(spec.blocks_per_sm), too_much))
+    too_much = target.smem_share_bytes(config.ctas_per_sm + 1) + 1
+    return max(config.smem_bytes, min(target.smem_share_bytes(config.ctas_per_sm), too_much))
 
 
-def _weights(layer: LinearShape, spec: MarlinConfig) -> Map:
+def _weights(layer: LinearShape, config: MarlinConfig) -> Map:
     """Return the map of the weights: a whole tile a box, or one block of 64 columns after the other."""
-    if spec.loads_weight_tiles:
-        return _weight_tiles(layer, spec, spec.tile_n // 64)
+    if config.loads_weight_tiles:
+        return _weight_tiles(layer, config, config.tile_n // 64)
     rows = part_shapes(layer.k, layer.n, layer.group_size)["qweight"][0]
-    return Map("qweight", weight_map_spec(rows, spec.tile_k // 64))
+    return Map("qweight", weight_map_spec(rows, config.tile_k // 64))
 
 
-def _weight_tiles(layer: LinearShape, spec: MarlinConfig, rows: int, *, half_rows: bool = False) -> Map:
+def _weight_tiles(layer: LinearShape, config: MarlinConfig, rows: int, *, half_rows: bool = False) -> Map:
     """Return the map of whole tiles. Half rows are for N tiles that begin inside of a row of 64 columns of N."""
     blocks = ceil_div(layer.k, 64), ceil_div(layer.n, 64)
-    return Map("qweight", weight_tile_map_spec(*blocks, spec.tile_k // 64, rows, half_rows=half_rows))
+    return Map("qweight", weight_tile_map_spec(*blocks, config.tile_k // 64, rows, half_rows=half_rows))
 
 
-def _table(layer: LinearShape, spec: MarlinConfig, name: str) -> Map:
+def _table(layer: LinearShape, config: MarlinConfig, name: str) -> Map:
     """Return the map of scales or zero points."""
     shape = part_shapes(layer.k, layer.n, layer.group_size)[name]
     dtype = "uint8" if name == "zeros" else layer.dtype
-    return Map(name, scale_map_spec(shape, dtype, spec.scale_row, spec.groups_per_stage))
+    return Map(name, scale_map_spec(shape, dtype, config.scale_row, config.groups_per_stage))
 
 
-def _activations(problem: Problem, spec: MarlinConfig) -> Map:
+def _activations(problem: Problem, config: MarlinConfig) -> Map:
     """Return the map of the activations, of which each CTA of a cluster loads a part of the rows for all.
 
     With several blocks a box, K is divided into blocks of 64, which arrive one after another. Raises DescriptorError if
     K is not a multiple of 64 then.
     """
-    k, pitch, rows = problem.layer.k, x_pitch_bytes(problem), spec.loaded_m
+    k, pitch, rows = problem.layer.k, x_pitch_bytes(problem), config.loaded_m
     dims, strides, box = (k, problem.m), (pitch,), (_SPAN, rows)
-    if (blocks := spec.activation_box_blocks) > 1:
+    if (blocks := config.activation_box_blocks) > 1:
         if k % _SPAN:
-            why = "TMA would not zero-fill the end of the last block; use a spec without deep_box"
+            why = "TMA would not zero-fill the end of the last block; use a config without deep_box"
             raise DescriptorError("tile_k", _SPAN, f"a divisor of K = {k}", why)
         dims, strides = (_SPAN, problem.m, k // _SPAN), (pitch, _SPAN * ELEMENT_BYTES)  # type: ignore[assignment]
         box = (_SPAN, rows, blocks)  # type: ignore[assignment]
@@ -195,12 +195,12 @@ def _activations(problem: Problem, spec: MarlinConfig) -> Map:
     return Map(ROWS if problem.is_arranged else "x", over, (("dim", 1),))
 
 
-def copy_arguments(problem: Problem, spec: PermuteColumnsSpec, resident_ctas: int) -> Arguments:
+def copy_arguments(problem: Problem, config: PermuteColumnsConfig, resident_ctas: int) -> Arguments:
     """Return the launch that copies x to aligned rows in the order of the weight."""
-    return permute_arguments(spec, copy_sizes(problem, spec, resident_ctas))
+    return permute_arguments(config, copy_sizes(problem, config, resident_ctas))
 
 
-def copy_sizes(problem: Problem, spec: PermuteColumnsSpec, resident_ctas: int) -> Sizes:
+def copy_sizes(problem: Problem, config: PermuteColumnsConfig, resident_ctas: int) -> Sizes:
     """Return the sizes of the copy."""
     m, k = problem.m, problem.layer.k
-    return permute_sizes(spec, m, k, _source_pitch_bytes(problem), resident_ctas, programmatic=problem.programmatic)
+    return permute_sizes(config, m, k, _source_pitch_bytes(problem), resident_ctas, programmatic=problem.programmatic)

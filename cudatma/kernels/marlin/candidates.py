@@ -164,7 +164,7 @@ def _skinny_config(
             stages=stages,
             slice_k=slice_k,
             cluster_k=division.cluster_k,
-            blocks_per_sm=division.ctas_per_sm,
+            ctas_per_sm=division.ctas_per_sm,
             deep_box=has_deep_box(layer, tile_m, division.n_tiles),
         ).with_longest_ring(smem_bytes, stages)
         if config is not None and config.stages >= min(MIN_STAGES, ceil_div(own_k, tile_k)):
@@ -445,7 +445,7 @@ _LARGE = LinearShape(8192, 28672, 128, False, "float16")
 _SMALL = replace(_LARGE, k=4096, n=4096)
 
 
-def dump_specs(version: str, target: Target) -> list[MarlinConfig]:
+def dump_configs(version: str, target: Target) -> list[MarlinConfig]:
     """Return the configurations that dumps and compile checks cover: each tile of a kernel, and each feature once."""
     if not target.has("tma") or not target.has("wgmma" if version == "wgmma" else "mma_sync"):
         return []

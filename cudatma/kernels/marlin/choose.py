@@ -147,7 +147,7 @@ def marlin_explain(
     found = explained(MARLIN, problem, gpu, launched=lambda config: config.in_form(form), divide=not batch_invariant)
     work, is_divided = found.schedule, found.prediction.reduction_us > 0
     alone = 0 < work.stream_tiles < min(work.work_ranges, work.tiles_m * work.tiles_n)
-    if found.spec.cluster_k > 1 or (is_divided == (work.stream_tiles > 0) and not alone):
+    if found.config.cluster_k > 1 or (is_divided == (work.stream_tiles > 0) and not alone):
         return found
     why = f"{found.decision.why}; predicted as if tiles were divided as in one row of them"
     return replace(found, decision=replace(found.decision, why=why))

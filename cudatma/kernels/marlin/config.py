@@ -44,7 +44,7 @@ class Preset:
     slice_k: Sequence[int]
     cluster_n: Sequence[int] = (1,)
     cluster_k: Sequence[int] = (1,)
-    blocks_per_sm: Sequence[int] = (1,)
+    ctas_per_sm: Sequence[int] = (1,)
     consumer_registers: Sequence[int] = (0,)
     deep_box: Sequence[bool] = (False,)
     warpgroups: Sequence[int] = (0,)
@@ -70,7 +70,7 @@ PRESETS: Mapping[str, Preset] = {
         tile_k=(128, 256, 512, 1024),
         slice_k=(1, 2, 4, 8, 16),
         cluster_k=_CLUSTERS,
-        blocks_per_sm=(1, 2),
+        ctas_per_sm=(1, 2),
         deep_box=(False, True),
     ),
     "wgmma": Preset(
@@ -145,7 +145,7 @@ class MarlinConfig(KernelConfig):
     CTA and K of a stage; a tile_m below 8 repeats rows of x in the columns of the mma. stages: stages of the ring.
     slice_k: warps, or warpgroups with wgmma, that compute the same columns and divide the K of each stage; their sums
     are added up in shared memory. cluster_n: CTAs of a cluster along N that share the loads of activations. cluster_k:
-    CTAs of a cluster that divide the K of a tile by whole stages and exchange sums. blocks_per_sm: CTAs on an SM.
+    CTAs of a cluster that divide the K of a tile by whole stages and exchange sums. ctas_per_sm: CTAs on an SM.
     consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0 for none.
 
     Skinny only: deep_box: whether one box of three dimensions loads a stage's activations, which needs a K that is a
@@ -175,7 +175,7 @@ class MarlinConfig(KernelConfig):
     slice_k: int = 1
     cluster_n: int = 1
     cluster_k: int = 1
-    blocks_per_sm: int = 1
+    ctas_per_sm: int = 1
     consumer_registers: int = 0
     deep_box: bool = False
     warpgroups: int = 0
@@ -335,7 +335,7 @@ class MarlinConfig(KernelConfig):
             names += [f"w1{self.warps_n}{self.slice_k}", f"s{self.stages}", *registers, load_path]
         elif self.version == "skinny":
             names += [*slices, f"s{self.stages}"]
-            names += [f"b{self.blocks_per_sm}"] if self.blocks_per_sm > 1 else []
+            names += [f"b{self.ctas_per_sm}"] if self.ctas_per_sm > 1 else []
             names += ["d"] if self.deep_box else []
             names += [f"c{self.cluster_k}"] if self.cluster_k > 1 else []
         else:

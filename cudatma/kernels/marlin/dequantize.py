@@ -42,7 +42,7 @@ _ROW_BYTES, _GAP_BYTES = 128, 16
 
 
 @dataclass(frozen=True, slots=True)
-class DequantizeSpec:
+class DequantizeConfig:
     """One instance of ``kernels/dequantize.cu.j2``.
 
     dtype, group_size, has_zeros: the weight's. has_permutation: rows are stored one by one, in the order of the
@@ -195,7 +195,7 @@ class DenseProblem(NamedTuple):
         return cls(LinearShape.of(w), w.perm is not None, out.strides_bytes[0])
 
 
-class Dequantize(Operation[DenseProblem, DequantizeSpec]):
+class Dequantize(Operation[DenseProblem, DequantizeConfig]):
     """dequantize() as an operation. All of its inputs belong to the weight."""
 
     name: ClassVar[str] = "dequantize"
@@ -207,16 +207,16 @@ class Dequantize(Operation[DenseProblem, DequantizeSpec]):
         info = check_dense(out, subject)
         return Checked(DenseProblem.of(subject, info), (), info, info.shape, info.dtype)
 
-    def configure(self, problem: DenseProblem, gpu: Gpu, memo: dict[Any, Any]) -> DequantizeSpec:
+    def configure(self, problem: DenseProblem, gpu: Gpu, memo: dict[Any, Any]) -> DequantizeConfig:
         """Return the kernel. Its stages fill 99 KiB of shared memory, which SM90 has twice."""
-        return _spec(problem.layer, problem.has_permutation)
+        return _config(problem.layer, problem.has_permutation)
 
-    def kernels(self, problem: DenseProblem, config: DequantizeSpec) -> tuple[tuple[str, Any], ...]:
+    def kernels(self, problem: DenseProblem, config: DequantizeConfig) -> tuple[tuple[str, Any], ...]:
         """Return the kernel."""
         return ((TEMPLATE, config),)
 
     def arguments(
-        self, problem: DenseProblem, config: DequantizeSpec, gpu: Gpu, resident: tuple[int, ...]
+        self, problem: DenseProblem, config: DequantizeConfig, gpu: Gpu, resident: tuple[int, ...]
     ) -> tuple[Arguments, ...]:
         """Return the launch."""
         return (dequantize_arguments(problem, config, resident[0]),)
@@ -231,25 +231,25 @@ DEQUANTIZE = Dequantize()
 
 
 @lru_cache(maxsize=64)
-def _spec(layer: LinearShape, has_permutation: bool) -> DequantizeSpec:
+def _config(layer: LinearShape, has_permutation: bool) -> DequantizeConfig:
     stages = 2 if has_permutation else 3
-    return DequantizeSpec(layer.dtype, layer.group_size, layer.has_zeros, has_permutation, stages=stages)
+    return DequantizeConfig(layer.dtype, layer.group_size, layer.has_zeros, has_permutation, stages=stages)
 
 
-def dequantize_arguments(problem: DenseProblem, spec: DequantizeSpec, resident: int) -> Arguments:
+def dequantize_arguments(problem: DenseProblem, config: DequantizeConfig, resident: int) -> Arguments:
     """Return the launch. resident: CTAs that run at a time."""
     layer = problem.layer
-    k, n, columns = layer.k, layer.n, spec.warps * _BLOCK
+    k, n, columns = layer.k, layer.n, config.warps * _BLOCK
     k64, n64 = -(-k // _BLOCK), -(-n // _BLOCK)
     shapes = part_shapes(k, n, layer.group_size)
-    maps = [Map("qweight", weight_tile_map_spec(k64, n64, 1, spec.warps))]
+    maps = [Map("qweight", weight_tile_map_spec(k64, n64, 1, config.warps))]
     tables = {"scales": layer.dtype} | ({"zeros": "uint8"} if layer.has_zeros else {})
     for name, dtype in tables.items():
-        maps.append(Map(name, scale_map_spec(shapes[name], dtype, columns, spec.groups_per_tile)))
+        maps.append(Map(name, scale_map_spec(shapes[name], dtype, columns, config.groups_per_tile)))
     # The padding of a row is written too: a store that ended inside of 16 bytes would break the driver's rules.
     width = dense_pitch_bytes(n) // _ELEMENT_BYTES
     place: tuple[Any, ...] = At("out"), problem.pitch_bytes, At("perm"), k
-    if not spec.has_permutation:
+    if not config.has_permutation:
         box, strides = (_BLOCK, _BLOCK), (problem.pitch_bytes, _ELEMENT_BYTES)
         over = TiledSpec.from_strided(
             0, (k, width), strides_bytes=strides, dtype=layer.dtype, box=box, axes=(1, 0), swizzle=Swizzle.B128
@@ -257,17 +257,17 @@ def dequantize_arguments(problem: DenseProblem, spec: DequantizeSpec, resident: 
         place = (Map("out", over),)
     tiles_n = -(-n // columns)
     tiles = tiles_n * k64
-    return Arguments(TEMPLATE, spec, (*maps, *place, width, tiles_n, tiles), Sizes(min(tiles, resident)))
+    return Arguments(TEMPLATE, config, (*maps, *place, width, tiles_n, tiles), Sizes(min(tiles, resident)))
 
 
 def on_host(
-    w: PackedWeight, out: object, *, spec: DequantizeSpec | None = None, resident: int = 132
+    w: PackedWeight, out: object, *, config: DequantizeConfig | None = None, resident: int = 132
 ) -> tuple[Arguments, dict[str, ArrayInfo]]:
-    """Return the launch for a weight in host memory, and its arrays by name. spec: None is the usual kernel."""
+    """Return the launch for a weight in host memory, and its arrays by name. config: None is the usual kernel."""
     info = check_dense(out, w)
     problem = DenseProblem.of(w, info)
-    spec = spec or _spec(problem.layer, problem.has_permutation)
-    return dequantize_arguments(problem, spec, resident), {**weight_of(w).arrays, "out": info}
+    config = config or _config(problem.layer, problem.has_permutation)
+    return dequantize_arguments(problem, config, resident), {**weight_of(w).arrays, "out": info}
 
 
 def check_dense(out: object, w: PackedWeight) -> ArrayInfo:
@@ -306,15 +306,15 @@ def _new_result(w: PackedWeight, stream: int | None = None) -> Any:
     return empty_in_cupy(shape, np.dtype(dtype), w.device, stream)[:, :n]
 
 
-def dump_specs(target: Target) -> list[DequantizeSpec]:
+def dump_configs(target: Target) -> list[DequantizeConfig]:
     """The instances that stand for all in dumps and compile checks; none where the target cannot run them."""
     if not target.has("tma") or not target.has("stmatrix"):
         return []
     return [
-        DequantizeSpec("float16", 128, False, stages=3),
-        DequantizeSpec("bfloat16", 32, True, stages=3),
-        DequantizeSpec("float16", 64, True, True),
-        DequantizeSpec("bfloat16", -1, False, True),
+        DequantizeConfig("float16", 128, False, stages=3),
+        DequantizeConfig("bfloat16", 32, True, stages=3),
+        DequantizeConfig("float16", 64, True, True),
+        DequantizeConfig("bfloat16", -1, False, True),
     ]
 
 
@@ -342,13 +342,13 @@ def sample(
     if permute:
         w = replace(w, perm=random.permutation(k).astype(np.int32))
     out = _new_result(w)
-    spec = replace(_spec(LinearShape.of(w), permute), warps=2)
-    planned, arrays = on_host(w, out, spec=spec, resident=blocks)
-    spec.check_target(target)
+    config = replace(_config(LinearShape.of(w), permute), warps=2)
+    planned, arrays = on_host(w, out, config=config, resident=blocks)
+    config.check_target(target)
 
     def error() -> float:
         return float((out.view(np.uint16) != w.dequantize(dtype=dtype).view(np.uint16)).mean())
 
-    grid = f"at most {counted(blocks, 'block')} of {spec.threads}"
+    grid = f"at most {counted(blocks, 'block')} of {config.threads}"
     title = f"dequantized weight, {k} x {n}, {dtype}, groups of {group_size}, {grid}"
     return Sample(title, planned.kernel(target), partial(planned.emulate, target, arrays), error, 0.0)

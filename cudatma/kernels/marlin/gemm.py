@@ -22,12 +22,12 @@ from cudatma.kernels.marlin.arguments import copy_arguments, copy_sizes, gemm_ar
 from cudatma.kernels.marlin.choose import MARLIN
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.operands import MAX_ROWS, check_bias, check_input, check_output, check_weight
-from cudatma.kernels.marlin.permute_columns import ELEMENT_BYTES, PermuteColumnsSpec, choose_copy
+from cudatma.kernels.marlin.permute_columns import ELEMENT_BYTES, PermuteColumnsConfig, choose_copy
 from cudatma.kernels.marlin.permute_columns import TEMPLATE as COPY
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.operation import Checked, Operation, Weight
 from cudatma.kernels.schedule import Schedule, schedule
-from cudatma.kernels.workspace import MarlinWorkspace, check_workspace
+from cudatma.kernels.workspace import Workspace, check_workspace
 from cudatma.quantization import PackedWeight
 from cudatma.target import get_target
 
@@ -45,7 +45,7 @@ def marlin_gemm(
     stream: Any = None,
     *,
     backend: str | None = None,
-    workspace: MarlinWorkspace | None = None,
+    workspace: Workspace | None = None,
     programmatic: bool = False,
     batch_invariant: bool = False,
     debug: bool | None = None,
@@ -73,7 +73,7 @@ def marlin_gemm(
         ``"cuda"``; for host arrays ``"emulator"`` (the generated kernel itself, slowly, with an error for each hazard)
         or ``"reference"`` (NumPy); ``"auto"``: the GPU, or the emulator if there is none, with a BackendWarning.
         Default: ``$CUDATMA_BACKEND``, else ``"auto"``.
-    workspace : MarlinWorkspace, optional
+    workspace : Workspace, optional
         Memory for partial sums and copied activations, which must live as long as a captured graph that uses it.
         Default: the stream's own; during capture, one per graph branch, freed with the graph.
     programmatic : bool, default False
@@ -133,7 +133,7 @@ class Config:
     """The kernels of a call. gemm: in the form that the weight's scales allow. copy: of activations, None for none."""
 
     gemm: MarlinConfig
-    copy: PermuteColumnsSpec | None
+    copy: PermuteColumnsConfig | None
 
 
 class MarlinGemm(Operation[Problem, Config]):
@@ -185,12 +185,15 @@ class MarlinGemm(Operation[Problem, Config]):
 
     def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> Config:
         """Return the kernels for a problem."""
-        spec = choose(MARLIN, problem, gpu, memo)
+        chosen = choose(MARLIN, problem, gpu, memo)
         copy = choose_copy(problem, get_target(gpu.target), gpu.sm_count) if problem.is_arranged else None
-        key = id(spec), copy
+        key = id(chosen), copy
         _, config = memo.get(key) or (None, None)
         if config is None:
-            _, config = memo[key] = spec, Config(spec.in_form(problem.scale_form), copy)  # spec keeps its id
+            _, config = memo[key] = (
+                chosen,
+                Config(chosen.in_form(problem.scale_form), copy),
+            )  # keeps the id of chosen in use
         return config
 
     def kernels(self, problem: Problem, config: Config) -> tuple[tuple[str, Any], ...]:
@@ -201,8 +204,8 @@ class MarlinGemm(Operation[Problem, Config]):
     def kernels_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
         """Yield the GEMMs of the weight's choice table, and the copies of x in both alignments."""
         problem, target = checked.problem, get_target(gpu.target)
-        for spec in choice_table(MARLIN, problem, gpu, max_m).specs_up_to(max_m):
-            yield spec.template, spec.in_form(problem.scale_form)
+        for config in choice_table(MARLIN, problem, gpu, max_m).configs_up_to(max_m):
+            yield config.template, config.in_form(problem.scale_form)
         for m in (1, max_m):  # the copy depends on whether there are few rows
             for is_aligned in (False, True):
                 copied = replace(problem, m=m, has_aligned_x=is_aligned)

@@ -38,7 +38,7 @@ _ROWS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class PermuteColumnsSpec:
+class PermuteColumnsConfig:
     """One instance of ``kernels/permute_columns.cu.j2``.
 
     has_permutation: columns in the order of a permutation, or as they are. staged_columns: columns of a row that bulk
@@ -126,32 +126,32 @@ class PermuteColumnsSpec:
 
 def choose_permute(
     rows: int, columns: int, *, has_permutation: bool, is_aligned: bool, target: Target, sm_count: int
-) -> PermuteColumnsSpec:
+) -> PermuteColumnsConfig:
     """The instance for (rows, columns). is_aligned: every row begins at a multiple of 16 bytes.
 
     Staged where a permutation meets aligned rows that shared memory holds: its banks serve scattered elements several
     at a time, global memory one by one (docs/performance/marlin_paths.md).
     """
     group = _ROWS if rows >= _ROWS * sm_count else 1
-    direct = PermuteColumnsSpec(has_permutation, rows=group)
+    direct = PermuteColumnsConfig(has_permutation, rows=group)
     if not has_permutation or not is_aligned or columns % CHUNK_ELEMS:
         return direct
     staged = align_up(columns, _COLUMN_STEP)
     if staged <= MAX_STAGED_COLUMNS:
         for taken, stages in ((group, 2), (min(group, 2), 2), (1, 2), (1, 1)):
-            spec = PermuteColumnsSpec(True, staged, taken, stages)
+            config = PermuteColumnsConfig(True, staged, taken, stages)
             limit = _SMEM_BYTES if stages > 1 else target.smem_per_block_bytes
-            if spec.smem_bytes <= min(limit, target.smem_per_block_bytes):
-                return spec
+            if config.smem_bytes <= min(limit, target.smem_per_block_bytes):
+                return config
     return direct
 
 
-def permute_grid(spec: PermuteColumnsSpec, rows: int, columns: int, resident_ctas: int) -> tuple[int, int]:
+def permute_grid(config: PermuteColumnsConfig, rows: int, columns: int, resident_ctas: int) -> tuple[int, int]:
     """(CTAs along the columns, CTAs along the rows), no more than run at the same time. CTAs divide the columns only
     if there are fewer rows than CTAs."""
-    down = min(-(-rows // spec.rows), resident_ctas)
+    down = min(-(-rows // config.rows), resident_ctas)
     chunks = -(-columns // CHUNK_ELEMS)
-    return max(1, min(-(-chunks // spec.consumers), resident_ctas // down)), down
+    return max(1, min(-(-chunks // config.consumers), resident_ctas // down)), down
 
 
 def result_pitch_bytes(columns: int) -> int:
@@ -159,15 +159,15 @@ def result_pitch_bytes(columns: int) -> int:
     return align_up(columns * ELEMENT_BYTES, PITCH_ALIGNMENT_BYTES)
 
 
-def permute_arguments(spec: PermuteColumnsSpec, sizes: Sizes) -> Arguments:
-    """Return the launch that copies "x" to the workspace's rows, in the order of "perm" if the spec has one."""
-    order = (At("perm"),) if spec.has_permutation else ()
+def permute_arguments(config: PermuteColumnsConfig, sizes: Sizes) -> Arguments:
+    """Return the launch that copies "x" to the workspace's rows, in the order of "perm" if the config has one."""
+    order = (At("perm"),) if config.has_permutation else ()
     parameters = *order, At("x"), At(ROWS), *(Value(index) for index in range(4))
-    return Arguments(TEMPLATE, spec, parameters, sizes, early=("perm",))
+    return Arguments(TEMPLATE, config, parameters, sizes, early=("perm",))
 
 
 def permute_sizes(
-    spec: PermuteColumnsSpec,
+    config: PermuteColumnsConfig,
     rows: int,
     columns: int,
     source_pitch_bytes: int,
@@ -178,21 +178,21 @@ def permute_sizes(
     """Return the sizes of the launch for (rows, columns)."""
     pitch = result_pitch_bytes(columns)
     values = rows, columns, source_pitch_bytes // ELEMENT_BYTES, pitch // (ELEMENT_BYTES * CHUNK_ELEMS)
-    grid = permute_grid(spec, rows, columns, resident_ctas)
+    grid = permute_grid(config, rows, columns, resident_ctas)
     return Sizes(grid, values, programmatic=programmatic, rows_bytes=rows * pitch)
 
 
-def dump_specs(target: Target) -> list[PermuteColumnsSpec]:
+def dump_configs(target: Target) -> list[PermuteColumnsConfig]:
     """Each path, for layers of 8192 and 28672 columns; none if the target has no TMA."""
     if not target.has("tma") or not target.has("griddepcontrol"):
         return []
     cases = [(1, 8192, True, True), (4096, 8192, True, True), (4096, 28672, True, True), (4096, 8192, True, False)]
     cases += [(16, 8191, False, False)]
-    specs = [
+    configs = [
         choose_permute(m, k, has_permutation=order, is_aligned=aligned, target=target, sm_count=132)
         for m, k, order, aligned in cases
     ]
-    return list(dict.fromkeys(specs))
+    return list(dict.fromkeys(configs))
 
 
 def sample(target: Target, *, rows: int = 9, columns: int = 520, path: str = "staged", blocks: int = 2) -> Sample:
@@ -207,26 +207,26 @@ def sample(target: Target, *, rows: int = 9, columns: int = 520, path: str = "st
         raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "1 and more each")
     permute = path != "copy"
     through = align_up(columns, 64) if path == "staged" and columns % CHUNK_ELEMS == 0 else 0
-    spec = PermuteColumnsSpec(permute, through, rows=2, consumers=64)
-    spec.check_target(target)
+    config = PermuteColumnsConfig(permute, through, rows=2, consumers=64)
+    config.check_target(target)
     random = np.random.default_rng(0)
     source = random.integers(0, 1 << 16, (rows, columns), np.uint16)
     order = random.permutation(columns).astype(np.int32)
     result = np.zeros((rows, result_pitch_bytes(columns) // ELEMENT_BYTES), np.uint16)
-    planned = permute_arguments(spec, permute_sizes(spec, rows, columns, source.strides[0], blocks))
+    planned = permute_arguments(config, permute_sizes(config, rows, columns, source.strides[0], blocks))
     arrays = {"x": describe(source), "perm": describe(order), ROWS: describe(result)}
     run = partial(planned.emulate, target, arrays)
 
     def error() -> float:
         return float((result[:, :columns] != (source[:, order] if permute else source)).mean())
 
-    what = "copied" if path == "copy" else "permuted, staged" if spec.is_staged else "permuted, direct"
-    across, down = permute_grid(spec, rows, columns, blocks)
-    title = f"columns {what}, {rows} x {columns}, {across} x {down} CTAs of {spec.threads} threads"
+    what = "copied" if path == "copy" else "permuted, staged" if config.is_staged else "permuted, direct"
+    across, down = permute_grid(config, rows, columns, blocks)
+    title = f"columns {what}, {rows} x {columns}, {across} x {down} CTAs of {config.threads} threads"
     return Sample(title, planned.kernel(target), run, error, 0.0)
 
 
-def choose_copy(problem: Problem, target: Target, sm_count: int) -> PermuteColumnsSpec:
+def choose_copy(problem: Problem, target: Target, sm_count: int) -> PermuteColumnsConfig:
     """Return the kernel that copies a problem's activations."""
     return choose_permute(
         problem.m,

@@ -184,7 +184,7 @@ class Problem:
 
 
 class WeightReader(Protocol):
-    """The part of a spec that the values of the weight depend on."""
+    """The part of a config that the values of the weight depend on."""
 
     @property
     def dtype(self) -> str: ...
@@ -192,7 +192,7 @@ class WeightReader(Protocol):
 
 
 def weight_values(
-    spec: WeightReader,
+    config: WeightReader,
     n: int,
     k: int,
     scale_rows: int,
@@ -207,13 +207,13 @@ def weight_values(
     multiplies scales (``PackedWeight.scale_fit``).
     """
     weight_row_blocks = ceil_div(k, 64)
-    offset = np.array(-SYMMETRIC_ZERO * 2.0**-scale_exponent, activation_type(spec.dtype).numpy).view(np.uint16)
+    offset = np.array(-SYMMETRIC_ZERO * 2.0**-scale_exponent, activation_type(config.dtype).numpy).view(np.uint16)
     return {
         "weight_rows": ceil_div(n, 64) * weight_row_blocks,
         "weight_row_blocks": weight_row_blocks,
         "scale_rows": scale_rows,
         "scale_pitch": 64 * ceil_div(n, 64),
-        "prefetch_stages": spec.prefetch_stages(k * n // 2) if programmatic else 0,
+        "prefetch_stages": config.prefetch_stages(k * n // 2) if programmatic else 0,
         "scale_offset": int(offset) << 16 | int(offset),
         "scale_back": 2.0**scale_exponent,
         "activation_pitch": activation_pitch,

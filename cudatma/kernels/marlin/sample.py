@@ -58,14 +58,14 @@ def sample(
     found = cheapest_first(TIMES[version], problem, imagined_gpu(target, sm_count))
     if not found:
         raise ArgumentError("m", m, "a number of rows that this kernel takes", "the kernels divide them: see --help")
-    spec = found[0][0].in_form(weight.scale_fit.form)
-    work = schedule(spec, m, n, k, sm_count)
-    arguments = gemm_arguments(problem, spec, work, target)
+    config = found[0][0].in_form(weight.scale_fit.form)
+    work = schedule(config, m, n, k, sm_count)
+    arguments = gemm_arguments(problem, config, work, target)
     arrays = {"x": describe(x), "out": describe(out), **weight_of(weight).arrays, **host_workspace(arguments.sizes)}
     reference = x.astype(np.float64) @ weight.dequantize(dtype=np.float64)
 
     error = partial(relative_error, out, reference)
-    title = f"Marlin GEMM, M = {m}, N = {n}, K = {k}, {dtype}, {counted(work.ctas, 'CTA')} of {spec.threads} threads"
+    title = f"Marlin GEMM, M = {m}, N = {n}, K = {k}, {dtype}, {counted(work.ctas, 'CTA')} of {config.threads} threads"
     kernel = arguments.kernel(target)
     run = partial(arguments.emulate, target, arrays, kernel=kernel)
     return Sample(title, kernel, run, error, LIMITS[dtype])
@@ -109,11 +109,11 @@ class MarlinTrial:
         x, out, weight = describe(self._x), describe(self.out), self._weights[0]
         problem = Problem.of(weight, x.shape[0], has_aligned_out=weight.shape[1] % 8 == 0)
         named = {"x": x, "out": out, **weight_of(weight).arrays}
-        with pinned(candidate.spec):
+        with pinned(candidate.config):
             launch = launch_of(MARLIN_GEMM, problem, self.device, stream, named, weight_of(weight))
-        spec = launch.replays[-1].config
-        if spec.in_form("none") != candidate.spec:
-            raise LaunchError("candidate", spec.entry, f"what was asked for: {candidate.label}")
+        config = launch.replays[-1].config
+        if config.in_form("none") != candidate.config:
+            raise LaunchError("candidate", config.entry, f"what was asked for: {candidate.label}")
         addresses = MARLIN_GEMM.addresses(named)
         return in_turn([partial(launch.run, addresses, stream, weight_of(w)) for w in self._weights[:copies]])
 

@@ -60,7 +60,7 @@ _RANK_SHIFT = 24
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """entry: the kernel. source: its CUDA text. layout: (name, offset, bytes) of dynamic shared memory, as a spec's
+    """entry: the kernel. source: its CUDA text. layout: (name, offset, bytes) of dynamic shared memory, as a config's
     ``smem_layout()`` gives it, empty where there is none."""
 
     entry: str

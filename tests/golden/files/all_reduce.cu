@@ -1,5 +1,5 @@
 // cudatma: kernels/all_reduce.cu.j2 for sm_90a
-// spec: AllReduceSpec
+// config: AllReduceConfig
 //   ranks = 2
 //   dtype = 'float16'
 

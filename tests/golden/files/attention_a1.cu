@@ -1,5 +1,5 @@
 // cudatma: kernels/attention_a1.cu.j2 for sm_90a
-// spec: AttentionConfig
+// config: AttentionConfig
 //   version = 'a1'
 //   dtype = 'bfloat16'
 //   head_dim = 64

@@ -1,5 +1,5 @@
 // cudatma: kernels/attention_a2.cu.j2 for sm_90a
-// spec: AttentionConfig
+// config: AttentionConfig
 //   version = 'a2'
 //   dtype = 'bfloat16'
 //   head_dim = 64

@@ -1,5 +1,5 @@
 // cudatma: kernels/attention_decode.cu.j2 for sm_90a
-// spec: AttentionConfig
+// config: AttentionConfig
 //   version = 'decode'
 //   dtype = 'bfloat16'
 //   head_dim = 64

@@ -1,5 +1,5 @@
 // cudatma: kernels/attention_a3.cu.j2 for sm_120a
-// spec: AttentionConfig
+// config: AttentionConfig
 //   version = 'mma_sync'
 //   dtype = 'bfloat16'
 //   head_dim = 64

@@ -1,5 +1,5 @@
 // cudatma: kernels/attention_scalar.cu.j2 for sm_90a
-// spec: AttentionConfig
+// config: AttentionConfig
 //   version = 'scalar'
 //   dtype = 'bfloat16'
 //   head_dim = 64

@@ -1,5 +1,5 @@
 // cudatma: kernels/broadcast.cu.j2 for sm_90a
-// spec: BroadcastSpec
+// config: BroadcastConfig
 //   copies = 4
 //   stage_bytes = 16384
 //   stages = 6

@@ -1,5 +1,5 @@
 // cudatma: kernels/dequantize.cu.j2 for sm_90a
-// spec: DequantizeSpec
+// config: DequantizeConfig
 //   dtype = 'bfloat16'
 //   group_size = 32
 //   has_zeros = True

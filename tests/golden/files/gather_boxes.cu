@@ -1,5 +1,5 @@
 // cudatma: kernels/gather_boxes.cu.j2 for sm_90a
-// spec: GatherSpec
+// config: GatherConfig
 //   rank = 3
 //   places = 'table'
 //   stage_bytes = 16384

@@ -1,5 +1,5 @@
 // cudatma: kernels/gemm_mma_sync.cu.j2 for sm_120a
-// spec: GemmConfig
+// config: GemmConfig
 //   version = 'mma_sync'
 //   dtype = 'float16'
 //   layout = 'CC'

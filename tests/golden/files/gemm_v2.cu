@@ -1,5 +1,5 @@
 // cudatma: kernels/gemm_v2.cu.j2 for sm_90a
-// spec: GemmConfig
+// config: GemmConfig
 //   version = 'v2'
 //   dtype = 'float16'
 //   layout = 'CR'

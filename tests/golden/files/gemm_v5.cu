@@ -1,5 +1,5 @@
 // cudatma: kernels/gemm_v5.cu.j2 for sm_90a
-// spec: GemmConfig
+// config: GemmConfig
 //   version = 'v5'
 //   dtype = 'float8_e4m3fn'
 //   layout = 'RC'

@@ -1,5 +1,5 @@
 // cudatma: kernels/gemm_v6.cu.j2 for sm_90a
-// spec: GemmConfig
+// config: GemmConfig
 //   version = 'v6'
 //   dtype = 'float16'
 //   layout = 'CR'

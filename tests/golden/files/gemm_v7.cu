@@ -1,5 +1,5 @@
 // cudatma: kernels/gemm_v7.cu.j2 for sm_90a
-// spec: GemmConfig
+// config: GemmConfig
 //   version = 'v7'
 //   dtype = 'float16'
 //   layout = 'CC'

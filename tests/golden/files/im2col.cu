@@ -1,5 +1,5 @@
 // cudatma: kernels/im2col.cu.j2 for sm_90a
-// spec: Im2colCopySpec
+// config: Im2colCopyConfig
 //   rank = 4
 //   stage_bytes = 16384
 //   stages = 6

@@ -1,5 +1,5 @@
 // cudatma: kernels/marlin_mma_sync.cu.j2 for sm_90a
-// spec: MarlinConfig
+// config: MarlinConfig
 //   version = 'mma_sync'
 //   dtype = 'float16'
 //   group_size = 128

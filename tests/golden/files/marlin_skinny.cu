@@ -1,5 +1,5 @@
 // cudatma: kernels/marlin_skinny.cu.j2 for sm_90a
-// spec: MarlinConfig
+// config: MarlinConfig
 //   version = 'skinny'
 //   dtype = 'bfloat16'
 //   group_size = 64

@@ -1,5 +1,5 @@
 // cudatma: kernels/marlin_wgmma.cu.j2 for sm_90a
-// spec: MarlinConfig
+// config: MarlinConfig
 //   version = 'wgmma'
 //   dtype = 'float16'
 //   group_size = 128

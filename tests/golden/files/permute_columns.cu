@@ -1,5 +1,5 @@
 // cudatma: kernels/permute_columns.cu.j2 for sm_90a
-// spec: PermuteColumnsSpec
+// config: PermuteColumnsConfig
 //   has_permutation = True
 //   staged_columns = 8192
 //   rows = 2

@@ -1,5 +1,5 @@
 // cudatma: kernels/plain_copy.cu.j2 for sm_90a
-// spec: PlainSpec
+// config: PlainConfig
 //   element_bytes = 4
 //   rank = 3
 //   index_bits = 32

@@ -1,5 +1,5 @@
 // cudatma: kernels/prefetch.cu.j2 for sm_90a
-// spec: PrefetchSpec
+// config: PrefetchConfig
 //   rank = 2
 
 namespace cudatma {

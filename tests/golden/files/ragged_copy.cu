@@ -1,5 +1,5 @@
 // cudatma: kernels/ragged_copy.cu.j2 for sm_90a
-// spec: RaggedCopySpec
+// config: RaggedCopyConfig
 //   element_bytes = 2
 // ring: 4 stages of 8192 bytes, expect_tx 8192, 1 producer and 1 consumer arrivals; 32832 bytes of shared memory
 //   +0 tile: 8192 bytes, 8192 by TMA

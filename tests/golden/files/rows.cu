@@ -1,5 +1,5 @@
 // cudatma: kernels/rows.cu.j2 for sm_100a
-// spec: RowsSpec
+// config: RowsConfig
 //   op = 'gather'
 //   stage_bytes = 16384
 //   stages = 6

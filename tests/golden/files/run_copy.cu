@@ -1,5 +1,5 @@
 // cudatma: kernels/run_copy.cu.j2 for sm_90a
-// spec: RunSpec
+// config: RunConfig
 //   op = 'copy'
 //   kind = 'b8'
 //   stage_bytes = 16384

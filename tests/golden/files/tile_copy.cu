@@ -1,5 +1,5 @@
 // cudatma: kernels/tile_copy.cu.j2 for sm_90a
-// spec: TileCopySpec
+// config: TileCopyConfig
 //   element_bytes = 4
 //   box_rows = 32
 //   stages = 3

@@ -1,5 +1,5 @@
 // cudatma: kernels/transpose.cu.j2 for sm_90a
-// spec: TransposeSpec
+// config: TransposeConfig
 //   element_bytes = 1
 //   squares_y = 1
 //   squares_x = 1

@@ -1,5 +1,5 @@
 // cudatma: kernels/window_copy.cu.j2 for sm_90a
-// spec: WindowSpec
+// config: WindowConfig
 //   op = 'copy'
 //   rank = 2
 //   stage_bytes = 16384

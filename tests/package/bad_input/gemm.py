@@ -122,7 +122,7 @@ GEMM = [
     Case("unknown backend", ArgumentError, "backend", "auto, cuda, reference", lambda b: gemm(backend="gpu")),
     Case("programmatic a number", ArgumentTypeError, "programmatic", "bool", lambda b: gemm(programmatic=1)),
     Case("batch invariance a number", ArgumentTypeError, "batch_invariant", "bool", lambda b: gemm(batch_invariant=1)),
-    Case("workspace an array", ArgumentTypeError, "workspace", "MarlinWorkspace",
+    Case("workspace an array", ArgumentTypeError, "workspace", "Workspace",
          lambda b: gemm(workspace=on_device())),
     Case("workspace, no tokens", ArgumentTypeError, "workspace", "got int",
          lambda b: gemm(x=on_device((0, K)), out=on_device((0, N), OUT_ADDRESS), workspace=3)),
@@ -142,7 +142,7 @@ GEMM = [
          lambda b: host_gemm(bias=np.zeros(63, np.float16))),
 ]
 
-#: MarlinLinear, MarlinWorkspace and moving a weight.
+#: MarlinLinear, Workspace and moving a weight.
 LAYERS = [
     Case("layer of a dense weight", ArgumentTypeError, "w", "ndarray", lambda b: c.MarlinLinear(np.zeros((K, N)))),
     Case("layer, bias too long", ArgumentError, "bias", "(65,)",
@@ -178,7 +178,7 @@ LAYERS = [
     Case("warming up a fraction", ArgumentError, "m_values", "1.5",
          lambda b: c.MarlinLinear(device_weight()).warm_up([1.5])),
     Case("warming up -1", ArgumentError, "m_values", "-1", lambda b: c.MarlinLinear(device_weight()).warm_up([-1])),
-    Case("workspace on a named device", ArgumentTypeError, "device", "str", lambda b: c.MarlinWorkspace("cuda:0")),
+    Case("workspace on a named device", ArgumentTypeError, "device", "str", lambda b: c.Workspace("cuda:0")),
     Case("weight to a named device", ArgumentTypeError, "device", "cuda:0",
          lambda b: host_weight().to_device("cuda:0")),
     Case("weight to device -1", ArgumentTypeError, "device", "-1", lambda b: host_weight().to_device(-1)),

@@ -207,7 +207,7 @@ COMPILING = [
     Case("template with a syntax error", TemplateError, "kernel.cu:1", "expression",
          lambda b: compile_text("//% if\nint a;", template=True)),
     Case("template that never ends", TemplateError, "kernel.cu:2", "endif",
-         lambda b: compile_text("//% if spec\nint a;", template=True)),
+         lambda b: compile_text("//% if config\nint a;", template=True)),
     Case("template with an unknown name", TemplateError, "kernel.cu:2", "stages",
          lambda b: compile_text("\n${ stages }", template=True)),
     Case("template that prints a bool", TemplateError, "kernel.cu:1", "str, int",

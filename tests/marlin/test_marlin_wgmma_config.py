@@ -17,7 +17,7 @@ from marlin_builders import mma_sync, skinny, wgmma
 from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tile_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
-from cudatma.kernels.marlin.candidates import WGMMA_TILES, dump_specs, fitted
+from cudatma.kernels.marlin.candidates import WGMMA_TILES, dump_configs, fitted
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape
 from cudatma.layout import Swizzle
@@ -38,8 +38,8 @@ WIDE = wgmma(
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> MarlinConfig:
-    """Any spec that its own rules allow."""
+def configs(draw: st.DrawFn) -> MarlinConfig:
+    """Any config that its own rules allow."""
     stack, warpgroups = draw(st.integers(1, 2)), draw(st.integers(1, 3))
     mmas_per_commit, commits_in_flight = draw(st.sampled_from(((1, 3), (2, 1), (1, 1))))
     try:
@@ -135,7 +135,7 @@ MMA_SYNC = mma_sync(tile_m=16, tile_n=64, tile_k=128, stages=4, warps_n=4)
     [
         (BASE, "version", "wmma"),
         (BASE, "deep_box", True),
-        (BASE, "blocks_per_sm", 2),
+        (BASE, "ctas_per_sm", 2),
         (BASE, "warps_n", 4),
         (BASE, "scale_on", "weight"),
         (BASE, "scale_load_path", "cp_async"),
@@ -167,63 +167,63 @@ def test_an_unknown_dtype() -> None:
         replace(BASE, dtype="float32")
 
 
-@given(specs())
-def test_the_registers_that_setmaxnreg_assigns_exist(spec: MarlinConfig) -> None:
+@given(configs())
+def test_the_registers_that_setmaxnreg_assigns_exist(config: MarlinConfig) -> None:
     """PTX ISA, setmaxnreg: inc waits until the CTA's register pool has them."""
-    launched = min(255, 65536 // spec.threads) // 8 * 8 * spec.threads
-    if spec.consumer_registers:
-        assert spec.producer_warps == 4
-        taken = 128 * spec.producer_registers + 32 * spec.consumer_warps * spec.consumer_registers
-        assert taken <= max(launched, 65536 // spec.threads // 8 * 8 * spec.threads)
-    assert spec.threads <= 1024
+    launched = min(255, 65536 // config.threads) // 8 * 8 * config.threads
+    if config.consumer_registers:
+        assert config.producer_warps == 4
+        taken = 128 * config.producer_registers + 32 * config.consumer_warps * config.consumer_registers
+        assert taken <= max(launched, 65536 // config.threads // 8 * 8 * config.threads)
+    assert config.threads <= 1024
 
 
-@given(specs())
-def test_the_released_slot_is_read_by_no_wgmma(spec: MarlinConfig) -> None:
+@given(configs())
+def test_the_released_slot_is_read_by_no_wgmma(config: MarlinConfig) -> None:
     """A model of the loop: groups are committed in order, and all but the last
     commits_in_flight are complete after a wait."""
     committed: list[int] = []
     for stage in range(3):
-        for k64 in range(spec.k64_per_warpgroup):
-            committed += [stage] * (4 // spec.mmas_per_commit)
-            running = committed[len(committed) - spec.commits_in_flight :]
-            if k64 == spec.release_k64:
+        for k64 in range(config.k64_per_warpgroup):
+            committed += [stage] * (4 // config.mmas_per_commit)
+            running = committed[len(committed) - config.commits_in_flight :]
+            if k64 == config.release_k64:
                 assert stage - 1 not in running
                 break
         else:
             pytest.fail("the slot is never released")
-        committed += [stage] * (4 // spec.mmas_per_commit) * (spec.k64_per_warpgroup - 1 - spec.release_k64)
+        committed += [stage] * (4 // config.mmas_per_commit) * (config.k64_per_warpgroup - 1 - config.release_k64)
 
 
-@given(specs())
-def test_shared_memory_has_no_overlap_and_is_aligned(spec: MarlinConfig) -> None:
+@given(configs())
+def test_shared_memory_has_no_overlap_and_is_aligned(config: MarlinConfig) -> None:
     """PTX ISA, cp.async.bulk.tensor: a destination is aligned to 128 bytes, in the 128-byte swizzle to 1024."""
-    layout = spec.smem_layout()
+    layout = config.smem_layout()
     offsets = {name: offset for name, offset, _ in layout}
     for (_, offset, size), (_, following, _) in pairwise(layout):
         assert offset + size <= following
-    assert spec.smem_bytes == max(offset + size for _, offset, size in layout)
-    for stage in range(spec.stages):
-        for i in range(spec.tile_k // 64):
-            for rank in range(spec.cluster):
-                rows = i * spec.tile_m + rank * spec.loaded_m
-                assert (offsets["activations"] + stage * spec.activation_stage_bytes + rows * 128) % 1024 == 0
-        assert (offsets["weights"] + stage * spec.weight_stage_bytes) % 128 == 0
-        assert (offsets.get("scales", 0) + stage * spec.scale_stage_bytes) % 128 == 0
-        assert (offsets.get("zeros", 0) + stage * spec.zero_slot_bytes) % 128 == 0
-    assert spec.zero_slot_bytes >= spec.zero_stage_bytes
-    assert (offsets["staging"] | spec.staging_bytes | spec.staging_pitch_bytes) % 16 == 0
+    assert config.smem_bytes == max(offset + size for _, offset, size in layout)
+    for stage in range(config.stages):
+        for i in range(config.tile_k // 64):
+            for rank in range(config.cluster):
+                rows = i * config.tile_m + rank * config.loaded_m
+                assert (offsets["activations"] + stage * config.activation_stage_bytes + rows * 128) % 1024 == 0
+        assert (offsets["weights"] + stage * config.weight_stage_bytes) % 128 == 0
+        assert (offsets.get("scales", 0) + stage * config.scale_stage_bytes) % 128 == 0
+        assert (offsets.get("zeros", 0) + stage * config.zero_slot_bytes) % 128 == 0
+    assert config.zero_slot_bytes >= config.zero_stage_bytes
+    assert (offsets["staging"] | config.staging_bytes | config.staging_pitch_bytes) % 16 == 0
     assert (offsets["full_barriers"] | offsets["empty_barriers"]) % 8 == 0
 
 
-@given(specs())
-def test_the_staging_rows_hold_a_chunk_and_chunks_make_up_a_tile(spec: MarlinConfig) -> None:
+@given(configs())
+def test_the_staging_rows_hold_a_chunk_and_chunks_make_up_a_tile(config: MarlinConfig) -> None:
     """At most 20 KB of all warpgroups, of pairs of 8 rows or of 8 alone."""
-    assert spec.staging_rows % min(16, spec.tile_m) == 0
-    assert spec.staging_bytes == spec.staging_rows * (64 * 2 * spec.stack + 16)
-    most = 20480 if spec.tile_m <= 128 else 10240
-    assert spec.staging_rows <= 16 or spec.warpgroups * spec.staging_bytes <= most
-    assert min(spec.tile_m, 16) <= spec.staging_rows <= spec.tile_m
+    assert config.staging_rows % min(16, config.tile_m) == 0
+    assert config.staging_bytes == config.staging_rows * (64 * 2 * config.stack + 16)
+    most = 20480 if config.tile_m <= 128 else 10240
+    assert config.staging_rows <= 16 or config.warpgroups * config.staging_bytes <= most
+    assert min(config.tile_m, 16) <= config.staging_rows <= config.tile_m
 
 
 @given(st.integers(1, 20), st.integers(1, 3), st.integers(2, 8))
@@ -261,30 +261,34 @@ def test_chunks_of_staging_rows() -> None:
     assert replace(WIDE, warpgroups=3, tile_n=192, consumer_registers=152, tile_m=160).staging_rows == 16
 
 
-@given(specs())
-def test_a_stage_expects_what_its_boxes_deliver(spec: MarlinConfig) -> None:
+@given(configs())
+def test_a_stage_expects_what_its_boxes_deliver(config: MarlinConfig) -> None:
     k, n, m = 256, 256, 256
-    dtype = activation_type(spec.dtype).numpy
+    dtype = activation_type(config.dtype).numpy
     weight = create_weight_tile_tma_desc(
-        np.zeros((n // 64 * k // 64, 2048), np.uint8), k // 64, spec.tile_k // 64, spec.tile_n // 64, encoder="codec"
+        np.zeros((n // 64 * k // 64, 2048), np.uint8),
+        k // 64,
+        config.tile_k // 64,
+        config.tile_n // 64,
+        encoder="codec",
     )
-    assert weight.footprint_bytes == weight.expected_bytes == spec.weight_stage_bytes
+    assert weight.footprint_bytes == weight.expected_bytes == config.weight_stage_bytes
     total = weight.expected_bytes
-    if spec.has_stage_scales:
-        tables = [np.zeros((k // spec.group_size, n), dtype)]
-        tables += [np.zeros((k // spec.group_size, n), np.uint8)] * spec.has_stage_zeros
-        groups = spec.groups_per_stage
-        boxes = [create_scale_tma_desc(t, spec.tile_n, groups, whole_column=False, encoder="codec") for t in tables]
+    if config.has_stage_scales:
+        tables = [np.zeros((k // config.group_size, n), dtype)]
+        tables += [np.zeros((k // config.group_size, n), np.uint8)] * config.has_stage_zeros
+        groups = config.groups_per_stage
+        boxes = [create_scale_tma_desc(t, config.tile_n, groups, whole_column=False, encoder="codec") for t in tables]
         total += sum(box.expected_bytes for box in boxes)
-    x = create_activation_tma_desc(np.zeros((m, k), dtype), spec.loaded_m, encoder="codec")
+    x = create_activation_tma_desc(np.zeros((m, k), dtype), config.loaded_m, encoder="codec")
     assert x.spec.swizzle == Swizzle.B128
-    total += x.expected_bytes * (spec.tile_k // 64) * spec.cluster
-    assert spec.transaction_bytes == total < 1 << 20, "mbarrier's tx-count is limited to 2^20 - 1"
+    total += x.expected_bytes * (config.tile_k // 64) * config.cluster
+    assert config.transaction_bytes == total < 1 << 20, "mbarrier's tx-count is limited to 2^20 - 1"
 
 
-@given(specs())
-def test_the_entry_is_a_c_identifier(spec: MarlinConfig) -> None:
-    assert spec.entry.isidentifier()
+@given(configs())
+def test_the_entry_is_a_c_identifier(config: MarlinConfig) -> None:
+    assert config.entry.isidentifier()
 
 
 def test_entries_tell_operands_and_tiles_apart() -> None:
@@ -343,19 +347,19 @@ def test_every_tile_has_three_stages_unless_scales_take_their_memory() -> None:
 
 def test_dump_specs_hold_every_tile_of_the_list() -> None:
     """Each with its largest tile_m, and with 40, or its least where that is more."""
-    dumped = dump_specs("wgmma", SM90A)
-    assert len({spec.entry for spec in dumped}) == len(dumped)
+    dumped = dump_configs("wgmma", SM90A)
+    assert len({config.entry for config in dumped}) == len(dumped)
     fields = attrgetter(
         "tile_n", "tile_k", "cluster_n", "warpgroups", "slice_k", "mmas_per_commit", "commits_in_flight"
     )
-    found = {(spec.tile_m, *fields(spec)) for spec in dumped}
+    found = {(config.tile_m, *fields(config)) for config in dumped}
     layer = LinearShape(8192, 28672, 128, False, "float16")
     wanted = {
         (size, *fields(tile.config(layer, size))) for tile in WGMMA_TILES for size in (max(40, tile.min_m), tile.max_m)
     }
     assert wanted <= found
     assert {shape[1:] for shape in found} == {shape[1:] for shape in wanted}, "no tile that is not in the list"
-    assert {spec.cluster_k for spec in dumped} > {1}
-    assert {spec.group_size for spec in dumped} == set(GROUP_SIZES)
-    assert {(spec.dtype, spec.has_zeros) for spec in dumped} >= {("bfloat16", True), ("float16", True)}
-    assert dump_specs("wgmma", get_target("sm_120a")) == []
+    assert {config.cluster_k for config in dumped} > {1}
+    assert {config.group_size for config in dumped} == set(GROUP_SIZES)
+    assert {(config.dtype, config.has_zeros) for config in dumped} >= {("bfloat16", True), ("float16", True)}
+    assert dump_configs("wgmma", get_target("sm_120a")) == []

@@ -24,8 +24,8 @@ BASE = mma_sync(tile_m=64, tile_n=128, tile_k=128, warps_n=4, stages=3)
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> MarlinConfig:
-    """Any spec that its own rules allow."""
+def configs(draw: st.DrawFn) -> MarlinConfig:
+    """Any config that its own rules allow."""
     group_size = draw(st.sampled_from(GROUP_SIZES))
     try:
         return mma_sync(
@@ -98,99 +98,99 @@ def test_an_unknown_dtype() -> None:
         replace(BASE, dtype="float32")
 
 
-@given(specs())
-def test_shared_memory_has_no_overlap_and_no_gap_at_the_end(spec: MarlinConfig) -> None:
-    layout = spec.smem_layout()
+@given(configs())
+def test_shared_memory_has_no_overlap_and_no_gap_at_the_end(config: MarlinConfig) -> None:
+    layout = config.smem_layout()
     for (_, offset, size), (_, following, _) in pairwise(layout):
         assert offset + size <= following
     assert layout[0][1] == 0
-    assert spec.smem_bytes == max(offset + size for _, offset, size in layout)
+    assert config.smem_bytes == max(offset + size for _, offset, size in layout)
     assert len({name for name, _, _ in layout}) == len(layout)
 
 
-@given(specs())
-def test_every_slot_is_aligned_for_what_writes_it(spec: MarlinConfig) -> None:
+@given(configs())
+def test_every_slot_is_aligned_for_what_writes_it(config: MarlinConfig) -> None:
     """PTX ISA, cp.async.bulk.tensor: a destination is aligned to 128 bytes, in the 128-byte swizzle to 1024; 16 for
     vector accesses and stmatrix, 8 for mbarriers."""
-    offsets = {name: offset for name, offset, _ in spec.smem_layout()}
-    k64 = spec.tile_k // 64
-    for stage in range(spec.stages):
-        box = spec.tile_m * 128
+    offsets = {name: offset for name, offset, _ in config.smem_layout()}
+    k64 = config.tile_k // 64
+    for stage in range(config.stages):
+        box = config.tile_m * 128
         for i in range(k64):
-            assert (offsets["activations"] + stage * spec.activation_stage_bytes + i * box) % 1024 == 0
-        for i in range(spec.tile_n // 64):
-            assert (offsets["weights"] + stage * spec.weight_stage_bytes + i * k64 * 2048) % 128 == 0
-        if spec.has_stage_scales:
-            assert (offsets.get("scales", 0) + stage * spec.scale_stage_bytes) % 128 == 0
-        if spec.has_stage_zeros:
-            assert (offsets.get("zeros", 0) + stage * spec.zero_slot_bytes) % 128 == 0
-    assert spec.zero_slot_bytes >= spec.zero_stage_bytes
-    assert (offsets["staging"] | spec.staging_bytes | spec.staging_pitch_bytes) % 16 == 0
+            assert (offsets["activations"] + stage * config.activation_stage_bytes + i * box) % 1024 == 0
+        for i in range(config.tile_n // 64):
+            assert (offsets["weights"] + stage * config.weight_stage_bytes + i * k64 * 2048) % 128 == 0
+        if config.has_stage_scales:
+            assert (offsets.get("scales", 0) + stage * config.scale_stage_bytes) % 128 == 0
+        if config.has_stage_zeros:
+            assert (offsets.get("zeros", 0) + stage * config.zero_slot_bytes) % 128 == 0
+    assert config.zero_slot_bytes >= config.zero_stage_bytes
+    assert (offsets["staging"] | config.staging_bytes | config.staging_pitch_bytes) % 16 == 0
     assert offsets["slice_sums"] % 16 == 0
     assert (offsets["full_barriers"] | offsets["empty_barriers"]) % 8 == 0
 
 
-def expected_bytes(spec: MarlinConfig) -> int:
-    """What the barrier of a stage will count: boxes of descriptors over arrays of this spec's operands."""
+def expected_bytes(config: MarlinConfig) -> int:
+    """What the barrier of a stage will count: boxes of descriptors over arrays of this config's operands."""
     k, n, m = 256, 256, 256
-    dtype, total = activation_type(spec.dtype).numpy, 0
-    if spec.weight_load_path == "tma":
+    dtype, total = activation_type(config.dtype).numpy, 0
+    if config.weight_load_path == "tma":
         qweight = np.zeros((n // 64 * k // 64, 2048), np.uint8)
-        box = create_weight_tma_desc(qweight, spec.tile_k // 64, encoder="codec")
-        total += box.expected_bytes * (spec.tile_n // 64)
-    if spec.has_stage_scales and spec.scale_load_path == "tma":
-        groups = spec.groups_per_stage
-        tables = [np.zeros((k // spec.group_size, n), dtype)]
-        tables += [np.zeros((k // spec.group_size, n), np.uint8)] * spec.has_stage_zeros
-        boxes = [create_scale_tma_desc(t, spec.tile_n, groups, whole_column=False, encoder="codec") for t in tables]
+        box = create_weight_tma_desc(qweight, config.tile_k // 64, encoder="codec")
+        total += box.expected_bytes * (config.tile_n // 64)
+    if config.has_stage_scales and config.scale_load_path == "tma":
+        groups = config.groups_per_stage
+        tables = [np.zeros((k // config.group_size, n), dtype)]
+        tables += [np.zeros((k // config.group_size, n), np.uint8)] * config.has_stage_zeros
+        boxes = [create_scale_tma_desc(t, config.tile_n, groups, whole_column=False, encoder="codec") for t in tables]
         total += sum(box.expected_bytes for box in boxes)
-    if spec.activation_load_path == "tma":
+    if config.activation_load_path == "tma":
         x = np.zeros((m, k), dtype)
-        box = create_activation_tma_desc(x, spec.tile_m, encoder="codec")
+        box = create_activation_tma_desc(x, config.tile_m, encoder="codec")
         assert box.spec.swizzle == Swizzle.B128
-        assert box.footprint_bytes == box.expected_bytes == spec.tile_m * 128
-        total += box.expected_bytes * (spec.tile_k // 64)
+        assert box.footprint_bytes == box.expected_bytes == config.tile_m * 128
+        total += box.expected_bytes * (config.tile_k // 64)
     return total
 
 
-@given(specs())
-def test_a_stage_expects_what_its_boxes_deliver(spec: MarlinConfig) -> None:
-    assert spec.transaction_bytes == expected_bytes(spec)
-    assert spec.uses_tma == (spec.transaction_bytes > 0)
-    assert spec.transaction_bytes < 1 << 20, "mbarrier's tx-count is limited to 2^20 - 1"
+@given(configs())
+def test_a_stage_expects_what_its_boxes_deliver(config: MarlinConfig) -> None:
+    assert config.transaction_bytes == expected_bytes(config)
+    assert config.uses_tma == (config.transaction_bytes > 0)
+    assert config.transaction_bytes < 1 << 20, "mbarrier's tx-count is limited to 2^20 - 1"
 
 
-@given(specs())
-def test_a_stages_bytes_are_the_parts_of_its_slot(spec: MarlinConfig) -> None:
+@given(configs())
+def test_a_stages_bytes_are_the_parts_of_its_slot(config: MarlinConfig) -> None:
     parts = (
-        spec.weight_stage_bytes,
-        spec.activation_stage_bytes,
-        spec.scale_stage_bytes,
-        spec.zero_stage_bytes,
+        config.weight_stage_bytes,
+        config.activation_stage_bytes,
+        config.scale_stage_bytes,
+        config.zero_stage_bytes,
     )
-    assert sum(size for _, size in spec.stage_layout()) == sum(parts)
-    if spec.all_tma:
-        assert spec.transaction_bytes == sum(parts)
-    assert parts[0] == spec.tile_n * spec.tile_k * 4 // 8
-    assert parts[1] == spec.tile_m * spec.tile_k * 16 // 8
+    assert sum(size for _, size in config.stage_layout()) == sum(parts)
+    if config.all_tma:
+        assert config.transaction_bytes == sum(parts)
+    assert parts[0] == config.tile_n * config.tile_k * 4 // 8
+    assert parts[1] == config.tile_m * config.tile_k * 16 // 8
 
 
-@given(specs())
-def test_arrivals_and_threads(spec: MarlinConfig) -> None:
+@given(configs())
+def test_arrivals_and_threads(config: MarlinConfig) -> None:
     """One arrival for all of TMA, one of each producer thread where cp.async loads."""
-    scales = {spec.scale_load_path} if spec.group_size != -1 else set()
-    stage = {spec.weight_load_path, spec.activation_load_path} | scales
+    scales = {config.scale_load_path} if config.group_size != -1 else set()
+    stage = {config.weight_load_path, config.activation_load_path} | scales
     by_hand = "cp_async" in stage
-    producers = 32 if spec.all_tma else 128
-    assert spec.full_arrivals == ("tma" in stage) + by_hand * producers
-    assert spec.full_arrivals >= 1
-    assert spec.threads == 32 * spec.warps_n * spec.slice_k + producers <= 1024
+    producers = 32 if config.all_tma else 128
+    assert config.full_arrivals == ("tma" in stage) + by_hand * producers
+    assert config.full_arrivals >= 1
+    assert config.threads == 32 * config.warps_n * config.slice_k + producers <= 1024
 
 
-@given(specs())
-def test_the_entry_is_a_c_identifier(spec: MarlinConfig) -> None:
-    assert spec.entry.isidentifier()
-    assert spec.entry.isascii()
+@given(configs())
+def test_the_entry_is_a_c_identifier(config: MarlinConfig) -> None:
+    assert config.entry.isidentifier()
+    assert config.entry.isascii()
 
 
 def test_entries_tell_operands_and_tiles_apart() -> None:

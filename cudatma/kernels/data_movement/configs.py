@@ -1,4 +1,4 @@
-"""What the templates of copies and reductions need to know: a spec each for boxes, runs of bytes and plain code."""
+"""What the templates of copies and reductions need to know: a config each for boxes, runs of bytes and plain code."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def coordinates(rank: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class WindowSpec(CopyRing):
+class WindowConfig(CopyRing):
     """One instance of ``kernels/window_copy.cu.j2``: boxes by tensor maps. The launch says how large a box is.
 
     op: "copy", or a reduction of REDUCE_TYPES. rank: axes, 1..5. stage_bytes: the most that a box may have. stages,
@@ -95,10 +95,10 @@ class WindowSpec(CopyRing):
 
 
 @dataclass(frozen=True, slots=True)
-class RunSpec(CopyRing):
+class RunConfig(CopyRing):
     """One instance of ``kernels/run_copy.cu.j2``: a run of bytes by 1D bulk copies.
 
-    kind: PTX's element type, one of RUN_KINDS[op]. stage_bytes: of one segment. Further fields: as in WindowSpec.
+    kind: PTX's element type, one of RUN_KINDS[op]. stage_bytes: of one segment. Further fields: as in WindowConfig.
     """
 
     op: str
@@ -121,7 +121,7 @@ class RunSpec(CopyRing):
 
 
 @dataclass(frozen=True, slots=True)
-class PlainSpec:
+class PlainConfig:
     """One instance of ``kernels/plain_copy.cu.j2``: plain loads and stores.
 
     element_bytes: 1, 2, 4 or 8. rank: axes. index_bits: 32 for fewer than 2**31 elements, which makes the divisions
@@ -157,21 +157,21 @@ class PlainSpec:
         """Every target runs it."""
 
 
-def window_specs(target: Target) -> list[WindowSpec]:
-    """The specs for dumps and compile checks; none if the target has no TMA."""
+def window_configs(target: Target) -> list[WindowConfig]:
+    """The configs for dumps and compile checks; none if the target has no TMA."""
     if not target.has("tma"):
         return []
     slot = BOXES.slot(target)
-    return [WindowSpec("copy", 2, slot, *BOXES.ring(target, slot))]
+    return [WindowConfig("copy", 2, slot, *BOXES.ring(target, slot))]
 
 
-def run_specs(target: Target) -> list[RunSpec]:
-    """As window_specs()."""
+def run_configs(target: Target) -> list[RunConfig]:
+    """As window_configs()."""
     if not target.has("tma"):
         return []
-    return [RunSpec("copy", "b8", *usual_ring(target))]
+    return [RunConfig("copy", "b8", *usual_ring(target))]
 
 
-def plain_specs(target: Target) -> list[PlainSpec]:
-    """As window_specs()."""
-    return [PlainSpec(2, 3, 32)]
+def plain_configs(target: Target) -> list[PlainConfig]:
+    """As window_configs()."""
+    return [PlainConfig(2, 3, 32)]

@@ -1,4 +1,4 @@
-"""Specs of the probe kernels in ptx_templates/probes, shared by the tests that compile them and those that run them."""
+"""Configs of the probe kernels in ptx_templates/probes, for the tests that compile or run them."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class WgmmaGemm:
         return 128 * self.warpgroups + 32
 
 
-#: Template, a spec of it, and the feature it needs besides TMA.
+#: Template, a config of it, and the feature it needs besides TMA.
 PROBES: tuple[tuple[str, object, str], ...] = (
     *(("box_copy", BoxCopy(rank, 1024, 1024), "tma") for rank in (1, 2, 3, 4, 5)),
     ("box_copy", BoxCopy(2, 1024, 2048, "add", "evict_last"), "tma"),

@@ -17,7 +17,7 @@ from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin.arguments import dependent_smem_bytes
-from cudatma.kernels.marlin.candidates import dump_specs, skinny_times, tile_rows
+from cudatma.kernels.marlin.candidates import dump_configs, skinny_times, tile_rows
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
 from cudatma.target import SMEM_RESERVED_BYTES, TARGETS, get_target
 
@@ -33,7 +33,7 @@ BASE: dict[str, Any] = {
     [
         ("dtype", "float32"), ("group_size", 16), ("tile_m", 24), ("tile_n", 0), ("tile_n", 288), ("tile_k", 64),
         ("slice_k", 3), ("slice_k", 8), ("stages", 1), ("stages", 17), ("stages", True),
-        ("blocks_per_sm", 3), ("deep_box", 1), ("cluster_k", 0), ("cluster_k", 9),
+        ("ctas_per_sm", 3), ("deep_box", 1), ("cluster_k", 0), ("cluster_k", 9),
     ],
 )  # fmt: skip
 def test_rules(field: str, value: object) -> None:
@@ -187,22 +187,22 @@ def test_expected_bytes_are_those_of_the_boxes(slice_k: int, n_tiles: int, tile_
 
 
 @pytest.mark.parametrize("name", ["sm_90a", "sm_120a"])
-def test_no_more_dependent_ctas_on_an_sm_than_blocks_per_sm(name: str) -> None:
-    """With more than blocks_per_sm CTAs of two launches on one SM, another SM would have none."""
+def test_no_more_dependent_ctas_on_an_sm_than_ctas_per_sm(name: str) -> None:
+    """With more than ctas_per_sm CTAs of two launches on one SM, another SM would have none."""
     target = get_target(name)
     for layer in (LinearShape(4096, 4096, 128, False, "float16"), LinearShape(8192, 57344, 128, False, "float16")):
         for chosen, _ in cheapest_first(skinny_times, Problem(layer, 1), imagined_gpu(target, 132)):
-            spec = replace(chosen, stages=2)
-            asked = dependent_smem_bytes(spec, target)
-            assert spec.smem_bytes <= asked <= target.smem_per_block_bytes
-            assert target.smem_per_sm_bytes // (asked + SMEM_RESERVED_BYTES) == spec.blocks_per_sm
+            config = replace(chosen, stages=2)
+            asked = dependent_smem_bytes(config, target)
+            assert config.smem_bytes <= asked <= target.smem_per_block_bytes
+            assert target.smem_per_sm_bytes // (asked + SMEM_RESERVED_BYTES) == config.ctas_per_sm
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_dump_specs(name: str) -> None:
+def test_dump_configs(name: str) -> None:
     target = get_target(name)
-    specs = dump_specs("skinny", target)
-    assert bool(specs) == (target.has("tma") and target.has("mma_sync"))
-    for spec in specs:
-        spec.check_target(target)
-    assert len({spec.entry for spec in specs}) == len(specs)
+    configs = dump_configs("skinny", target)
+    assert bool(configs) == (target.has("tma") and target.has("mma_sync"))
+    for config in configs:
+        config.check_target(target)
+    assert len({config.entry for config in configs}) == len(configs)

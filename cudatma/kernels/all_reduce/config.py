@@ -42,7 +42,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class AllReduceSpec:
+class AllReduceConfig:
     """One instance of ``kernels/all_reduce.cu.j2``. ranks: 2 to 8. dtype: of the message. Raises ArgumentError."""
 
     ranks: int
@@ -134,7 +134,7 @@ class Problem(NamedTuple):
     words: int
 
 
-class AllReduceInPlace(Operation[Problem, AllReduceSpec]):
+class AllReduceInPlace(Operation[Problem, AllReduceConfig]):
     """The sum of the message of all ranks, in place. ``subject`` is the Group; the option is a number that no other
     group has."""
 
@@ -154,16 +154,16 @@ class AllReduceInPlace(Operation[Problem, AllReduceSpec]):
         """All but the length."""
         return problem[:-1]
 
-    def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> AllReduceSpec:
+    def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> AllReduceConfig:
         """Return the kernel for a message."""
         return _spec(problem.group.ranks, problem.dtype, problem.words * WORD_BYTES <= _SHORT_BYTES)
 
-    def kernels(self, problem: Problem, config: AllReduceSpec) -> tuple[tuple[str, Any], ...]:
+    def kernels(self, problem: Problem, config: AllReduceConfig) -> tuple[tuple[str, Any], ...]:
         """Return the kernel."""
         return ((TEMPLATE, config),)
 
     def arguments(
-        self, problem: Problem, config: AllReduceSpec, gpu: Gpu, resident: tuple[int, ...]
+        self, problem: Problem, config: AllReduceConfig, gpu: Gpu, resident: tuple[int, ...]
     ) -> tuple[Arguments, ...]:
         """Return the launch, a programmatic dependent.
 
@@ -182,8 +182,8 @@ ALL_REDUCE = AllReduceInPlace()
 
 
 @lru_cache(maxsize=64)
-def _spec(ranks: int, dtype: str, is_short: bool) -> AllReduceSpec:
-    return AllReduceSpec(ranks, dtype, _SHORT_THREADS if is_short else _LONG_THREADS)
+def _spec(ranks: int, dtype: str, is_short: bool) -> AllReduceConfig:
+    return AllReduceConfig(ranks, dtype, _SHORT_THREADS if is_short else _LONG_THREADS)
 
 
 def longest_message_bytes(ranks: int) -> int:
@@ -199,12 +199,12 @@ def longest_message_bytes(ranks: int) -> int:
     return int(sooner_us * link_bytes_per_us / more_bytes)
 
 
-def dump_specs(target: Target) -> list[AllReduceSpec]:
+def dump_configs(target: Target) -> list[AllReduceConfig]:
     """Both dtypes and several numbers of ranks; none if the target cannot run them."""
     if not target.has("griddepcontrol"):
         return []
-    specs = [_spec(2, "float16", is_short) for is_short in (True, False)]
-    return [*specs, AllReduceSpec(2, "bfloat16"), AllReduceSpec(8, "bfloat16")]
+    configs = [_spec(2, "float16", is_short) for is_short in (True, False)]
+    return [*configs, AllReduceConfig(2, "bfloat16"), AllReduceConfig(8, "bfloat16")]
 
 
 def memory(inbox: Inbox) -> Array:
@@ -233,8 +233,8 @@ def sample(
     target: Target, *, elements: int = 1030, ranks: int = 3, rank: int = 1, dtype: str = "float16", blocks: int = 2
 ) -> Sample:
     """Run the first launch of a rank. blocks: CTAs. Raises ArgumentError."""
-    spec = AllReduceSpec(ranks, dtype, threads=64)
-    spec.check_target(target)
+    config = AllReduceConfig(ranks, dtype, threads=64)
+    config.check_target(target)
     if elements < 2 or elements % 2:
         raise ArgumentError("elements", elements, "an even number, 2 or more")
     if not 0 <= rank < ranks or blocks < 1:
@@ -248,7 +248,7 @@ def sample(
     failure, result = np.zeros(1, np.uint64), messages[rank].copy()
     member = inbox.member(rank, [each.ctypes.data for each in memories], failure.ctypes.data, 10**9)
     problem = Problem(Group(ranks, member), dtype, elements // 2)
-    (launch,) = ALL_REDUCE.arguments(problem, spec, imagined_gpu(target, blocks), (blocks,))
+    (launch,) = ALL_REDUCE.arguments(problem, config, imagined_gpu(target, blocks), (blocks,))
     arrays = {"x": describe(result), "failure": describe(failure)}
     arrays |= {f"inbox {i}": describe(each) for i, each in enumerate(memories)}
     # As behind a GEMM of a programmatic chain, which writes the message.
