@@ -25,6 +25,14 @@ from cudatma.errors import ArgumentError, CudaTmaError
 
 ROOT = Path(__file__).resolve().parents[2]
 MISSING = "*Not measured yet.*"
+PAGES = (
+    "README.md",
+    "docs/performance/benchmarks.md",
+    "docs/performance/emulator.md",
+    "docs/gemm.md",
+    "docs/attention.md",
+    "docs/torch.md",
+)
 #: The results that the table ``summary`` needs.
 SUMMARIZED = ("marlin_rivals", "gemm", "attention", "attention_decode")
 _MARKED = re.compile(
@@ -32,16 +40,6 @@ _MARKED = re.compile(
     r"(?P<body>.*?)(?P<close><!-- end table -->)",
     re.DOTALL,
 )
-#: README and the pages of docs with such tables.
-PAGES = (
-    "README.md",
-    *sorted(
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "docs").rglob("*.md")
-        if _MARKED.search(path.read_text(encoding="utf-8"))
-    ),
-)
-
 #: How a page names an entry of "machine".
 _NAMES = {"card": ""}
 
