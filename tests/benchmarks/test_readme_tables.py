@@ -97,3 +97,22 @@ def test_a_damaged_result_is_refused(root: Path) -> None:
     (root / "benchmarks" / "results" / "speed.json").write_text("{")
     with pytest.raises(ArgumentError, match="JSON"):
         readme_tables.main([], root)
+
+
+def test_the_summary_compares_with_the_fastest_rival() -> None:
+    marlin = [{"m": m, "us": 2.0, "rivals": {"a": {"us": 3.0}, "b": {"us": 9.0}}} for m in (1, 64, 256)]
+    attention = {"machine": {"card": "NVIDIA H200"}, "table": {"rows": [["512", "1.250"], ["1024", "0.800"]]}}
+    results = {
+        "marlin_rivals": {"machine": {"card": "NVIDIA H200"}, "cells": marlin},
+        "gemm": {"machine": {"card": "NVIDIA H100 80GB"}, "cells": [{"us": {"cuBLASLt": 3, "torch.mm": 4, "auto": 4}}]},
+        "attention": attention,
+        "attention_decode": attention,
+    }
+    rows = readme_tables.summary(results)["table"]["rows"]
+    assert [row[1:] for row in rows] == [
+        ["H200", "1.50", "1.50", "2"],
+        ["H200", "1.50", "1.50", "1"],
+        ["H100", "0.75", "0.75", "1"],
+        ["H200", "1.00", "0.80", "2"],
+        ["H200", "1.00", "0.80", "2"],
+    ]
