@@ -2,8 +2,9 @@
 
 A marker pair ``<!-- table: NAME -->`` .. ``<!-- end table -->`` holds what benchmarks/results/NAME.json says under
 ``"table"``: ``{"columns": [text], "rows": [[text or number]], "note": text}``, and the machine under ``"machine"``.
-``<!-- table: NAME, first 5 rows -->`` takes the first rows only. The table ``summary`` has one row for each comparison
-with other libraries; ``summary()`` computes it from several results.
+``<!-- table: NAME, first 5 rows -->`` takes the first rows only, ``every 3rd row`` the first of each three, and
+``without A; B`` at the end drops the columns A and B. The table ``summary`` has one row for each comparison with other
+libraries; ``summary()`` computes it from several results.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if __name__ == "__main__":  # the checkout need not be installed
 import argparse
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
@@ -31,12 +32,13 @@ PAGES = (
     "docs/lab/emulator.md",
     "docs/lab/gemm.md",
     "docs/lab/attention.md",
-    "docs/lab/pytorch.md",
+    "docs/lab/models.md",
 )
 #: The results that the table ``summary`` needs.
 SUMMARIZED = ("marlin_rivals", "gemm", "attention", "attention_decode")
 _MARKED = re.compile(
-    r"(?P<open><!-- table: (?P<name>[\w.-]+)(?:, first (?P<rows>\d+) rows)? -->\n)"
+    r"(?P<open><!-- table: (?P<name>[\w.-]+)(?:, first (?P<rows>\d+) rows)?(?:, every (?P<step>\d+)(?:nd|rd|th) row)?"
+    r"(?:, without (?P<without>[^>]+))? -->\n)"
     r"(?P<body>.*?)(?P<close><!-- end table -->)",
     re.DOTALL,
 )
@@ -49,10 +51,11 @@ EXAMPLES = """examples:
 """
 
 
-def table_text(name: str, result: Any, rows: int | None = None) -> str:
-    """A result as a Markdown table, with its note and its machine below it.
+def table_text(name: str, result: Any, rows: slice = slice(None), without: Collection[str] = ()) -> str:
+    """Return a result as a Markdown table, with its note and its machine below it.
 
-    rows: how many rows of the table to take; None takes all. Raises ArgumentError if the file holds no such table.
+    ``rows`` selects rows, and ``without`` names columns to drop. Raises ArgumentError if the result has no table or
+    lacks such a column.
     """
     table = result.get("table") if isinstance(result, dict) else None
     if not isinstance(table, dict) or not {"columns", "rows"} <= set(table):
@@ -61,7 +64,12 @@ def table_text(name: str, result: Any, rows: int | None = None) -> str:
     for index, row in enumerate(table["rows"]):
         if len(row) != len(columns):
             raise ArgumentError(f"{name}.json: rows[{index}]", f"{len(row)} cells", f"{len(columns)}, one a column")
-    lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *table["rows"][:rows]]
+    for column in without:
+        if column not in columns:
+            raise ArgumentError(f"{name}.json: without", column, " or ".join(columns))
+    kept = [index for index, column in enumerate(columns) if column not in without]
+    selected = [[line[index] for index in kept] for line in (columns, *table["rows"][rows])]
+    lines = [selected[0], ["---"] + ["---:"] * (len(kept) - 1), *selected[1:]]
     text = "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
     below = [str(table.get("note", "")), _machine(result.get("machine"))]
     return "\n\n".join([text, *(part for part in below if part)])
@@ -114,13 +122,15 @@ def filled(page: str, results: Path) -> str:
     """
 
     def replace(match: re.Match[str]) -> str:
-        name, rows = match["name"], int(match["rows"]) if match["rows"] else None
+        name = match["name"]
+        rows = slice(None, int(match["rows"]) if match["rows"] else None, int(match["step"] or 1))
+        without = match["without"].split("; ") if match["without"] else ()
         needed = SUMMARIZED if name == "summary" else (name,)
         loaded = {needed_name: _load(results / f"{needed_name}.json") for needed_name in needed}
         if None in loaded.values():
             return f"{match['open']}{MISSING}\n{match['close']}"
         result = summary(loaded) if name == "summary" else loaded[name]
-        return f"{match['open']}{table_text(name, result, rows)}\n{match['close']}"
+        return f"{match['open']}{table_text(name, result, rows, without)}\n{match['close']}"
 
     return _MARKED.sub(replace, page)
 
