@@ -1,7 +1,7 @@
-"""Every error that cudatma raises, and the one place where driver and NVRTC results are checked.
+"""All errors of cudatma, and the check of results of the driver and NVRTC.
 
-An error says which field was wrong, what it got, what is allowed and what to do about it. Each class is also a
-ValueError, TypeError or RuntimeError, so that code which knows nothing of cudatma can catch it.
+The first line of an error names the field, what it got, what is allowed, and what to do. Each class is also a
+ValueError, TypeError or RuntimeError, so that code can catch it without importing cudatma.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 _Error = TypeVar("_Error", bound="FieldError")
 
-#: What a CompileError shows of a log that names no line.
+#: Lines of a log that names no line which a CompileError shows.
 _LOG_LINES = 12
 _LONGEST_NAME = 80
 _LONG_INT = 10**40
@@ -59,12 +59,12 @@ def shown(value: object) -> str:
 
 
 def _given(got: object) -> str:
-    """A value in the first line of an error: text as it is, unless it would break the line or is too long."""
+    """Return a value as the first line of an error shows it: unquoted text, unless it would break the line."""
     text = shown(got) if not isinstance(got, str) else got if got.isprintable() else repr(got)
     return text if len(text) <= _LONG_TEXT else f"{text[:_LONG_TEXT]}... ({len(text)} characters)"
 
 
-#: By CUDA release: the packages of PyPI that bring the driver bindings, NVRTC and CuPy, as pyproject.toml's extras do.
+#: CUDA release -> PyPI packages with the driver bindings, NVRTC and CuPy, as in the extras of pyproject.toml.
 CUDA_PACKAGES = {
     12: "'cuda-python>=12.9,<13' 'nvidia-cuda-nvrtc-cu12>=12.9,<13' 'cupy-cuda12x>=13.6'",
     13: "'cuda-python>=13.0,<14' 'nvidia-cuda-nvrtc>=13.0,<14' 'cupy-cuda13x>=14.0'",
@@ -81,13 +81,22 @@ class BackendWarning(RuntimeWarning):
 
 
 class TuneFileWarning(RuntimeWarning):
-    """What a file of tuned configurations holds is not used, in whole or in part; says what and why."""
+    """A file of tuned configurations, or a part of it, is ignored; the message says why."""
 
 
 class FieldError(CudaTmaError):
-    """A value that breaks a rule.
+    """A value breaks a rule.
 
-    Attributes: ``field`` (dotted and indexed, ``"box[1]"``), ``got``, ``allowed``, ``remedy``.
+    Attributes
+    ----------
+    field : str
+        Name of the value, dotted and indexed: ``"box[1]"``.
+    got : object
+        The value.
+    allowed : str
+        Values that are allowed.
+    remedy : str
+        What to do, or "".
     """
 
     def __init__(self, field: str, got: object, allowed: str, remedy: str = "") -> None:
@@ -101,43 +110,51 @@ class FieldError(CudaTmaError):
         return (type(self), (self.field, self.got, self.allowed, self.remedy))
 
     def renamed(self: _Error, names: Mapping[str, str]) -> _Error:
-        """The same error of the field as its caller knows it: ``names[field]``, where there is one."""
+        """Return the same error with the caller's name of the field, ``names[field]``, if that exists."""
         return type(self)(names.get(self.field, self.field), self.got, self.allowed, self.remedy)
 
 
 class ArgumentError(FieldError, ValueError):
-    """A wrong value in a call: shape, pitch, alignment, range, device, overlap."""
+    """An argument has a wrong value: shape, pitch, alignment, range, device, or overlap with another one."""
 
 
 class ArgumentTypeError(FieldError, TypeError):
-    """A wrong type or dtype in a call."""
+    """An argument has a wrong type or dtype."""
 
 
 class DescriptorError(FieldError, ValueError):
-    """A tensor map that the driver or the hardware would refuse (CUDA driver API, Tensor Map Object Management)."""
+    """The driver or the hardware does not accept a tensor map, or an access through it."""
 
 
 class TargetError(FieldError, ValueError):
-    """An unknown architecture, or one that lacks a feature which was asked for."""
+    """An architecture is unknown or lacks a required feature."""
 
 
 class QuantizationError(FieldError, ValueError):
-    """Weights, scales or zero points that cannot be quantized, packed or imported."""
+    """Weights, scales or zero points cannot be quantized, packed or imported."""
 
 
 class WeightFileError(FieldError, ValueError):
-    """A weight file that is corrupt, truncated, of an unknown version or lacks a tensor."""
+    """A weight file is corrupt or truncated, has an unknown version, or lacks a tensor."""
 
 
 class TemplateError(CudaTmaError, ValueError):
-    """A template that cannot be rendered: unknown name, unprintable value, missing file."""
+    """A template cannot be rendered: it has an unknown name, an unprintable value, or a missing file."""
 
 
 class CompileError(CudaTmaError, RuntimeError):
-    """NVRTC refused the source.
+    """NVRTC does not compile the source.
 
-    Shows the first error with the lines around it, and the folder of the artifacts. Attributes: ``log`` and ``source``,
-    both whole, ``excerpt`` (what is shown of them), ``folder`` (None where nothing was kept).
+    The message shows the first error with the lines around it, and the folder of the artifacts.
+
+    Attributes
+    ----------
+    log, source : str
+        The whole log and source.
+    excerpt : str
+        The lines of both that the message shows.
+    folder : str or None
+        The folder that contains them, None if they were not kept.
     """
 
     def __init__(
@@ -153,14 +170,20 @@ class CompileError(CudaTmaError, RuntimeError):
 
 
 class LaunchError(FieldError, RuntimeError):
-    """A launch that cannot work on this device: too much shared memory, a wrong cluster, a wrong argument list."""
+    """A launch cannot work on this device: too much shared memory, a wrong cluster, or a wrong list of arguments."""
 
 
 class DriverError(CudaTmaError, RuntimeError):
-    """A CUDA driver or NVRTC call that failed, or a driver that is not there.
+    """A call of the CUDA driver or of NVRTC failed, or there is no driver.
 
-    Attributes: ``call`` (the function's name), ``code`` (the result as an int, None where there is no driver),
-    ``detail``, ``remedy``.
+    Attributes
+    ----------
+    call : str
+        Name of the function.
+    code : int or None
+        Its result, None without a driver.
+    detail, remedy : str
+        Name of the result, and what to do.
     """
 
     def __init__(self, call: str, code: int | None, detail: str, remedy: str = "") -> None:
@@ -172,13 +195,18 @@ class DriverError(CudaTmaError, RuntimeError):
 
 
 class CacheError(CudaTmaError, RuntimeError):
-    """The artifact cache cannot be used: not private to its user, not writable, or a lock that never comes free."""
+    """The cache of artifacts cannot be used: it is not private or not writable, or another process keeps its lock."""
 
 
 class HazardError(CudaTmaError, RuntimeError):
-    """The emulator found a race, a deadlock or a wrong byte count.
+    """The emulator found a race, a deadlock or another hazard.
 
-    Attribute ``hazards``: what a report's ``hazards`` holds. The arrays hold what the last schedule wrote.
+    The arrays contain the results of the last schedule.
+
+    Attributes
+    ----------
+    hazards : tuple of Hazard
+        The hazards, as in ``Report.hazards``.
     """
 
     def __init__(self, message: str, hazards: Sequence[Any] = ()) -> None:
@@ -187,11 +215,17 @@ class HazardError(CudaTmaError, RuntimeError):
 
 
 class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
-    """A kernel that was compiled with ``debug=True`` waited too long, or asked for what the hardware would stop.
+    """A kernel compiled with ``debug=True`` waited too long, or was about to cause a trap.
 
-    The message has the table of who waits for what. Attributes: ``waits`` (a ``hang.StuckWait`` each, the one that
-    expired or was refused first), ``kernel`` (its name). The kernel has ended and the context is usable; what the
-    kernel wrote is not valid.
+    The message has a table of the waits. The kernel has ended and the context is usable, but the results of the kernel
+    are not valid.
+
+    Attributes
+    ----------
+    waits : tuple of hang.StuckWait
+        The waits, first the one that expired or was refused.
+    kernel : str
+        Name of the kernel.
     """
 
     def __init__(self, message: str, waits: Sequence[Any] = (), kernel: str = "") -> None:
@@ -205,9 +239,17 @@ class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
 class PeerTimeout(CudaTmaError, RuntimeError):  # noqa: N818
     """A rank of a process group did not send its part of an all-reduce in time: it ended, or it is still busy.
 
-    Attributes: ``rank`` (the one that did not send), ``launch`` (the number of the all-reduce), ``seconds`` (of
-    waiting). The results since then are NaNs, and the group needs a new AllReduce. A rank that gave up sends
-    nothing any more: ``rank`` may itself have waited in vain for another one.
+    The results since then are NaNs, and the group needs a new AllReduce. A rank that gave up sends nothing more, so
+    ``rank`` may itself have waited in vain for another rank.
+
+    Attributes
+    ----------
+    rank : int
+        The rank that did not send.
+    launch : int
+        Number of the all-reduce.
+    seconds : float
+        Time that this rank waited.
     """
 
     def __init__(self, rank: int, launch: int, seconds: float) -> None:

@@ -3,7 +3,7 @@
 Bit n is bit n % 8 of byte n // 8. FIELDS has the layout. What is known of it:
 
 - All fields but those of the next line: equal to the bytes of an H200's driver, bit for bit, and no other bit is set
-  (docs/lab/verification.md has the counts).
+  (docs/lab/emulator.md has the counts).
 - Swizzle atomicity (sm_100 and up) and the packed formats: after public descriptions; no such GPU was at hand.
 - Im2col corners: W in the lowest bits of each 16-bit half.
 - Im2col wide (sm_100 and up): no document gives the places of its corners, pixels and mode. encode_shared() makes what

@@ -1,6 +1,6 @@
 """Named tensor maps for the arrays of a W4A16 GEMM, and the coordinates of their boxes.
 
-The shapes are those of packed weights, layout version 1 (docs/architecture.md).
+The shapes are those of packed weights, layout version 1 (docs/design/packed_weights.md).
 """
 
 from __future__ import annotations
