@@ -1,4 +1,4 @@
-"""What the emulator raises besides the errors of the whole package."""
+"""Exceptions of the emulator."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from cudatma.errors import CudaTmaError
 
 
 class PtxError(CudaTmaError, ValueError):
-    """PTX that cannot be parsed or that holds an instruction the emulator does not know.
+    """Raised for PTX that is malformed, or that contains an instruction the emulator does not support.
 
-    Attributes: ``line`` (of the PTX text, from 1), ``source`` ("file.cu:12" from .loc, or ""), ``text`` (the
-    statement).
+    Parameters
+    ----------
+    message : str
+        What is wrong.
+    line : int, default 0
+        Line of the PTX text, counted from 1; 0 if unknown.
+    source : str, default ""
+        Source line from ``.loc``, such as ``"file.cu:12"``.
+    text : str, default ""
+        The statement.
     """
 
     def __init__(self, message: str, line: int = 0, source: str = "", text: str = "") -> None:
@@ -26,14 +34,22 @@ class PtxError(CudaTmaError, ValueError):
 
 
 class EmulatorError(CudaTmaError, RuntimeError):
-    """A run that cannot go on: a trap of the hardware, the step limit, an unresolved address."""
+    """Raised when a run cannot continue, for example at a deadlock with hazard checks off."""
 
 
 class TrapError(EmulatorError):
-    """What the hardware answers with an illegal instruction or address; the launch is lost, as it is there.
+    """Raised for an instruction or address that stops the kernel on a GPU.
 
-    Attributes: ``error``, the name of the CUresult that a GPU gives, without ``CUDA_ERROR_``; ``at``, the index of the
-    instruction in its function's body, -1 where it is the last of its segment.
+    As on a GPU, the launch is lost.
+
+    Parameters
+    ----------
+    message : str
+        What is wrong.
+    error : str, default "ILLEGAL_INSTRUCTION"
+        The CUresult that a GPU returns, without ``CUDA_ERROR_``.
+    at : int, default -1
+        Index of the instruction in the body of its function; -1 for the last instruction of its segment.
     """
 
     def __init__(self, message: str, error: str = "ILLEGAL_INSTRUCTION", at: int = -1) -> None:
@@ -42,17 +58,27 @@ class TrapError(EmulatorError):
 
 
 class StepLimitError(EmulatorError):
-    """The kernel ran longer than the step limit: an endless loop, or a limit set too low."""
+    """Raised when a schedule exceeds the step limit: the kernel loops forever, or the limit is too low."""
 
 
 class ResidencyError(EmulatorError):
-    """More CTAs wait for CTAs that have not started than fit into memory; no GPU keeps so many resident."""
+    """Raised when live CTAs fill the memory and all wait for CTAs that have not started.
+
+    No GPU keeps that many CTAs resident.
+
+    Parameters
+    ----------
+    live : int
+        Number of live CTAs.
+    live_bytes, most_bytes : int
+        Bytes of emulated state that they occupy, and that they may occupy.
+    """
 
     def __init__(self, live: int, live_bytes: int, most_bytes: int) -> None:
         self.live, self.live_bytes, self.most_bytes = live, live_bytes, most_bytes
         super().__init__(
-            f"grid: {live} CTAs are live, take {live_bytes >> 20} MiB, and all wait for CTAs that have not started; "
-            f"live CTAs may take {most_bytes >> 20} MiB. Wait only for CTAs that a GPU keeps resident at the same time"
+            f"grid: {live} live CTAs occupy {live_bytes >> 20} MiB and all wait for CTAs that have not started; "
+            f"live CTAs may occupy {most_bytes >> 20} MiB. Wait only for CTAs that a GPU keeps resident simultaneously"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Accesses to shared memory: the checks see what was known before an access, then the shadow records it."""
+"""Pass each access to shared memory to the race checks, then record it in the shadow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cudatma.emulator.ptx.types import Array
 
 
 class SharedAccesses(Observer):
-    """Finds the granules of each access, passes it to the race checks, and records it."""
+    """Observer that determines the granules of each access for the race checks and the shadow."""
 
     def __init__(
         self, agents: Agents, memory: SharedMemory, order: MemoryOrder, races: SharedRaces, lanes: LaneRaces
@@ -93,7 +93,9 @@ class SharedAccesses(Observer):
                 self._order.wrote(w, shadow, place, order, 1, is_update=True)
 
     def _acquire(self, w: Warp, shadow: Shadow, places: Iterable[int], order: str) -> None:
-        """Acquire what strong writes have published: always within the CTA, by fences and scopes from other CTAs."""
+        """Acquire what strong writes have published: within the CTA always, from other CTAs subject to fences and
+        scopes.
+        """
         for place in places:
             published = shadow.sync_clocks.get((place, w.block.rank))
             if published is not None:
@@ -110,7 +112,9 @@ class SharedAccesses(Observer):
     # ---- asynchronous operations
 
     def copy_issued(self, copy: Copy) -> None:
-        """Mark bytes as in flight, or as written by a reduction: several may be under way to the same bytes."""
+        """Mark bytes as in flight, or as written by a reduction, because several reductions may be in flight to the
+        same bytes.
+        """
         shadow = self._shadows[copy.block.rank]
         indices = shadow.granules(copy.offsets, copy.size)
         self._races.check_copy(copy, shadow, indices)
@@ -125,7 +129,7 @@ class SharedAccesses(Observer):
             shadow.copy_issued(indices, copy.number)
 
     def copy_landed(self, copy: Copy) -> None:
-        """Mark bytes as written: a thread that waits for the barrier's phase, or the group, may read them."""
+        """Mark bytes as written. A thread that waits for the barrier's phase, or for the group, may read them."""
         shadow = self._shadows[copy.block.rank]
         flight = self._memory.flights.pop(copy.number)
         if copy.barrier is not None:
