@@ -149,7 +149,7 @@ class Shadow:
         self._record(landed, agent, clock, at, is_async)
 
     def issued(self, until: tuple[int, int], flight: Flight) -> None:
-        """Note who issued a copy. ``until`` is the agent and clock that the shadow records as the writer of its bytes."""
+        """Note who issued a copy. ``until`` is the agent and clock that are recorded as the writer of its bytes."""
         ends = int(flight.indices.min()), int(flight.indices.max())
         self.issuers.setdefault(until, []).append((*ends, *flight.issuer))
 

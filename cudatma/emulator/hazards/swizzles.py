@@ -75,7 +75,7 @@ class Boxes:
 
 
 class Swizzles(Observer):
-    """Hazard check that compares the swizzle of each reader of a tensor box, and of stores, with the box's tensor map."""
+    """Hazard check that compares the swizzle of each reader of a tensor box with the box's tensor map."""
 
     def __init__(self, cluster: Cluster, reporter: Reporter) -> None:
         self._reporter, self._findings = reporter, reporter.findings
