@@ -259,7 +259,7 @@ def test_copies_that_end_on_an_mbarrier_are_awaited_there() -> None:
         f"ld.shared.u32 %r7, [%r4]; {WAIT.format(wait='')}"
     )
     assert first_kind(report) == "read_before_load", str(report)
-    assert "it ends on an mbarrier" in report.hazards[0].message
+    assert "the copy completes on an mbarrier" in report.hazards[0].message
 
 
 # ---- the emulator's barriers have the layout of mbarrier_bits, and come to memory with mbarrier.inval, as an H200's do

@@ -343,5 +343,5 @@ def test_too_few_bytes_are_named_where_a_wait_is_bounded(more: tuple[str, ...]) 
     report, _ = BOUNDED_CASE.run("EXPECTED 1040", *more, schedules=2)
     assert report.kinds == {"byte_count", "trap" if more else "read_before_load"}, str(report)
     found = next(hazard for hazard in report.hazards if hazard.kind == "byte_count")
-    assert "16 bytes never came" in found.message
+    assert "16 bytes never arrived" in found.message
     assert found.source == f"{NAME}:{line_of(BOUNDED, ('EXPECTED 1040', *more), 'EXPECTED')}"

@@ -71,7 +71,7 @@ def test_text_and_data_show_what_follows_under_its_cause() -> None:
     report = run("NO_WAIT")
     text = str(report)
     assert text.startswith("read_before_load: ")
-    assert "  missing: before the read a wait for phase 0 (parity 0) of the mbarrier at 0x" in text
+    assert "  missing: before the read, a wait for phase 0 (parity 0) of the mbarrier at 0x" in text
     assert "  then uninitialised_shared at PTX line " in text
     data = asdict(report.hazards[0])
     assert [c["kind"] for c in data["consequences"]] == ["uninitialised_shared"]

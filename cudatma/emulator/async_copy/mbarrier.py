@@ -58,7 +58,7 @@ class MBarrier:
     @property
     def name(self) -> str:
         """The barrier's shared address and CTA, for messages."""
-        return f"mbarrier at {self.address:#x} of block {self.block.index}"
+        return f"the mbarrier at {self.address:#x} of block {self.block.index}"
 
     @property
     def address(self) -> int:

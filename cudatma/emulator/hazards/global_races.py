@@ -379,7 +379,7 @@ class GlobalRaces(Observer):
             return True
         position = int(unfenced.argmax())
         who = self._who(int(rows[position, WHO]))
-        text = f"the asynchronous proxy {verb} bytes that {who} stored, without a proxy fence between"
+        text = f"the asynchronous proxy {verb} bytes that {who} stored, with no proxy fence in between"
         self._report(w, at, "missing_proxy_fence", shadow, int(indices[position]), text)
         return False
 

@@ -30,8 +30,8 @@ CAUSES: dict[str, str] = {
     "overwritten_while_read": "the slot is refilled before its readers arrived on the empty barrier, or without a wait",
     "write_race": "two writers of the same bytes are not ordered by a barrier",
     "missing_proxy_fence": "fence.proxy.async is missing between plain stores and an asynchronous access",
-    "store_source_reused": "the source of a bulk copy is written before the copy has certainly read it: wait with "
-    "cp.async.bulk.wait_group.read for a store, and for a message from the destination CTA for a copy between CTAs",
+    "store_source_reused": "the source of a bulk copy is written before the copy has certainly read it: use "
+    "cp.async.bulk.wait_group.read for a store, or a message from the destination CTA for a copy between CTAs",
     "exit_with_pending_store": "the kernel ends without cp.async.bulk.wait_group.read for its bulk stores",
     "exit_with_pending_load": "no thread waits for the copy's phase before the CTA ends or the mbarrier is invalidated",
     "uncommitted_group": "bulk stores are issued but never committed with cp.async.bulk.commit_group",
@@ -57,7 +57,7 @@ CAUSES: dict[str, str] = {
     "uninitialised_shared": "shared memory is read before anything has written it",
     "uninitialised_register": "no path has written the register, or a shuffle reads a lane outside its mask",
     "tensor_map_fence": "a tensor map was edited without the tensormap proxy fence before its use",
-    "tensor_map_in_use": "a tensor map is edited before copies that use it have completed; alternate between several",
+    "tensor_map_in_use": "a tensor map is edited before copies that use it have completed; use several maps in turn",
     "target": "the target architecture does not support the instruction",
     "trap": "the hardware stops the kernel here",
 }

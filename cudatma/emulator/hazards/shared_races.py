@@ -167,7 +167,7 @@ class SharedRaces(Observer):
         kind = self._agents.kind_of(agent)
         if is_proxy:
             who = self._agents.who(agent)
-            text = f"the asynchronous proxy reads bytes that {who} stored, without a proxy fence between"
+            text = f"the asynchronous proxy reads bytes that {who} stored, with no proxy fence in between"
             self._reporter.report_bytes("missing_proxy_fence", w, at, text, shadow, place, indices, advice=PROXY_FENCE)
         elif kind in ("barrier", "cp"):
             awaited = self._awaited(agent, int(shadow.writer_clock[place]))
@@ -206,7 +206,7 @@ class SharedRaces(Observer):
         elif advice is COPY_WAIT and proxy:
             advice = PROXY_COPY_WAIT
         if end:
-            text += f", which completes {end}"
+            text += f"; the copy completes {end}"
         self._reporter.report_bytes(
             self._early_kind(w), w, at, text, shadow, place, indices, places=awaited.places, advice=advice
         )
@@ -227,7 +227,7 @@ class SharedRaces(Observer):
         has_read = False
         for w, program, at, where, read, kind in self._unwritten:
             if where is shadow and w.agent == agent % self._agents.warps and np.isin(indices, read).any():
-                text = f"these bytes are read before the copy into them is issued, which completes {awaited.name}"
+                text = f"these bytes are read before the copy into them is issued; the copy completes {awaited.name}"
                 places = [shadow.bytes_of(indices), *awaited.places]
                 self._reporter.findings.add(kind, text, program, at, w, places=places, advice=awaited.advice)
                 has_read = True
@@ -306,7 +306,7 @@ class SharedRaces(Observer):
         agent, place, is_proxy = late
         who = self._agents.who(agent)
         if is_proxy:
-            text = f"the asynchronous proxy overwrites bytes that {who} stored, without a proxy fence between"
+            text = f"the asynchronous proxy overwrites bytes that {who} stored, with no proxy fence in between"
             self._reporter.report_bytes("missing_proxy_fence", w, at, text, shadow, place, indices)
             return True
         writer = self._agents.kind_of(agent)
