@@ -1,5 +1,7 @@
-"""Plain and ordered accesses to shared memory, fences of mbarrier.init, and bounded waits: each bug next to the correct
-kernel."""
+"""Ordinary and ordered accesses to shared memory, fences of mbarrier.init, and bounded waits.
+
+Each bug is next to the correct kernel.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ Made = tuple[tuple[Any, ...], Callable[[], bool]]
 
 
 def copied(count: int) -> Callable[[], Made]:
-    """(in, out): whether the first ``count`` elements of out are those of in."""
+    """Return arguments (in, out), and a check that the first ``count`` elements of out equal in."""
 
     def make() -> Made:
         given = np.random.default_rng(5).integers(0, 99, 1024).astype(np.uint32)

@@ -1,4 +1,4 @@
-"""Reports: causes first, with what follows under them; schedules that are replayed, or end at a kind of hazard."""
+"""Reports: causes first, with their consequences; schedules that are replayed, or that end at a kind of hazard."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(*defines: str, schedules: int = 1) -> Report:
 
 
 def test_a_read_before_its_copy_is_issued_is_a_read_without_a_wait() -> None:
-    """In order, warp 0 reads the tile before warp 1 issues the copy: nobody has written it then."""
+    """In order, warp 0 reads the unwritten tile before warp 1 issues the copy."""
     assert run(schedules=20).is_clean
     report = run("NO_WAIT")
     cause = report.findings[0]

@@ -1,4 +1,4 @@
-"""What schedules may do: CTAs in any order, bounded polls that end, traps with their place, one run for one seed."""
+"""Schedules: CTAs in any order, bounded polls that end, traps with their place, and the same run for the same seed."""
 
 from __future__ import annotations
 

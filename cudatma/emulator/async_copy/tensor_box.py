@@ -65,7 +65,7 @@ class Box:
 
     @property
     def plane_rows(self) -> int:
-        """Number of rows in a two-dimensional plane of the box, which the tensor's second dimension spans."""
+        """Number of rows of the box that the tensor's second dimension spans, which form a two-dimensional plane."""
         spec = self.spec
         if not isinstance(spec, TiledSpec) or spec.rank < 2 or spec.interleave is not Interleave.NONE:
             return len(self.smem)
@@ -193,7 +193,7 @@ def _elements(spec: MapSpec, rows: Array, rows_inside: Array, first: int, count:
 
 
 def _slices(spec: MapSpec, rows: Array, rows_inside: Array, pixels: Array | None, destination: int) -> Box:
-    """Return the layout of slices of channels, without gaps: the slices ``pixels`` of each row, or one slice per row."""
+    """Return the layout of slices of channels, without gaps: ``pixels`` of each row, or one slice per row."""
     width = spec.interleave.slice_bytes
     parts = CHUNK * np.arange(width // CHUNK, dtype=np.int64)
     if pixels is None:

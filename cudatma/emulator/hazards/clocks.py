@@ -167,7 +167,10 @@ class Clock:
         return result
 
     def note(self, scope: int, number: int, clock: Clock, own: int) -> None:
-        """Keep what a relaxed read has observed until a fence of this scope acquires it. number, own: as in absorb."""
+        """Keep what a relaxed read has observed until a fence of this scope acquires it.
+
+        ``number`` and ``own`` are as in absorb.
+        """
         seen = self.beyond().seen
         noted = Clock(self.order.size) if scope not in seen else seen[scope].copy()
         noted.absorb(number, clock, own)
@@ -312,7 +315,7 @@ _LANES = np.arange(LANES)
 
 
 def refine(extra: dict[str, Any], meeting: set[int]) -> None:
-    """Divide the groups of a launch so that each of these sets of lanes, which have met, is a union of groups.
+    """Split the groups of a launch so that each of these sets of lanes, which have met, consists of whole groups.
 
     ``extra["groups"]`` holds the lowest lane of each lane's group.
     """

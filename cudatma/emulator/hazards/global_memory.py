@@ -39,7 +39,7 @@ class GlobalShadow:
         self.is_produced = False
         #: Clocks that strong writes have published, by granule (see MemoryOrder).
         self.published: dict[int, Any] = {}
-        #: Offset of a tensor map -> for each copy through it, (agent, clock) pairs. Who knows one of them may edit it.
+        #: Offset of a tensor map -> for each copy through it, (agent, clock) pairs. Threads that know one may edit it.
         self.map_uses: dict[int, set[Any]] = {}
         #: (agent, clock) of a bulk store -> (agent, clock) of the thread that issued it.
         self.issued: dict[tuple[int, int], tuple[int, int]] = {}

@@ -57,7 +57,7 @@ class Use:
         return self.barrier is not None and not self.what.startswith("mbarrier.")
 
     def is_known(self, performed: Array, records: BarrierRecords) -> bool:
-        """Return whether the use is complete for a thread that knows these accesses, or for one in the barrier's CTA."""
+        """Return whether the use is complete for a thread that knows these accesses, or for the barrier's CTA."""
         if self.clock <= performed[self.agent]:
             return True
         return self.barrier is not None and records.of(self.barrier).awaited > self.phase
