@@ -168,7 +168,7 @@ def _name(value: Any) -> str:
 
 
 def _check_bug(case: Case, bug: str) -> None:
-    """Check that a bug is reported first, once at each place, with all parts of a report, and with no unexpected kinds."""
+    """Check that a bug is reported first, once at each place, with a complete report and no unexpected kinds."""
     wanted = case.bugs[bug]
     kinds = (wanted,) if isinstance(wanted, str) else wanted
     report, _ = case.run(bug, schedules=8)

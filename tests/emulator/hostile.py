@@ -28,7 +28,7 @@ _STRANGE = (
 
 
 def arguments(module: EmulatedModule, entry: str) -> list[Any]:
-    """Return an argument for each parameter: arrays for pointers, tensor maps for 128 bytes, otherwise small numbers."""
+    """Return an argument for each parameter: an array, a tensor map (128 bytes) or a small number."""
     values: list[Any] = []
     for position, param in enumerate(module.module.functions[entry].params):
         if param.size_bytes == 8:

@@ -1,4 +1,4 @@
-"""Order through global memory in whole kernels: Marlin's flags and its dependence on the previous grid, locks, scopes."""
+"""Order through global memory in whole kernels: Marlin's flags and its previous grid, locks, scopes."""
 
 from __future__ import annotations
 

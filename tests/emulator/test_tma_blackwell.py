@@ -1,4 +1,4 @@
-"""TMA on sm_100 and newer, from the text of the PTX ISA: gather4, scatter4, packed types. Not compared with such a GPU."""
+"""TMA on sm_100 and newer, from the text of the PTX ISA: gather4, scatter4, packed types. Not compared with a GPU."""
 
 from __future__ import annotations
 

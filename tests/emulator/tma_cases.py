@@ -185,7 +185,7 @@ def bulk_case(rng: random.Random, mode: str | None = None) -> Case:
 
 
 def _cluster(rng: random.Random, multicast: bool) -> Case:
-    """Return a cluster of two blocks, with the receivers of a multicast or the peer of a copy between shared memories."""
+    """Return a cluster of two blocks, with the receivers of a multicast or the peer of a copy."""
     return {"cluster": 2, "targets": rng.randint(1, 3)} if multicast else {"cluster": 2, "peer": 1, "targets": 2}
 
 

@@ -73,11 +73,11 @@ def _through_map(case: dict[str, Any], raw: bytes, gmem: Any, window: Any) -> No
         raise BoxError("no memory there", "ILLEGAL_ADDRESS")
     index = (box.smem - WINDOW_AT) // 16
     if action in ("load", "multicast"):
-        words = tensor_values.loaded(box, gmem, origin)
+        words = tensor_values.loaded_words(box, gmem, origin)
         for part in _targets(case, window):
             tensor_values.shared_chunks(part)[index] = words
         return
-    mask = tensor_values.stored(box)
+    mask = tensor_values.written_chunks(box)
     if mask.any():
         target, words = box.gmem[mask] + origin, tensor_values.shared_chunks(window)[index][mask]
         if action in REDUCTIONS:

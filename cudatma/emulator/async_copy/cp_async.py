@@ -79,9 +79,7 @@ def _mover(
 
 
 def arrive(w: Warp, at: int, addresses: Array, mask: Array | None, counts_itself: bool) -> None:
-    """Execute cp.async.mbarrier.arrive{.noinc}: submit an arrival of each thread for when its own copies so far have
-    landed.
-    """
+    """Execute cp.async.mbarrier.arrive{.noinc}: each thread arrives once its own copies so far have landed."""
     active = groups.bits(mask)
     queues = groups.copy_queues(w, active)
     for part in queues:

@@ -145,7 +145,7 @@ def load(
         w.events.tensor_source(copy, region, group)
 
         def complete(copy: Copy = copy) -> None:
-            words = tensor_values.loaded(box, *_origin(region, spec))
+            words = tensor_values.loaded_words(box, *_origin(region, spec))
             tensor_values.shared_chunks(copy.block.shared.data)[copy.offsets // CHUNK] = words
             w.events.copy_landed(copy)
             copy.barrier.complete_tx(box.expected_bytes)
@@ -163,7 +163,7 @@ def store(
     except BoxError as error:
         access.trap(w, at, str(error), error.error)
     box = _box(w, at, spec, coords, (), source, mode)
-    mask = tensor_values.stored(box)
+    mask = tensor_values.written_chunks(box)
     block, _ = bulk.shared_run(w, at, source, 16, "source")
     offsets = _smem_offsets(w, at, box, block)
 

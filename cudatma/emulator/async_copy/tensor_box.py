@@ -229,7 +229,7 @@ def check_load(spec: MapSpec, coords: Sequence[int], mode: str) -> None:
 
 
 def check_store(spec: MapSpec, coords: Sequence[int], mode: str, operation: str) -> None:
-    """Raise BoxError for an invalid store, or reduction if there is an ``operation``."""
+    """Raise BoxError for an invalid store, or for an invalid reduction if ``operation`` is not empty."""
     _check_instruction(spec, coords, mode)
     if operation and spec.dtype.name not in REDUCE_TYPES[operation]:
         raise BoxError(f"reduction .{operation} on a tensor map of {spec.dtype.name}")

@@ -54,7 +54,7 @@ def _chunks(memory: Array, at: int) -> Array:
     return memory[at : at + size].view(np.uint64).reshape(-1, 2)
 
 
-def loaded(box: Box, memory: Array, origin: int) -> Array:
+def loaded_words(box: Box, memory: Array, origin: int) -> Array:
     """Return the words that a load delivers, shape (rows, chunks, 2)."""
     words = np.full((*box.gmem.shape, 2), fill_word(box.spec), np.uint64)
     whole = box.valid == CHUNK
@@ -81,7 +81,7 @@ def shared_chunks(memory: Array) -> Array:
     return _chunks(memory, 0)
 
 
-def stored(box: Box) -> Array:
+def written_chunks(box: Box) -> Array:
     """Return which chunks a store or reduction writes, shape (rows, chunks).
 
     It writes all 16 bytes of each chunk that begins in the tensor.

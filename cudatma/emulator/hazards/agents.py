@@ -33,7 +33,7 @@ def lanes_now(w: Warp) -> int:
     return lane_bits(w.split.mask if w.guard is None else w.split.mask & w.guard)
 
 
-def used(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Array:
+def used_granules(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Array:
     """Return the granules of a load that hold bytes the kernel uses (`.pragma "used_bytes_mask"`)."""
     mask = w.split.frame.program.function.used_bytes.get(at)
     if mask is None:
@@ -54,7 +54,7 @@ def only_lane(w: Warp) -> int:
 class Agents(Observer):
     """The agents and clocks of one cluster, which all checks share.
 
-    ``clocks`` holds, for each warp, the order that all its lanes know.
+    ``clocks`` holds, for each warp, the clock that all its lanes share.
     """
 
     def __init__(self, launch: Launch, cluster: Cluster) -> None:
@@ -187,7 +187,7 @@ class Agents(Observer):
     def _group_agents(self, w: Warp) -> slice:
         return slice(_OWN_AGENTS * self.warps + w.agent, self._own, self.warps)
 
-    def acquired(self, w: Warp) -> None:
+    def count_acquire(self, w: Warp) -> None:
         """Note that a lane has acquired what others released. This ends the checks between lanes."""
         self._acquired[w.agent] = self._acquired.get(w.agent, 0) + 1
 

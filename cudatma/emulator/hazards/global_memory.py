@@ -56,8 +56,7 @@ class GlobalShadow:
         """Return the offset in the region of a granule's first byte."""
         return max(0, granule * self.granule - self.skew)
 
-    def written(self, indices: Array, who: int, clock: int, strength: int, place: int, lanes: Array | int) -> None:
-        """Record a write."""
+    def record_write(self, indices: Array, who: int, clock: int, strength: int, place: int, lanes: Array | int) -> None:
         rows = self.writers
         rows[indices, WHO] = who
         rows[indices, CLOCK] = clock
@@ -76,7 +75,7 @@ class GlobalShadow:
         """Return the readers, shape (granules, 2, 5), or None before the first read."""
         return None if self._readers is None else self._readers[indices]
 
-    def read(
+    def record_read(
         self, indices: Array, who: int, clock: int, strength: int, at: int, lanes: Array | int, seen: Seen
     ) -> None:
         """Record a read in the first slot if that slot's reader is the same or ordered before it, otherwise in the

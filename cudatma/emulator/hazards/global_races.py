@@ -16,7 +16,7 @@ from cudatma.descriptor.spec import TiledSpec
 from cudatma.emulator.async_copy.groups import Group
 from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.async_copy.tensor_box import Box
-from cudatma.emulator.hazards.agents import Agents, Stamp, only_lane, used
+from cudatma.emulator.hazards.agents import Agents, Stamp, only_lane, used_granules
 from cudatma.emulator.hazards.clocks import Clock, strength_of
 from cudatma.emulator.hazards.findings import Reporter
 from cudatma.emulator.hazards.global_memory import CLOCK, LANE, PLACE, STRENGTH, WHO, GlobalShadow
@@ -61,11 +61,11 @@ class GlobalRaces(Observer):
         if shadow is None:
             return
         agents = self._agents
-        indices = used(w, at, shadow.granules(offsets, size), len(offsets), size)
+        indices = used_granules(w, at, shadow.granules(offsets, size), len(offsets), size)
         strength = strength_of(order)
         if strength and shadow.published:
             for place in _places(indices, offsets):
-                self._order.read(w, shadow, place, order)
+                self._order.observe(w, shadow, place, order)
         clock = agents.known(w)
         if shadow.is_produced:
             self._check_grid(w, at, region, clock, "read")
@@ -79,7 +79,7 @@ class GlobalRaces(Observer):
             elif not strength:
                 self._check_lanes(w, at, shadow, indices, rows, stamps, _LANE_READ)
         for agent, now, part in agents.stamps(w, indices, len(offsets)):
-            shadow.read(indices[part], self._base + agent, now, strength, at, stamps[part], self._seen(clock))
+            shadow.record_read(indices[part], self._base + agent, now, strength, at, stamps[part], self._seen(clock))
 
     def global_write(self, w: Warp, at: int, region: Region, offsets: Array, size: int, order: str, same: Same) -> None:
         self._write(w, at, region, offsets, size, order, same, False)
@@ -103,12 +103,12 @@ class GlobalRaces(Observer):
         if strength:
             written: list[Stamp] = [(*self._order.stamp(w), slice(None))]
             for place in _places(indices, offsets):
-                self._order.wrote(w, shadow, place, order, len(offsets), is_update=False)
+                self._order.publish(w, shadow, place, order, len(offsets), is_update=False)
         else:
             written = agents.stamps(w, indices, len(offsets), together)
         for agent, now, part in written:
             lanes = stamps if len(stamps) == 1 else stamps[part]
-            shadow.written(indices[part], self._base + agent, now, strength, 2 * at, lanes)
+            shadow.record_write(indices[part], self._base + agent, now, strength, 2 * at, lanes)
         for place in set(indices.tolist()) if shadow.published and not strength else ():
             shadow.published.pop(place, None)
 
@@ -124,22 +124,22 @@ class GlobalRaces(Observer):
     def _atomic(self, w: Warp, at: int, region: Region, offsets: Array, size: int, order: str, returns: bool) -> None:
         """Check and record an atomic operation, which does not race with strong accesses.
 
-        What it observes is acquired if it returns the value.
+        An atomic operation that returns a value acquires what it observes.
         """
         shadow = self._tracked(region)
         indices = shadow.granules(offsets, size)
         strength, places = strength_of(order), _places(indices, offsets)
         if returns and shadow.published:
             for place in places:
-                self._order.read(w, shadow, place, order)
+                self._order.observe(w, shadow, place, order)
         clock = self._agents.known(w)
         self._check_grid(w, at, region, clock, "written")
         self._check_write(w, at, shadow, indices, clock, strength, never)
         agent, now = self._order.stamp(w)
         stamps = self._lanes.stamps(w, len(indices))
-        shadow.written(indices, self._base + agent, now, strength, 2 * at, stamps)
+        shadow.record_write(indices, self._base + agent, now, strength, 2 * at, stamps)
         for place in places:
-            self._order.wrote(w, shadow, place, order, len(offsets), is_update=True)
+            self._order.publish(w, shadow, place, order, len(offsets), is_update=True)
 
     # ---- sources of copies
 
@@ -185,7 +185,7 @@ class GlobalRaces(Observer):
         rows = shadow.writers[indices]
         if np.count_nonzero(rows[:, WHO]) and self._check_read(w, at, shadow, indices, rows, clock, 0, proxy) and proxy:
             self._check_lane_alone(w, at, shadow, indices, rows)
-        shadow.read(indices, self._base + until[0], until[1], 0, at, 0, self._seen(clock))
+        shadow.record_read(indices, self._base + until[0], until[1], 0, at, 0, self._seen(clock))
 
     # ---- targets of stores
 
@@ -199,7 +199,7 @@ class GlobalRaces(Observer):
         indices = shadow.granules(offsets, _CHUNK)
         strength = strength_of("relaxed.gpu") if is_reduction else 0
         self._check_write(w, at, shadow, indices, clock, strength, never, proxy=True)
-        shadow.written(indices, self._base + until[0], until[1], strength, 2 * at + 1, 0)
+        shadow.record_write(indices, self._base + until[0], until[1], strength, 2 * at + 1, 0)
         agent, now = self._agents.stamp(w, 1)
         shadow.issued[self._base + until[0], until[1]] = self._base + agent, now
 
@@ -272,7 +272,7 @@ class GlobalRaces(Observer):
         offset = address - region.base
         indices = shadow.granules(_map_chunks(offset), _CHUNK)
         seen = self._seen(self._agents.known(w))
-        shadow.read(indices, self._base + until[0][0], until[0][1], 0, -1, 0, seen)
+        shadow.record_read(indices, self._base + until[0][0], until[0][1], 0, -1, 0, seen)
         uses = shadow.map_uses.setdefault(offset, set())
         uses.add(tuple((self._base + agent, clock) for agent, clock in until))
 

@@ -99,7 +99,7 @@ class LaneRaces(Observer):
             met[lanes] = met[lanes].max(axis=0, initial=0)
         self._bases.pop(w.agent, None)
         if met.max() == _COUNT:
-            self._agents.acquired(w)  # the counter is full
+            self._agents.count_acquire(w)  # the counter is full
 
     def _part_meetings(self, w: Warp) -> Array | None:
         known = self._partly.get(w.agent)

@@ -18,7 +18,7 @@ import numpy as np
 
 from cudatma.emulator.async_copy.groups import Group, Queue
 from cudatma.emulator.async_copy.mbarrier import MBarrier
-from cudatma.emulator.hazards.agents import Agents, Stamp, used
+from cudatma.emulator.hazards.agents import Agents, Stamp, used_granules
 from cudatma.emulator.hazards.findings import Reporter
 from cudatma.emulator.hazards.mbarriers import BarrierRecords
 from cudatma.emulator.hazards.report import Place
@@ -79,7 +79,7 @@ class PeerUses(Observer):
     ) -> None:
         if block is not w.block:
             shadow = self._memory.shadows[block.rank]
-            indices = used(w, at, shadow.granules(offsets, size), len(offsets), size)
+            indices = used_granules(w, at, shadow.granules(offsets, size), len(offsets), size)
             stamps = self._agents.stamps(w, indices, len(offsets), together)
             self._used(w, at, block, shadow.bytes_of(indices), stamps, "this read")
 

@@ -124,7 +124,7 @@ class MBarriers(Observer):
         self._races.check_write(w, at, shadow, indices, self._agents.known(w))
         shadow.is_barrier[indices] = True
         stamp = self._agents.stamp(w, 1)
-        shadow.written(indices, *stamp, at, False)
+        shadow.record_write(indices, *stamp, at, False)
         self._records.begin(w, at, barrier, lanes, stamp)
 
     def mbarrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
@@ -133,7 +133,7 @@ class MBarriers(Observer):
         shadow = self._memory.shadows[barrier.block.rank]
         indices = shadow.granules(np.array([barrier.offset]), 8)
         shadow.is_barrier[indices] = False
-        shadow.written(indices, *self._agents.stamp(w, 1), at, False)
+        shadow.record_write(indices, *self._agents.stamp(w, 1), at, False)
 
     def mbarrier_used(self, w: Warp, at: int, barrier: MBarrier, what: str) -> None:
         """Check that a use is ordered after the init."""

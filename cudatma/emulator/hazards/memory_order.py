@@ -49,7 +49,7 @@ class MemoryOrder:
                 ready = clock.bare()
                 far.fenced[scope] = agents.without_unmet(w, ready, alone)
         if "release" not in parts:
-            agents.acquired(w)
+            agents.count_acquire(w)
         agents.advance(w)
 
     def stamp(self, w: Warp) -> tuple[int, int]:
@@ -66,7 +66,7 @@ class MemoryOrder:
         keys: list[tuple[int, Any]] = [(0, (self._number, w.block.rank)), (1, self._number), (2, None)]
         return keys[:strength]
 
-    def wrote(self, w: Warp, shadow: Flags, place: int, order: str, lanes: int, *, is_update: bool) -> None:
+    def publish(self, w: Warp, shadow: Flags, place: int, order: str, lanes: int, *, is_update: bool) -> None:
         """Publish at a granule what a strong write releases.
 
         ``is_update`` marks an atomic operation, which keeps what was published before it.
@@ -99,7 +99,7 @@ class MemoryOrder:
         if now is not None:
             agents.advance(w)
 
-    def read(self, w: Warp, shadow: Flags, place: int, order: str) -> None:
+    def observe(self, w: Warp, shadow: Flags, place: int, order: str) -> None:
         """Acquire what is published at a granule that a strong read observes, or keep it until a fence acquires it."""
         entry: Published | None = shadow.published.get(place)
         if not entry:
@@ -113,4 +113,4 @@ class MemoryOrder:
                     else:
                         clock.note(scope, number, known, self._number)
         if now:
-            self._agents.acquired(w)
+            self._agents.count_acquire(w)

@@ -81,7 +81,7 @@ class Shadow:
         """Return the bytes of some granules, as a hazard's place."""
         return "bytes", self.rank, int(indices.min()), int(indices.max())
 
-    def read(self, indices: Array, agent: int, clock: int, at: int, strong: bool = False) -> None:
+    def record_read(self, indices: Array, agent: int, clock: int, at: int, strong: bool = False) -> None:
         """Record a read, which is ``strong`` if it is volatile, relaxed or acquiring."""
         self._row(agent, strong)[indices] = clock << _AT_BITS | at
 
@@ -122,8 +122,7 @@ class Shadow:
         reads = [int(self.reads[row, granule]) for row, agent in enumerate(self.row_agents) if agent in agents]
         return max(reads) & (1 << _AT_BITS) - 1 if max(reads, default=0) else -1
 
-    def written(self, indices: Array, agent: int, clock: int, at: int, is_async: bool) -> None:
-        """Record a write."""
+    def record_write(self, indices: Array, agent: int, clock: int, at: int, is_async: bool) -> None:
         self._record(indices, agent, clock, at, is_async)
         if self._copies:
             self.writer_clock[indices[self.in_flight[indices] != 0]] = _NEVER
@@ -135,20 +134,20 @@ class Shadow:
         self.is_async[indices] = is_async
         self.strength[indices] = 0
 
-    def copy_issued(self, indices: Array, number: int) -> None:
-        """Mark bytes as being written by a copy."""
+    def begin_copy(self, indices: Array, number: int) -> None:
+        """Mark bytes as being written by copy ``number``."""
         self._copies += 1
         self.in_flight[indices] = number
         self.writer_clock[indices] = _NEVER
 
-    def copy_landed(self, indices: Array, number: int, agent: int, clock: int, at: int, is_async: bool) -> None:
+    def end_copy(self, indices: Array, number: int, agent: int, clock: int, at: int, is_async: bool) -> None:
         """Record that a copy has written its bytes, except those that a later copy will write."""
         self._copies -= 1
         landed = indices[self.in_flight[indices] == number]
         self.in_flight[landed] = 0
         self._record(landed, agent, clock, at, is_async)
 
-    def issued(self, until: tuple[int, int], flight: Flight) -> None:
+    def record_issue(self, until: tuple[int, int], flight: Flight) -> None:
         """Note who issued a copy. ``until`` is the agent and clock that are recorded as the writer of its bytes."""
         ends = int(flight.indices.min()), int(flight.indices.max())
         self.issuers.setdefault(until, []).append((*ends, *flight.issuer))

@@ -94,7 +94,7 @@ class Synchronization(Observer):
     def cluster_waited(self, w: Warp) -> None:
         for clock in self._agents.learners(w):
             clock.join(self._cluster_done)
-        self._agents.acquired(w)
+        self._agents.count_acquire(w)
 
     # ---- mbarriers
 
@@ -160,7 +160,7 @@ class Synchronization(Observer):
                 if acquires(order):
                     _perform(clock, remote)
         if acquires(order):
-            self._agents.acquired(w)
+            self._agents.count_acquire(w)
 
     # ---- waits for copies
 
@@ -228,7 +228,7 @@ class Synchronization(Observer):
         self._agents.advance(w)
 
     def map_fence(self, w: Warp, addresses: set[int], scope: int) -> None:
-        """Make edits of the tensor maps at these addresses visible to their uses."""
+        """Make edits of the tensor maps at these addresses visible."""
         for clock in self._agents.learners(w):
             known = clock.bare()
             clock.beyond().maps.update({(address, scope): known for address in addresses})

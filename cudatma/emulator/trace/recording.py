@@ -129,7 +129,7 @@ class Recording(Observer):
         return event
 
     def _group(self, copy: Copy) -> Event:
-        """Return the event of a cp.async: its group's."""
+        """Return the event of a cp.async's group."""
         event = self._groups.get(copy.group)
         if event is None:
             event = self._groups[copy.group] = self._at("cp.async", "cp.async group", copy.w, copy.at)
