@@ -197,8 +197,8 @@ class EmulatedModule:
         resident_clusters : int, default 132
             Number of clusters that are live at a time, unless all of them wait for clusters that have not started.
         registers : int, optional
-            Registers per thread at the start of the kernel, as in its cubin; 0 makes setmaxnreg have no effect, as
-            ptxas does. Default: the value that .maxnreg and the launch bounds imply.
+            Registers per thread at the start of the kernel, as in its cubin. With 0, setmaxnreg has no effect, as if
+            ptxas had ignored it. Default: the value that .maxnreg and the launch bounds imply.
         trace : Trace, optional
             Records the events of the last schedule, or of the first one with a hazard.
         progress : callable, optional
