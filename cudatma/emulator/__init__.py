@@ -1,7 +1,7 @@
-"""Runs PTX on the CPU: warps, TMA, mbarriers, tensor cores, adversarial schedules, and what is wrong with a kernel.
+"""Run PTX on the CPU, with warps, TMA, mbarriers and tensor cores, and report what is wrong with a kernel.
 
->>> module = load(ptx_text)
->>> report = module.launch("my_kernel", grid=1, block=128, args=(array, 64), schedules=10)
+A kernel runs under several adversarial schedules, so that races and missing waits show. `load` parses PTX,
+`EmulatedModule.launch` runs a kernel on NumPy arrays and returns a `Report`.
 """
 
 from cudatma.emulator.api import EmulatedModule, load

@@ -1,4 +1,4 @@
-"""Load PTX, launch its kernels on NumPy arrays, get a report."""
+"""Load PTX and launch its kernels on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import cudatma.emulator.instructions  # noqa: F401
 from cudatma.emulator.errors import EmulatorError, ResidencyError, StepLimitError, TrapError
 from cudatma.emulator.hazards.checks import checks_of
-from cudatma.emulator.hazards.findings import Findings, Found, lines_of, report_deadlock, trapped_at
+from cudatma.emulator.hazards.findings import Findings, StopRun, lines_of, report_deadlock, trapped_at
 from cudatma.emulator.hazards.global_memory import prepare
 from cudatma.emulator.hazards.report import CAUSES, Report
 from cudatma.emulator.instructions import unsupported
@@ -34,7 +34,7 @@ from cudatma.target import TARGETS, Target, get_target
 
 Lines = Mapping[str, Mapping[int, str]]
 
-#: Segments after which a launch is given up as endless: minutes, where they are short.
+#: Default limit of a schedule's segments; with short segments it takes minutes to reach.
 STEP_LIMIT = 5_000_000
 MAX_THREADS = 1024
 MAX_GRID, MAX_BLOCK = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
@@ -43,16 +43,68 @@ MAX_SHARED_BYTES = 227 << 10
 
 
 def load(ptx: str, *, lines: Lines | None = None) -> EmulatedModule:
-    """Parse PTX text.
+    """Parse PTX and prepare its kernels for the CPU.
 
-    lines: file name -> line number -> text of the sources that it was compiled from, which hazards then quote.
-    Raises PtxError if the text is not PTX.
+    Parameters
+    ----------
+    ptx : str
+        PTX text.
+    lines : mapping, optional
+        Sources of the PTX, as file name -> line number -> text. Reports quote these lines.
+
+    Returns
+    -------
+    EmulatedModule
+        The module, with its variables initialized.
+
+    Raises
+    ------
+    PtxError
+        If the text is not valid PTX.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cudatma import emulator
+    >>> ptx = '''
+    ... .version 8.0
+    ... .target sm_90
+    ... .address_size 64
+    ... .visible .entry twice(.param .u64 x)
+    ... {
+    ...     .reg .b32 %r<3>;
+    ...     .reg .b64 %rd<4>;
+    ...     ld.param.u64 %rd1, [x];
+    ...     mov.u32 %r1, %tid.x;
+    ...     mul.wide.u32 %rd2, %r1, 4;
+    ...     add.s64 %rd3, %rd1, %rd2;
+    ...     ld.global.u32 %r2, [%rd3];
+    ...     add.s32 %r2, %r2, %r2;
+    ...     st.global.u32 [%rd3], %r2;
+    ...     ret;
+    ... }
+    ... '''
+    >>> x = np.arange(4, dtype=np.int32)
+    >>> print(emulator.load(ptx).launch("twice", grid=1, block=4, args=(x,)))
+    twice: no hazard in 2 schedules
+    >>> x
+    array([0, 2, 4, 6], dtype=int32)
     """
     return EmulatedModule(ptx, lines=lines)
 
 
 class EmulatedModule:
-    """A PTX module whose kernels run on the CPU. Variables of the module keep their values between launches."""
+    """A PTX module whose kernels run on the CPU.
+
+    Variables of the module keep their values between launches. Use `load` to create a module.
+
+    Parameters
+    ----------
+    ptx : str
+        PTX text.
+    lines : mapping, optional
+        Sources of the PTX, as file name -> line number -> text.
+    """
 
     def __init__(self, ptx: str, *, lines: Lines | None = None) -> None:
         self.image = Image(parse(ptx))
@@ -66,11 +118,22 @@ class EmulatedModule:
 
     @property
     def globals(self) -> Variables:
-        """The module's ``__device__`` and ``__constant__`` variables: ``module.globals["x"] = array`` sets one."""
+        """The ``__device__`` and ``__constant__`` variables by name; ``module.globals["x"] = array`` sets one."""
         return Variables(self.image.variables)
 
     def variable(self, name: str) -> Array:
-        """The bytes of a global or constant variable, (n,) uint8, writable; ``globals`` has them all."""
+        """Return the memory of a global or constant variable.
+
+        Parameters
+        ----------
+        name : str
+            Name of the variable.
+
+        Returns
+        -------
+        ndarray
+            The variable's bytes, shape (n,), dtype uint8. Writing to it changes the variable.
+        """
         return self.globals[name]
 
     def launch(
@@ -99,30 +162,78 @@ class EmulatedModule:
     ) -> Report:
         """Run a kernel under several schedules and report its hazards.
 
-        name: an entry, mangled or plain, or a part of its name that only one has. grid, block, cluster: thread blocks,
-        threads of a thread block, CTAs of a cluster; an int or up to three. args: NumPy arrays (their memory is the
-        device's), numbers, structures, bytes, tensor maps. arrays: more memory that the kernel reaches through
-        addresses. shared_bytes: dynamic shared memory.
-        schedules: how many; number 0 is in order, number 1 most delayed, further ones draw from ``seed``; each starts
-        from the same array contents. replay: run this schedule alone. hazards: "raise" (HazardError with all findings),
-        "collect" (in the report) or "off". target: whose limits apply; by default the module's. step_limit: segments of
-        one schedule. resident_clusters: how many clusters are live at a time, unless all of them wait for clusters that
-        have not started.
-        registers: of a thread when the kernel begins, as its cubin has them (0: ptxas ignores setmaxnreg); by default
-        what .maxnreg and the launch bounds say. trace: records the events of the last schedule, or of the first with
-        a hazard. progress: called with the number of finished schedules and the steps of the running one (0 between
-        schedules), after each schedule and from time to time during a long one. By default, launches longer than
-        5 seconds show their progress on stderr if it is a terminal. stop_at: kinds of hazard; a schedule ends at the
-        first one, even if the kernel has not written its results yet.
+        Parameters
+        ----------
+        name : str
+            An entry: its mangled or plain name, or a part that only one entry's name contains.
+        grid, block : int or sequence of int
+            Thread blocks of the grid and threads of a block, one to three extents.
+        args : sequence, optional
+            Kernel arguments: NumPy arrays (passed as addresses), numbers, structures, bytes or tensor maps.
+        cluster : int or sequence of int, optional
+            CTAs of a cluster. Default: the cluster that the kernel declares, or one CTA.
+        shared_bytes : int, default 0
+            Dynamic shared memory.
+        schedules : int, default 2
+            Number of schedules. Number 0 runs in order, number 1 delays asynchronous work as much as possible, and
+            further ones are random. Each starts from the same contents of the arrays.
+        seed : int, default 0
+            Seed of the random schedules.
+        replay : int, optional
+            Run only the schedule with this number.
+        hazards : {"raise", "collect", "off"}, default "raise"
+            Raise a HazardError with all findings, return them in the report, or skip the checks.
+        arrays : sequence of ndarray, optional
+            Further memory that the kernel reaches through addresses.
+        programmatic : bool, default False
+            Check the kernel as a programmatic dependent launch: the previous grid may still run, so all writes to
+            global memory and all reads of `produced_by_previous` must follow griddepcontrol.wait.
+        produced_by_previous : sequence of ndarray, optional
+            Arrays that the previous grid writes. Implies `programmatic`.
+        target : str or Target, optional
+            Target whose limits apply. Default: the module's.
+        step_limit : int, default 5000000
+            Maximum number of segments in a schedule.
+        resident_clusters : int, default 132
+            Number of clusters that are live at a time, unless all of them wait for clusters that have not started.
+        registers : int, optional
+            Registers per thread at the start of the kernel, as in its cubin. With 0, setmaxnreg has no effect, as if
+            ptxas had ignored it. Default: the value that .maxnreg and the launch bounds imply.
+        trace : Trace, optional
+            Records the events of the last schedule, or of the first one with a hazard.
+        progress : callable, optional
+            Called with the number of finished schedules and the steps of the running one, after each schedule and from
+            time to time during a long one. Default: launches longer than 5 seconds show their progress on stderr if it
+            is a terminal.
+        stop_at : iterable of str, optional
+            Kinds of hazard that end a schedule when the first one is found, possibly before the kernel has written its
+            results.
 
-        programmatic: as in a programmatic dependent launch, the previous grid may still run: all writes to global
-        memory, and all reads of the arrays ``produced_by_previous``, must come after griddepcontrol.wait. Arrays there
-        imply ``programmatic``; launch_dependents has no effect on its own grid.
+        Returns
+        -------
+        Report
+            Hazards and warnings of all schedules.
 
-        Raises ArgumentError for a launch that cannot work, PtxError, TrapError for what the hardware would stop,
-        StepLimitError, ResidencyError and HazardError. After a HazardError of a kernel that ran to its end, arrays and
-        variables hold what the last schedule wrote; after any other exception, Ctrl-C included, what they held
-        before the launch.
+        Raises
+        ------
+        ArgumentError
+            If the launch is invalid.
+        PtxError
+            If the kernel contains an instruction that the emulator does not support.
+        TrapError
+            If a GPU would stop the kernel.
+        StepLimitError
+            If a schedule exceeds `step_limit`.
+        ResidencyError
+            If CTAs wait for more CTAs than fit into memory.
+        HazardError
+            If there are hazards and `hazards` is "raise".
+
+        Notes
+        -----
+        After a HazardError of a kernel that ran to its end, arrays and variables hold the results of the last schedule.
+        After any other exception, Ctrl-C included, they hold their contents from before the launch. launch_dependents
+        has no effect on its own grid.
         """
         program = self.image.entry(name)
         if hazards not in ("raise", "collect", "off"):
@@ -177,28 +288,28 @@ class EmulatedModule:
 
         setup.observe = observe
         report = Report(program.function.name, 1 if replay is not None else schedules)
-        before = _snapshot(memory)
-        shown = progress_line(program.function.name, report.schedules) if progress is None else nullcontext(progress)
-        with shown as show:
+        initial = _snapshot(memory)
+        display = progress_line(program.function.name, report.schedules) if progress is None else nullcontext(progress)
+        with display as show:
             try:
                 for done, number in enumerate([replay] if replay is not None else range(schedules)):
                     if done:
-                        memory.restore(before)
+                        memory.restore(initial)
                     setup.show_steps = partial(show, done)
                     launch = GridLaunch(setup, number, seed)
-                    for each in traces:
-                        each.begin(launch)
+                    for recording in traces:
+                        recording.begin(launch)
                     is_endless = False
-                    with suppress(Found):
+                    with suppress(StopRun):
                         is_endless = self._run_one(launch, report, findings, hazards)
                     if findings.hazards():
                         traces.clear()
                     show(done + 1, 0)
-                    if is_endless:  # other schedules would search as long for the same loop
+                    if is_endless:  # other schedules would spend as long on the same loop
                         report.schedules = done + 1
                         break
             except BaseException:
-                memory.restore(before)
+                memory.restore(initial)
                 raise
         report.hazards, report.warnings = findings.hazards(), findings.warnings()
         if hazards == "raise" and report.hazards:
@@ -228,8 +339,8 @@ class EmulatedModule:
             located = _located(launch, error)
             if not findings.hazards():
                 raise located from None
-            found = "\n".join(map(str, findings.hazards()))
-            raise HazardError(f"{found}\nthen the kernel stopped: {located}", findings.hazards()) from error
+            hazards_text = "\n".join(map(str, findings.hazards()))
+            raise HazardError(f"{hazards_text}\nthen the kernel stopped: {located}", findings.hazards()) from error
         except (
             ArithmeticError,
             AttributeError,
@@ -252,12 +363,12 @@ class EmulatedModule:
             launch.unmap()
             report.steps += launch.scheduler.steps
             report.printed = report.printed or launch.printed
-            report.unchecked += [what for what in launch.unchecked if what not in report.unchecked]
+            report.unchecked += [note for note in launch.unchecked if note not in report.unchecked]
         return False
 
 
 def _located(launch: Launch, error: TrapError) -> TrapError:
-    """The error with its instruction, source line, block and warp."""
+    """Return the error with its instruction, source line, block and warp."""
     split, at = trapped_at(launch, error)
     program = split.frame.program
     instruction = program.instruction(at)
@@ -270,7 +381,7 @@ def _located(launch: Launch, error: TrapError) -> TrapError:
 
 
 def _dependence(memory: GlobalMemory, programmatic: bool, produced: Sequence[Any]) -> dict[str, Any]:
-    """Return what hazard checks need to know of the previous grid. Raises ArgumentError for what is no array."""
+    """Return the facts about the previous grid that hazard checks need, or raise ArgumentError."""
     bases = set()
     for position, array in enumerate(produced):
         region = memory.find(memory.add(array, f"produced_by_previous[{position}]"))
@@ -279,9 +390,9 @@ def _dependence(memory: GlobalMemory, programmatic: bool, produced: Sequence[Any
     return {"programmatic": bool(programmatic) or bool(bases), "produced": bases}
 
 
-def _natural(field: str, value: object, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ArgumentError(field, value, f"an integer from {least} on")
+def _natural(field: str, value: object, minimum: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
+        raise ArgumentError(field, value, f"an integer, at least {minimum}")
     return int(value)
 
 
@@ -291,19 +402,19 @@ def _snapshot(memory: GlobalMemory) -> dict[int, Array]:
     except MemoryError:
         size = sum(region.size for region in memory.regions() if region.is_writable)
         raise ArgumentError(
-            "args", f"{size} writable bytes", "as many as can be held twice", "what a launch starts from is kept"
+            "args", f"{size} writable bytes", "arrays that fit into memory twice", "a launch keeps a copy of them"
         ) from None
 
 
 def _shape(field: str, value: int | Sequence[int]) -> Dim:
-    """One to three positive extents as three."""
+    """Return one to three positive extents as a tuple of three."""
     parts = (value,) if isinstance(value, int | np.integer) or not isinstance(value, Iterable) else tuple(value)
     if not 1 <= len(parts) <= 3 or any(isinstance(p, bool) or not isinstance(p, int | np.integer) for p in parts):
         raise ArgumentError(field, value, "one to three integers")
-    whole = (*(int(p) for p in parts), 1, 1)[:3]
-    if min(whole) < 1 or max(whole) >= 1 << 31:
-        raise ArgumentError(field, value, "extents of 1 and more, below 2**31")
-    return whole[0], whole[1], whole[2]
+    extents = (*(int(p) for p in parts), 1, 1)[:3]
+    if min(extents) < 1 or max(extents) >= 1 << 31:
+        raise ArgumentError(field, value, "extents from 1 to 2**31 - 1")
+    return extents[0], extents[1], extents[2]
 
 
 def _own_cluster(directives: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
@@ -311,21 +422,21 @@ def _own_cluster(directives: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _target_of(target: str | Target | None, own: str) -> Target | None:
-    """The target whose limits apply; None where the module names an architecture that the table lacks."""
+    """Return the target whose limits apply, or None if the module's architecture is unknown."""
     if target is not None:
         return get_target(target)
     return TARGETS.get(own)
 
 
 def _check_setup(setup: Setup, target: Target | None, static_bytes: int) -> None:
-    """What cuLaunchKernelEx would refuse. Raises ArgumentError."""
+    """Raise ArgumentError if cuLaunchKernelEx would refuse the launch."""
     threads = setup.block[0] * setup.block[1] * setup.block[2]
     limit = min(MAX_THREADS, *[_product(setup.program.function.directives.get("maxntid", ())) or MAX_THREADS])
     if threads > limit:
         raise ArgumentError("block", setup.block, f"at most {limit} threads")
-    for field, shape, largest in (("grid", setup.grid, MAX_GRID), ("block", setup.block, MAX_BLOCK)):
-        if any(extent > allowed for extent, allowed in zip(shape, largest, strict=True)):
-            raise ArgumentError(field, shape, f"at most {largest}")
+    for field, shape, max_shape in (("grid", setup.grid, MAX_GRID), ("block", setup.block, MAX_BLOCK)):
+        if any(extent > allowed for extent, allowed in zip(shape, max_shape, strict=True)):
+            raise ArgumentError(field, shape, f"at most {max_shape}")
     required = setup.program.function.directives.get("reqntid")
     if required and tuple([*required, 1, 1][:3]) != setup.block:
         raise ArgumentError("block", setup.block, f".reqntid {required}")
@@ -333,22 +444,22 @@ def _check_setup(setup: Setup, target: Target | None, static_bytes: int) -> None
     for axis in range(3):
         if setup.grid[axis] % setup.cluster[axis]:
             raise ArgumentError("cluster", setup.cluster, f"a divisor of the grid {setup.grid} on each axis")
-    most = target.max_cluster_blocks if target is not None else 8
-    if blocks > max(most, 16 if most == 8 else most):
+    max_blocks = target.max_cluster_blocks if target is not None else 8
+    if blocks > max(max_blocks, 16 if max_blocks == 8 else max_blocks):
         raise ArgumentError(
-            "cluster", setup.cluster, f"at most {most} CTAs on {target.name if target else 'this target'}"
+            "cluster", setup.cluster, f"at most {max_blocks} CTAs on {target.name if target else 'this target'}"
         )
     if setup.program.param_bytes > MAX_PARAM_BYTES:
         raise ArgumentError("args", f"{setup.program.param_bytes} bytes of parameters", f"at most {MAX_PARAM_BYTES}")
     if setup.program.local_bytes > MAX_LOCAL_BYTES:
-        raise ArgumentError("local", f"{setup.program.local_bytes} bytes a thread", f"at most {MAX_LOCAL_BYTES}")
+        raise ArgumentError("local", f"{setup.program.local_bytes} bytes per thread", f"at most {MAX_LOCAL_BYTES}")
     total = static_bytes + setup.dynamic_bytes
     if total > MAX_SHARED_BYTES:
-        raise ArgumentError("shared_bytes", f"{total} bytes with the static ones", f"at most {MAX_SHARED_BYTES}")
+        raise ArgumentError("shared_bytes", f"{total} bytes with static memory", f"at most {MAX_SHARED_BYTES}")
     if target is not None and total > target.smem_per_block_bytes:
         raise ArgumentError(
             "shared_bytes",
-            f"{total} bytes with the static ones",
+            f"{total} bytes with static memory",
             f"at most {target.smem_per_block_bytes} on {target.name}",
         )
 

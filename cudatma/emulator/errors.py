@@ -1,4 +1,4 @@
-"""Errors of the emulator alone."""
+"""Exceptions of the emulator."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from cudatma.errors import CudaTmaError
 
 
 class PtxError(CudaTmaError, ValueError):
-    """PTX cannot be parsed, or contains an instruction that the emulator does not support.
+    """Raised for PTX that is malformed, or that contains an instruction the emulator does not support.
 
-    Attributes
+    Parameters
     ----------
-    line : int
-        Line of the PTX, from 1; 0 if the error concerns no line.
-    source : str
-        Place in the source from ``.loc``, such as "file.cu:12", or "".
-    text : str
+    message : str
+        What is wrong.
+    line : int, default 0
+        Line of the PTX text, counted from 1; 0 if unknown.
+    source : str, default ""
+        Source line from ``.loc``, such as ``"file.cu:12"``.
+    text : str, default ""
         The statement.
     """
 
@@ -32,18 +34,22 @@ class PtxError(CudaTmaError, ValueError):
 
 
 class EmulatorError(CudaTmaError, RuntimeError):
-    """A run cannot continue: a trap, the step limit, or an address that cannot be resolved."""
+    """Raised when a run cannot continue, for example at a deadlock with hazard checks off."""
 
 
 class TrapError(EmulatorError):
-    """The kernel did what causes a trap on a GPU, such as an illegal instruction or address.
+    """Raised for an instruction or address that stops the kernel on a GPU.
 
-    Attributes
+    As on a GPU, the launch is lost.
+
+    Parameters
     ----------
-    error : str
-        Name of the CUresult that a GPU gives, without ``CUDA_ERROR_``.
-    at : int
-        Index of the instruction in the body of its function; -1 for the last one of its segment.
+    message : str
+        What is wrong.
+    error : str, default "ILLEGAL_INSTRUCTION"
+        The CUresult that a GPU returns, without ``CUDA_ERROR_``.
+    at : int, default -1
+        Index of the instruction in the body of its function; -1 for the last instruction of its segment.
     """
 
     def __init__(self, message: str, error: str = "ILLEGAL_INSTRUCTION", at: int = -1) -> None:
@@ -52,17 +58,27 @@ class TrapError(EmulatorError):
 
 
 class StepLimitError(EmulatorError):
-    """The kernel ran longer than the step limit: it has an endless loop, or the limit is too low."""
+    """Raised when a schedule exceeds the step limit: the kernel loops forever, or the limit is too low."""
 
 
 class ResidencyError(EmulatorError):
-    """CTAs wait for CTAs that have not started, and no more fit into memory; a GPU would not keep them resident."""
+    """Raised when live CTAs fill the memory and all wait for CTAs that have not started.
+
+    No GPU keeps that many CTAs resident.
+
+    Parameters
+    ----------
+    live : int
+        Number of live CTAs.
+    live_bytes, most_bytes : int
+        Bytes of emulated state that they occupy, and that they may occupy.
+    """
 
     def __init__(self, live: int, live_bytes: int, most_bytes: int) -> None:
         self.live, self.live_bytes, self.most_bytes = live, live_bytes, most_bytes
         super().__init__(
-            f"grid: {live} CTAs are live, take {live_bytes >> 20} MiB, and all wait for CTAs that have not started; "
-            f"live CTAs may take {most_bytes >> 20} MiB. Wait only for CTAs that a GPU keeps resident at the same time"
+            f"grid: {live} live CTAs occupy {live_bytes >> 20} MiB and all wait for CTAs that have not started; "
+            f"live CTAs may occupy {most_bytes >> 20} MiB. Wait only for CTAs that a GPU keeps resident simultaneously"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,5 +1,6 @@
-"""Which instructions there are: the import registers what writes each; which of a file the emulator runs, and which a
-target lacks. Source: PTX ISA, "Target ISA Notes" of each instruction.
+"""Register all instructions, and determine which ones the emulator supports and which ones a target lacks.
+
+Source: PTX ISA, "Target ISA Notes" of each instruction.
 """
 
 from __future__ import annotations
@@ -28,8 +29,15 @@ from cudatma.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """covered: opcode -> how often it occurs in the file. missing: (function, what is wrong) of every instruction that
-    cannot be emulated."""
+    """Instructions of a PTX file, divided by whether the emulator supports them.
+
+    Parameters
+    ----------
+    covered : dict of str to int
+        Number of occurrences of each supported opcode.
+    missing : tuple of (str, PtxError)
+        The function and the error of each instruction that is not supported.
+    """
 
     covered: dict[str, int]
     missing: tuple[tuple[str, PtxError], ...]
@@ -43,7 +51,30 @@ class Coverage:
 
 
 def coverage(ptx: str) -> Coverage:
-    """Try every instruction of every function. Raises PtxError where the file cannot be parsed at all."""
+    """Find the instructions of a PTX file that the emulator supports, without running it.
+
+    Parameters
+    ----------
+    ptx : str
+        PTX text.
+
+    Returns
+    -------
+    Coverage
+        Supported and unsupported instructions of all functions.
+
+    Raises
+    ------
+    PtxError
+        If the text cannot be parsed.
+
+    Examples
+    --------
+    >>> from cudatma import emulator
+    >>> result = emulator.coverage(".version 8.0 .target sm_90 .address_size 64 .entry f() { ret; }")
+    >>> result.covered, result.missing
+    ({'ret': 1}, ())
+    """
     module = parse(ptx)
     covered: Counter[str] = Counter()
     missing: list[tuple[str, PtxError]] = []
@@ -69,7 +100,7 @@ def coverage(ptx: str) -> Coverage:
 
 
 def missing_feature(opcode: str, target: Target) -> str:
-    """Return the feature of cudatma.target.FEATURES that an opcode needs and the target lacks; "" if it has all."""
+    """Return the feature of `cudatma.target.FEATURES` that an opcode needs and the target lacks, or ""."""
     parts = opcode.split(".")
     needed = []
     if parts[0] in ("wgmma", "setmaxnreg", "stmatrix"):
@@ -86,7 +117,7 @@ def missing_feature(opcode: str, target: Target) -> str:
 
 
 def unsupported(image: Image, entry: str, target: Target) -> list[tuple[str, int, str]]:
-    """Return (function, index in its body, feature) of each instruction that an entry reaches and the target lacks."""
+    """Return (function, index in its body, feature) of each reachable instruction that the target lacks."""
     features = {opcode: missing_feature(opcode, target) for opcode in image.opcodes(entry)}
     if not any(features.values()):
         return []

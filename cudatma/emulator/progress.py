@@ -1,4 +1,4 @@
-"""The progress of a long launch, on a terminal."""
+"""Progress line of a long launch on a terminal."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-#: Seconds before the line appears, and between two updates.
+#: Seconds until the line appears, and between updates.
 _FIRST_S, _PERIOD_S = 5.0, 1.0
 
 
 def of_next(steps: int) -> str:
-    """Describe the progress of the running schedule; return "" between schedules."""
+    """Return the progress of the running schedule as text, or "" between schedules."""
     return f", {steps:,} steps of the next one" if steps else ""
 
 
 @contextmanager
 def progress_line(kernel: str, total: int) -> Iterator[Callable[[int, int], None]]:
-    """Show on stderr, if it is a terminal, how many of a kernel's ``total`` schedules have run."""
+    """Show how many of a kernel's ``total`` schedules have run, if stderr is a terminal."""
     next_at = time.monotonic() + _FIRST_S
     shown = False
 

@@ -1,8 +1,8 @@
-"""Captures what every registry and probe kernel computes on a GPU.
+"""Capture the results of all registry and probe kernels on a GPU.
 
     python tests/emulator/capture_kernels.py --out FILE.npz
 
-The file has one array for each result of each case of tests/emulator/kernel_cases.py, named "case/result", as bytes.
+The file contains an array of bytes for each result of each case in tests/emulator/kernel_cases.py, named "case/result".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-# The checkout's package and the shared helpers, wherever it is started from.
+# Import the checkout's package and the shared helpers from any working directory.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "shared"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -70,7 +70,7 @@ def main() -> None:
     for name, case in kernel_cases(gpu.target).items():
         try:
             results = case(gpu)
-        except Exception as error:  # the other cases are worth having
+        except Exception as error:  # capture the other cases
             failed.append(f"{name}: {type(error).__name__}: {error}")
             continue
         found |= {f"{name}/{key}": np.ascontiguousarray(value).view(np.uint8) for key, value in results.items()}

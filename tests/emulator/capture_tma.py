@@ -1,11 +1,11 @@
-"""Captures what a GPU does in random TMA operations.
+"""Capture the results of random TMA operations on a GPU.
 
     python tests/emulator/capture_tma.py --cases 6000 --seed 1 --out FOLDER [--limit-traps 150] [--jobs 8]
-    python tests/emulator/capture_tma.py --backend emulator ...       the same questions put to the emulator
+    python tests/emulator/capture_tma.py --backend emulator ...       the same cases on the emulator
 
-tma_h200.jsonl.gz in the folder has one case a line with its ``answer`` (tma_answer.py): hashes of shared and
-global memory afterwards (with what changed, where that is small), what the barrier counted, or the trap or refusal. The
-cases run in child processes; one that traps ends its child, and a new one goes on after it.
+tma_h200.jsonl.gz in the folder has one case per line with its ``answer`` (tma_answer.py): hashes of shared and global
+memory after the operation (with small changes in full), what the barrier counted, or the trap or refusal. The cases run
+in child processes. A trap ends the child, and a new one continues after it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-# The checkout's package, wherever it is started from.
+# Import the checkout's package from any working directory.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tma_cases import Case, cases
@@ -31,16 +31,16 @@ from tma_kernel import TEMPLATE, TmaCase
 from cudatma.build.nvrtc import compile_source
 from cudatma.build.render import render
 
-#: Seconds without an answer after which a child is taken for hung.
+#: Seconds without an answer after which a child counts as hung.
 PATIENCE_S = 40
-#: Children in a row that answer nothing after which a job gives up.
+#: A job gives up after this number of children in a row without an answer.
 DEATHS = 3
-#: Traps of one kind after which the rest of the kind is skipped.
+#: Remaining cases of a kind are skipped after this number of traps.
 TRAPS_OF_A_KIND = 80
 
 
 def kind_of(case: Case) -> str:
-    """What cases that trap alike have in common."""
+    """Return the kind of a case; cases of one kind trap alike."""
     fields = case.get("map", {})
     family = "bulk" if not fields else f"{fields['kind']}{fields['interleave']}"
     action = [*case["op"].split("_"), ""][1]
@@ -48,7 +48,7 @@ def kind_of(case: Case) -> str:
 
 
 class Capture:
-    """The cases, their answers so far, and the traps they took."""
+    """The cases, their answers so far, and the number of traps."""
 
     def __init__(self, asked: list[Case], folder: Path, limit_traps: int) -> None:
         self.asked, self.folder, self.limit = asked, folder, limit_traps
@@ -63,7 +63,7 @@ class Capture:
                 self.traps[kind_of(self.asked[answer["n"]])] += 1
 
     def skip(self, numbers: Iterable[int]) -> list[int]:
-        """The numbers that are still to be asked: those of kinds that trap too often are answered as skipped."""
+        """Return the numbers of the remaining cases, after answering kinds that trap too often as skipped."""
         left = []
         full = self.traps.total() >= self.limit
         for number in numbers:
@@ -77,7 +77,7 @@ class Capture:
         return left
 
     def work(self, numbers: list[int], command: list[str]) -> None:
-        """Ask one child after the other until all numbers are answered."""
+        """Run children one after the other until all numbers are answered."""
         deaths = 0
         while deaths < DEATHS and (numbers := self.skip([n for n in numbers if n not in self.answers])):
             child = subprocess.Popen(
@@ -118,7 +118,7 @@ class Capture:
         return path
 
     def summary(self) -> str:
-        """Counts of the results, by kind where they are not plain."""
+        """Return counts of the results, with their kind if they are not ordinary ones."""
         results = Counter(answer["result"] for answer in self.answers.values())
         lines = [f"{count:6} {result}" for result, count in results.most_common(20)]
         odd: Counter[str] = Counter()
@@ -132,7 +132,7 @@ class Capture:
 
 
 def on_gpu(capture: Capture, jobs: int) -> None:
-    """Ask the GPU in ``jobs`` children at a time."""
+    """Run the cases on the GPU, in ``jobs`` children at a time."""
     from cudatma.target import detect
 
     target = detect()
@@ -151,7 +151,7 @@ def on_gpu(capture: Capture, jobs: int) -> None:
 
 
 def on_emulator(capture: Capture, jobs: int) -> None:
-    """Ask the emulator, in this process."""
+    """Run the cases on the emulator in this process."""
     from tma_replay import EmulatedGpu
 
     gpu = EmulatedGpu()

@@ -1,4 +1,4 @@
-"""What the hazard catalogue's tests share: PTX as macros, and a kernel with and without each of its bugs.
+"""Helpers of the hazard catalogue: PTX as macros, and kernels with and without each of their bugs.
 
 The instructions are macros, so that a hazard's source line is the line of the kernel that uses them.
 """
@@ -77,19 +77,19 @@ struct alignas(64) Map { u8 bytes[128]; };
 """
 
 NAME = "kernel.cu"
-#: Kinds whose reports name the call that is missing.
+#: Kinds whose reports name the missing call.
 ADVISED = ("read_before_load", "wrong_parity", "overwritten_while_read")
 
 
 @lru_cache(maxsize=128)
 def module_of(source: str, defines: tuple[str, ...], target: str = "sm_90a") -> EmulatedModule:
-    """A kernel of the catalogue with some macros defined."""
+    """Return a kernel of the catalogue with some macros defined."""
     text = "".join(f"#define {name}\n" for name in defines) + HEADER + source
     return load(str(compile_source(text, get_target(target), options=("--generate-line-info",)).ptx))
 
 
 def line_of(source: str, defines: tuple[str, ...], mark: str) -> int:
-    """The line of the compiled text that a comment ``//! mark`` ends."""
+    """Return the line of the compiled text that ends with a comment ``//! mark``."""
     text = "".join(f"#define {name}\n" for name in defines) + HEADER + source
     found = [number for number, line in enumerate(text.splitlines(), 1) if re.search(rf"//!.*\b{mark}\b", line)]
     assert len(found) == 1, f"{mark}: {found}"
@@ -98,10 +98,11 @@ def line_of(source: str, defines: tuple[str, ...], mark: str) -> int:
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel ``k`` and its bugs. bugs: macro -> the kind of hazard that it causes, and kinds that may come with it.
+    """A kernel ``k`` and its bugs.
 
-    The line where a bug shows is marked ``//! MACRO`` (none: not checked). arguments makes the launch's arguments and a
-    check of the results of the right kernel. variants: macros that leave the kernel right.
+    ``bugs`` maps a macro to the kind of hazard that it causes, and to other kinds that may occur with it. The line at
+    which a bug shows is marked ``//! MACRO``; without a mark it is not checked. ``arguments`` returns the launch
+    arguments and a check of the correct kernel's results. ``variants`` are macros that keep the kernel correct.
     """
 
     name: str
@@ -116,7 +117,7 @@ class Case:
     variants: tuple[str, ...] = ()
 
     def run(self, *defines: str, schedules: int) -> tuple[Report, bool]:
-        """The report and whether the results are right."""
+        """Return the report and whether the results are right."""
         args, is_right = self.arguments()
         options: dict[str, Any] = {
             name: tuple(args[k] for k in value) if name == "produced_by_previous" else value
@@ -139,9 +140,9 @@ class Case:
 def checks_of(
     cases: Sequence[Case], clean_sweep: int | None = None, bug_sweep: int | None = None
 ) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return a test that the right kernels are clean, and a test that each bug is reported.
+    """Return a test that the correct kernels are clean, and a test that each bug is reported.
 
-    The sweeps are arguments of ``pytest.mark.sweep``: how many cases are quick. None: all.
+    The sweeps are arguments of ``pytest.mark.sweep``: the number of quick cases, or None for all.
     """
 
     @pytest.mark.parametrize(
@@ -167,11 +168,7 @@ def _name(value: Any) -> str:
 
 
 def _check_bug(case: Case, bug: str) -> None:
-    """Check the report of a bug.
-
-    Its kind is the first one, reported once at each place and with all that a report has to name. No kinds but the
-    case's are reported.
-    """
+    """Check that a bug is reported first, once at each place, with a complete report and no unexpected kinds."""
     wanted = case.bugs[bug]
     kinds = (wanted,) if isinstance(wanted, str) else wanted
     report, _ = case.run(bug, schedules=8)

@@ -1,8 +1,8 @@
-"""Compares what a GPU did in TMA operations (tests/emulator/capture_tma.py) with the emulator.
+"""Compare TMA operations captured on a GPU (tests/emulator/capture_tma.py) with the emulator.
 
     python tests/emulator/compare_tma.py CAPTURE.jsonl.gz ... [--sample tests/fixtures/tma/h200.jsonl.gz --count 800]
 
-Prints every kind of case that differs, and the number of cases. --sample: also writes a sample, every kind in it.
+Prints every kind of case that differs, and the number of cases. --sample also writes a sample that contains every kind.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-# The checkout's package, wherever it is started from.
+# Import the checkout's package from any working directory.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tma_direct import answer
 
-#: What is compared of an operation that ended.
+#: Compared fields of an operation that ended.
 RESULTS = ("counted", "done", "gmem", "smem", "map")
 
 
 def read_cases(path: Path) -> list[dict[str, Any]]:
-    """The cases of a capture that were asked: with an answer that is neither "skipped" nor "lost"."""
+    """Return the cases of a capture with an answer other than "skipped" and "lost"."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         cases = [json.loads(line) for line in lines]
     return [case for case in cases if not case["answer"]["result"].startswith(("skipped", "lost"))]
 
 
 def difference(case: dict[str, Any], mine: dict[str, Any]) -> str:
-    """What differs between the GPU's answer and the emulator's; empty where nothing does."""
+    """Return the difference between the GPU's answer and the emulator's, or ""."""
     gpu = case["answer"]
     if gpu["result"].startswith("refused") and mine["result"].startswith("refused"):
         return ""
@@ -44,19 +44,19 @@ def difference(case: dict[str, Any], mine: dict[str, Any]) -> str:
 
 
 def as_list(value: object) -> object:
-    """A count of one block stands alone in the first captures."""
+    """Convert a count of one block, which the first captures store without a list."""
     return value if isinstance(value, list) else [value]
 
 
 def kind_of(case: dict[str, Any]) -> tuple[str, ...]:
-    """What a sample should have of everything: why a case is asked, operation, interleave, type."""
+    """Return the properties that a sample must cover: tag, operation, interleave, type."""
     fields = case.get("map", {})
     action = case["op"].rsplit("_", 1)[0] if fields else case["op"]
     return case["tag"], action, str(fields.get("interleave", "")), case["dtype"] if fields else ""
 
 
 def sample(cases: Iterable[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """``count`` cases, one of each kind first, then others; without the bytes, which the hashes stand for."""
+    """Return ``count`` cases, one of each kind first; hashes replace the bytes."""
     by_kind = defaultdict(list)
     for case in cases:
         by_kind[kind_of(case)].append(case)

@@ -1,4 +1,4 @@
-"""Broken PTX by rule, and a runner that lets it load and launch: whatever happens must be a report or a typed error."""
+"""Generate broken PTX, and load and launch it: the outcome must be a report or a typed error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cudatma.errors import CudaTmaError
 
 STEP_LIMIT = 1500
 _TOKENS = re.compile(r"[\w.$%:]+|[^\w\s]|\s+")
-#: What a mutation may put in the place of a token.
+#: Replacements for a token.
 _STRANGE = (
     *("", " ", "\0", "\r\n", "é", "\u2028", "\ud800", "{", "}", "(", ")", "[", "]", "@", "!", "|", "_", "-", "+", ";"),
     *("%r1", "%p1", "%rd1", "%f1", "%r999999999999", "%tid.x", "%nosuch", "$L__BB0_1", "0", "-1", "1", "31", "32"),
@@ -28,7 +28,7 @@ _STRANGE = (
 
 
 def arguments(module: EmulatedModule, entry: str) -> list[Any]:
-    """Something for every parameter: arrays for pointers, tensor maps for 128 bytes, small numbers for the rest."""
+    """Return an argument for each parameter: an array, a tensor map (128 bytes) or a small number."""
     values: list[Any] = []
     for position, param in enumerate(module.module.functions[entry].params):
         if param.size_bytes == 8:
@@ -42,7 +42,7 @@ def arguments(module: EmulatedModule, entry: str) -> list[Any]:
 
 
 def attempt(text: Any, *, grid: Any = 2, block: Any = 64, **options: Any) -> str:
-    """Load and launch every kernel; "report" or the name of the typed error. Anything else, warnings too, goes up."""
+    """Load and launch every kernel; return "report" or the name of the typed error, and let other exceptions pass."""
     chosen = {"schedules": 2, "hazards": "collect", "step_limit": STEP_LIMIT, "shared_bytes": 4096, **options}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -79,7 +79,7 @@ def _random_characters(text: str, rng: random.Random) -> str:
 
 
 def _tokens(change: Callable[[list[str], int, random.Random], None]) -> Callable[[str, random.Random], str]:
-    """A mutation of some tokens of the part after the parameters."""
+    """Mutate some tokens after the parameters."""
 
     def mutate(text: str, rng: random.Random) -> str:
         tokens = _TOKENS.findall(text)
@@ -105,7 +105,7 @@ def _swap(tokens: list[str], at: int, rng: random.Random) -> None:
 
 
 def _take_another(tokens: list[str], at: int, rng: random.Random) -> None:
-    """A token of the same first letter from elsewhere: registers, opcodes and directives change places."""
+    """Return another token with the same first letter, which exchanges registers, opcodes and directives."""
     like = [t for t in tokens if t[:1] == tokens[at][:1]] if tokens[at] else [""]
     tokens[at] = rng.choice(like)
 
@@ -115,7 +115,7 @@ def _strange(tokens: list[str], at: int, rng: random.Random) -> None:
 
 
 def _lines(text: str, rng: random.Random) -> str:
-    """Whole statements are dropped, doubled or moved: mostly still PTX."""
+    """Drop, double or move whole statements; the result is mostly still PTX."""
     lines = text.split("\n")
     for _ in range(rng.choice((1, 2, 5))):
         at, to = rng.randrange(len(lines)), rng.randrange(len(lines))
@@ -130,7 +130,7 @@ def _lines(text: str, rng: random.Random) -> str:
 
 
 def _opcode(text: str, rng: random.Random) -> str:
-    """Modifiers of one opcode are dropped, or exchanged for another opcode's."""
+    """Drop modifiers of one opcode, or replace them by another opcode's."""
     found = list(re.finditer(r"(?m)^\s*(?:@!?%\w+\s+)?([a-z]\w*(?:\.[\w:]+)+)", text))
     if not found:
         return text
@@ -164,7 +164,7 @@ MUTATIONS: dict[str, Callable[[str, random.Random], str]] = {
 
 
 def mutants(text: str, count: int, seed: int) -> Iterator[tuple[str, str]]:
-    """(name of the mutation, broken text), the mutations in turn."""
+    """Yield (name of the mutation, broken text), cycling through the mutations."""
     rng = random.Random(seed)
     for number in range(count):
         name = list(MUTATIONS)[number % len(MUTATIONS)]

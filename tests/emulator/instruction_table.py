@@ -1,4 +1,4 @@
-"""The table of instructions in docs/reference/emulator_coverage.md; run as a script, it rewrites it."""
+"""Generate the table of instructions in docs/reference/emulator_coverage.md; run as a script, rewrite it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Launches of every registry and probe kernel on inputs made by seed, for a GPU and for the emulator alike.
+"""Launches of all registry and probe kernels on seeded inputs, for a GPU and for the emulator.
 
-A case is a function that takes a Device and returns its results as NumPy arrays by name. Where tensor cores or sums of
-floats are at work the results agree within a tolerance (TOLERANCE), otherwise bit for bit.
+A case is a function that takes a Device and returns its results as NumPy arrays by name. Results of tensor cores and
+float sums agree within TOLERANCE, all others bit for bit.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from cudatma.target import Target
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-#: Relative error, in norm, of results that tensor cores have a part in; the others are equal.
+#: Relative error, in norm, of results of tensor cores. Other results must be equal.
 TOLERANCE = {"mma_f16": 1e-5, "mma_bf16": 1e-5, "marlin_": 6e-3, "marlin_f16": 1e-3, "marlin_wgmma_f16": 1e-3}
 
 
 class Device(Protocol):
-    """Memory and launches of a GPU or of the emulator."""
+    """The memory and launches of a GPU or of the emulator."""
 
     target: Target
 
     def put(self, array: Array) -> Any:
-        """A copy of an array in the device's memory."""
+        """Copy an array to the device."""
 
     def get(self, array: Any) -> Array:
-        """A copy back."""
+        """Copy an array back."""
 
     def address(self, array: Any) -> int:
-        """Where it lies."""
+        """Return the address of an array."""
 
     def map(self, spec: Any, array: Any) -> Any:
-        """A tensor map of a spec whose address is the array's."""
+        """Return a tensor map of a spec, with the address of an array."""
 
     def launch(
         self, template: str, config: Any, grid: int, block: int, args: Sequence[Any], cluster: int = 1, shared: int = 0
@@ -47,17 +47,17 @@ class Device(Protocol):
         """Run a template's kernel and wait for it."""
 
     def gemm(self, x: Array, weight: Any) -> Array:
-        """marlin_gemm there of operands that are given, and a result that is returned, on the host."""
+        """Run marlin_gemm on the device, with operands and result on the host."""
 
 
 def random_bytes(shape: tuple[int, ...], dtype: Any, seed: int) -> Array:
-    """Small integers, exact in every type."""
+    """Return small integers that are exact in every type."""
     least = 0 if np.dtype(dtype).kind == "u" else -9
     return np.random.default_rng(seed).integers(least, 10, shape).astype(dtype)
 
 
 def tiled(array: Array, box: Sequence[int], address: int, **options: Any) -> TiledSpec:
-    """The spec of a map over an array in C order; box in NumPy order."""
+    """Return the spec of a map over an array in C order; the box is in NumPy order."""
     return TiledSpec.from_strided(
         address, array.shape, strides_bytes=array.strides, dtype=array.dtype, box=box, **options
     )
@@ -181,7 +181,9 @@ def tile_copy(device: Device, dtype: Any, stages: int) -> dict[str, Array]:
 
 
 def marlin(device: Device, config: Any, m: int) -> dict[str, Array]:
-    """A registry config on a small layer: 512 x 256, or what the config's group wants."""
+    """Return a case that runs a registry config on a small layer: 512 x 256, or larger if the config's group requires
+    it.
+    """
     from cudatma.kernels.tuning import pinned
     from cudatma.quantization import quantize
 
@@ -195,7 +197,7 @@ def marlin(device: Device, config: Any, m: int) -> dict[str, Array]:
 
 
 def kernel_cases(target: Target) -> dict[str, Callable[[Device], dict[str, Array]]]:
-    """Name -> the case; every registry config and every probe."""
+    """Return the cases of all registry configs and probes by name."""
     found: dict[str, Callable[[Device], dict[str, Array]]] = {}
     for rank in range(1, 6):
         found[f"box_copy_{rank}"] = lambda d, r=rank: box_copy(d, r, "store", "", np.float16, "none")

@@ -1,4 +1,4 @@
-"""Fragments of mma.sync put together element by element as the PTX ISA's figures say, and one mma on them."""
+"""Build fragments of mma.sync element by element from the PTX ISA's figures, and run one mma on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ Place = Callable[[int, int], tuple[int, int]]
 
 
 def a16(lane: int, i: int) -> tuple[int, int]:
-    """m16n8k16, 16-bit: row = group for i in 0, 1, 4, 5, else group + 8; column = 2 thread + (i & 1), + 8 from 4 on."""
+    """m16n8k16, 16-bit: row = group for i in 0, 1, 4, 5, else group + 8; column = 2 thread + (i & 1), plus 8 for i >=
+    4.
+    """
     return lane // 4 + (0 if i in (0, 1, 4, 5) else 8), lane % 4 * 2 + (i & 1) + (8 if i >= 4 else 0)
 
 
@@ -43,7 +45,7 @@ def c4(lane: int, i: int) -> tuple[int, int]:
 
 
 def fragment(matrix: Any, place: Place, count: int, width: int) -> Any:
-    """(registers, 32) raw words of ``width`` bytes."""
+    """Return raw words of ``width`` bytes, shape (registers, 32)."""
     out = np.zeros((32, count), matrix.dtype)
     for lane in range(32):
         for i in range(count):
@@ -52,9 +54,9 @@ def fragment(matrix: Any, place: Place, count: int, width: int) -> Any:
 
 
 def run_mma(opcode: str, a: Any, b: Any, c: Any, width: int = 4, extra: Any = (), tail: str = "") -> Any:
-    """(registers, 32) raw results of one mma on raw fragments; c and d have the same registers.
+    """Return the raw results of one mma on raw fragments, shape (registers, 32); c and d have the same registers.
 
-    extra: further (32,) words, which ``tail`` (the operands after c) names {0}, {1}, ...
+    ``extra`` are further (32,) words, which ``tail`` (the operands after c) names {0}, {1}, ...
     """
     letter, bits = ("%r", 32) if width == 4 else ("%d", 64)
     lines = [f"mul.wide.u32 %d62, %r63, {width};"]

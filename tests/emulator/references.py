@@ -1,4 +1,4 @@
-"""Exact rounding, as an independent reference: fractions rounded to binary floats."""
+"""Exact rounding as an independent reference: fractions rounded to binary floats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPES = {
 
 
 def rounded(value: Fraction, kind: str, mode: str) -> float:
-    """A fraction in a rounding mode (rn, rz, rm, rp) as a float of the type; inf where it overflows to it."""
+    """Return a fraction rounded to a float type in mode rn, rz, rm or rp; inf on overflow."""
     mantissa, least, most = SHAPES[kind]
     if value == 0:
         return 0.0

@@ -1,4 +1,4 @@
-"""Every arithmetic instruction against Python's own integers and exact fractions."""
+"""Every arithmetic instruction against Python integers and exact fractions."""
 
 from __future__ import annotations
 
@@ -165,7 +165,9 @@ def single(values: Any) -> list[int]:
 
 
 def round_fraction(value: Fraction, mantissa: int, least: int, mode: str) -> Fraction:
-    """A fraction rounded to floats with so many mantissa bits and least exponent (of the unit), unbounded above."""
+    """Round a fraction to a float format, given its mantissa bits and the exponent of its smallest unit, without
+    overflow.
+    """
     if value == 0:
         return value
     exponent = math.floor(math.log2(abs(value)) + 1e-12)

@@ -35,7 +35,7 @@ END = "END: barrier.cluster.arrive; barrier.cluster.wait;"
 
 
 def launch(body: str, count: int = 32, cluster: int = 2) -> Report:
-    """A cluster executes ``body``; %p2 is true in CTA 0. The report of 4 schedules."""
+    """Return the report of 4 schedules in which a cluster executes ``body``; %p2 is true in CTA 0."""
     module = kernel(BEGIN.replace("COUNT", str(count)) + body + END, 1, SHARED)
     out = np.zeros(64, np.uint32)
     return module.launch("k", cluster, 32, (out,), cluster=cluster, schedules=4, hazards="collect")
@@ -49,7 +49,7 @@ WAIT = "WAIT: mbarrier.try_wait.parity{wait}.shared::cta.b64 %p3, [%r2], 0; @!%p
 
 
 def hand_over(first: str, before: str, arrive: str, wait: str, after: str, second: str) -> Report:
-    """CTA 1 executes ``first`` and arrives at CTA 0's barrier, where CTA 0 waits before it executes ``second``."""
+    """Let CTA 1 execute ``first`` and arrive at CTA 0's barrier, where CTA 0 waits before it executes ``second``."""
     return launch(
         f"@%p2 bra WAIT; {first} {before} mbarrier.arrive{arrive}.shared::cluster.b64 _, [%r3]; bra END;"
         f"{WAIT.format(wait=wait)} {after} {second}"
@@ -259,10 +259,10 @@ def test_copies_that_end_on_an_mbarrier_are_awaited_there() -> None:
         f"ld.shared.u32 %r7, [%r4]; {WAIT.format(wait='')}"
     )
     assert first_kind(report) == "read_before_load", str(report)
-    assert "it ends on an mbarrier" in report.hazards[0].message
+    assert "the copy completes on an mbarrier" in report.hazards[0].message
 
 
-# ---- the emulator's barriers have the layout of mbarrier_bits, and come to memory with mbarrier.inval, as an H200's do
+# ---- mbarrier.inval writes barriers to memory in the layout of mbarrier_bits, as on an H200
 
 
 @pytest.mark.parametrize(("count", "size"), CASES)
@@ -278,7 +278,7 @@ def test_each_step_leaves_the_bits_of_its_state(count: int, size: int) -> None:
 
 
 def test_the_kernel_that_goes_on_after_inval_is_right_without_it() -> None:
-    """What tests/runtime/test_mbarrier_bits_gpu.py asks a GPU: its phases end here, where nothing is invalidated."""
+    """Run the kernel of tests/runtime/test_mbarrier_bits_gpu.py: without inval, its phases end."""
     source, out = after_inval.operands()
     cudatma.compile(after_inval.SOURCE, None, target="sm_90a", debug=False, template=True).emulate(
         1, 32, (source, out, 0)

@@ -60,7 +60,7 @@ extern "C" __global__ void CLUSTER k(float* out) {
 
 
 def test_st_async_to_its_own_block_needs_a_cluster_of_one() -> None:
-    """As on an H200: an illegal instruction without one."""
+    """Without a cluster it is an illegal instruction on an H200."""
     out = np.zeros(32, np.float32)
     report = module_of(TO_ITSELF.replace("CLUSTER", "__cluster_dims__(1, 1, 1)")).launch("k", 1, 32, (out,))
     assert report.is_clean

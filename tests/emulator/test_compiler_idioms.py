@@ -1,4 +1,4 @@
-"""What compilers write: moved and merged instructions, and loads whose bytes are not all used."""
+"""Idioms of compilers: moved and merged instructions, and loads that use only some of their bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def word(seed: int) -> list[int]:
 
 
 def test_carry_chains_multiply_64_by_64_bits() -> None:
-    """mad.lo.cc, madc.hi.cc, addc, as range reductions and 128-bit integers have them."""
+    """Range reductions and 128-bit integers use mad.lo.cc, madc.hi.cc and addc."""
     a0, a1, b0, b1 = (word(k) for k in range(4))
     body = """
     mul.lo.u32 %r20, %r1, %r3; mul.hi.u32 %r21, %r1, %r3;

@@ -39,7 +39,7 @@ CHOSEN = (
 
 
 def module(subject: Subject, *changes: tuple[str, str]) -> ListeningModule:
-    """The subject with debug=True; changes: texts of the source that become others."""
+    """Return the subject with debug=True; ``changes`` are replacements in its source."""
     target = get_target(subject.target)
     text = render(subject.template, subject.config, target, debug=True)
     for old, new in changes:
@@ -74,7 +74,7 @@ PLANTED = (
     ("marlin_wgmma/cluster", EXPECT, f"{EXPECT} + 16", "full_barriers[0]", "16 announced bytes"),
     ("marlin_wgmma/setmaxnreg", "(1, EMPTY_ARRIVALS)", "(1, EMPTY_ARRIVALS + 1)", "empty_barriers[0]", "1 of 9"),
     ("marlin_skinny/even", "init_barriers(1, CONSUMER_WARPS)", "init_barriers(1, 9)", "empty_barriers[0]", "of 9"),
-    # Of two others that send 2048 bytes each, one never does.
+    # Two other blocks should send 2048 bytes each, and one of them never does.
     (
         "marlin_skinny/cluster",
         SENDS,
@@ -88,7 +88,7 @@ PLANTED = (
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "old", "new", "barrier", "cause"), PLANTED, ids=[name for name, *_ in PLANTED])
 def test_a_hang_in_a_kernel_of_the_registry_ends(name: str, old: str, new: str, barrier: str, cause: str) -> None:
-    """With clusters, named barriers, setmaxnreg, stream-K flags and stores to other blocks around it."""
+    """The kernel also uses clusters, named barriers, setmaxnreg, stream-K flags and stores to other blocks."""
     with pytest.raises(PipelineHang) as caught:
         SUBJECTS[name].make().run(module(SUBJECTS[name], (old, new)), schedules=1)
     first = caught.value.waits[0]

@@ -1,4 +1,4 @@
-"""Instructions that all threads of a warp, or all that a member mask names, have to execute together.
+"""Instructions that all threads of a warp, or of a member mask, must execute together.
 
 Source: PTX ISA: "mma" and "ldmatrix" (.aligned: "all threads in the warp must execute the same instruction"; undefined
 "if any thread in the warp has exited"), "shfl.sync" ("all non-exited threads corresponding to membermask"), "bar".

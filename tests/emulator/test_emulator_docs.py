@@ -25,7 +25,7 @@ def add_tiles_source() -> str:
 
 
 def add_tiles(source: str, folder: Path, schedules: int) -> tuple[Report, float]:
-    """The report, and the sum that the kernel computes of six tiles of ones."""
+    """Return the report, and the sum that the kernel computes of six tiles of ones."""
     path = folder / "add_tiles.cu.j2"
     path.write_text(source)
     x, out = np.ones((6, 32), np.float32), np.zeros(32, np.float32)
@@ -47,7 +47,7 @@ def test_the_race_is_found_at_the_line_that_the_page_names(tmp_path: Path) -> No
 
 
 def words(shown: str) -> str:
-    """Without white space and numbers: lines of PTX, registers and times differ between releases of NVRTC."""
+    """Remove white space and numbers: PTX lines, registers and times differ between releases of NVRTC."""
     numbers = r"0x[0-9a-f]+|[\d.]+(?: m?s$)?|\s"  # a duration with its unit
     return re.sub(numbers, lambda found: "" if found[0].isspace() else "#", shown, flags=re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""Observers receive the machine's events in order, and see memory as it was before each."""
+"""Observers receive the machine's events in order, and see the state of memory before each event."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ld.shared.u32 %r3, [%r1];
 
 
 class Log(Observer):
-    """Notes what happens."""
+    """Records all events."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -52,7 +52,7 @@ class Log(Observer):
 
 
 class Barriers(Observer):
-    """Is called for barriers alone."""
+    """Receives events of barriers only."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log

@@ -1,4 +1,4 @@
-"""Idioms of kernels that others write: control flow, the run-time library, cooperative groups, copies."""
+"""Idioms of other kernels: control flow, the run-time library, cooperative groups, copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Order through global memory in whole kernels: Marlin's flags and its dependence on the grid before, locks, scopes."""
+"""Order through global memory in whole kernels: Marlin's flags and its previous grid, locks, scopes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONFIG = mma_sync(tile_m=16, tile_n=64, tile_k=256, warps_n=2, slice_k=2, stages
 
 
 def run_marlin(monkeypatch: pytest.MonkeyPatch, mutate: Mutation, *, depends: bool = False) -> Any:
-    """The report of a Marlin product whose blocks share tiles, with its PTX changed."""
+    """Return the report of a Marlin product whose blocks share tiles, with changed PTX."""
     rng = np.random.default_rng(0)
     w = quantize(rng.normal(size=(1024, 128)).astype(np.float32) * 0.05, dtype="float16")
     x = rng.normal(size=(16, 1024)).astype(np.float16)

@@ -172,7 +172,7 @@ def test_a_loop_of_the_kernels_own_ends_too(call: str, schedules: int) -> None:
 
 @pytest.mark.parametrize("leaving", [0, 3])
 def test_lanes_meet_again_after_an_exit_that_not_all_take(leaving: int) -> None:
-    """As on a GPU, which takes lanes that exit out of the convergence barrier."""
+    """A GPU removes lanes that exit from the convergence barrier."""
     source = """
     extern "C" __global__ void meets(unsigned* out, unsigned leaving) {
         const unsigned lane = threadIdx.x;
@@ -198,7 +198,7 @@ HANGS = [p for p in PLANTED if p.name in ("WRONG_BYTES", "MISSING_ARRIVE", "UNIN
 
 @pytest.fixture
 def traps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What ended a schedule; a report would hide it."""
+    """Return the traps that ended a schedule, which a report would hide."""
     found: list[str] = []
     monkeypatch.setattr(Findings, "trapped", lambda self, launch, text: found.append(text))
     return found
@@ -223,7 +223,7 @@ def waits_of(planted: Planted, schedule: int) -> tuple[StuckWait, ...]:
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("planted", HANGS, ids=lambda planted: planted.name.lower())
 def test_no_schedule_uses_a_barrier_that_was_read(planted: Planted, traps: list[str]) -> None:
-    """Of all that wait at a barrier one reads it, which ends it; everybody else has polled it for the last time."""
+    """One of the waiting threads reads a barrier, which ends it; all others have polled it for the last time."""
     for schedule in range(4):
         states: dict[tuple[object, ...], set[int | None]] = {}
         for wait in waits_of(planted, schedule):
@@ -235,7 +235,7 @@ def test_no_schedule_uses_a_barrier_that_was_read(planted: Planted, traps: list[
 
 
 def test_waits_that_are_over_when_the_kernel_is_quiet_stand_last() -> None:
-    """A refusal ends the kernel while copies are under way; they land before the state is read."""
+    """A refusal ends the kernel while copies are in flight; they complete before the state is read."""
     planted = next(p for p in PLANTED if p.name == "UNINITIALISED")
     waits = waits_of(planted, 1)  # most delayed
     assert waits[0].rule == "barrier_uninitialised"

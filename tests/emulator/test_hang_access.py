@@ -1,4 +1,4 @@
-"""What a debug kernel refuses to ask TMA for, and that it refuses nothing else."""
+"""A debug kernel refuses exactly the TMA accesses that would trap."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_map_with_a_dimension_beyond_reach_is_refused() -> None:
 
 
 def test_the_alignments_are_those_of_the_layout() -> None:
-    """By Python's own rule: a whole pattern in the slot begins where required_alignment() says, and nowhere else."""
+    """A whole pattern in the slot begins only at multiples of required_alignment()."""
     for swizzle, columns in ((Swizzle.NONE, 64), (Swizzle.B32, 16), (Swizzle.B64, 32), (Swizzle.B128, 64)):
         for shift in (0, 64, 128, 256, 512, 1024):
             options = {"swizzle": swizzle.label, "box": (16, columns)}

@@ -1,5 +1,7 @@
-"""Plain and ordered accesses to shared memory, fences of mbarrier.init, and bounded waits: each bug next to the correct
-kernel."""
+"""Ordinary and ordered accesses to shared memory, fences of mbarrier.init, and bounded waits.
+
+Each bug is next to the correct kernel.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ Made = tuple[tuple[Any, ...], Callable[[], bool]]
 
 
 def copied(count: int) -> Callable[[], Made]:
-    """(in, out): whether the first ``count`` elements of out are those of in."""
+    """Return arguments (in, out), and a check that the first ``count`` elements of out equal in."""
 
     def make() -> Made:
         given = np.random.default_rng(5).integers(0, 99, 1024).astype(np.uint32)
@@ -343,5 +345,5 @@ def test_too_few_bytes_are_named_where_a_wait_is_bounded(more: tuple[str, ...]) 
     report, _ = BOUNDED_CASE.run("EXPECTED 1040", *more, schedules=2)
     assert report.kinds == {"byte_count", "trap" if more else "read_before_load"}, str(report)
     found = next(hazard for hazard in report.hazards if hazard.kind == "byte_count")
-    assert "16 bytes never came" in found.message
+    assert "16 bytes never arrived" in found.message
     assert found.source == f"{NAME}:{line_of(BOUNDED, ('EXPECTED 1040', *more), 'EXPECTED')}"

@@ -282,7 +282,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) k(u32* out) {
 """
 
 
-# ---- wgmma: a ring of two, one group of products under way while the next is issued
+# ---- wgmma: a ring of two, one group of products in flight while the next is issued
 
 PRODUCT = """
 constexpr u32 STAGES = 3;

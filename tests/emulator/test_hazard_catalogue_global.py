@@ -1,4 +1,4 @@
-"""Races in global memory: flags, fences, atomics, bulk copies, the grid before; each next to the correct kernel."""
+"""Races in global memory: flags, fences, atomics, bulk copies, the previous grid; each next to the correct kernel."""
 
 from __future__ import annotations
 

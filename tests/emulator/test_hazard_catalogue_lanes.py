@@ -1,4 +1,4 @@
-"""Races between lanes of one warp, and waits that a lane makes for itself alone: each next to the correct kernel."""
+"""Races between lanes of one warp, and waits by single lanes; each bug is next to the correct kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Made = tuple[tuple[Any, ...], Callable[[], bool]]
 
 
 def filled(wanted: Callable[[Any], Any], size: int = 32, given: int = 1024) -> Callable[[], Made]:
-    """(in, out): whether out is what ``wanted`` makes of in."""
+    """Return arguments (in, out), and a check that out is what ``wanted`` computes from in."""
 
     def make() -> Made:
         source = np.random.default_rng(3).integers(0, 1000, given).astype(np.uint32)
@@ -407,11 +407,11 @@ def sums(source: Any) -> Any:
     return np.array([source[:32].sum(), *source[:32].reshape(8, 4).sum(axis=0)])
 
 
-# ---- what a lane publishes when a part of its warp has met: the accesses of those lanes, and of no others
+# ---- after a part of a warp has met, each of its lanes publishes the accesses of these lanes only
 
 
 def reversed_lanes(size: int = 96) -> Callable[[], Made]:
-    """(in, out): whether each row of out is that of in, backwards."""
+    """Return arguments (in, out), and a check that each row of out is the reversed row of in."""
 
     def make() -> Made:
         source = np.random.default_rng(3).integers(0, 1000, size).astype(np.uint32)
@@ -475,7 +475,7 @@ extern "C" __global__ void k(const u32* in, u32* out) {
 }
 """
 
-# Lanes meet in pairs, then pairs in fours, and so on: lane 0 knows of all of them in the end.
+# Lanes meet in pairs, then in fours, and so on, until lane 0 knows all of them.
 GROUPS_TREE = """
 extern "C" __global__ void k(const u32* in, u32* out) {
     __shared__ u32 box[32];

@@ -1,4 +1,4 @@
-"""Pipelines of TMA loads and stores as different people write them, each bug next to the correct kernel."""
+"""Pipelines of TMA loads and stores in different styles; each bug is next to the correct kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TILES = 7
 
 
 def tiles_of(dtype: Any = np.uint32) -> tuple[Any, Any, Any, Any]:
-    """(in, map of in, out, map of out): TILES boxes of 8 x 32 elements, one below the other."""
+    """Return arguments (in, map of in, out, map of out): TILES boxes of 8 x 32 elements in one column."""
     given = np.random.default_rng(1).integers(0, 99, (8 * TILES, 32)).astype(dtype)
     out = np.zeros_like(given)
     return (
@@ -27,7 +27,7 @@ def tiles_of(dtype: Any = np.uint32) -> tuple[Any, Any, Any, Any]:
 
 
 def copied(add: int, *, maps: bool) -> Callable[[], Made]:
-    """Arguments (map of in, out) or (map of in, map of out); whether out is in plus a number."""
+    """Return arguments (map of in, out) or (map of in, map of out), and a check that out is in plus a number."""
 
     def make() -> Made:
         given, source, out, target = tiles_of()
@@ -162,7 +162,7 @@ extern "C" __global__ void k(const __grid_constant__ Map map, u32* out, u32 tile
 }
 """
 
-# ---- an epilogue that stages in two buffers and lets one store be under way while the next is prepared
+# ---- an epilogue with two buffers: one store is in flight while the next is prepared
 
 EPILOGUE = """
 extern "C" __global__ void k(const __grid_constant__ Map in, const __grid_constant__ Map out, u32 tiles) {
@@ -293,7 +293,7 @@ extern "C" __global__ void k(const __grid_constant__ Map map, u32* out, u32 tile
 """
 
 OVERWRITTEN, EARLY, RACE, FENCE = "overwritten_while_read", "read_before_load", "data_race", "missing_proxy_fence"
-#: What also comes to light once the two sides of a pipeline are out of step.
+#: Kinds that also occur after the two sides of a pipeline are out of step.
 _AFTER = ("deadlock", "arrival_overflow", "write_race", "uninitialised_shared", "wrong_parity", OVERWRITTEN, EARLY)
 
 

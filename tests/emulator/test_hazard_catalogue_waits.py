@@ -1,5 +1,4 @@
-"""Waits that give up, copies that nobody waits for, registers that nobody freed: each bug next to the correct
-kernel."""
+"""Waits that give up, copies without a wait, registers that are not freed; each bug is next to the correct kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from catalogue import Case, checks_of, module_of
 
 Made = tuple[tuple[Any, ...], Callable[[], bool]]
 
-# ---- try_wait may return false at any time: once, a few times, for as long as one counts
+# ---- try_wait may return false at any time, any number of times
 
 TRIES = """
 #define TRY(done, bar, parity) asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; " \\
@@ -51,7 +50,7 @@ def copied() -> Made:
     return (given, out), lambda: bool((out == given + 1).all())
 
 
-# ---- a copy that is still under way when its CTA ends, or when its barrier is invalidated
+# ---- a copy that is in flight when its CTA ends, or when its barrier is invalidated
 
 LEAVING = """
 #define INVAL(bar) asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(bar) : "memory")
@@ -158,7 +157,7 @@ test_the_right_kernel_is_clean, test_the_bug_is_reported = checks_of(CASES)
 
 
 def test_every_schedule_finds_a_copy_that_nobody_waited_for() -> None:
-    """Whether the copy has landed by then is no matter: nobody knows it."""
+    """The hazard does not depend on whether the copy has completed by then."""
     for schedule in range(4):
         args, _ = copied()
         report = module_of(LEAVING, ("LEAVES",)).launch("k", 1, 64, args, replay=schedule, hazards="collect")

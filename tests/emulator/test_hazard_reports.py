@@ -1,4 +1,4 @@
-"""Reports: causes first, with what follows under them; schedules that are replayed, or end at a kind of hazard."""
+"""Reports: causes first, with their consequences; schedules that are replayed, or that end at a kind of hazard."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(*defines: str, schedules: int = 1) -> Report:
 
 
 def test_a_read_before_its_copy_is_issued_is_a_read_without_a_wait() -> None:
-    """In order, warp 0 reads the tile before warp 1 issues the copy: nobody has written it then."""
+    """In order, warp 0 reads the unwritten tile before warp 1 issues the copy."""
     assert run(schedules=20).is_clean
     report = run("NO_WAIT")
     cause = report.findings[0]
@@ -71,7 +71,7 @@ def test_text_and_data_show_what_follows_under_its_cause() -> None:
     report = run("NO_WAIT")
     text = str(report)
     assert text.startswith("read_before_load: ")
-    assert "  missing: before the read a wait for phase 0 (parity 0) of the mbarrier at 0x" in text
+    assert "  missing: before the read, a wait for phase 0 (parity 0) of the mbarrier at 0x" in text
     assert "  then uninitialised_shared at PTX line " in text
     data = asdict(report.hazards[0])
     assert [c["kind"] for c in data["consequences"]] == ["uninitialised_shared"]

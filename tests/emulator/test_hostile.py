@@ -39,7 +39,7 @@ def kernel(body: str, before: str = "", params: str = ".param .u64 p") -> str:
 
 
 def run(text: str, args: Any = None, **options: Any) -> Any:
-    """Launch ``k`` for one warp, hazards collected."""
+    """Launch ``k`` for one warp and collect hazards."""
     chosen = {"grid": 1, "block": 32, "hazards": "collect", "schedules": 2, **options}
     args = (np.zeros(64, np.uint32),) if args is None else args
     return load(text).launch(chosen.pop("name", "k"), chosen.pop("grid"), chosen.pop("block"), args, **chosen)

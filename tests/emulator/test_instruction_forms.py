@@ -1,4 +1,4 @@
-"""Every form of the tables is emulated or refused by name, and the document says which."""
+"""Every form in the tables is emulated or refused by name, as the document says."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def bits(values: Any) -> Any:
 
 
 def samples(kind: str, seed: int) -> Any:
-    """32 values of a float type: of all sizes, with ties of the narrower types among them."""
+    """Return 32 values of a float type, of all sizes, including ties of the narrower types."""
     rng = np.random.default_rng(seed)
     values = np.ldexp(rng.integers(-4096, 4096, 32).astype(float) / 2048, rng.integers(-30, 20, 32))
     values[:6] = [0.0, -0.0, 1 + 2.0**-11, 1 + 3 * 2.0**-11, -(2.0**-24), 65519.9]

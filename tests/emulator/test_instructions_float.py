@@ -17,7 +17,7 @@ DIRECTED = ["rz", "rm", "rp"]
 
 
 def operands(kind: str, seed: int, count: int) -> list[Any]:
-    """Vectors of 32 finite values: of all sizes, subnormal ones and ones near the largest among them."""
+    """Return vectors of 32 finite values of all sizes, including subnormal ones and ones near the largest."""
     rng = np.random.default_rng(seed)
     dtype, span = (np.float32, 140) if kind == "f32" else (np.float64, 1060)
     out = []
@@ -124,7 +124,7 @@ def test_nan_results_are_canonical(form: str) -> None:
 
 
 def test_bf16_products_are_rounded_once() -> None:
-    """Subnormal products just beside the midpoint of two bf16: float32 alone would round them twice."""
+    """Subnormal products near the midpoint of two bf16: via float32 they would be rounded twice."""
     a = np.array([0x0081] * 32, np.uint16)
     b = np.arange(0x3E80, 0x3E80 + 32, dtype=np.uint16)
     got = apply("mul.bf16", "b16", [("b16", a.tolist()), ("b16", b.tolist())]).view(ml_dtypes.bfloat16)

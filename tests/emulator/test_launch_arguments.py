@@ -1,4 +1,4 @@
-"""What a launch takes: names, arguments of every kind, variables that the host sets, what kernels print."""
+"""Launches: names, arguments of every kind, variables that the host sets, output of kernels."""
 
 from __future__ import annotations
 

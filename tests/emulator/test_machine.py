@@ -1,4 +1,4 @@
-"""Control flow, calls, memories, clusters and warp instructions, on PTX by nvcc or by hand, against plain Python."""
+"""Control flow, calls, memories, clusters and warp instructions, in PTX from nvcc or by hand, against plain Python."""
 
 from __future__ import annotations
 

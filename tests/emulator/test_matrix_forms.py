@@ -1,4 +1,4 @@
-"""mma.sync and the rarer matrix instructions against matrices put together element by element from the PTX ISA."""
+"""mma.sync and rarer matrix instructions against matrices built element by element from the PTX ISA."""
 
 from __future__ import annotations
 

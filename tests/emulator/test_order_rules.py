@@ -1,4 +1,4 @@
-"""Rules of the hazard layer that mutants brought to light, each on the kernel that shows it."""
+"""Rules of the hazard checks that mutants revealed, each on the kernel that shows it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FENCE, COMMIT, WRITE = "wgmma.fence.sync.aligned;", "wgmma.commit_group.sync.ali
         (f"{WRITE} {FENCE} {WGMMA} {COMMIT} {WRITE} {FENCE} {WGMMA} {COMMIT}", 0),
         # Nothing but the wgmmas touches the accumulators, and fragments stay as they are.
         (f"{WRITE} {FENCE} {WGMMA} {COMMIT} {WGMMA} {COMMIT}", 0),
-        # What compilers do: a write moved after the group's fence, constants and renamed accumulators.
+        # Compilers move a write after the group's fence, and use constants and renamed accumulators.
         (f"{FENCE} {WRITE} {WGMMA} {WGMMA} {COMMIT}", 0),
         (f"{WRITE} {FENCE} mov.f32 %f1, 0f00000000; {WGMMA} {COMMIT} mov.f32 %f9, %f1; mov.f32 %f1, %f9; {WGMMA}", 0),
         # The second round of a loop comes without a fence.

@@ -1,4 +1,4 @@
-"""PTX that is none is refused with a PtxError."""
+"""Text that is not PTX is refused with a PtxError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The probe kernels, compiled by NVRTC and run on the CPU under several schedules, against NumPy; none has a hazard."""
+"""The probe kernels on the CPU under several schedules, against NumPy and without hazards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TENSORS: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 
 def numbers(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> Array:
-    """Small integers, exact in every type."""
+    """Return small integers that are exact in every type."""
     least = 0 if np.dtype(dtype).kind == "u" else -9
     return np.random.default_rng(seed).integers(least, 10, shape).astype(dtype)
 
@@ -61,7 +61,7 @@ def move(
     mode: str = "none",
     **spec: Any,
 ) -> tuple[Array, Array]:
-    """Run the box_copy probe; the raw shared memory, and the destination afterwards."""
+    """Run the box_copy probe; return the raw shared memory and the destination."""
     load = TensorMap.from_array(source, box, swizzle=mode, encoder="codec")
     store = TensorMap.from_array(destination, box, swizzle=mode, encoder="codec")
     chosen = probes.BoxCopy(source.ndim, load.expected_bytes, load.footprint_bytes, **spec)

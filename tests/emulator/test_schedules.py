@@ -1,4 +1,4 @@
-"""What schedules may do: CTAs in any order, bounded polls that end, traps with their place, one run for one seed."""
+"""Schedules: CTAs in any order, bounded polls that end, traps with their place, and the same run for the same seed."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_live_ctas_take_no_more_memory_than_allowed(monkeypatch: pytest.MonkeyPa
     module_of(ALL_WAIT).launch("k", 40, 1, (flag, out), replay=0, resident_clusters=4)
     flag[:] = 0
     monkeypatch.setattr(launching, "MAX_LIVE_BYTES", 8 << 20)
-    with pytest.raises(ResidencyError, match=r"^grid: \d+ CTAs are live, take \d MiB, and all wait"):
+    with pytest.raises(ResidencyError, match=r"^grid: \d+ live CTAs occupy \d MiB and all wait"):
         module_of(ALL_WAIT).launch("k", 40, 1, (flag, out), replay=0, resident_clusters=4)
 
 

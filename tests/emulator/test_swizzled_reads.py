@@ -1,4 +1,4 @@
-"""Plain reads of a tile that a tensor map laid down with a swizzle: the linear ones are warned of."""
+"""Ordinary reads of a tile that a tensor map wrote with a swizzle: linear reads cause a warning."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_tile_without_a_swizzle_is_read_as_one_likes(way: str) -> None:
 
 @pytest.mark.parametrize("use", ["COPY_ON", "MATRICES", "IN_PLACE"])
 def test_other_uses_of_a_swizzled_tile_are_none(use: str) -> None:
-    """Copied on by TMA, read by ldmatrix with the swizzle, changed where it lies."""
+    """The tile is copied by TMA, read by ldmatrix with the swizzle, and changed in place."""
     report, _ = run(use)
     assert report.is_clean, str(report)
     assert not report.warnings

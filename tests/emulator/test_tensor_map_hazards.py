@@ -1,4 +1,4 @@
-"""What tensor maps, and the addresses of copies, must be: traps, and hazards of swizzles and overlapping stores."""
+"""Requirements on tensor maps and addresses of copies: traps, and hazards of swizzles and overlapping stores."""
 
 from __future__ import annotations
 

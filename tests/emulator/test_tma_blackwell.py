@@ -1,4 +1,4 @@
-"""What TMA has on sm_100 and up, by the PTX ISA's text: gather4, scatter4, packed types. No such GPU was at hand."""
+"""TMA on sm_100 and newer, from the text of the PTX ISA: gather4, scatter4, packed types. Not compared with a GPU."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_packed_types_lie_in_shared_memory_with_their_gaps(dtype: str, box: int,
     chunks = dump.reshape(3, -1, 16)
     wanted = np.zeros_like(chunks)
     part = memory[6:, 128 * bits // 8 :][:, : chunks.shape[1] * unit]
-    wanted[:2, :, :unit] = part.reshape(2, -1, unit)  # the third row lies outside
+    wanted[:2, :, :unit] = part.reshape(2, -1, unit)  # the third row is outside
     assert (chunks == wanted).all()
 
 

@@ -1,4 +1,4 @@
-"""Random TMA operations that no capture has: the GPU and the emulator agree in every byte, traps included."""
+"""Random TMA operations outside the captures: GPU and emulator agree in every byte, traps included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The emulator's TMA against an H200: the stored sample of tests/emulator/capture_tma.py, and the kernels' results.
+"""The emulator's TMA against an H200: a stored sample of tests/emulator/capture_tma.py, and the kernels' results.
 
 ``tests/fixtures/tma/h200.jsonl.gz`` holds cases with the GPU's answers, traps included; compare_tma.py compares whole
 captures.
@@ -29,14 +29,14 @@ FORMER_PREFIXES = {"marlin_skinny_": "marlin_strip_", "marlin_mma_sync_": "marli
 
 
 def stored_name(name: str) -> str:
-    """The name of a case in the capture."""
+    """Return the name of a case in the capture."""
     return next((old + name.removeprefix(new) for new, old in FORMER_PREFIXES.items() if name.startswith(new)), name)
 
 
 NAMES = [name for name in kernel_cases(get_target("sm_90a")) if stored_name(name) in STORED]
 #: A GEMM takes a second: every third of them runs here (all were compared when the capture was made).
 NAMES = [n for n in NAMES if not n.startswith("marlin")] + [n for n in NAMES if n.startswith("marlin")][::3]
-#: One case in so many also runs as PTX, warps and all.
+#: Every n-th case also runs as PTX with all warps.
 PTX_SHARE = 7
 
 

@@ -1,4 +1,4 @@
-"""Traces: what is recorded, valid Chrome trace JSON, and pictures that are well-formed, small and always the same."""
+"""Traces: recorded events, valid Chrome trace JSON, and pictures that are well-formed, small and deterministic."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def hanging(schedules: int = 3) -> Trace:
 
 @pytest.mark.parametrize("schedule", [0, 1, 5])
 def test_the_ring_of_a_kernel_is_recognised(schedule: int) -> None:
-    """Six k-blocks of 256 go through five stages; producer and consumers are told apart."""
+    """Six k-blocks of 256 pass through five stages; producer and consumers are distinguished."""
     (view,) = views(marlin(schedule))
     assert [len(stage.fills) for stage in view.stages] == [2, 1, 1, 1, 1]
     assert all(stage.empty is not None for stage in view.stages[:1])
@@ -150,7 +150,7 @@ def test_the_first_schedule_with_a_hazard_is_kept() -> None:
 
 
 def check_chrome(text: str) -> list[dict[str, Any]]:
-    """The rules of the trace event format that a viewer depends on; the events."""
+    """Check the rules of the trace event format that viewers depend on, and return the events."""
     found = json.loads(text)
     assert set(found) == {"traceEvents", "displayTimeUnit", "otherData"}
     events: list[dict[str, Any]] = found["traceEvents"]
@@ -279,7 +279,7 @@ Box = tuple[float, float, float, float]
 
 
 def box_of(text: ElementTree.Element) -> Box:
-    """About the rectangle that a text covers: left, top, right, bottom."""
+    """Return the approximate rectangle of a text: left, top, right, bottom."""
     size = float(text.attrib["font-size"])
     width = text_width(text.text or "", size) * (1.1 if "font-weight" in text.attrib else 1)
     x, y = float(text.attrib["x"]), float(text.attrib["y"])
@@ -292,7 +292,7 @@ def overlap(one: Box, other: Box) -> bool:
 
 
 def arrows_of(root: ElementTree.Element) -> list[Box]:
-    """The rectangles of the thin lines that lead from a phase to the warp that waited for it."""
+    """Return the rectangles of the thin lines that lead from a phase to the warp that waited for it."""
     found = []
     for line in root.iter(f"{SVG}line"):
         if line.attrib["stroke"] in STAGE_COLOURS:

@@ -21,7 +21,7 @@ from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.tensor_core.wgmma import operand_of
 
 #: One warpgroup: D (64 x N) = A (64 x K) B (N x K)^T. SPAN: bytes of a swizzled row; MODE: the descriptor's code.
-#: B_MN: B lies as (K x N), N contiguous, and is read transposed.
+#: B_MN: B is stored as (K x N), N contiguous, and read transposed.
 GEMM = """
 #ifndef MODE
 #define MODE 1
@@ -126,7 +126,9 @@ MODES = {"none": (0, 16), "32B": (3, 32), "64B": (2, 64), "128B": (1, 128)}
 
 
 def run(mode: str, *defines: str, hazards: str = "raise", second: str = "") -> tuple[Any, Any, Report]:
-    """(result, reference, report) of the product of two random matrices. second: the swizzle of A in a second CTA."""
+    """Return (result, reference, report) of the product of two random matrices; ``second`` is A's swizzle in a second
+    CTA.
+    """
     code, span = MODES[mode]
     rng = np.random.default_rng(1)
     a = rng.normal(size=(64, 64)).astype(np.float16)
@@ -314,13 +316,15 @@ TYPES: dict[str, Any] = {
 
 
 def image(rows: Any) -> Any:
-    """(r, 32) bytes as K-major core matrices: 8 rows of 16 bytes, chunk by chunk."""
+    """Return (r, 32) bytes as K-major core matrices: 8 rows of 16 bytes, chunk by chunk."""
     return np.ascontiguousarray(rows.reshape(-1, 8, 2, 16).transpose(0, 2, 1, 3)).reshape(-1)
 
 
 def run_wgmma(opcode: str, a: Any, b: Any, c: Any, tail: str, metadata: Any = None) -> Any:
-    """D (64 x 8) in 32-bit elements. a, b: (64, 32) and (8 or 16, 32) bytes; tail: the operands after b-desc; {m}
-    stands for the metadata."""
+    """Return D (64 x 8) in 32-bit elements, for (64, 32) and (8 or 16, 32) bytes of A and B.
+
+    ``tail`` holds the operands after b-desc; {m} is replaced by the metadata.
+    """
     memory = np.zeros(4096, np.uint8)
     memory[:A_BYTES] = image(a)
     memory[A_BYTES : A_BYTES + b.size] = image(b)
@@ -422,7 +426,7 @@ def test_sparse_rows(kind: str) -> None:
 
 
 def gemm(spec: WgmmaGemm, m: int, n: int, k: int, **options: Any) -> tuple[Any, Any, Report]:
-    """(result, reference in float64, report) of A (m, k) B (n, k)^T with random numbers."""
+    """Return (result, reference in float64, report) of A (m, k) B (n, k)^T with random numbers."""
     rng = np.random.default_rng(m + n + k)
     a, b = (rng.normal(size=(rows, k)).astype(np.float16) for rows in (m, n))
     d = np.full((m, n), np.nan, np.float32)

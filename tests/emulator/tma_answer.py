@@ -1,4 +1,4 @@
-"""What an operation did, as a JSON-able record, the same from a GPU and from the emulator."""
+"""The effect of an operation as a JSON record, the same from a GPU and from the emulator."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tma_data import Bytes, digest
 from cudatma.descriptor import Im2colSpec, TiledSpec
 from cudatma.errors import DescriptorError
 
-#: Compressed bytes up to which what changed in a memory is kept next to its hash.
+#: Maximum compressed bytes of a change that is stored next to the hash.
 KEPT_BYTES = 12000
 
 
 def make_spec(fields: dict[str, Any], address: int) -> TiledSpec | Im2colSpec:
-    """The spec of a case's map; DescriptorError where the rules refuse it."""
+    """Return the spec of a case's map, or raise DescriptorError if the rules refuse it."""
     values = {name: value for name, value in fields.items() if name != "kind"}
     return (TiledSpec if fields["kind"] == "tiled" else Im2colSpec)(**values, address=address)
 
 
 def expected_bytes(case: dict[str, Any]) -> int:
-    """What the barrier is told: the codec's count, so that a wrong one shows as a copy that is not complete."""
+    """Return the codec's byte count for the barrier; a wrong count shows as an incomplete copy."""
     if case["op"] in ("bulk_load", "bulk_multicast") or case["op"].startswith("shared_"):
         return int(case["size"])
     if "_load" not in case["op"] and "_multicast" not in case["op"]:
@@ -35,19 +35,19 @@ def expected_bytes(case: dict[str, Any]) -> int:
 
 
 def set_bits(raw: bytes, first: int, bits: int, value: int) -> bytes:
-    """128 bytes with a run of bits replaced."""
+    """Return 128 bytes with a run of bits replaced."""
     mask = ((1 << bits) - 1) << first
     return (int.from_bytes(raw, "little") & ~mask | value << first & mask).to_bytes(len(raw), "little")
 
 
 def changed(before: Bytes, after: Bytes) -> str | None:
-    """What is different, as base64 of a compressed XOR; None where that is large."""
+    """Return the difference as base64 of a compressed XOR, or None if it is large."""
     packed = zlib.compress((before ^ after).tobytes(), 9)
     return base64.b64encode(packed).decode() if len(packed) <= KEPT_BYTES else None
 
 
 def restore(before: Bytes, text: str) -> Bytes:
-    """The bytes after, from those before and changed()."""
+    """Return the bytes after the operation, from those before it and changed()."""
     return before ^ np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
 
 
@@ -58,10 +58,10 @@ def finished(
     memories: tuple[tuple[Bytes, Bytes], tuple[Bytes, Bytes]],
     edited: bytes,
 ) -> dict[str, Any]:
-    """The answer of an operation that ended.
+    """Return the answer of an operation that ended.
 
-    reports: done, missing bytes, balanced, of each block. memories: (before, after) of the global buffer and of the
-    windows of all blocks.
+    ``reports`` are (done, missing bytes, balanced) of each block. ``memories`` are (before, after) of the global buffer
+    and of the windows of all blocks.
     """
     answer: dict[str, Any] = {"n": case["n"], "result": "ok"}
     if expected:
@@ -72,6 +72,6 @@ def finished(
         answer[name] = digest(after)
         answer[f"{name}_x"] = changed(before, after) if (before != after).any() else ""
     if case.get("edits"):
-        words = edited[8:].hex()  # the address depends on where the buffer lies
+        words = edited[8:].hex()  # the address depends on the buffer's
         answer["map"] = words
     return answer

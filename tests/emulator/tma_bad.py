@@ -1,6 +1,6 @@
 """Operations that the hardware is expected (or suspected) to stop, and maps that the driver is expected to refuse.
 
-A trap costs its process, so each question is asked a few times only.
+Each is tried only a few times, because a trap costs its process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Case = dict[str, Any]
 
 
 def bad_cases(rng: random.Random) -> list[Case]:
-    """All of them in an order in which the kinds alternate."""
+    """Return all bad cases, alternating between the kinds."""
     found: list[Case] = []
     for make, times in _KINDS:
         for _ in range(times):
@@ -116,8 +116,8 @@ def _raw(rng: random.Random) -> Case:
             [65, 3, rng.randint(1, 7)],  # version
             [75, 2, 3],  # interleave
             [83, 2, rng.randint(1, 3)],  # swizzle atomicity
-            [80, 1, 1],  # tf32 of whatever type
-            [79, 1, 1],  # NaN fill of whatever type
+            [80, 1, 1],  # tf32 bit with any type
+            [79, 1, 1],  # NaN fill with any type
             [85, 11, 1 << rng.randrange(11)],  # bits without a name
             [490, 22, 1 << rng.randrange(22)],
             [592, 432, 1 << rng.randrange(432)],

@@ -1,9 +1,9 @@
-"""Random TMA operations, each a JSON-able record: the tensor map, the operation, coordinates, where it lies in memory.
+"""Random TMA operations as JSON records: the tensor map, the operation, coordinates, and offsets in memory.
 
-A case: n, tag ("random" or why it is special), op (a name of tma_kernel.OPERATIONS), dtype, style and seed (of memory's
-contents), window (bytes of shared memory watched), to and from (offsets in it), gmem_bytes and base (the tensor's
-offset in the global buffer), map (fields of the spec but the address), coords, offsets; size and gmem_at for copies
-without a map; edits for tensormap.replace.
+A case has n, tag ("random" or why it is special), op (a name of tma_kernel.OPERATIONS), dtype, style and seed (of
+memory's contents), window (bytes of shared memory that are compared), to and from (offsets in it), gmem_bytes and base
+(the tensor's offset in the global buffer), map (fields of the spec except the address), coords, offsets; size and
+gmem_at for copies without a map; edits for tensormap.replace.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _round(value: int, unit: int) -> int:
 
 
 def _coordinate(rng: random.Random, dim: int, box: int, unit: int, writes: bool) -> int:
-    """A coordinate inside, over the start or the end, just outside or far away; a multiple of ``unit``."""
+    """Return a multiple of ``unit`` that is inside, across the start or the end, just outside or far away."""
     choice = rng.random()
     if choice < 0.3:
         value = 0
@@ -53,7 +53,7 @@ def _coordinate(rng: random.Random, dim: int, box: int, unit: int, writes: bool)
 
 
 def tile_coords(rng: random.Random, fields: Fields, writes: bool) -> list[int]:
-    """Coordinates of a box of a tiled map."""
+    """Return coordinates of a box of a tiled map."""
     size = TMA_TYPES[fields["dtype"]].element_bytes
     unit = 1 if fields["interleave"] else 16 // size
     near = rng.random() < 0.35
@@ -68,7 +68,7 @@ def tile_coords(rng: random.Random, fields: Fields, writes: bool) -> list[int]:
 
 
 def im2col_coords(rng: random.Random, fields: Fields, writes: bool) -> tuple[list[int], list[int]]:
-    """(coordinates, offsets) of a column of an im2col map."""
+    """Return (coordinates, offsets) of a column of an im2col map."""
     rank, dims = len(fields["dims"]), fields["dims"]
     first = 0 if fields["interleave"] else 1
     size = TMA_TYPES[fields["dtype"]].element_bytes
@@ -94,7 +94,7 @@ def im2col_coords(rng: random.Random, fields: Fields, writes: bool) -> tuple[lis
 
 
 def _footprint(fields: Fields) -> int:
-    """Shared memory that a box may touch, generously."""
+    """Return an upper bound of the shared memory that a box uses."""
     size, span = TMA_TYPES[fields["dtype"]].element_bytes, Swizzle(fields["swizzle"]).span_bytes
     unit = 16 * fields["interleave"]
     if fields["kind"] == "im2col":
@@ -111,7 +111,7 @@ def _footprint(fields: Fields) -> int:
 
 
 def _place(rng: random.Random, case: Case, fields: Fields) -> bool:
-    """Where the box and the tensor lie; False where they are too large."""
+    """Choose offsets of the box and the tensor; return False if they are too large."""
     at = 128 * rng.choice((8, 8, 8, 9, 10, 11, 12, 15))
     footprint = _round(_footprint(fields), 128)
     case["window"] = _round(at + footprint + 2048, 16)
@@ -130,7 +130,7 @@ def _style(rng: random.Random, op: str, dtype: str) -> str:
 
 
 def map_case(rng: random.Random, action: str | None = None, dtype: str | None = None, mode: str | None = None) -> Case:
-    """A random operation through a tensor map."""
+    """Return a random operation through a tensor map."""
     action = action or rng.choice(
         ("load",) * 5 + ("store",) * 2 + ("reduce",) * 4 + ("prefetch",) * (rng.random() < 0.2)
     )
@@ -154,7 +154,7 @@ def map_case(rng: random.Random, action: str | None = None, dtype: str | None = 
 
 
 def bulk_case(rng: random.Random, mode: str | None = None) -> Case:
-    """A copy or reduction without a tensor map."""
+    """Return a copy or reduction without a tensor map."""
     family = rng.choice(("bulk_load", "bulk_store", "bulk_reduce", "bulk_reduce", "bulk_reduce", "bulk_multicast"))
     family = family if mode is None else mode
     size = 16 * rng.randint(1, rng.choice((2, 16, 256)))
@@ -185,12 +185,12 @@ def bulk_case(rng: random.Random, mode: str | None = None) -> Case:
 
 
 def _cluster(rng: random.Random, multicast: bool) -> Case:
-    """A cluster of two blocks: which receive a multicast, or the peer of a copy between shared memories."""
+    """Return a cluster of two blocks, with the receivers of a multicast or the peer of a copy."""
     return {"cluster": 2, "targets": rng.randint(1, 3)} if multicast else {"cluster": 2, "peer": 1, "targets": 2}
 
 
 def multicast_case(rng: random.Random) -> Case:
-    """A tile load that several blocks of a cluster receive."""
+    """Return a tile load that several blocks of a cluster receive."""
     case = map_case(rng, "load", mode=rng.choice(("tile", "tile", "interleave")))
     return case | {"op": case["op"].replace("load", "multicast")} | _cluster(rng, True)
 
@@ -229,7 +229,7 @@ ORIGINAL: Fields = {
 
 
 def edit_case(rng: random.Random) -> Case:
-    """An operation through a map that tensormap.replace made of another one."""
+    """Return an operation through a map that tensormap.replace derived from another one."""
     case = map_case(
         rng, rng.choice(("load", "load", "store", "reduce")), mode=rng.choice(("tile", "tile", "interleave"))
     )
@@ -245,7 +245,7 @@ def edit_case(rng: random.Random) -> Case:
 
 
 def edit_bits_case(rng: random.Random) -> Case:
-    """Values that fit no field, or no map: which bits they become. The map is not used."""
+    """Return edits with values that fit no field, or no map, to compare the resulting bits. The map is not used."""
     case = map_case(rng, "load", mode="tile")
     edits: list[list[Any]] = []
     for _ in range(rng.randint(1, 6)):
@@ -270,7 +270,7 @@ _MAKERS: list[tuple[Callable[[random.Random], Case], float]] = [
 
 
 def cases(count: int, seed: int, bad: int = 300) -> Iterator[Case]:
-    """The cases, the same for the same arguments: the bad ones are spread among ``count`` random ones."""
+    """Return ``count`` random cases with the bad cases spread among them, the same for the same arguments."""
     from tma_bad import bad_cases
 
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What stands in memory before an operation: deterministic bytes, with the values that arithmetic treats specially."""
+"""Contents of memory before an operation: deterministic bytes, including the special values of arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-#: Bits that are met often: zeros, subnormals, the edges of the normal range, halves for ties, infinities, NaNs.
+#: Special values: zeros, subnormals, the edges of the normal range, halves for ties, infinities, NaNs.
 _SPECIAL: dict[str, str] = {
     "f16": "0 8000 1 8001 3ff 83ff 400 8400 3c00 bc00 7bff fbff 7c00 fc00 7e00 7fff fe01 7c01 fd55 6c00 1400",
     "bf16": "0 8000 1 8001 7f 807f 80 8080 3f80 bf80 7f7f ff7f 7f80 ff80 7fc0 7fff ffc1 7f81 ffa5 4b80 3380",
@@ -37,22 +37,22 @@ _KIND = {
     "s64": "u64",
     "b64": "u64",
 }
-#: Where a float's exponent may lie for sums that round without overflow: (exponent bits' first bit, bias).
+#: (first bit of the exponent, bias) of floats, to choose exponents whose sums round without overflow.
 _EXPONENT = {"f16": (10, 15, 4), "bf16": (7, 127, 12), "f32": (23, 127, 30), "f64": (52, 1023, 60)}
 
 
 def value_kind(dtype: str) -> str:
-    """The kind of values of a tensor map's or a bulk reduction's type."""
+    """Return the kind of values of a tensor map's or a bulk reduction's type."""
     if dtype in _KIND:
         return _KIND[dtype]
     return dtype.replace("uint", "u").replace("int", "u")
 
 
 def contents(size: int, style: str, dtype: str, seed: int) -> Bytes:
-    """``size`` bytes (a multiple of 16).
+    """Return ``size`` bytes (a multiple of 16).
 
-    style: "index" (32-bit word n holds 2**30 + n, so that every chunk says where it comes from), "random", "special"
-    (half of the elements from the list), "near" (floats whose sums round, small integers).
+    ``style`` is "index" (32-bit word n holds 2**30 + n, so that every chunk identifies its source), "random", "special"
+    (half of the elements are special values) or "near" (floats whose sums round, small integers).
     """
     if style == "index":
         return (np.arange(size // 4, dtype=np.uint32) + np.uint32(1 << 30)).view(np.uint8)
@@ -79,7 +79,7 @@ def _width(kind: str) -> int:
 
 
 def before(case: dict[str, Any]) -> tuple[Bytes, Bytes]:
-    """(global buffer, windows of shared memory of all blocks) before the operation."""
+    """Return (global buffer, windows of shared memory of all blocks) before the operation."""
     seed, dtype = case["seed"], case["dtype"]
     gmem = contents(case["gmem_bytes"], case["style"], dtype, 2 * seed)
     style = "random" if case["style"] == "index" else case["style"]
@@ -88,5 +88,5 @@ def before(case: dict[str, Any]) -> tuple[Bytes, Bytes]:
 
 
 def digest(data: Bytes) -> str:
-    """Half of the SHA-256 of some bytes."""
+    """Return half of the SHA-256 of some bytes."""
     return hashlib.sha256(data.tobytes()).hexdigest()[:32]

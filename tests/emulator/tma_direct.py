@@ -1,4 +1,4 @@
-"""Puts the cases of tma_cases.py to the emulator's TMA alone: no kernel, no warps, a hundred times quicker."""
+"""Run the cases of tma_cases.py on the emulator's TMA alone: without kernel and warps, a hundred times faster."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cudatma.emulator.async_copy.tensor_box import BoxError, check_load, check_s
 from cudatma.errors import DescriptorError
 from cudatma.target import get_target
 
-#: Where the window lies in the block's shared memory: on a multiple of 1024 bytes, as the kernel sees to.
+#: Offset of the window in the block's shared memory, a multiple of 1024 bytes as in the kernel.
 WINDOW_AT = 1024
 ADDRESS = 1 << 20
 
 
 def answer(case: dict[str, Any]) -> dict[str, Any]:
-    """What the emulator does in a case: tma_answer.finished(), or the result "trap" or "refused"."""
+    """Return the emulator's answer to a case: tma_answer.finished(), or the result "trap" or "refused"."""
     gmem, window = before(case)
     memories = gmem.copy(), window.copy()
     edited = bytes(128)
@@ -73,11 +73,11 @@ def _through_map(case: dict[str, Any], raw: bytes, gmem: Any, window: Any) -> No
         raise BoxError("no memory there", "ILLEGAL_ADDRESS")
     index = (box.smem - WINDOW_AT) // 16
     if action in ("load", "multicast"):
-        words = tensor_values.loaded(box, gmem, origin)
+        words = tensor_values.loaded_words(box, gmem, origin)
         for part in _targets(case, window):
             tensor_values.shared_chunks(part)[index] = words
         return
-    mask = tensor_values.stored(box)
+    mask = tensor_values.written_chunks(box)
     if mask.any():
         target, words = box.gmem[mask] + origin, tensor_values.shared_chunks(window)[index][mask]
         if action in REDUCTIONS:
@@ -87,7 +87,7 @@ def _through_map(case: dict[str, Any], raw: bytes, gmem: Any, window: Any) -> No
 
 
 def _targets(case: dict[str, Any], window: Any) -> list[Any]:
-    """The windows of the blocks that receive bytes."""
+    """Return the windows of the blocks that receive bytes."""
     parts = window.reshape(-1, case["window"])
     return [part for rank, part in enumerate(parts) if case.get("targets", 1) >> rank & 1]
 

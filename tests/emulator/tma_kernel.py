@@ -1,4 +1,4 @@
-"""The kernel that does one TMA operation (ptx_templates/probes/tma_case.cu.j2): its operations, its arguments."""
+"""Operations and arguments of the kernel that executes one TMA operation (ptx_templates/probes/tma_case.cu.j2)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 TEMPLATE = "probes/tma_case.cu.j2"
 REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 MAX_EDITS = 32
-#: What cp.reduce.async.bulk takes: into global memory, and into shared memory. [PTX ISA, cp.reduce.async.bulk]
+#: Operations and types of cp.reduce.async.bulk into global and into shared memory. [PTX ISA, cp.reduce.async.bulk]
 BULK_TYPES: dict[str, tuple[str, ...]] = {
     "add": ("u32", "s32", "u64", "f16", "bf16", "f32", "f64"),
     "min": ("u32", "s32", "u64", "s64", "f16", "bf16"),
@@ -60,7 +60,7 @@ def _shared_copies() -> list[tuple[str, str]]:
 
 
 def _operations() -> dict[str, str]:
-    """Name of an operation -> the call that does it."""
+    """Return the call for each operation by name."""
     calls: dict[str, str] = {}
     for rank in range(1, 6):
         at = ", ".join(f"c[{i}]" for i in range(rank))
@@ -89,7 +89,7 @@ def _operations() -> dict[str, str]:
 
 
 def _edits() -> dict[tuple[str, int], str]:
-    """(field, ordinal or immediate value) -> the call that replaces it."""
+    """Return the call for each (field, ordinal or immediate value) of tensormap.replace."""
     calls = {("global_address", 0): "tensormap_replace_global_address(map, reinterpret_cast<const void*>(value))"}
     calls["rank", 0] = "tensormap_replace_rank(map, value)"
     for field, count in ORDINAL_FIELDS.items():
@@ -105,7 +105,7 @@ EDITS = {key: code for code, key in enumerate(_edits())}
 
 @dataclass(frozen=True)
 class TmaCase:
-    """The spec of the kernel: what it can be asked for."""
+    """The config of the kernel."""
 
     entry: str = "tma_case"
 
@@ -131,7 +131,7 @@ class TmaCase:
 
 
 def request_bytes(case: dict[str, Any], expected: int, gmem: int, settle: int) -> bytes:
-    """The Request of a case. expected: bytes for the barrier. gmem: the global buffer's address. settle: in ns."""
+    """Return the Request of a case. ``expected`` is in bytes, ``gmem`` an address, and ``settle`` in ns."""
     edits = case.get("edits", [])
     coords = [*case.get("coords", []), 0, 0, 0, 0, 0][:5]
     offsets = [*case.get("offsets", []), 0, 0, 0][:3]

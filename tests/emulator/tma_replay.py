@@ -1,4 +1,4 @@
-"""Puts the cases of tma_cases.py to the emulator: through the PTX of the kernel that ran on the GPU."""
+"""Run the cases of tma_cases.py on the emulator with the PTX of the kernel that ran on the GPU."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def aligned(size: int, alignment: int = 256) -> Array:
-    """Bytes at an aligned address."""
+    """Return bytes at an aligned address."""
     raw = np.zeros(size + alignment, np.uint8)
     return raw[-raw.ctypes.data % alignment :][:size]
 
 
 def descriptor(case: dict[str, Any], address: int) -> bytes:
-    """The 128 bytes of a case's map over a buffer; DescriptorError where the rules refuse it."""
+    """Return the 128 bytes of a case's map over a buffer, or raise DescriptorError if the rules refuse it."""
     fields = case.get("original", case.get("map"))
     if fields is None:
         return bytes(128)
@@ -39,14 +39,14 @@ def descriptor(case: dict[str, Any], address: int) -> bytes:
 
 
 class EmulatedGpu:
-    """The kernel in the emulator."""
+    """The kernel on the emulator."""
 
     def __init__(self, target: str = "sm_90a") -> None:
         chosen = get_target(target)
         self.module = load(str(compile_source(render(TEMPLATE, TmaCase(), chosen), chosen).ptx))
 
     def run(self, case: dict[str, Any], hazards: str = "off") -> dict[str, Any]:
-        """The answer of one case."""
+        """Return the answer to one case."""
         gmem, window = before(case)
         buffer, image = aligned(gmem.size), aligned(window.size)
         buffer[:], image[:] = gmem, window

@@ -34,7 +34,7 @@ def _steps(rng: random.Random, rank: int) -> list[int]:
 
 
 def _strides(rng: random.Random, dims: list[int], inner_bytes: int, unit: int, writes: bool) -> list[int]:
-    """Pitches that no two elements share (rows taken as whole 16-byte chunks), or, for loads, any now and then."""
+    """Return pitches without overlap (rows rounded up to 16-byte chunks), or sometimes any pitches for loads."""
     strides = [0] * (len(dims) - 1)
     order = list(range(1, len(dims)))
     if rng.random() < 0.3:
@@ -147,7 +147,7 @@ def im2col(rng: random.Random, rank: int, dtype: str, writes: bool) -> Fields:
 
 
 def extent_bytes(fields: Fields) -> int:
-    """Bytes from the tensor's base to the end of what it may touch, steps of 0 not counted."""
+    """Return the bytes from the tensor's base to the end of its accesses, ignoring steps of 0."""
     inner = slice_bytes(fields) or TMA_TYPES[fields["dtype"]].element_bytes
     reach = sum((dim - 1) * stride for dim, stride in zip(fields["dims"][1:], fields["strides_bytes"], strict=True))
     return int(fields["dims"][0] * inner + reach)

@@ -1,4 +1,4 @@
-"""Runs TMA cases on a GPU and prints one answer a line; ends at the first trap, which loses the context.
+"""Run TMA cases on a GPU and print one answer per line, until the first trap, which loses the context.
 
 python tests/emulator/tma_worker.py CUBIN CASES.json < numbers of the cases, as JSON
 """
@@ -28,12 +28,12 @@ from cudatma.errors import check
 ARENA_BYTES = 64 << 20
 SETTLE_NS = 20_000
 MAX_WINDOW = 208 << 10
-#: Places of the edited map, the request, the window's image and the report in the arena; the global buffer's is after.
+#: Offsets of the edited map, the request, the window's image and the report in the arena; the global buffer follows.
 EDITED, REQUEST, IMAGE, REPORT, GMEM = 0, 4096, 1 << 16, 1 << 20, 32 << 20
 
 
 class Gpu:
-    """The kernel loaded in a context of its own, and an arena of device memory."""
+    """The kernel in its own context, and an arena of device memory."""
 
     def __init__(self, cubin: bytes) -> None:
         from cuda.bindings import driver
@@ -60,7 +60,7 @@ class Gpu:
         return raw
 
     def descriptor(self, case: dict[str, Any]) -> tuple[int | str, bytes]:
-        """(0 or the driver's refusal, the 128 bytes)."""
+        """Return (0 or the driver's refusal, the 128 bytes)."""
         fields = case.get("original", case.get("map"))
         if fields is None:
             return 0, bytes(128)
@@ -70,7 +70,7 @@ class Gpu:
         return code, raw or bytes(128)
 
     def run(self, case: dict[str, Any]) -> dict[str, Any]:
-        """The answer of one case; a trap ends the process."""
+        """Return the answer to one case; a trap ends the process."""
         code, raw = self.descriptor(case)
         if code:
             return {"n": case["n"], "result": f"refused: {code}"}
@@ -98,7 +98,7 @@ class Gpu:
         return finished(case, report[:, :3].tolist(), expected, memories, self.get(EDITED, 128).tobytes())
 
     def launch(self, shared_bytes: int, blocks: int, pointers: int) -> Any:
-        """Launch one block, or a cluster of them where ``blocks`` is not 0; the driver's code."""
+        """Launch one block, or a cluster if ``blocks`` is not 0; return the driver's code."""
         driver = self.driver
         if not blocks:
             return driver.cuLaunchKernel(self.function, 1, 1, 1, 128, 1, 1, shared_bytes, 0, pointers, 0)[0]
@@ -113,7 +113,7 @@ class Gpu:
         return driver.cuLaunchKernelEx(config, self.function, pointers, 0)[0]
 
     def lost(self, number: int, code: Any) -> None:
-        """Answer with the trap and end: the context is gone."""
+        """Answer with the trap and exit, because the context is lost."""
         name = self.driver.CUresult(int(code)).name.removeprefix("CUDA_ERROR_")
         print(json.dumps({"n": number, "result": f"trap: {name}"}), flush=True)
         os._exit(3)

@@ -24,19 +24,19 @@ CHUNK = 16
 
 
 def chunks_of(offset: int, size: int) -> Array:
-    """Offsets of the 16-byte chunks of a run of bytes."""
+    """Return the offsets of the 16-byte chunks of a run of bytes."""
     return np.arange(offset, offset + size, CHUNK, dtype=np.int64)
 
 
 def shared_run(w: Warp, at: int, address: int, size: int, what: str) -> tuple[Any, int]:
-    """(block, offset) of a run of shared bytes; traps where it leaves the memory."""
+    """Return (block, offset) of a run of shared bytes; trap if it exceeds the memory."""
     vector = np.array([address], np.uint64)
     block, offsets = access.shared_offsets(w, at, vector, max(size, 1), True)
     return block, int(offsets[0])
 
 
 def global_run(w: Warp, at: int, address: int, size: int) -> tuple[Region, int]:
-    """(region, offset) of a run of global bytes."""
+    """Return (region, offset) of a run of global bytes."""
     region = access.global_region(w, at, np.array([address], np.uint64), size)
     if region is None:
         access.outside(w, at, address, size)
@@ -44,27 +44,32 @@ def global_run(w: Warp, at: int, address: int, size: int) -> tuple[Region, int]:
 
 
 def check_run(w: Warp, at: int, size: int, *addresses: int) -> int:
-    """What a bulk copy really moves: whole chunks of 16 bytes (measured). Traps on addresses that are no multiples."""
+    """Return the number of bytes that a bulk copy moves, and trap on misaligned addresses.
+
+    The hardware moves whole 16-byte chunks (measured).
+    """
     if any(a % CHUNK for a in addresses):
         shown = ", ".join(f"{a:#x}" for a in addresses)
-        message = f"a bulk copy of {size} bytes at {shown}: addresses are multiples of {CHUNK}"
+        message = f"a bulk copy of {size} bytes at {shown}: addresses must be multiples of {CHUNK}"
         access.trap(w, at, message, "MISALIGNED_ADDRESS")
     moved = size // CHUNK * CHUNK
     if moved != size:
-        message = f"a bulk copy of {size} bytes moves and counts {moved}: sizes are multiples of {CHUNK}"
+        message = f"a bulk copy of {size} bytes moves and counts {moved}: sizes must be multiples of {CHUNK}"
         w.events.violation("byte_count", w, at, message)
     return moved
 
 
 def check_cluster(w: Warp, at: int, what: str) -> None:
-    """What writes to a CTA's shared memory asynchronously traps in a launch that names no cluster, of one CTA at least:
-    bulk copies between shared memories and st.async (measured on an H200)."""
+    """Trap in a launch without a cluster, even a cluster of one CTA (measured on an H200).
+
+    This applies to bulk copies between shared memories and to st.async.
+    """
     if not w.launch.setup.extra.get("names_cluster", True):
         access.trap(w, at, f"{what} in a launch without a cluster; __cluster_dims__(1, 1, 1) makes one")
 
 
 def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast: int | None, from_shared: bool) -> None:
-    """cp.async.bulk into shared memory, completing on an mbarrier; from global or another CTA's shared memory."""
+    """Execute cp.async.bulk from global memory, or another CTA's shared memory, into shared memory."""
     size = check_run(w, at, size, to, source)
     if from_shared:
         check_cluster(w, at, "a bulk copy between shared memories")
@@ -96,7 +101,7 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
 
 
 def targets_of(w: Warp, at: int, to: int, bar: int, multicast: int | None) -> list[tuple[int, int]]:
-    """(destination, barrier) addresses: one pair, or one a CTA of a multicast at the same offsets."""
+    """Return the (destination, barrier) addresses: one pair, or one per CTA of a multicast at the same offsets."""
     if (to | bar) >> 60:
         to, bar = access.as_shared(w, at, to), access.as_shared(w, at, bar)
     if multicast is None:
@@ -110,7 +115,7 @@ def targets_of(w: Warp, at: int, to: int, bar: int, multicast: int | None) -> li
 
 
 def store(w: Warp, at: int, lane: int, to: int, source: int, size: int, operation: str, kind: str) -> None:
-    """cp.async.bulk and cp.reduce.async.bulk from shared to global memory, in the thread's bulk group."""
+    """Execute cp.async.bulk or cp.reduce.async.bulk from shared to global memory, in the thread's bulk group."""
     size = check_run(w, at, size, to, source)
     block, offset = shared_run(w, at, source, size, "source")
     region, target = global_run(w, at, to, size)
@@ -131,7 +136,7 @@ def store(w: Warp, at: int, lane: int, to: int, source: int, size: int, operatio
 
 
 def is_first(w: Warp, store: tuple[int, ...]) -> bool:
-    """False where a lower lane issues the same store in this execution of the instruction: the bytes are the same."""
+    """Return False if a lower lane issues the same store in this execution of the instruction, with the same bytes."""
     issued = (*store, w.launch.scheduler.steps)
     last, w.async_state["stored"] = w.async_state.get("stored"), issued
     return last != issued
@@ -150,11 +155,11 @@ def store_later(w: Warp, at: int, block: Any, chunks: Array, read: Any, write: A
     def finish(data: Any) -> None:
         write(data)
         w.events.store_landed(stored)
-        groups.done(w, group, 0, 1)
+        groups.finish(w, group, 0, 1)
 
     def begin() -> None:
         data = read()
-        groups.done(w, group, 1, 0)
+        groups.finish(w, group, 1, 0)
         scheduler.submit(lambda: finish(data))
 
     scheduler.submit(begin)

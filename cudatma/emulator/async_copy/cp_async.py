@@ -1,4 +1,4 @@
-"""cp.async: copies of 4 to 16 bytes by each thread, counted in groups of its own or on an mbarrier.
+"""cp.async: copies of 4 to 16 bytes by each thread, which it counts in groups or on an mbarrier.
 
 Source: PTX ISA, "cp.async", "cp.async.commit_group", "cp.async.wait_group", "cp.async.mbarrier.arrive".
 """
@@ -21,10 +21,10 @@ from cudatma.emulator.ptx.writer import RUNTIME
 
 
 def copy(w: Warp, at: int, to: Array, source: Array, size: int, take: Array | None, mask: Array | None) -> None:
-    """Each lane copies ``size`` bytes (4, 8, 16), the first ``take`` of them from memory and zeros after."""
+    """Copy ``size`` bytes (4, 8, 16) in each lane: the first ``take`` of them from memory, then zeros."""
     active = np.asarray(active_lanes(mask))
     if np.bitwise_or.reduce(to[active] | source[active]) & np.uint64(size - 1):
-        access.trap(w, at, f"cp.async of {size} bytes from or to an address that is not a multiple of it")
+        access.trap(w, at, f"cp.async of {size} bytes from or to an address that is not a multiple of {size}")
     for part in groups.copy_queues(w, groups.bits(mask)):
         lanes = active if part.lanes == groups.ALL else active[(part.lanes >> active & 1).astype(bool)]
         counts = np.full(len(lanes), size) if take is None else np.minimum(take[lanes].astype(np.int64), size)
@@ -34,7 +34,7 @@ def copy(w: Warp, at: int, to: Array, source: Array, size: int, take: Array | No
 def _copy_lanes(
     w: Warp, at: int, to: Array, source: Array, size: int, counts: Array, group: groups.Group, lanes: Array
 ) -> None:
-    """The copies of lanes that count their groups together."""
+    """Start the copies of lanes that share a queue of groups."""
     block, offsets = access.shared_offsets(w, at, to, size, False)
     token = group.begin(lanes)
     group.issued_at = at
@@ -46,8 +46,8 @@ def _copy_lanes(
     def complete() -> None:
         move()
         w.events.copy_landed(started)
-        for each in token:
-            groups.done(w, each, 0, 1)
+        for part in token:
+            groups.finish(w, part, 0, 1)
 
     w.launch.scheduler.submit(complete)
 
@@ -55,7 +55,7 @@ def _copy_lanes(
 def _mover(
     w: Warp, at: int, data: Array, offsets: Array, source: Array, size: int, counts: Array
 ) -> Callable[[], None]:
-    """What moves the bytes when the time has come; addresses are checked at once."""
+    """Return a function that moves the bytes later, and check the addresses now."""
     whole = access.global_region(w, at, source, size) if int(counts.min()) == size else None
     if whole is not None:
         steps = np.arange(size, dtype=np.int64)
@@ -70,16 +70,16 @@ def _mover(
     ]
 
     def move_each() -> None:
-        for offset, found, n in zip(offsets.tolist(), regions, counts.tolist(), strict=True):
+        for offset, run, n in zip(offsets.tolist(), regions, counts.tolist(), strict=True):
             data[offset + n : offset + size] = 0
-            if found is not None:
-                data[offset : offset + n] = found[0].data[found[1] : found[1] + n]
+            if run is not None:
+                data[offset : offset + n] = run[0].data[run[1] : run[1] + n]
 
     return move_each
 
 
 def arrive(w: Warp, at: int, addresses: Array, mask: Array | None, counts_itself: bool) -> None:
-    """cp.async.mbarrier.arrive{.noinc}: submit an arrival for each thread, when its own copies so far have landed."""
+    """Execute cp.async.mbarrier.arrive{.noinc}: each thread arrives once its own copies so far have landed."""
     active = groups.bits(mask)
     queues = groups.copy_queues(w, active)
     for part in queues:
@@ -99,7 +99,7 @@ def arrive(w: Warp, at: int, addresses: Array, mask: Array | None, counts_itself
 
 
 def _arrive_later(w: Warp, at: int, barrier: MBarrier, count: int, waiting: list[groups.Group]) -> None:
-    """Submit arrivals at a barrier that happen when cp.async groups have landed."""
+    """Submit arrivals at a barrier for when cp.async groups have landed."""
     scheduler, program = w.launch.scheduler, w.split.frame.program
 
     def attempt() -> None:

@@ -1,4 +1,4 @@
-"""Bulk groups and cp.async groups: what a thread has started and what it may wait for.
+"""Bulk groups and cp.async groups: the operations that a thread has started and can wait for.
 
 Source: PTX ISA, "cp.async.bulk.commit_group", "cp.async.bulk.wait_group", "cp.async.commit_group",
 "cp.async.wait_group".
@@ -17,7 +17,10 @@ from cudatma.errors import counted
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Operations that are waited for together. reading: sources yet to be read; writing: results yet to be written."""
+    """Operations that a thread waits for together.
+
+    ``reading`` counts sources that have not been read, ``writing`` results that have not been written.
+    """
 
     number: int
     reading: int = 0
@@ -25,16 +28,16 @@ class Group:
     waiters: list[Split] = field(default_factory=list)
     waited: int = 0
     issued_at: int = -1
-    #: Lanes that have issued a cp.async into it, as bits.
+    #: Lanes that have issued a cp.async in this group, as bits.
     lanes: int = 0
-    #: The thread of a bulk group; of a cp.async group the queue, 0 for the warp's.
+    #: The thread of a bulk group; the queue of a cp.async group, 0 for the warp's.
     owner: int = 0
     tokens: list[list[Group]] = field(default_factory=list)
-    #: An mbarrier's arrival follows it: a part of the group that the next commit closes.
+    #: Whether this is the part of a group before an mbarrier's arrival; the next commit closes the rest.
     is_part: bool = False
 
     def begin(self, lanes: Array) -> list[Group]:
-        """A cp.async of these lanes is under way: the groups that it completes, one unless the lanes part."""
+        """Start a cp.async of these lanes; return the groups that it completes: one, unless the lanes diverge later."""
         self.writing += 1
         for lane in lanes.tolist():
             self.lanes |= 1 << lane
@@ -45,9 +48,9 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Queue:
-    """Groups in order, of one thread (bulk) or of lanes that have committed alike (cp.async).
+    """The groups of one thread (bulk), or of lanes that have committed alike (cp.async), in order.
 
-    ``open`` collects until the next commit. lanes: of a cp.async queue, as bits.
+    ``open`` collects operations until the next commit. ``lanes`` (bits) is used for cp.async only.
     """
 
     open: Group = field(default_factory=lambda: Group(0))
@@ -65,20 +68,20 @@ class Queue:
         self.open = Group(self.count, owner=self.owner)
 
     def seal(self) -> None:
-        """An arrival covers the copies so far: those that follow in the same group are kept apart from them."""
+        """Separate the copies so far, which an arrival covers, from later copies in the same group."""
         if self.open.issued_at >= 0:
             self.open.is_part = True
             self.commit()
             self.closed = [group for group in self.closed if group.writing or not group.is_part]
 
     def committed(self, newest: int) -> list[Group]:
-        """The committed groups but the ``newest`` ones, with their parts."""
+        """Return the committed groups except the ``newest`` ones, with their parts."""
         ends = [place for place, group in enumerate(self.closed) if not group.is_part]
         last = len(ends) - newest
         return self.closed[: ends[last - 1] + 1] if last > 0 else []
 
     def split(self, lanes: int, owner: int) -> Queue:
-        """Some of the lanes diverge: their queue, which keeps what was committed together."""
+        """Return a new queue for lanes that diverge; it keeps the groups that were committed together."""
         mine, rest = self.open, Group(self.count, owner=self.owner)
         if not mine.lanes & lanes:
             mine, rest = rest, mine
@@ -93,7 +96,7 @@ class Queue:
 
 @dataclass(slots=True)
 class GroupWait:
-    """A split that waits for groups."""
+    """A wait of a split for groups."""
 
     group: Group
     at: int
@@ -106,39 +109,39 @@ class GroupWait:
 
 
 def queue(w: Warp, lane: int) -> Queue:
-    """The bulk groups of a thread."""
+    """Return the bulk groups of a thread."""
     queues: dict[int, Queue] = w.async_state.setdefault("bulk", {})
-    found = queues.get(lane)
-    if found is None:
-        found = queues[lane] = Queue(Group(0, owner=lane), owner=lane)
-    return found
+    own = queues.get(lane)
+    if own is None:
+        own = queues[lane] = Queue(Group(0, owner=lane), owner=lane)
+    return own
 
 
 def copy_queues(w: Warp, active: int, *, parts: bool = False) -> list[Queue]:
-    """The cp.async queues of lanes: one for the warp until a part of its lanes commits or waits alone.
+    """Return the cp.async queues of lanes: one for the warp, until some of its lanes commit or wait alone.
 
-    parts: a queue that other lanes share is divided, so that the ones given are of the active lanes only.
+    With ``parts``, divide queues that other lanes share, so that the returned ones belong to active lanes only.
     """
     queues: list[Queue] | None = w.async_state.get("cp")
     if queues is None:
         queues = w.async_state["cp"] = [Queue(lanes=lane_bits(w.alive))]
-    found = []
-    for each in list(queues):
-        inside = each.lanes & active
-        if parts and inside and inside != each.lanes:
+    result = []
+    for part in list(queues):
+        inside = part.lanes & active
+        if parts and inside and inside != part.lanes:
             w.async_state["cp_owners"] = owner = w.async_state.get("cp_owners", 0) + 1
-            each = each.split(inside, owner)
-            queues.append(each)
+            part = part.split(inside, owner)
+            queues.append(part)
         if inside:
-            found.append(each)
-    return found
+            result.append(part)
+    return result
 
 
 def _reunite(w: Warp) -> None:
-    """Lanes of which none has a group left count together again."""
+    """Merge the queues of lanes if no group is left."""
     queues: list[Queue] = w.async_state["cp"]
-    if len(queues) > 1 and not any(each.closed or each.open.tokens for each in queues):
-        count = max(each.count for each in queues)
+    if len(queues) > 1 and not any(part.closed or part.open.tokens for part in queues):
+        count = max(part.count for part in queues)
         w.async_state["cp"] = [Queue(Group(count), [], count, lane_bits(w.alive))]
 
 
@@ -146,14 +149,14 @@ ALL = 0xFFFFFFFF
 
 
 def bits(mask: Array | None) -> int:
-    """A lane mask as an integer."""
+    """Return a lane mask as an integer."""
     return ALL if mask is None else lane_bits(mask)
 
 
 def commit(w: Warp, kind: str, mask: Array | None) -> None:
-    """cp.async.bulk.commit_group and cp.async.commit_group, for each active thread."""
-    for found in _queues(w, kind, mask):
-        found.commit()
+    """Execute cp.async.bulk.commit_group or cp.async.commit_group for each active thread."""
+    for part in _queues(w, kind, mask):
+        part.commit()
 
 
 def _queues(w: Warp, kind: str, mask: Array | None) -> list[Queue]:
@@ -166,14 +169,14 @@ def _queues(w: Warp, kind: str, mask: Array | None) -> list[Queue]:
 def wait(
     w: Warp, at: int, kind: str, newest: int, reads_only: bool, mask: Array | None, everything: bool = False
 ) -> bool:
-    """Wait until at most ``newest`` groups are pending; True while the split has to wait.
+    """Wait until at most ``newest`` groups are pending; return True while the split has to wait.
 
-    everything: cp.async.wait_all, which also waits for operations of no group yet.
+    With ``everything`` (cp.async.wait_all), also wait for operations that are not in a group yet.
     """
-    for found in _queues(w, kind, mask):
-        if everything and found.open.issued_at >= 0:
-            found.commit()
-        waited = list(found.closed) if everything else found.committed(newest)
+    for part in _queues(w, kind, mask):
+        if everything and part.open.issued_at >= 0:
+            part.commit()
+        waited = list(part.closed) if everything else part.committed(newest)
         for group in waited:
             if group.reading or (group.writing and not reads_only):
                 group.waiters.append(w.split)
@@ -185,16 +188,16 @@ def wait(
         if waited:
             w.events.groups_waited(w, at, kind, waited, reads_only)
         if not reads_only:
-            del found.closed[: len(waited)]
+            del part.closed[: len(waited)]
         else:
-            found.closed[: len(waited)] = [g for g in waited if g.writing]
+            part.closed[: len(waited)] = [g for g in waited if g.writing]
     if kind == "cp":
         _reunite(w)
     return False
 
 
-def done(w: Warp, group: Group, reads: int, writes: int) -> None:
-    """A part of a group's work is finished."""
+def finish(w: Warp, group: Group, reads: int, writes: int) -> None:
+    """Count operations of a group that have finished."""
     group.reading -= reads
     group.writing -= writes
     if group.waiters:

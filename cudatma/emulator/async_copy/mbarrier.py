@@ -1,7 +1,9 @@
 """mbarrier objects in shared memory: phases, pending arrivals, pending bytes.
 
-A phase ends when its pending arrivals and its pending bytes (tx-count) are both zero. Source: PTX ISA, "mbarrier".
-As on an H200, shared memory keeps what it held before mbarrier.init; the state comes there with mbarrier.inval.
+A phase ends when its pending arrivals and its pending bytes (tx-count) are both zero. As on an H200, mbarrier.init does
+not change shared memory; mbarrier.inval writes the state there.
+
+Source: PTX ISA, "mbarrier".
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ _TOKEN_SHIFT = 20
 
 @dataclass(slots=True, eq=False)
 class MBarrier:
-    """One barrier. phase: how many phases have ended; tx: bytes still to come (negative: more came than was said)."""
+    """An mbarrier. ``phase`` counts completed phases; ``tx`` is the number of pending bytes, negative if too many
+    arrived.
+    """
 
     block: Block
     offset: int
@@ -41,20 +45,20 @@ class MBarrier:
         self.pending = self.next_count = self.count
 
     def write_back(self) -> None:
-        """Leave the state in shared memory, where a kernel that looks at the opaque bytes finds them."""
+        """Write the state to shared memory, where kernels may read the opaque bytes."""
         state = BarrierBits(self.next_count, self.pending, self.tx, self.phase & 1)
         raw = encode(state).to_bytes(8, "little")
         self.block.shared.data[self.offset : self.offset + 8] = np.frombuffer(raw, np.uint8)
 
     @property
     def place(self) -> tuple[str, int, int]:
-        """What distinguishes it from other mbarriers of its cluster."""
+        """A key that identifies the barrier in its cluster."""
         return "mbarrier", self.block.rank, self.offset
 
     @property
     def name(self) -> str:
-        """The barrier's shared address and CTA."""
-        return f"mbarrier at {self.address:#x} of block {self.block.index}"
+        """The barrier's shared address and CTA, for messages."""
+        return f"the mbarrier at {self.address:#x} of block {self.block.index}"
 
     @property
     def address(self) -> int:
@@ -63,7 +67,7 @@ class MBarrier:
 
     @property
     def state(self) -> str:
-        """The phase and what is pending."""
+        """The phase and what is pending, for messages."""
         arrivals = f"{self.pending} of {self.count} arrivals"
         return f"phase {self.phase} (parity {self.phase & 1}), {arrivals} and {self.tx} bytes pending"
 
@@ -71,8 +75,8 @@ class MBarrier:
         return f"{self.name}: {self.state}"
 
     def missing_bytes(self) -> str:
-        """What is wrong with its bytes, for messages."""
-        return f"{self.tx} bytes never came" if self.tx > 0 else f"{-self.tx} bytes too many came"
+        """Return how the byte count is wrong, for messages."""
+        return f"{self.tx} bytes never arrived" if self.tx > 0 else f"{-self.tx} bytes too many arrived"
 
     def arrive(self, count: int) -> None:
         self.pending -= count
@@ -85,7 +89,7 @@ class MBarrier:
             self.block.cluster.events.bytes_over(self)
 
     def settle(self) -> None:
-        """End the phase where nothing is pending."""
+        """End the phase if nothing is pending."""
         if self.pending or self.tx:
             return
         self.phase += 1
@@ -97,7 +101,7 @@ class MBarrier:
 
 @dataclass(slots=True)
 class BarrierWait:
-    """A split that waits for a phase of an mbarrier of its own CTA. parity: -1 where a token named the phase."""
+    """A wait of a split for a phase of an mbarrier of its own CTA. ``parity`` is -1 if a token names the phase."""
 
     barrier: MBarrier
     at: int
@@ -105,8 +109,8 @@ class BarrierWait:
     may_time_out: bool = True
 
     def describe(self) -> str:
-        asked = f"parity {self.parity}" if self.parity >= 0 else "a token's phase"
-        return f"mbarrier at {self.barrier.address:#x} of its block: {self.barrier.state}; waited for: {asked}"
+        phase = f"parity {self.parity}" if self.parity >= 0 else "the phase of a token"
+        return f"mbarrier at {self.barrier.address:#x} of its block: {self.barrier.state}; waits for {phase}"
 
 
 def _place(w: Warp, at: int, address: int, remote: bool) -> tuple[Block, int]:
@@ -116,9 +120,9 @@ def _place(w: Warp, at: int, address: int, remote: bool) -> tuple[Block, int]:
 
 
 def find(w: Warp, at: int, address: int, what: str, remote: bool = True) -> MBarrier:
-    """Return the barrier at an address; report and trap if no barrier is initialised at this address.
+    """Return the barrier at an address, or report and trap.
 
-    remote: whether the instruction reaches barriers of other CTAs, as its .shared::cluster form does.
+    ``remote`` says that the instruction can reach barriers of other CTAs, as its .shared::cluster form does.
     """
     block, offset = _place(w, at, address, remote)
     barrier: MBarrier | None = block.mbarriers.get(offset)
@@ -133,19 +137,19 @@ def find(w: Warp, at: int, address: int, what: str, remote: bool = True) -> MBar
 
 
 def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -> None:
-    """mbarrier.init. Lanes that initialise one barrier alike, in one instruction, do it once."""
-    doers: dict[tuple[int, int], int] = {}
+    """Execute mbarrier.init. Lanes that initialize one barrier with equal counts, in one instruction, do so once."""
+    lanes_of: dict[tuple[int, int], int] = {}
     for lane in active_lanes(mask):
         key = int(addresses[lane]), int(count[lane])
-        doers[key] = doers.get(key, 0) | 1 << lane
-    for (address, number), lanes in doers.items():
+        lanes_of[key] = lanes_of.get(key, 0) | 1 << lane
+    for (address, number), lanes in lanes_of.items():
         block, offset = _place(w, at, address, False)
         if address % 8:
-            message = f"mbarrier.init at {address & 0xFFFFFF:#x}: 8 bytes aligned to 8"
+            message = f"mbarrier.init at {address & 0xFFFFFF:#x}: 8-byte alignment is required"
             w.events.violation("barrier_misaligned", w, at, message)
-            access.trap(w, at, f"mbarrier at {address:#x}: 8-byte alignment is needed")
+            access.trap(w, at, f"mbarrier at {address:#x}: 8-byte alignment is required")
         if not 1 <= number <= MAX_COUNT:
-            access.trap(w, at, f"mbarrier.init with count {number}; 1..{MAX_COUNT} is allowed")
+            access.trap(w, at, f"mbarrier.init with count {number}; 1 to {MAX_COUNT} is allowed")
         old = block.mbarriers.get(offset)
         barrier = MBarrier(block, offset, number)
         w.events.mbarrier_init(w, at, barrier, old, lanes)
@@ -153,7 +157,7 @@ def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -
 
 
 def inval(w: Warp, at: int, addresses: Array, mask: Array | None) -> None:
-    """mbarrier.inval: the state is written back, and the bytes are memory like any other."""
+    """Execute mbarrier.inval: write the state back and treat the bytes as ordinary memory."""
     for lane in active_lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.inval", False)
         w.events.mbarrier_inval(w, at, barrier)
@@ -174,9 +178,10 @@ def arrive(
     remote: bool,
     is_partial: bool,
 ) -> Array:
-    """mbarrier.arrive, .arrive_drop and .arrive.expect_tx: return each lane's token, the state before its arrival.
+    """Execute mbarrier.arrive, .arrive_drop or .arrive.expect_tx; return each lane's token, the state before its
+    arrival.
 
-    order: "release.cta" and the like. remote: as of find(). is_partial: .noComplete.
+    ``order`` is "release.cta" or similar, ``remote`` as in find(), and ``is_partial`` means .noComplete.
     """
     token = np.zeros(LANES, np.uint64)
     w.launch.scheduler.progress += 1
@@ -216,12 +221,12 @@ def _beyond_limit(w: Warp, at: int, barrier: MBarrier, text: str) -> None:
 def _expect(w: Warp, at: int, barrier: MBarrier, size: int) -> None:
     barrier.tx += size
     w.events.bytes_expected(w, at, barrier)
-    if (most := max(size, barrier.tx)) > MAX_COUNT:
-        _beyond_limit(w, at, barrier, f"{most} bytes are expected in one phase; at most {MAX_COUNT} are allowed")
+    if (expected := max(size, barrier.tx)) > MAX_COUNT:
+        _beyond_limit(w, at, barrier, f"{expected} bytes are expected in one phase; at most {MAX_COUNT} are allowed")
 
 
 def expect_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | None, remote: bool) -> None:
-    """mbarrier.expect_tx: more bytes to wait for, no arrival."""
+    """Execute mbarrier.expect_tx: expect more bytes, without an arrival."""
     w.launch.scheduler.progress += 1
     for lane in active_lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.expect_tx", remote)
@@ -230,21 +235,22 @@ def expect_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | Non
 
 
 def complete_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | None, remote: bool) -> None:
-    """mbarrier.complete_tx: as if a copy of so many bytes had arrived."""
+    """Execute mbarrier.complete_tx: count bytes as if a copy had delivered them."""
     w.launch.scheduler.progress += 1
     for lane in active_lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.complete_tx", remote)
         barrier.complete_tx(int(size[lane]))
         if barrier.tx < -MAX_COUNT:
-            _beyond_limit(w, at, barrier, f"{-barrier.tx} bytes came that were not expected; the limit is {MAX_COUNT}")
+            _beyond_limit(w, at, barrier, f"{-barrier.tx} unexpected bytes arrived; the limit is {MAX_COUNT}")
 
 
 def wait(
     w: Warp, at: int, addresses: Array, phase: Array, by_parity: bool, suspends: bool, mask: Array | None, order: str
 ) -> Array | None:
-    """test_wait, try_wait: return which lanes' phases have ended, or None where the split has to wait first.
+    """Execute test_wait or try_wait: return which lanes' phases have ended, or None if the split has to wait first.
 
-    order: "acquire.cta" and the like. A try_wait times out when the schedule says so, or when nobody can end its phase.
+    ``order`` is "acquire.cta" or similar. A try_wait times out if the schedule says so, or if nothing can end its
+    phase.
     """
     split = w.split
     result = np.zeros(LANES, bool)
@@ -252,8 +258,8 @@ def wait(
     first: tuple[MBarrier, int] | None = None
     answers: dict[tuple[int, int], bool] = {}
     for lane in lanes:
-        asked = int(phase[lane])
-        key = (int(addresses[lane]), asked & 1 if by_parity else asked >> _TOKEN_SHIFT)
+        operand = int(phase[lane])
+        key = (int(addresses[lane]), operand & 1 if by_parity else operand >> _TOKEN_SHIFT)
         if key not in answers:
             barrier = find(w, at, key[0], "a wait", False)
             done = (barrier.phase & 1) != key[1] if by_parity else barrier.phase > key[1]
@@ -286,7 +292,7 @@ def wait(
 
 @runtime
 def pending_count(state: Array) -> Array:
-    """mbarrier.pending_count: the arrivals that were pending when the token was made."""
+    """Return the arrivals that were pending when the token was created."""
     low: Array = (state & np.uint64(MAX_COUNT)).astype(np.uint32)
     return low
 

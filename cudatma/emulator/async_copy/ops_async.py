@@ -1,4 +1,4 @@
-"""mbarrier, cp.async*, cp.reduce.async*, st.async, fences.
+"""Emit code for mbarrier, cp.async*, cp.reduce.async*, st.async, fences and tensormap.
 
 Source: PTX ISA, "Asynchronous copy", "mbarrier", "membar, fence".
 """
@@ -19,7 +19,7 @@ from cudatma.emulator.ptx.writer import SegmentWriter, emitter
 
 
 def _lane_loop(e: SegmentWriter) -> None:
-    """Open a loop over the active lanes: single-thread instructions are executed for each."""
+    """Open a loop over the active lanes, for an instruction that each thread executes on its own."""
     e.line(f"for lane in groups.active_lanes({e.mask}):")
     e.indent += 1
 
@@ -32,12 +32,12 @@ def mbarrier(e: SegmentWriter, i: Instruction) -> None:
         e.dst(ops[0], f"pending_count({e.src(ops[1], 'u64')})", "u32")
         return
     to = ops.pop(0) if ops and not isinstance(ops[0], Mem) else None
-    e.need(bool(ops), "mbarrier wants an address")
+    e.need(bool(ops), "mbarrier needs an address")
     head = f"w, {e.at}, {shared_address_of(e, i, ops[0])}"
     rest = ops[1:]
     is_partial, has_token = "noComplete" in i.parts, not (to is None or isinstance(to, Sink))
     space, remote = state_space(i)
-    # A generic address may be another CTA's where the instruction has a .shared::cluster form, which returns no token.
+    # A generic address may be another CTA's if the instruction has a .shared::cluster form, which returns no token.
     remote = remote or not (space or is_partial or has_token)
     sem = "relaxed" if "relaxed" in i.parts else "acquire" if "wait" in form else "release"
     order = f"{sem}.{next((part for part in i.parts if part in SCOPES), 'cta')}"
@@ -65,7 +65,7 @@ def mbarrier(e: SegmentWriter, i: Instruction) -> None:
         value = e.temporary(text)
         e.line(f"if {value} is None: return -1")
         if to is None:
-            raise e.error(f"mbarrier.{form} wants a predicate")
+            raise e.error(f"mbarrier.{form} needs a predicate")
         e.dst(to, value, "pred")
     else:
         raise e.error(f"unknown form mbarrier.{form}")
@@ -73,7 +73,7 @@ def mbarrier(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("cp")
 def cp(e: SegmentWriter, i: Instruction) -> None:
-    """All of cp.async and cp.reduce.async."""
+    """Emit code for cp.async and cp.reduce.async in all forms."""
     parts = i.parts
     if parts[1:3] == ("reduce", "async") or parts[1] == "async":
         names = set(parts)
@@ -99,18 +99,18 @@ def cp(e: SegmentWriter, i: Instruction) -> None:
 def _wait_group(e: SegmentWriter, i: Instruction, names: set[str]) -> None:
     count = i.operands[0] if i.operands else Imm(0)
     if not isinstance(count, Imm):
-        raise e.error("the number of groups is an immediate")
+        raise e.error("the number of groups must be an immediate")
     kind = "bulk" if "bulk" in names else "cp"
     head = f"w, {e.at}, {kind!r}, {count.bits}, {'read' in names}, {e.mask}, {'wait_all' in names}"
     e.line(f"if groups.wait({head}): return -1")
 
 
 def _copy(e: SegmentWriter, i: Instruction) -> None:
-    """cp.async.{ca,cg}.shared.global [to], [from], size{, source size | ignore}{, policy}."""
+    """Emit code for cp.async.{ca,cg}.shared.global [to], [from], size{, source size | ignore}{, policy}."""
     size = i.operands[2]
     if not isinstance(size, Imm):
-        raise e.error("the size is an immediate")
-    e.need(size.bits in (4, 8, 16), "sizes are 4, 8 and 16")
+        raise e.error("the size must be an immediate")
+    e.need(size.bits in (4, 8, 16), "the size must be 4, 8 or 16")
     take = "None"
     has_policy = "L2::cache_hint" in i.parts
     if len(i.operands) > 3 + has_policy:
@@ -127,9 +127,9 @@ _OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
 
 def _directions(e: SegmentWriter, i: Instruction) -> tuple[str, str]:
-    """(destination, source) spaces of a bulk copy."""
+    """Return the (destination, source) state spaces of a bulk copy."""
     spaces = [p for p in i.parts if p.split("::")[0] in ("global", "shared")]
-    e.need(len(spaces) == 2, "a bulk copy names two state spaces")
+    e.need(len(spaces) == 2, "a bulk copy needs two state spaces")
     return spaces[0].split("::")[0], spaces[1].split("::")[0]
 
 
@@ -141,7 +141,7 @@ def _bulk(e: SegmentWriter, i: Instruction, names: set[str]) -> None:
     size = e.temporary(e.src(ops[2], "u32"))
     if to_space == "global":
         operation = next((p for p in i.parts if p in _OPERATIONS), "")
-        e.need("cp_mask" not in names, ".cp_mask is not served")
+        e.need("cp_mask" not in names, ".cp_mask is not supported")
         _lane_loop(e)
         e.line(
             f"bulk.store(w, {e.at}, lane, int({to}[lane]), int({source}[lane]), int({size}[lane]), "
@@ -164,9 +164,9 @@ def _bulk(e: SegmentWriter, i: Instruction, names: set[str]) -> None:
 
 
 def _coordinates(e: SegmentWriter, operand: Operand) -> tuple[str, str]:
-    """(tensor map address, list expression of the lane's coordinates) of ``[map, {c0, ...}]``."""
+    """Return the address of the tensor map and the list expression of coordinates for ``[map, {c0, ...}]``."""
     if not isinstance(operand, Mem) or not operand.extra:
-        raise e.error("a tensor map with coordinates is expected")
+        raise e.error("a tensor map with coordinates is required")
     address = e.temporary(address_of(e, operand))
     return f"int({address}[lane])", _vector(e, operand.extra[0], "i32")
 
@@ -180,10 +180,10 @@ def _vector(e: SegmentWriter, operand: Operand, code: str) -> str:
 def _mode(e: SegmentWriter, i: Instruction) -> str:
     for part in i.parts:
         if part.startswith("im2col"):
-            e.need(part in ("im2col", "im2col_no_offs"), f".{part} is not served")
+            e.need(part in ("im2col", "im2col_no_offs"), f".{part} is not supported")
             return "im2col"
         if part.startswith("tile::"):
-            e.need(part in ("tile::gather4", "tile::scatter4"), f".{part} is not served")
+            e.need(part in ("tile::gather4", "tile::scatter4"), f".{part} is not supported")
             return part
     return "tile"
 
@@ -191,7 +191,7 @@ def _mode(e: SegmentWriter, i: Instruction) -> str:
 def _tensor(e: SegmentWriter, i: Instruction, names: set[str]) -> None:
     to_space, _ = _directions(e, i)
     mode = _mode(e, i)
-    e.need("cta_group" not in "".join(i.parts), ".cta_group is not served")
+    e.need("cta_group" not in "".join(i.parts), ".cta_group is not supported")
     if to_space == "global":
         address, coords = _coordinates(e, i.operands[0])
         source = e.temporary(address_of(e, i.operands[1]))
@@ -234,7 +234,7 @@ def _prefetch(e: SegmentWriter, i: Instruction, names: set[str]) -> None:
 
 @emitter("prefetch")
 def prefetch(e: SegmentWriter, i: Instruction) -> None:
-    """prefetch of a tensor map, at a generic address; other prefetches have no bearing on values."""
+    """Emit code for prefetch.tensormap, which checks the address. Other prefetches have no effect."""
     if i.parts[1:] != ("tensormap",):
         e.line("pass")
         return
@@ -246,7 +246,7 @@ def prefetch(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("st.async")
 def st_async(e: SegmentWriter, i: Instruction) -> None:
-    """st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{.v2,.v4}.type [to], value, [barrier]."""
+    """Emit code for st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{.v2,.v4}.type [to], value, [barrier]."""
     if "shared::cluster" not in i.parts:  # to global memory: a release store without a barrier
         st(e, i)
         return
@@ -260,7 +260,7 @@ def st_async(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("red.async")
 def red_async(e: SegmentWriter, i: Instruction) -> None:
-    """red.async.relaxed.cluster...op.type [to], value, [barrier]."""
+    """Emit code for red.async.relaxed.cluster...op.type [to], value, [barrier]."""
     if "shared::cluster" not in i.parts:
         atom(e, i)
         return
@@ -273,16 +273,16 @@ def red_async(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("st.bulk")
 def st_bulk(e: SegmentWriter, i: Instruction) -> None:
-    """st.bulk{.weak}{.shared::cta} [address], size, 0."""
+    """Emit code for st.bulk{.weak}{.shared::cta} [address], size, 0."""
     value = i.operands[2]
-    e.need(isinstance(value, Imm) and value.bits == 0, "st.bulk fills with zeros alone")
+    e.need(isinstance(value, Imm) and value.bits == 0, "st.bulk can only store zeros")
     size = e.src(i.operands[1], "u64")
     e.line(f"remote.fill(w, {e.at}, {shared_address_of(e, i, i.operands[0])}, {size}, {e.mask})")
 
 
 @emitter("fence", "membar")
 def fence(e: SegmentWriter, i: Instruction) -> None:
-    """Memory fences, which matter to observers alone."""
+    """Emit code for memory fences, which only observers use."""
     if i.operands:
         scope = next(SCOPES[part] for part in i.parts if part in SCOPES)
         e.line(f"remote.fence_map(w, {e.at}, {address_of(e, i.operands[0])}, {scope}, {e.mask})")
@@ -292,13 +292,13 @@ def fence(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("createpolicy")
 def createpolicy(e: SegmentWriter, i: Instruction) -> None:
-    """Cache policies have no bearing on values."""
+    """Return a policy of zero: cache policies do not affect results."""
     e.dst(i.operands[0], e.splat(0, "u64"), "u64")
 
 
 @emitter("tensormap")
 def tensormap(e: SegmentWriter, i: Instruction) -> None:
-    """tensormap.replace and tensormap.cp_fenceproxy."""
+    """Emit code for tensormap.replace and tensormap.cp_fenceproxy."""
     if i.parts[1] == "replace":
         wide = "b64" in i.parts
         field = i.parts[3]
@@ -308,7 +308,7 @@ def tensormap(e: SegmentWriter, i: Instruction) -> None:
         if len(i.operands) == 3:
             index = i.operands[1]
             if not isinstance(index, Imm):
-                raise e.error("the ordinal is an immediate")
+                raise e.error("the ordinal must be an immediate")
             ordinal = str(index.bits)
         text = e.src(value, "u64" if wide else "u32")
         e.line(f"tensor_map.replace(w, {e.at}, {address}, {field!r}, {ordinal}, {text}, {e.mask})")
@@ -321,7 +321,7 @@ def tensormap(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("clusterlaunchcontrol")
 def clusterlaunchcontrol(e: SegmentWriter, i: Instruction) -> None:
-    """try_cancel.async [answer], [barrier]; query_cancel of the answer as a 128-bit register."""
+    """Emit code for try_cancel.async [answer], [barrier], and query_cancel of the 128-bit answer."""
     if i.parts[1] == "try_cancel":
         to, bar = (shared_address_of(e, i, operand) for operand in i.operands)
         e.line(f"remote.try_cancel(w, {e.at}, {to}, {bar}, {e.mask}, {'multicast::cluster::all' in i.parts})")

@@ -20,10 +20,10 @@ from cudatma.emulator.ptx.types import NUMPY, Array, active_lanes
 from cudatma.emulator.ptx.writer import RUNTIME
 
 
-def _later(
+def _submit_write(
     w: Warp, at: int, block: Any, offset: int, size: int, barrier: MBarrier, action: Any, scope: str = ""
 ) -> None:
-    """Submit a write of a few bytes that completes on a barrier. scope: of a reduction."""
+    """Submit a write of a few bytes that completes on a barrier; a reduction has a ``scope``."""
     copy = Copy(w, at, "st.async", block, np.array([offset]), size, barrier, scope=scope)
     w.events.copy_issued(copy)
 
@@ -36,9 +36,9 @@ def _later(
 
 
 def _check_places(w: Warp, at: int, what: str, block: Block, barrier: MBarrier) -> None:
-    """Report a destination and an mbarrier that are not in one CTA, other than the executing thread's.
+    """Report a destination and an mbarrier that are not both in one CTA other than the executing thread's.
 
-    PTX leaves the behavior undefined. An H200 does write into the thread's own CTA, so that is only a warning.
+    PTX leaves the behavior undefined. An H200 does write into the thread's own CTA, so this case is only a warning.
     """
     if w.block is not block is barrier.block:
         return
@@ -51,7 +51,7 @@ def _check_places(w: Warp, at: int, what: str, block: Block, barrier: MBarrier) 
 
 
 def store(w: Warp, at: int, to: Array, code: str, values: tuple[Array, ...], bar: Array, mask: Array | None) -> None:
-    """st.async: one vector of elements a lane."""
+    """Execute st.async: store one vector of elements per lane."""
     bulk.check_cluster(w, at, "st.async")
     access.check_aligned(w, at, access.lanes_of(to, mask), len(values) * NUMPY[code].itemsize)
     for lane in active_lanes(mask):
@@ -63,13 +63,13 @@ def store(w: Warp, at: int, to: Array, code: str, values: tuple[Array, ...], bar
         def write(place: Array, data: Array = data) -> None:
             place[:] = data
 
-        _later(w, at, block, offset, data.size, barrier, write)
+        _submit_write(w, at, block, offset, data.size, barrier, write)
 
 
 def reduce(
     w: Warp, at: int, to: Array, operation: str, kind: str, value: Array, bar: Array, mask: Array | None
 ) -> None:
-    """red.async: one element a lane."""
+    """Execute red.async: reduce one element per lane."""
     access.check_aligned(w, at, access.lanes_of(to, mask), value.itemsize)
     for lane in active_lanes(mask):
         data = value[lane : lane + 1].view(np.uint8)
@@ -80,11 +80,11 @@ def reduce(
         def write(place: Array, data: Array = data) -> None:
             bulk.reduce_into(place, data, operation, kind)
 
-        _later(w, at, block, offset, data.size, barrier, write, "relaxed.cluster")
+        _submit_write(w, at, block, offset, data.size, barrier, write, "relaxed.cluster")
 
 
 def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, operation: str, kind: str) -> None:
-    """cp.reduce.async.bulk between shared memories of a cluster."""
+    """Execute cp.reduce.async.bulk between shared memories of a cluster."""
     size = bulk.check_run(w, at, size, to, source)
     bulk.check_cluster(w, at, "a bulk reduction between shared memories")
     origin, source_offset = bulk.shared_run(w, at, source, size, "source")
@@ -105,11 +105,11 @@ def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, o
 
 
 def fill(w: Warp, at: int, to: Array, size: Array, mask: Array | None) -> None:
-    """st.bulk: zeros in shared memory, multiples of 8 bytes; an ordinary store otherwise."""
+    """Execute st.bulk: an ordinary store of zeros to shared memory, in multiples of 8 bytes."""
     for lane in active_lanes(mask):
         count = int(size[lane])
         if count % 8 or int(to[lane]) % 8:
-            access.trap(w, at, f"st.bulk of {count} bytes: sizes and addresses are multiples of 8")
+            access.trap(w, at, f"st.bulk of {count} bytes: the size and the address must be multiples of 8")
         if not count:
             continue
         block, offset = bulk.shared_run(w, at, int(to[lane]), count, "destination")
@@ -126,33 +126,33 @@ RESPONSE_BYTES = 16
 
 
 def try_cancel(w: Warp, at: int, to: Array, bar: Array, mask: Array | None, everywhere: bool) -> None:
-    """clusterlaunchcontrol.try_cancel: the caller takes over the work of a cluster that has not begun.
+    """Execute clusterlaunchcontrol.try_cancel: the caller takes over the work of a cluster that has not started.
 
-    The answer, 16 bytes in shared memory of the CTA or of all CTAs of the cluster: the first CTA's index, and
+    The answer is 16 bytes in shared memory of the CTA, or of all CTAs of the cluster: the index of the first CTA, and
     whether there was a cluster left.
     """
     access.check_aligned(w, at, access.lanes_of(to, mask), RESPONSE_BYTES)
     for lane in active_lanes(mask):
         origin = w.launch.take_cluster()
         answer = np.array([*(origin or (0, 0, 0)), origin is not None], np.uint32).view(np.uint8)
-        everybody = (1 << len(w.block.cluster.blocks)) - 1 if everywhere else None
-        for address, barrier_address in bulk.targets_of(w, at, int(to[lane]), int(bar[lane]), everybody):
+        ranks = (1 << len(w.block.cluster.blocks)) - 1 if everywhere else None
+        for address, barrier_address in bulk.targets_of(w, at, int(to[lane]), int(bar[lane]), ranks):
             block, offset = bulk.shared_run(w, at, address, RESPONSE_BYTES, "destination")
             barrier = find(w, at, barrier_address, "clusterlaunchcontrol.try_cancel")
 
             def write(place: Array, answer: Array = answer) -> None:
                 place[:] = answer
 
-            _later(w, at, block, offset, RESPONSE_BYTES, barrier, write)
+            _submit_write(w, at, block, offset, RESPONSE_BYTES, barrier, write)
 
 
 def fence(w: Warp, at: int, kind: str) -> None:
-    """Notify observers of a fence; this machine reorders nothing."""
+    """Notify observers of a fence. The machine itself reorders nothing."""
     w.events.fence(w, at, kind)
 
 
 def fence_map(w: Warp, at: int, addresses: Array, scope: int, mask: Array | None) -> None:
-    """fence.proxy.tensormap::generic.acquire of the tensor maps at the lanes' addresses."""
+    """Execute fence.proxy.tensormap::generic.acquire for the tensor maps at the lanes' addresses."""
     w.events.map_fence(w, {int(addresses[lane]) for lane in active_lanes(mask)}, scope)
 
 

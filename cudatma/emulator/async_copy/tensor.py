@@ -45,7 +45,7 @@ def _map_at(w: Warp, at: int, address: int) -> MapSpec:
     if region is None:
         check_map_place(w, at, address)
     if address % 64:
-        access.trap(w, at, f"a tensor map at {address:#x}: 64-byte alignment is needed")
+        access.trap(w, at, f"a tensor map at {address:#x}: 64-byte alignment is required")
     if region is None or address + 128 > region.end:
         access.outside(w, at, address, 128)
     raw = region.data[address - region.base : address - region.base + 128].tobytes()
@@ -61,7 +61,7 @@ def _map_at(w: Warp, at: int, address: int) -> MapSpec:
 
 
 def check_map_place(w: Warp, at: int, address: int) -> None:
-    """Trap on a tensor map in a memory that TMA does not read tensor maps from."""
+    """Trap if the tensor map is in a memory from which TMA does not read tensor maps."""
     memory = access.memory_of(w, address) if address >> 60 else ""
     if not memory and access.is_shared_offset(w, address):
         memory = "shared memory, or a parameter without cvta.param"
@@ -75,9 +75,9 @@ def check_map_place(w: Warp, at: int, address: int) -> None:
 
 
 def _box(w: Warp, at: int, spec: MapSpec, coords: Sequence[int], offsets: Sequence[int], to: int, mode: str) -> Box:
-    """Lay out the copy of a box that the rules allow."""
+    """Compute the layout of a valid copy."""
     if (to & LOW) % _SMEM_ALIGNMENT:
-        message = f"shared address {to & LOW:#x} of a tensor copy: {_SMEM_ALIGNMENT}-byte alignment is needed"
+        message = f"shared address {to & LOW:#x} of a tensor copy: {_SMEM_ALIGNMENT}-byte alignment is required"
         access.trap(w, at, message, "MISALIGNED_ADDRESS")
     if isinstance(spec, TiledSpec):
         if mode in FOUR_ROWS:
@@ -87,7 +87,9 @@ def _box(w: Warp, at: int, spec: MapSpec, coords: Sequence[int], offsets: Sequen
 
 
 def _region(w: Warp, at: int, box: Box) -> Region | None:
-    """The memory that holds the box's part of the tensor, None where no part is in memory; traps outside of memory."""
+    """Return the memory of the box's part of the tensor, or None if the box is outside; trap if it is outside of
+    memory.
+    """
     if not box.valid.any():
         return None
     inside, spec = box.valid > 0, box.spec
@@ -100,7 +102,7 @@ def _region(w: Warp, at: int, box: Box) -> Region | None:
 
 
 def _smem_offsets(w: Warp, at: int, box: Box, block: Any) -> Array:
-    """Return the offsets of the box's chunks in the CTA's shared memory. A footprint that leaves it traps."""
+    """Return the offsets of the box's chunks in the CTA's shared memory; trap if they exceed it."""
     offsets = box.smem - (block.shared_base & LOW)
     past = int(offsets.max()) + CHUNK - block.shared.size
     if past > 0:
@@ -124,7 +126,7 @@ def load(
     mode: str,
     lane: int = 0,
 ) -> None:
-    """Global to shared memory; each destination's barrier gets the box's own bytes."""
+    """Load a box from global to shared memory; the barrier of each destination receives the box's own bytes."""
     spec = _map_at(w, at, map_address)
     try:
         check_load(spec, coords, mode)
@@ -143,7 +145,7 @@ def load(
         w.events.tensor_source(copy, region, group)
 
         def complete(copy: Copy = copy) -> None:
-            words = tensor_values.loaded(box, *_origin(region, spec))
+            words = tensor_values.loaded_words(box, *_origin(region, spec))
             tensor_values.shared_chunks(copy.block.shared.data)[copy.offsets // CHUNK] = words
             w.events.copy_landed(copy)
             copy.barrier.complete_tx(box.expected_bytes)
@@ -154,25 +156,25 @@ def load(
 def store(
     w: Warp, at: int, lane: int, map_address: int, coords: Sequence[int], source: int, operation: str, mode: str
 ) -> None:
-    """Shared to global memory, plain or with a reduction, in the thread's bulk group."""
+    """Store or reduce a box from shared to global memory, in the thread's bulk group."""
     spec = _map_at(w, at, map_address)
     try:
         check_store(spec, coords, mode, operation)
     except BoxError as error:
         access.trap(w, at, str(error), error.error)
     box = _box(w, at, spec, coords, (), source, mode)
-    mask = tensor_values.stored(box)
+    mask = tensor_values.written_chunks(box)
     block, _ = bulk.shared_run(w, at, source, 16, "source")
     offsets = _smem_offsets(w, at, box, block)
 
     def read() -> Array:
-        found: Array = tensor_values.shared_chunks(block.shared.data)[offsets // CHUNK]
-        return found
+        words: Array = tensor_values.shared_chunks(block.shared.data)[offsets // CHUNK]
+        return words
 
     def write(words: Array) -> None:
         if not mask.any():
             return
-        region = _clipped(w, at, box, mask)
+        region = _store_region(w, at, box, mask)
         if not region.is_writable:
             access.trap(w, at, f"a tensor store into {region.name}, which is read-only")
         places = box.gmem[mask] + (spec.address - region.base)
@@ -186,14 +188,16 @@ def store(
     w.events.tensor_target(w, at, box, mask, operation, group, is_repeat)
     chunks = offsets.reshape(-1)
     w.events.box_stored(w, at, block, chunks, box, map_address, group)
-    # Elements outside the tensor are not written: a box's padding in shared memory may hold anything.
+    # Elements outside the tensor are not written, so the box's padding in shared memory may be unwritten.
     used = chunks[mask.reshape(-1)] if mask.any() else chunks
     bulk.store_later(w, at, block, used, read, write, group)
 
 
-def _clipped(w: Warp, at: int, box: Box, mask: Array) -> Region:
-    """The memory that a store goes to. What 16-byte clipping writes past its last byte is reported: it is not the
-    array's."""
+def _store_region(w: Warp, at: int, box: Box, mask: Array) -> Region:
+    """Return the memory that a store writes.
+
+    Clipping to 16 bytes can write past the end of the array, which is reported.
+    """
     spec, written = box.spec, box.gmem[mask]
     region = w.launch.memory.find(spec.address)
     if region is None:
@@ -212,12 +216,12 @@ def _clipped(w: Warp, at: int, box: Box, mask: Array) -> Region:
 
 
 def _origin(region: Region | None, spec: MapSpec) -> tuple[Array, int]:
-    """The bytes that hold the tensor, and where it begins in them; nothing where a box is all outside."""
+    """Return the bytes that hold the tensor, and the tensor's offset in them; no bytes if the box is outside."""
     return (_NOTHING, 0) if region is None else (region.data, spec.address - region.base)
 
 
 def prefetch(w: Warp, at: int, map_address: int, coords: Sequence[int], offsets: Sequence[int], mode: str) -> None:
-    """cp.async.bulk.prefetch.tensor: nothing moves, but a bad map or coordinate traps as in a load."""
+    """Execute cp.async.bulk.prefetch.tensor: nothing moves, but a bad map or coordinate traps as in a load."""
     try:
         check_load(_map_at(w, at, map_address), coords, mode)
     except BoxError as error:

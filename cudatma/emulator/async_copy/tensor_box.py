@@ -1,10 +1,10 @@
-"""Which global bytes and which shared bytes a tensor copy touches: the geometry of TMA, bit-exact with an H200.
+"""Geometry of TMA: the global and shared bytes that a tensor copy accesses, bit-exact with an H200.
 
 Sources: PTX ISA 5.5 "Tensors" (tiled mode, im2col mode, bounding box, traversal strides); CUDA driver API,
-cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col; measured: padding of narrow rows to the swizzle span, boxes of
+cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col. Measured: padding of narrow rows to the swizzle span, boxes of
 interleaved maps, the walk over im2col's bounding box.
 
-Copies that the hardware stops raise BoxError; the rules are in ``descriptor.access``.
+Copies that the hardware stops raise BoxError, by the rules in ``descriptor.access``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MapSpec = TiledSpec | Im2colSpec
 
 
 class BoxError(ValueError):
-    """What the hardware stops. error: the CUresult, without ``CUDA_ERROR_``."""
+    """Raised for a copy that the hardware stops; ``error`` is the CUresult without ``CUDA_ERROR_``."""
 
     def __init__(self, message: str, error: str = "ILLEGAL_INSTRUCTION") -> None:
         self.error = error
@@ -37,12 +37,22 @@ class BoxError(ValueError):
 
 @dataclass(slots=True)
 class Box:
-    """One tensor copy laid out, in chunks of 16 bytes of shared memory: rows of chunks, all arrays (rows, chunks).
+    """The layout of one tensor copy in 16-byte chunks of shared memory. Arrays have shape (rows, chunks).
 
-    gmem: int64 byte offsets from the tensor's base. valid: int64, how many bytes of a chunk, from its first on, lie in
-    the tensor. smem: int64 absolute shared addresses (without rank), swizzled. flipped: bool, whether the swizzle swaps
-    a chunk's halves; None where none does. unit_bytes: what a chunk takes from global memory, less than 16 for packed
-    types with gaps. expected_bytes: what the mbarrier counts.
+    Attributes
+    ----------
+    gmem
+        int64 byte offsets from the tensor's base.
+    valid
+        int64 number of bytes of each chunk, counted from its first byte, that are inside the tensor.
+    smem
+        int64 swizzled shared addresses, without the CTA's rank.
+    flipped
+        bool, whether the swizzle exchanges the chunk's halves; None if it never does.
+    unit_bytes
+        Bytes of global memory per chunk, less than 16 for packed types with gaps.
+    expected_bytes
+        Bytes that the mbarrier counts.
     """
 
     spec: MapSpec
@@ -55,7 +65,7 @@ class Box:
 
     @property
     def plane_rows(self) -> int:
-        """Rows that one step of the tensor's second dimension separates: a two-dimensional plane of the box."""
+        """Number of rows of the box that the tensor's second dimension spans, which form a two-dimensional plane."""
         spec = self.spec
         if not isinstance(spec, TiledSpec) or spec.rank < 2 or spec.interleave is not Interleave.NONE:
             return len(self.smem)
@@ -63,9 +73,9 @@ class Box:
 
 
 def read_map(data: bytes, target: Target | None = None) -> MapSpec:
-    """Decode 128 bytes; BoxError where they are no tensor map that the hardware takes.
+    """Decode 128 bytes; raise BoxError if the hardware does not accept them as a tensor map.
 
-    target: whose hardware. Without swizzle atoms the bits of the atomicity are not looked at (measured on an H200).
+    Targets without swizzle atoms ignore the bits of the atomicity (measured on an H200).
     """
     if target is not None and not target.has("swizzle_atoms"):
         first, bits = FIELDS["tiled"]["swizzle_atomicity"]
@@ -82,10 +92,10 @@ def read_map(data: bytes, target: Target | None = None) -> MapSpec:
 
 
 def tiled_box(spec: TiledSpec, coords: Sequence[int], destination: int) -> Box:
-    """Lay out a box at coordinates (innermost first) against shared address ``destination``."""
+    """Return the layout of a box at coordinates (innermost first) and shared address ``destination``."""
     counts, steps = list(traversed(spec.box, spec.element_strides, spec.interleave)), spec.element_strides
     if spec.interleave is not Interleave.NONE:
-        counts[-2] = 1  # one slice of channels, whatever the box says
+        counts[-2] = 1  # one slice of channels, regardless of the box
     rows, rows_inside = np.zeros(1, np.int64), np.ones(1, bool)
     for axis in range(1, spec.rank):
         index = coords[axis] + steps[axis] * np.arange(counts[axis], dtype=np.int64)
@@ -98,15 +108,18 @@ def tiled_box(spec: TiledSpec, coords: Sequence[int], destination: int) -> Box:
 
 
 def gather_box(spec: TiledSpec, coords: Sequence[int], destination: int) -> Box:
-    """Lay out the four rows of tile::gather4 and tile::scatter4: coords are (column, row, row, row, row)."""
+    """Return the layout of tile::gather4 and tile::scatter4; coords are (column, row, row, row, row)."""
     index = np.array(coords[1:], np.int64)
     inside = (index >= 0) & (index < spec.dims[1])
     return _elements(spec, index * spec.strides_bytes[0], inside, coords[0], spec.box[0], destination)
 
 
 def im2col_box(spec: Im2colSpec, coords: Sequence[int], offsets: Sequence[int], destination: int) -> Box:
-    """Lay out the pixels of an im2col copy: coords are (c, w, (h, (d,)) n), with interleave (w, (h, (d,)) c, n);
-    offsets the filter's position, w first."""
+    """Return the layout of an im2col copy.
+
+    ``coords`` are (c, w, (h, (d,)) n), with interleave (w, (h, (d,)) c, n). ``offsets`` are the filter's position, w
+    first.
+    """
     spatial, interleaved = spec.rank - 2, spec.interleave is not Interleave.NONE
     first = first_pixel_dim(spec)
     dims = spec.dims[first : first + spatial]
@@ -122,7 +135,7 @@ def im2col_box(spec: Im2colSpec, coords: Sequence[int], offsets: Sequence[int], 
         inside &= (position >= 0) & (position < dims[axis])
     if interleaved:
         channel = coords[-2]
-        # An array: it wraps around where the product is more than 64 bits.
+        # The product must wrap around at 64 bits, so it is an array.
         rows = rows + np.array([channel], np.int64) * strides[-2]
         inside &= 0 <= channel < spec.dims[-2]
         return _slices(spec, rows, inside, None, destination)
@@ -130,21 +143,24 @@ def im2col_box(spec: Im2colSpec, coords: Sequence[int], offsets: Sequence[int], 
 
 
 def im2col_pixels(spec: Im2colSpec, coords: Sequence[int]) -> Array:
-    """(pixels, spatial + 1): the position of each pixel of a column, W first, before the filter's offset is added, and
-    its image. coords as in im2col_box()."""
+    """Return the position of each pixel of a column, W first, and its image, shape (pixels, spatial + 1).
+
+    Positions are without the filter's offset; ``coords`` are as in im2col_box().
+    """
     spatial, first = spec.rank - 2, first_pixel_dim(spec)
     steps = (*spec.element_strides[first : first + spatial], spec.element_strides[-1])
     low, high = bounding_box(spec)
-    start = [c - lowest for c, lowest in zip(coords[first : first + spatial], low, strict=True)]
-    extents = [top - lowest + 1 for top, lowest in zip(high, low, strict=True)]
+    start = [coord - lower for coord, lower in zip(coords[first : first + spatial], low, strict=True)]
+    extents = [upper - lower + 1 for upper, lower in zip(high, low, strict=True)]
     return _walk(start, steps, extents, coords[-1], spec.pixels_per_column) + np.array([*low, 0], np.int64)
 
 
 def _walk(start: list[int], steps: Sequence[int], extents: list[int], image: int, pixels: int) -> Array:
-    """(pixels, spatial + 1): distances from the lower corner and the image, one pixel after the other.
+    """Return the distance of each pixel from the lower corner, and its image, shape (pixels, spatial + 1).
 
-    The walk is a mixed-radix counter over the bounding box, W fastest, and the image last; a position that leaves the
-    box goes back to its lower corner, wherever it began. steps: one a spatial dimension, and the images'.
+    The walk is a mixed-radix counter over the bounding box, W fastest, images last. A position that leaves the box
+    returns to its lower corner, regardless of where it started. ``steps`` has one entry for each spatial dimension, and
+    the step of images.
     """
     spatial = len(start)
     out = np.zeros((pixels, spatial + 1), np.int64)
@@ -163,9 +179,12 @@ def _walk(start: list[int], steps: Sequence[int], extents: list[int], image: int
 
 
 def _elements(spec: MapSpec, rows: Array, rows_inside: Array, first: int, count: int, destination: int) -> Box:
-    """``count`` elements from index ``first`` on in each row; rows narrower than the swizzle span are padded to it."""
+    """Return the layout of ``count`` elements from index ``first`` in each row.
+
+    Rows narrower than the swizzle span are padded to it.
+    """
     bits = spec.dtype.element_bits
-    unit = 2 * bits if rules.is_padded(spec.dtype) else CHUNK  # bytes of 16 packed values
+    unit = 2 * bits if rules.is_padded(spec.dtype) else CHUNK  # bytes per 16 packed values
     chunks = count * bits // (8 * unit)
     offsets = first * bits // 8 + unit * np.arange(chunks, dtype=np.int64)
     valid = np.clip(spec.dims[0] * bits // 8 - offsets, 0, unit) * (offsets >= 0)
@@ -174,7 +193,7 @@ def _elements(spec: MapSpec, rows: Array, rows_inside: Array, first: int, count:
 
 
 def _slices(spec: MapSpec, rows: Array, rows_inside: Array, pixels: Array | None, destination: int) -> Box:
-    """Slices of channels: those of ``pixels`` (indices) in each row, or one a row; they follow without gaps."""
+    """Return the layout of slices of channels, without gaps: ``pixels`` of each row, or one slice per row."""
     width = spec.interleave.slice_bytes
     parts = CHUNK * np.arange(width // CHUNK, dtype=np.int64)
     if pixels is None:
@@ -196,12 +215,12 @@ def _finish(spec: MapSpec, gmem: Array, valid: Array, destination: int, pitch_by
     return Box(spec, gmem, valid, smem, flipped, unit, rows * chunks * CHUNK)
 
 
-#: Modes that name four rows of a two-dimensional tensor. [PTX ISA, cp.async.bulk.tensor; sm_100 and up]
+#: Modes that access four rows of a two-dimensional tensor. [PTX ISA, cp.async.bulk.tensor; sm_100 and up]
 FOUR_ROWS = ("tile::gather4", "tile::scatter4")
 
 
 def check_load(spec: MapSpec, coords: Sequence[int], mode: str) -> None:
-    """A load or a prefetch. mode: ``"tile"`` or ``"im2col"``, the instruction's. Raises BoxError."""
+    """Raise BoxError for an invalid load or prefetch; ``mode`` is the instruction's, ``"tile"`` or ``"im2col"``."""
     _check_instruction(spec, coords, mode)
     try:
         check_traps(spec, coords[:2] if mode in FOUR_ROWS else coords)
@@ -210,7 +229,7 @@ def check_load(spec: MapSpec, coords: Sequence[int], mode: str) -> None:
 
 
 def check_store(spec: MapSpec, coords: Sequence[int], mode: str, operation: str) -> None:
-    """A store, or a reduction where ``operation`` names one. Raises BoxError."""
+    """Raise BoxError for an invalid store, or for an invalid reduction if ``operation`` is not empty."""
     _check_instruction(spec, coords, mode)
     if operation and spec.dtype.name not in REDUCE_TYPES[operation]:
         raise BoxError(f"reduction .{operation} on a tensor map of {spec.dtype.name}")
@@ -226,10 +245,10 @@ def check_store(spec: MapSpec, coords: Sequence[int], mode: str, operation: str)
 
 
 def _check_instruction(spec: MapSpec, coords: Sequence[int], mode: str) -> None:
-    """Rank and mode of the instruction are the map's."""
+    """Raise BoxError unless the rank and mode of the instruction match the map."""
     if mode in FOUR_ROWS:
         if not isinstance(spec, TiledSpec) or spec.rank != 2 or spec.box[1] != 1:
-            raise BoxError(f".{mode} wants a tiled map of rank 2 whose box is one row high")
+            raise BoxError(f".{mode} needs a tiled map of rank 2 whose box is one row high")
         coords, mode = coords[:2], "tile"
     if len(coords) != spec.rank:
         raise BoxError(f"{len(coords)} coordinates for a tensor map of rank {spec.rank}")

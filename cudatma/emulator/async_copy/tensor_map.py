@@ -1,4 +1,4 @@
-"""tensormap.replace and tensormap.cp_fenceproxy: editing the 128 bytes on the device.
+"""tensormap.replace and tensormap.cp_fenceproxy, which edit the 128 bytes of a tensor map on the device.
 
 Source: PTX ISA, "tensormap.replace" (fields, ordinals and the numbering of their values), "tensormap.cp_fenceproxy".
 """
@@ -17,7 +17,7 @@ from cudatma.emulator.ptx.types import Array, active_lanes
 from cudatma.emulator.ptx.writer import RUNTIME
 
 MAP_BYTES = 128
-#: Field -> (first bit, bits, what is subtracted, right shift, bits from one ordinal to the next).
+#: Field -> (first bit, bits, value subtracted, right shift, bits from one ordinal to the next).
 _FIELDS: dict[str, tuple[int, int, int, int, int]] = {
     "global_address": (0, 64, 0, 0, 0),
     "rank": (68, 3, 0, 0, 0),
@@ -37,14 +37,14 @@ def _set(value: int, first: int, bits: int, new: int) -> int:
 
 
 def edit(raw: bytes, field: str, ordinal: int, new: int) -> bytes:
-    """The 128 bytes with one field replaced by a value in PTX's numbering."""
+    """Return the 128 bytes with one field replaced by a value in PTX's numbering."""
     value = int.from_bytes(raw, "little")
     if field == "global_stride":
         value = _set(value, 96 + 32 * ordinal, 32, new >> 4)
         value = _set(value, 224 + 4 * ordinal, 4, new >> 36)
     elif field == "elemtype":
-        # PTX numbers tf32 11 and 12; the descriptor says f32 and sets bit 80. 13 and up are the packed types.
-        value = _set(value, 80, 1, 1) if new in (11, 12) else value  # the other types leave the bit as it is (measured)
+        # In PTX, 11 and 12 are tf32, which the descriptor encodes as f32 with bit 80; the packed types start at 13.
+        value = _set(value, 80, 1, 1) if new in (11, 12) else value  # other types do not change the bit (measured)
         value = _set(value, 71, 4, new if new < 11 else new - 4 if new < 13 else new - 2)
     else:
         first, bits, minus, shift, step = _FIELDS[field]
@@ -59,14 +59,14 @@ def _is_shared(address: int) -> bool:
 def _place(w: Warp, at: int, address: int) -> Array:
     if _is_shared(address):
         block, offset = bulk.shared_run(w, at, address, MAP_BYTES, "tensor map")
-        found: Array = block.shared.data[offset : offset + MAP_BYTES]
-        return found
+        data: Array = block.shared.data[offset : offset + MAP_BYTES]
+        return data
     region, offset = bulk.global_run(w, at, address, MAP_BYTES)
     return region.data[offset : offset + MAP_BYTES]
 
 
-def _watch(w: Warp, at: int, address: int, together: bool) -> None:
-    """Notify observers that a tensor map is edited. together: by several lanes in one instruction."""
+def _notify_edit(w: Warp, at: int, address: int, together: bool) -> None:
+    """Notify observers of an edit of a tensor map, by several lanes at once if ``together``."""
     if _is_shared(address):
         block, offset = bulk.shared_run(w, at, address, MAP_BYTES, "tensor map")
         w.events.shared_write(w, at, block, np.array([offset]), MAP_BYTES, "", together, never)
@@ -79,30 +79,30 @@ def _watch(w: Warp, at: int, address: int, together: bool) -> None:
 def replace(
     w: Warp, at: int, addresses: Array, field: str, ordinal: int | None, value: Array, mask: Array | None
 ) -> None:
-    """tensormap.replace.tile.FIELD."""
+    """Execute tensormap.replace.tile.FIELD."""
     if field not in _FIELDS and field not in ("global_stride", "elemtype"):
         access.trap(w, at, f"tensormap.replace of `{field}`")
     lanes = active_lanes(mask)
     for lane in lanes:
         place = _place(w, at, int(addresses[lane]))
-        _watch(w, at, int(addresses[lane]), len(lanes) > 1)
+        _notify_edit(w, at, int(addresses[lane]), len(lanes) > 1)
         new = edit(place.tobytes(), field, ordinal or 0, int(value[lane]))
         place[:] = bytearray(new)
 
 
 def copy_fence(w: Warp, at: int, to: Array, source: Array, mask: Array | None) -> None:
-    """tensormap.cp_fenceproxy: a warp copies 128 bytes from shared to global memory and releases them."""
+    """Execute tensormap.cp_fenceproxy: copy 128 bytes from shared to global memory, and release them."""
     w.meetings += 1
     lane = active_lanes(mask)[0]
     for address in (int(to[lane]), int(source[lane])):
         if address % MAP_BYTES:
-            access.trap(w, at, f"tensormap.cp_fenceproxy at {address:#x}: {MAP_BYTES}-byte alignment is needed")
+            access.trap(w, at, f"tensormap.cp_fenceproxy at {address:#x}: {MAP_BYTES}-byte alignment is required")
     if _is_shared(int(source[lane])):
         block, inside = bulk.shared_run(w, at, int(source[lane]), MAP_BYTES, "tensor map")
         w.events.shared_read(w, at, block, np.array([inside]), MAP_BYTES, "", True)
     data = _place(w, at, int(source[lane])).copy()
     region, offset = bulk.global_run(w, at, int(to[lane]), MAP_BYTES)
-    _watch(w, at, int(to[lane]), True)
+    _notify_edit(w, at, int(to[lane]), True)
     region.data[offset : offset + MAP_BYTES] = data
 
 

@@ -1,6 +1,8 @@
-"""What a tensor copy moves: fills and conversions of loads, clipping of stores, reductions; bit-exact with an H200.
+"""Values that a tensor copy moves: fills and conversions of loads, clipping of stores, reductions; bit-exact with an
+H200.
 
-Memories are uint8 arrays; ``origin`` is the tensor's base in the global one. Nothing here knows warps or time.
+Memories are uint8 arrays; ``origin`` is the offset of the tensor's base in global memory. Nothing here depends on warps
+or time.
 """
 
 from __future__ import annotations
@@ -20,23 +22,25 @@ _NUMPY_OF: dict[str, Any] = {
     "tfloat32_ftz": np.float32,
     "bfloat16": ml_dtypes.bfloat16,
 }
-#: What NaN fill writes, in 16-bit units whatever the element type is (measured).
+#: NaN fill: the same 16-bit pattern for every element type (measured).
 _NAN_FILL = 0x7FF77FF77FF77FF7
 _TF32_NAN = np.uint32(0x7FFFE000)
 
 
 def raw_type(size: int) -> np.dtype[Any]:
-    """The unsigned type of a number of bytes."""
+    """Return the unsigned type with this number of bytes."""
     return NUMPY[f"u{8 * size}"]
 
 
 def fill_word(spec: MapSpec) -> int:
-    """64 bits of what loads put where the box leaves the tensor."""
+    """Return 64 bits of the fill value of loads outside the tensor."""
     return _NAN_FILL if int(spec.oob_fill) else 0
 
 
 def round_to_tf32(bits: Array) -> Array:
-    """fp32 to tf32: 10 bits of mantissa, to nearest even; NaN is canonical. Subnormals stay, with .ftz types too."""
+    """Round fp32 to tf32: 10 bits of mantissa, to nearest even. NaN becomes canonical; subnormals stay, even for .ftz
+    types.
+    """
     exponent, low = np.uint32(0x7F800000), np.uint32(0x1FFF)
     rounded = (bits + np.uint32(0xFFF) + ((bits >> 13) & np.uint32(1))) & ~low
     is_nan = (bits & np.uint32(0x7FFFFFFF)) > exponent
@@ -45,13 +49,13 @@ def round_to_tf32(bits: Array) -> Array:
 
 
 def _chunks(memory: Array, at: int) -> Array:
-    """(n, 2) words: a memory as chunks of 16 bytes, the first of which begins ``at`` bytes after its start."""
+    """Return the 16-byte chunks of a memory that start at byte ``at``, shape (n, 2) of 64-bit words."""
     size = (memory.size - at) // CHUNK * CHUNK
     return memory[at : at + size].view(np.uint64).reshape(-1, 2)
 
 
-def loaded(box: Box, memory: Array, origin: int) -> Array:
-    """(rows, chunks, 2) words: what a load delivers."""
+def loaded_words(box: Box, memory: Array, origin: int) -> Array:
+    """Return the words that a load delivers, shape (rows, chunks, 2)."""
     words = np.full((*box.gmem.shape, 2), fill_word(box.spec), np.uint64)
     whole = box.valid == CHUNK
     if whole.all():
@@ -73,19 +77,22 @@ def loaded(box: Box, memory: Array, origin: int) -> Array:
 
 
 def shared_chunks(memory: Array) -> Array:
-    """(n, 2) words: a CTA's shared memory as chunks."""
+    """Return a CTA's shared memory as chunks, shape (n, 2) of 64-bit words."""
     return _chunks(memory, 0)
 
 
-def stored(box: Box) -> Array:
-    """(rows, chunks) bool: which chunks a store or reduction writes: those that begin in the tensor, all 16 bytes."""
+def written_chunks(box: Box) -> Array:
+    """Return which chunks a store or reduction writes, shape (rows, chunks).
+
+    It writes all 16 bytes of each chunk that begins in the tensor.
+    """
     return box.valid > 0
 
 
 def write(memory: Array, offsets: Array, words: Array, unit_bytes: int = CHUNK) -> None:
-    """Write chunks (n, 2) at byte offsets of a memory; what is past its end is dropped.
+    """Write chunks, shape (n, 2), at byte offsets of a memory, and drop bytes past its end.
 
-    unit_bytes: how many of a chunk's bytes are written, the first ones.
+    Only the first ``unit_bytes`` of each chunk are written.
     """
     if unit_bytes < CHUNK:
         memory[offsets[:, None] + np.arange(unit_bytes)] = words.view(np.uint8).reshape(-1, CHUNK)[:, :unit_bytes]
@@ -101,7 +108,7 @@ def write(memory: Array, offsets: Array, words: Array, unit_bytes: int = CHUNK) 
 
 
 def read(memory: Array, offsets: Array) -> Array:
-    """Chunks (n, 2) at byte offsets of a memory; zeros for what is past its end."""
+    """Return chunks, shape (n, 2), at byte offsets of a memory, with zeros past its end."""
     fits = offsets + CHUNK <= memory.size
     if fits.all():
         result: Array = np.take(_chunks(memory, int(offsets[0]) % CHUNK), offsets // CHUNK, axis=0)
@@ -115,10 +122,10 @@ def read(memory: Array, offsets: Array) -> Array:
 
 
 def combine(operation: str, old: Array, new: Array) -> Array:
-    """The result of a bulk or tensor reduction, element by element.
+    """Return the result of a bulk or tensor reduction, element by element.
 
-    Floats: sums are rounded once, to nearest even, with subnormals; a NaN result is canonical, all bits but the sign;
-    min and max take the number where one operand is NaN, and -0 is less than +0.
+    Float sums are rounded once, to nearest even, with subnormals. A NaN result is canonical: all bits but the sign. If
+    one operand of min or max is NaN, the result is the other; -0 is less than +0.
     """
     with np.errstate(all="ignore"):
         result = atomics.apply(operation, old, new)
@@ -130,7 +137,7 @@ def _float_result(operation: str, old: Array, new: Array, result: Array) -> Arra
     if operation in ("min", "max"):
         signs = (old.view(bits) & new.view(bits)) if operation == "max" else (old.view(bits) | new.view(bits))
         result = np.where((old == 0) & (new == 0), signs.view(old.dtype), result)
-    if bits.itemsize == 8 and operation == "add":  # a NaN operand as it is, the new one first
+    if bits.itemsize == 8 and operation == "add":  # the result is an unchanged NaN operand, preferably the new one
         result = np.where(np.isnan(new), new, np.where(np.isnan(old), old, result))
         invalid = np.isnan(result) & ~np.isnan(old) & ~np.isnan(new)
         return np.where(invalid, np.array([0xFFF8 << 48], bits).view(old.dtype), result)
@@ -138,24 +145,24 @@ def _float_result(operation: str, old: Array, new: Array, result: Array) -> Arra
     return np.where(np.isnan(result), canonical, result)
 
 
-def flushed(values: Array) -> Array:
-    """fp32 with zeros of the same sign in place of subnormals."""
+def flush_subnormals(values: Array) -> Array:
+    """Replace fp32 subnormals by zeros of the same sign."""
     bits = values.view(np.uint32)
     result: Array = np.where((bits & np.uint32(0x7F800000)) == 0, bits & np.uint32(0x80000000), bits).view(np.float32)
     return result
 
 
 def reduce(memory: Array, offsets: Array, words: Array, spec: MapSpec, operation: str) -> None:
-    """Reduce chunks into a memory; places that a stride of 0 makes coincide are reduced one after the other."""
+    """Reduce chunks into a memory. Chunks that a stride of 0 maps to the same place are reduced one after the other."""
     dtype = np.dtype(_NUMPY_OF.get(spec.dtype.name) or spec.dtype.numpy)
     while len(offsets):
         _, first = np.unique(offsets, return_index=True)
-        old, taken = read(memory, offsets[first]).view(dtype), words[first].view(dtype)
+        old, new = read(memory, offsets[first]).view(dtype), words[first].view(dtype)
         if spec.dtype.name.endswith("_ftz"):
-            new = flushed(combine(operation, flushed(old), flushed(taken)))
+            result = flush_subnormals(combine(operation, flush_subnormals(old), flush_subnormals(new)))
         else:
-            new = combine(operation, old, taken)
-        write(memory, offsets[first], np.ascontiguousarray(new).view(np.uint64))
+            result = combine(operation, old, new)
+        write(memory, offsets[first], np.ascontiguousarray(result).view(np.uint64))
         rest = np.ones(len(offsets), bool)
         rest[first] = False
         offsets, words = offsets[rest], words[rest]

@@ -1,7 +1,7 @@
-"""The agents that access memory in a cluster, and the clocks of each warp and of its lanes.
+"""Agents, which access memory in a cluster, and the clocks of each warp and its lanes.
 
-An agent is a warp, one kind of its accesses, or a copy's mbarrier or group. A clock holds, for each agent, how many of
-its accesses are ordered before now.
+An agent is a warp, one kind of a warp's accesses, or the mbarrier or group of a copy. A clock holds, for each agent,
+the number of its accesses that are ordered before the present.
 
 Source: PTX ISA, "Memory Consistency Model": causality order.
 """
@@ -21,38 +21,41 @@ from cudatma.emulator.machine.state import Cluster, Warp
 from cudatma.emulator.ptx.types import LANES, Array, lane_bits
 
 _SPARE_AGENTS = 512
-#: Agents of each warp: itself, its wgmmas, its cp.asyncs, its single lanes, its strong writes to global memory; where
-#: parts of a warp meet, its groups of lanes, too.
+#: Agents of each warp: the warp, its wgmmas, its cp.asyncs, its single lanes, and its strong writes to global memory.
+#: Kernels in which parts of a warp meet have one more for each lane.
 _OWN_AGENTS = 5
-#: (agent, clock, positions among the granules) of an access, or a part of one.
+#: (agent, clock, positions among the granules) of an access or a part of it.
 Stamp = tuple[int, int, Array | slice]
 
 
 def lanes_now(w: Warp) -> int:
-    """Return the lanes that execute the running instruction, as bits."""
+    """Return the lanes that execute the current instruction, as bits."""
     return lane_bits(w.split.mask if w.guard is None else w.split.mask & w.guard)
 
 
-def used(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Array:
-    """Return the granules of a load by several lanes that hold used bytes (`.pragma "used_bytes_mask"`)."""
+def used_granules(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Array:
+    """Return the granules of a load that hold bytes the kernel uses (`.pragma "used_bytes_mask"`)."""
     mask = w.split.frame.program.function.used_bytes.get(at)
     if mask is None:
         return indices
     count = len(indices) // lanes
     each = max(1, size // count)
-    wanted = [bool(mask >> each * k & (1 << each) - 1) for k in range(count)]
-    found: Array = indices.reshape(lanes, count)[:, wanted].reshape(-1)
-    return found
+    is_used = [bool(mask >> each * k & (1 << each) - 1) for k in range(count)]
+    result: Array = indices.reshape(lanes, count)[:, is_used].reshape(-1)
+    return result
 
 
 def only_lane(w: Warp) -> int:
-    """Return the lane that executes the instruction alone, -1 if several do."""
+    """Return the lane that executes the instruction alone, or -1 if there are several."""
     bits = lanes_now(w)
     return bits.bit_length() - 1 if bits & (bits - 1) == 0 else -1
 
 
 class Agents(Observer):
-    """Numbers and clocks of one cluster, which every check shares. clocks: what all lanes of each warp know."""
+    """The agents and clocks of one cluster, which all checks share.
+
+    ``clocks`` holds, for each warp, the clock that all its lanes share.
+    """
 
     def __init__(self, launch: Launch, cluster: Cluster) -> None:
         self.launch, self.cluster = launch, cluster
@@ -60,7 +63,7 @@ class Agents(Observer):
         self.warps = blocks * (-(-launch.threads // LANES))
         has_groups, extra = launch.image.splits_warps(launch.program.function.name), launch.setup.extra
         if has_groups and extra.get("track_all"):
-            extra.setdefault("groups", np.arange(LANES))  # no schedule before a replay has found the groups
+            extra.setdefault("groups", np.arange(LANES))  # a replay has no earlier schedule that determines the groups
         self._own: int = self.warps * (_OWN_AGENTS + LANES * has_groups)
         self.size = self._own + 2 * launch.threads * blocks + _SPARE_AGENTS
         self.clocks = [Clock(self.size) for _ in range(self.warps)]
@@ -77,16 +80,16 @@ class Agents(Observer):
     # ---- agents
 
     def agent(self, key: Any, name: str) -> int:
-        """Return the number of an agent that is no warp; the first call creates the agent."""
-        found = self._agents.get(key)
-        if found is None:
-            found = self._own + len(self._agents) % (self.size - self._own)
-            self._agents[key] = found
-            self._agent_names[found] = name
-        return found
+        """Return the number of an agent that is not a warp, creating the agent at the first call."""
+        agent = self._agents.get(key)
+        if agent is None:
+            agent = self._own + len(self._agents) % (self.size - self._own)
+            self._agents[key] = agent
+            self._agent_names[agent] = name
+        return agent
 
     def key_of(self, agent: int) -> Any:
-        """Return the key of an agent that is no warp, else None."""
+        """Return the key of an agent that is not a warp, or None."""
         return next((key for key, number in self._agents.items() if number == agent), None)
 
     def barrier_agent(self, barrier: MBarrier) -> int:
@@ -99,62 +102,62 @@ class Agents(Observer):
         return 2 * self.warps + w.agent
 
     def leader_agent(self, w: Warp) -> int:
-        """Return the agent of what single lanes of a warp do, and of what all do in one instruction."""
+        """Return the agent for accesses of single lanes, and of all lanes in one warp-wide instruction."""
         return 3 * self.warps + w.agent
 
-    # ---- what waiting for a copy makes known: (agent, clock)
+    # ---- what a wait for a copy acquires
 
     def store_until(self, w: Warp, group: Group) -> tuple[int, int]:
-        """Return what wait_group makes known for the writes of a group of bulk stores."""
+        """Return the (agent, clock) that wait_group acquires for the writes of a group of bulk stores."""
         return self.agent(("bulk writes", w.agent, group.owner), "bulk"), group.number + 1
 
     def read_until(self, w: Warp, group: Group) -> tuple[int, int]:
-        """Return what wait_group.read makes known for their reads."""
+        """Return the (agent, clock) that wait_group.read acquires for the reads of a group of bulk stores."""
         return self.agent(("bulk", w.agent, group.owner), "bulk"), group.number + 1
 
     def copies_until(self, w: Warp, group: Group) -> tuple[int, int]:
-        """Return what a wait for a cp.async group makes known."""
+        """Return the (agent, clock) that a wait for a cp.async group acquires."""
         agent = self.agent(("cp", w.agent, group.owner), "cp") if group.owner else self.cp_agent(w)
         return agent, group.number + 1
 
     def load_until(self, barrier: MBarrier) -> tuple[int, int]:
-        """Return what a wait for an mbarrier's running phase makes known."""
+        """Return the (agent, clock) that a wait for the current phase of an mbarrier acquires."""
         return self.barrier_agent(barrier), barrier.phase + 1
 
     def flag_agent(self, w: Warp) -> int:
         """Return the agent of a warp's strong writes to global memory.
 
-        A thread may know that one has published something without knowing the warp's other accesses.
+        It is separate because a thread can learn of a published flag without learning of the warp's other accesses.
         """
         return 4 * self.warps + w.agent
 
     def of_warp(self, w: Warp) -> range:
-        """Return the agents of a warp and of parts of it."""
+        """Return all agents of a warp and its parts."""
         return range(w.agent, self._own, self.warps)
 
     def is_own(self, agent: int) -> bool:
-        """Return whether an agent is a warp, or one kind of its accesses."""
+        """Return whether an agent is a warp, or one kind of a warp's accesses."""
         return agent < self._own
 
     def is_copy(self, agents: Array) -> Array:
-        """Return which agents are copies, of an mbarrier or a group."""
-        found: Array = (agents >= self._own) | (agents // self.warps == 2)
-        return found
+        """Return which agents are copies, identified by an mbarrier or a group."""
+        result: Array = (agents >= self._own) | (agents // self.warps == 2)
+        return result
 
     def advance(self, w: Warp) -> None:
-        """Separate the warp's later accesses from what it has published."""
+        """Advance the warp's clock, so that later accesses are distinct from those it has published."""
         own = [w.agent, self.leader_agent(w)]
         for clock in self.every_clock(w):
             clock.order[own] += 1
         groups = self.groups(w)
         if groups is not None:
             groups.now += 1
-            self._stamped(w, groups)
+            self._stamp_groups(w, groups)
 
     def every_clock(self, w: Warp) -> list[Clock]:
-        """Return the clock of all lanes of a warp, and the clocks of lanes that know more.
+        """Return the clock that all lanes of a warp share, and the clocks of lanes that know more.
 
-        They agree on the warp's own accesses.
+        All of them agree on the warp's own accesses.
         """
         parted = self._parted.get(w.agent)
         if parted is None:
@@ -164,38 +167,38 @@ class Agents(Observer):
     # ---- groups of lanes
 
     def groups(self, w: Warp) -> LaneGroups | None:
-        """Return the groups of a warp's lanes, None while no part of a warp has met without the rest."""
+        """Return the groups of a warp's lanes, or None until lanes of some warp have met without the others."""
         first = self.launch.setup.extra.get("groups")
         if first is None:
             return None
         epoch = self.epoch(w)
-        found = self._groups.get(w.agent)
-        if found is None:
-            found = self._groups[w.agent] = LaneGroups(first, epoch)
-            self._stamped(w, found)
-        elif found.catch_up(first, epoch):
-            self._stamped(w, found)
-        return found
+        groups = self._groups.get(w.agent)
+        if groups is None:
+            groups = self._groups[w.agent] = LaneGroups(first, epoch)
+            self._stamp_groups(w, groups)
+        elif groups.catch_up(first, epoch):
+            self._stamp_groups(w, groups)
+        return groups
 
-    def _stamped(self, w: Warp, groups: LaneGroups) -> None:
+    def _stamp_groups(self, w: Warp, groups: LaneGroups) -> None:
         for clock in self.every_clock(w):
             clock.order[self._group_agents(w)] = groups.now
 
     def _group_agents(self, w: Warp) -> slice:
         return slice(_OWN_AGENTS * self.warps + w.agent, self._own, self.warps)
 
-    def acquired(self, w: Warp) -> None:
-        """Note that a lane has acquired what others released, which ends the checks between lanes."""
+    def count_acquire(self, w: Warp) -> None:
+        """Note that a lane has acquired what others released. This ends the checks between lanes."""
         self._acquired[w.agent] = self._acquired.get(w.agent, 0) + 1
 
     def epoch(self, w: Warp) -> int:
-        """Return a number that rises when the lanes of the warp meet, or acquire."""
+        """Return a number that increases when the lanes of a warp meet or acquire."""
         return 1 + w.meetings + self._acquired.get(w.agent, 0)
 
     # ---- what the lanes of a warp know
 
     def known(self, w: Warp) -> Clock:
-        """Return what all executing lanes know; their accesses are checked against it."""
+        """Return the clock of what all executing lanes know. Their accesses are checked against it."""
         parted = self._parted.get(w.agent)
         if parted is None:
             return self.clocks[w.agent]
@@ -205,7 +208,7 @@ class Agents(Observer):
         return parted.known(lanes_now(w))
 
     def known_by_any(self, w: Warp) -> Clock:
-        """Return what any of the executing lanes knows; they publish it by arriving."""
+        """Return the clock of what any executing lane knows. An arrival publishes it."""
         known = self.known(w)
         parted = self._parted.get(w.agent)
         for _, clock in parted.groups(lanes_now(w)) if parted is not None else ():
@@ -214,7 +217,7 @@ class Agents(Observer):
         return known
 
     def knowers(self, w: Warp, indices: Array) -> list[tuple[Clock, Array]]:
-        """Return (clock, granules) of each part of an access by lanes that know the same."""
+        """Divide the granules of an access by what the lanes know: return (clock, granules) pairs."""
         known = self.known(w)
         parted = self._parted.get(w.agent)
         groups = parted.groups(lanes_now(w)) if parted is not None else ()
@@ -227,7 +230,7 @@ class Agents(Observer):
         return [(clock, indices[(bits >> each & 1).astype(bool)]) for bits, clock in groups]
 
     def learners(self, w: Warp) -> list[Clock]:
-        """Return the clocks that take what the executing lanes acquire; other lanes learn it when the warp meets."""
+        """Return the clocks to update when the executing lanes acquire; other lanes catch up when the warp meets."""
         parted = self._parted.get(w.agent)
         if parted is not None and parted.meetings != w.meetings:
             del self._parted[w.agent]
@@ -244,7 +247,7 @@ class Agents(Observer):
         return parted.learners(lanes_now(w), lane_bits(w.alive))
 
     def atomic(self, w: Warp, at: int, addresses: Array, space: str, size: int, order: str, returns: bool) -> None:
-        """Publish what an atomic operation releases: the accesses before it."""
+        """Advance the clock at a releasing atomic operation, which publishes the accesses before it."""
         if releases(order):
             self.advance(w)
 
@@ -258,13 +261,13 @@ class Agents(Observer):
         known = self.groups(w)
         if known is not None:
             known.meet(groups)
-            self._stamped(w, known)
+            self._stamp_groups(w, known)
 
     def stamp(self, w: Warp, lanes: int, together: bool = False) -> tuple[int, int]:
         """Return (agent, clock) of an access by ``lanes`` lanes.
 
-        What several lanes do on their own is published by one of them only after the lanes have met; what one lane
-        does, or all do in one warp-wide instruction (together), at once.
+        A single lane publishes accesses of several independent lanes only after these lanes have met. It publishes
+        accesses of one lane, and of all lanes in one warp-wide instruction (``together``), at once.
         """
         clock = self.clocks[w.agent]
         if lanes == 1 or together:
@@ -278,34 +281,34 @@ class Agents(Observer):
         return w.agent, int(clock.order[w.agent])
 
     def stamps(self, w: Warp, indices: Array, lanes: int, together: bool = False) -> list[Stamp]:
-        """Return (agent, clock, positions) of an access by ``lanes`` lanes: as ``stamp``, for each group of lanes."""
+        """Return (agent, clock, positions) for each group of lanes that takes part in an access."""
         groups = self.groups(w) if lanes > 1 and not together else None
         if groups is not None:
             here = np.flatnonzero(w.split.mask if w.guard is None else w.split.mask & w.guard)
-            if len(here) == lanes:  # not where their addresses lie in several memories
+            if len(here) == lanes:  # unless the lanes' addresses are in several memories
                 each = len(indices) // lanes
                 agents, now = range(self.size)[self._group_agents(w)], groups.now.tolist()
                 return [(agents[k], now[k], part.repeat(each)) for k, part in groups.divide(here)]
         return [(*self.stamp(w, lanes, together), slice(None))]
 
     def published(self, w: Warp, alone: bool) -> Clock:
-        """Return what a release by the warp, or by one lane alone, makes known, and advance the warp's clock."""
+        """Return the clock that a release publishes, by one lane if ``alone``, and advance the warp's clock."""
         known = self.without_unmet(w, self.known_by_any(w).copy(), alone)
         self.advance(w)
         return known
 
     def without_unmet(self, w: Warp, known: Clock, alone: bool) -> Clock:
-        """Take back what lanes did that have not met since: a single lane does not publish it."""
+        """Remove from ``known`` the accesses of lanes that have not met since: a single lane does not publish them."""
         if alone and self._met.get(w.agent) == w.meetings + w.part_meetings:
-            least = self._unmet_from[w.agent] - 1
-            known.order[w.agent] = min(int(known.order[w.agent]), least)
-            known.proxy[w.agent] = min(int(known.proxy[w.agent]), least)
+            limit = self._unmet_from[w.agent] - 1
+            known.order[w.agent] = min(int(known.order[w.agent]), limit)
+            known.proxy[w.agent] = min(int(known.proxy[w.agent]), limit)
         groups = self.groups(w)
         if groups is not None:
             here = w.split.mask if w.guard is None else w.split.mask & w.guard
-            agents, most = self._group_agents(w), groups.publishable(here, alone)
-            np.minimum(known.order[agents], most, out=known.order[agents])
-            np.minimum(known.proxy[agents], most, out=known.proxy[agents])
+            agents, limits = self._group_agents(w), groups.publishable(here, alone)
+            np.minimum(known.order[agents], limits, out=known.order[agents])
+            np.minimum(known.proxy[agents], limits, out=known.proxy[agents])
         return known
 
     def kind_of(self, agent: int) -> str:

@@ -1,4 +1,4 @@
-"""The hazard checks of a cluster, in the order in which events reach them."""
+"""Build the hazard checks of a cluster."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from cudatma.emulator.machine.state import Cluster
 
 
 def checks_of(launch: Launch, cluster: Cluster, findings: Findings) -> list[Observer]:
-    """Return the hazard checks that the kernel's instructions need, in event order.
+    """Return the hazard checks that the kernel's instructions need, in the order in which they receive events.
 
-    Checks share what they need to know: who has seen what (Agents), what has accessed shared memory (SharedMemory),
-    fences and flags (MemoryOrder), mbarriers since their init (BarrierRecords), and where hazards go (Reporter).
-    Synchronization comes last, because it changes the clocks with which the others compare. PeerUses comes before
-    SharedAccesses, which lets a releasing store publish.
+    They share Agents (the clocks of warps), SharedMemory (the last accesses to shared memory), MemoryOrder (fences and
+    flags), BarrierRecords (each mbarrier since its init) and Reporter (which collects hazards). Synchronization comes
+    last, because it updates the clocks that the other checks compare with. PeerUses precedes SharedAccesses, in which a
+    releasing store advances the clock.
     """
     number = cluster.number
     reporter = Reporter(launch, findings)
@@ -60,5 +60,5 @@ def checks_of(launch: Launch, cluster: Cluster, findings: Findings) -> list[Obse
 
 @lru_cache(maxsize=1024)
 def _uses(opcodes: frozenset[str], *words: str) -> bool:
-    """Return whether one of these words is a part of one of the opcodes."""
+    """Return whether one of these words occurs in one of the opcodes."""
     return any(word in opcode for opcode in opcodes for word in words)

@@ -1,9 +1,9 @@
-"""Vector clocks: what a warp, or some of its lanes, has seen of all agents that access memory; memory orders.
+"""Vector clocks: which accesses are ordered before the present for a warp or some of its lanes.
 
-Inside a cluster agents are numbered and a clock is one vector. What is known of other clusters, of fences and of flags
-that were read but not acquired yet is rare: it lives in ``far``, which most clocks never get.
-Source: PTX ISA, "Memory Consistency Model": causality order, release and acquire patterns, proxies;
-"bar.warp.sync".
+Inside a cluster, agents are numbered and a clock is one vector. Knowledge of other clusters, fences, and flags that
+were read but not acquired is rare; ``Clock.far`` holds it, and most clocks have none.
+
+Source: PTX ISA, "Memory Consistency Model": causality order, release and acquire patterns, proxies; "bar.warp.sync".
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 
 from cudatma.emulator.ptx.types import LANES, SCOPES, Array
 
-#: Key in Far.fenced of fence.mbarrier_init: what a relaxed barrier.cluster.arrive after it publishes about barriers.
+#: Key of fence.mbarrier_init in Far.fenced. A relaxed barrier.cluster.arrive after the fence publishes this clock.
 INITS = -1
 
 
 def scope_of(order: str) -> int:
-    """Return the scope of a strong access. order: "relaxed.gpu", "volatile", "acquire.cta", ..."""
+    """Return the scope of a strong access, given its order: "relaxed.gpu", "volatile", "acquire.cta", ..."""
     return SCOPES.get(order.rpartition(".")[2], SCOPES["gpu"])
 
 
 def strength_of(order: str) -> int:
-    """Return 0 for a weak access, else 1 + its scope."""
+    """Return 0 for a weak access, and 1 + its scope for a strong one."""
     return 0 if not order or order == "nc" else 1 + scope_of(order)
 
 
@@ -36,10 +36,10 @@ def acquires(order: str) -> bool:
     return order.startswith(("acquire", "acq_rel"))
 
 
-def _larger(one: Array | None, other: Array | None) -> Array | None:
-    if one is None or other is None or one is other:
-        return other if one is None else one
-    result: Array = np.maximum(one, other)
+def _maximum(left: Array | None, right: Array | None) -> Array | None:
+    if left is None or right is None or left is right:
+        return right if left is None else left
+    result: Array = np.maximum(left, right)
     return result
 
 
@@ -51,25 +51,25 @@ def join_clocks(mine: dict[Any, Clock], theirs: dict[Any, Clock]) -> None:
 
 
 class Far:
-    """What goes beyond plain order inside a cluster; every vector in it is replaced, never changed.
+    """The part of a clock that goes beyond plain order inside a cluster. Vectors in it are replaced, never changed.
 
     Attributes
     ----------
     performed
-        Accesses that have been performed, though their writes need not be visible: known through an mbarrier whose
-        arrive or wait has CTA scope, from another CTA. Orders a write after reads and after copies that have completed.
+        Accesses that have been performed, although their writes need not be visible. An mbarrier whose arrive or wait
+        has CTA scope gives this knowledge to another CTA. It orders a write after reads and completed copies.
     proxy
-        What a proxy fence has made visible to the asynchronous proxy in global memory.
+        Accesses that a proxy fence has made visible to the asynchronous proxy in global memory.
     proxy_of
         The same in the shared memory of one CTA, by its rank; ``Clock.proxy`` holds what is visible in all of them.
     others
-        By the number of another cluster: (order, vector like ``proxy``).
+        Clocks of other clusters, by number: (order, vector like ``proxy``).
     fenced
-        By scope, what a fence has prepared for a strong write to publish.
+        What a fence has prepared for a strong write to publish, by scope.
     maps
-        By (address, scope), what an acquiring fence has made visible to reads of the tensor map at this address.
+        What an acquiring fence has made visible to reads of a tensor map, by (address, scope).
     seen
-        By the scope that a fence needs, what relaxed reads have observed and no fence has acquired yet.
+        What relaxed reads have observed and no fence has acquired yet, by the scope that the fence needs.
     """
 
     __slots__ = ("fenced", "maps", "others", "performed", "proxy", "proxy_of", "seen")
@@ -91,8 +91,8 @@ class Far:
         return result
 
     def join(self, other: Far) -> None:
-        self.performed = _larger(self.performed, other.performed)
-        self.proxy = _larger(self.proxy, other.proxy)
+        self.performed = _maximum(self.performed, other.performed)
+        self.proxy = _maximum(self.proxy, other.proxy)
         for rank, proxy in other.proxy_of.items():
             self.fence_proxy_of(rank, proxy)
         for number, (order, proxy) in other.others.items():
@@ -107,7 +107,7 @@ class Far:
         self.proxy_of[rank] = order if known is None else np.maximum(known, order)
 
     def learn(self, number: int, order: Array, proxy: Array) -> None:
-        """Know at least this much of another cluster."""
+        """Extend what is known of another cluster."""
         known = self.others.get(number)
         if known is not None:
             if known[0] is order and known[1] is proxy:
@@ -117,8 +117,11 @@ class Far:
 
 
 class Clock:
-    """What an agent has seen of every agent. order: of plain order; proxy: what a proxy fence has made visible to the
-    asynchronous proxy in shared memory as well."""
+    """The accesses of every agent that are ordered before the present.
+
+    ``order`` is plain order. ``proxy`` holds the accesses that a proxy fence has also made visible to the asynchronous
+    proxy in shared memory.
+    """
 
     __slots__ = ("far", "order", "proxy")
 
@@ -141,14 +144,14 @@ class Clock:
         return result
 
     def bare(self) -> Clock:
-        """A copy without what fences and relaxed reads have prepared: what a release makes known."""
+        """Return a copy that a release can publish: without the state of pending fences and relaxed reads."""
         result = self.copy()
         if result.far is not None:
             result.far.fenced, result.far.maps, result.far.seen = {}, {}, {}
         return result
 
     def performed(self) -> Array:
-        """Return which accesses have been performed: those that are ordered, and those in ``Far.performed``."""
+        """Return the accesses that have been performed: the ordered ones, and those in ``Far.performed``."""
         far = self.far
         if far is None or far.performed is None:
             return self.order
@@ -156,7 +159,7 @@ class Clock:
         return result
 
     def proxy_in(self, rank: int) -> Array:
-        """Return which accesses the asynchronous proxy sees in the shared memory of the CTA with this rank."""
+        """Return the accesses that the asynchronous proxy sees in the shared memory of the CTA with this rank."""
         own = self.far.proxy_of.get(rank) if self.far is not None else None
         if own is None:
             return self.proxy
@@ -164,20 +167,23 @@ class Clock:
         return result
 
     def note(self, scope: int, number: int, clock: Clock, own: int) -> None:
-        """Note what a relaxed read has observed, until a fence of this scope acquires it. number, own: as in absorb."""
+        """Keep what a relaxed read has observed until a fence of this scope acquires it.
+
+        ``number`` and ``own`` are as in absorb.
+        """
         seen = self.beyond().seen
         noted = Clock(self.order.size) if scope not in seen else seen[scope].copy()
         noted.absorb(number, clock, own)
         seen[scope] = noted
 
     def beyond(self) -> Far:
-        """``far``, made when it is first needed."""
+        """Return ``far``, creating it at the first call."""
         if self.far is None:
             self.far = Far()
         return self.far
 
     def absorb(self, number: int, clock: Clock, own: int) -> None:
-        """Join what a warp of cluster ``number`` has released; ``own`` is the cluster of this clock."""
+        """Join a clock that a warp of cluster ``number`` has released; ``own`` is the cluster of this clock."""
         if number == own:
             self.join(clock)
             return
@@ -193,16 +199,16 @@ class Clock:
             mine.proxy = fenced if mine.proxy is None else np.maximum(mine.proxy, fenced)
 
     def fence_proxy_global(self) -> None:
-        """All that is ordered before now is visible to the asynchronous proxy in global memory."""
+        """Make all ordered accesses visible to the asynchronous proxy in global memory."""
         far = self.beyond()
         far.proxy = self.order.copy()
         far.others = {number: (order, order) for number, (order, _) in far.others.items()}
 
     def of(self, who: Array, size: int, own: int, through_proxy: bool = False, performed: bool = False) -> Array:
-        """Return the clock known of each agent.
+        """Return the known clock of each agent.
 
-        who: cluster number * size + agent. through_proxy: what the asynchronous proxy sees. performed: what has been
-        performed.
+        ``who`` is cluster number * size + agent. With ``through_proxy``, return what the asynchronous proxy sees; with
+        ``performed``, what has been performed.
         """
         number, agent = np.divmod(who, size)
         far = self.far
@@ -219,17 +225,18 @@ class Clock:
         return result
 
 
-def joined(one: Clock, other: Clock) -> Clock:
-    """A new clock that knows what both know."""
-    result = one.copy()
+def joined(clock: Clock, other: Clock) -> Clock:
+    """Return a new clock that knows what both clocks know."""
+    result = clock.copy()
     result.join(other)
     return result
 
 
 class LaneClocks:
-    """The clocks of a warp's lanes from the moment at which some have acquired more than the rest until they meet.
+    """The clocks of a warp's lanes, from the moment some have acquired more than the rest until all meet.
 
-    meetings: the warp's count when they parted. parts: (lane bits, clock); lanes of no part know what all know.
+    ``meetings`` is the warp's count at that moment. ``parts`` holds (lane bits, clock); lanes in no part know
+    ``whole``.
     """
 
     __slots__ = ("meetings", "parts", "whole")
@@ -239,7 +246,7 @@ class LaneClocks:
         self.parts: list[tuple[int, Clock]] = []
 
     def learners(self, lanes: int, alive: int) -> list[Clock]:
-        """The clocks that take what these lanes learn."""
+        """Return the clocks to update when these lanes acquire."""
         if lanes & alive == alive:
             return [self.whole, *(clock for _, clock in self.parts)]
         kept: list[tuple[int, Clock]] = []
@@ -261,33 +268,33 @@ class LaneClocks:
         return result
 
     def known(self, lanes: int) -> Clock:
-        """What all of these lanes know."""
-        found = [(bits, clock) for bits, clock in self.parts if bits & lanes]
-        for bits, _ in found:
+        """Return the clock of what all of these lanes know."""
+        parts = [(bits, clock) for bits, clock in self.parts if bits & lanes]
+        for bits, _ in parts:
             lanes &= ~bits
-        if lanes or not found:
+        if lanes or not parts:
             return self.whole
-        if len(found) == 1:
-            return found[0][1]
-        result = found[0][1].copy()
-        for _, clock in found[1:]:
+        if len(parts) == 1:
+            return parts[0][1]
+        result = parts[0][1].copy()
+        for _, clock in parts[1:]:
             np.minimum(result.order, clock.order, out=result.order)
             np.minimum(result.proxy, clock.proxy, out=result.proxy)
         result.far = self.whole.far
-        if any(clock.far is not None and clock.far.performed is not None for _, clock in found):
+        if any(clock.far is not None and clock.far.performed is not None for _, clock in parts):
             result.far = Far() if result.far is None else result.far.copy()
-            result.far.performed = np.minimum.reduce([clock.performed() for _, clock in found])
+            result.far.performed = np.minimum.reduce([clock.performed() for _, clock in parts])
         return result
 
     def groups(self, lanes: int) -> list[tuple[int, Clock]]:
-        """(lane bits, clock) of those of the lanes that know the same."""
-        found = [(bits & lanes, clock) for bits, clock in self.parts if bits & lanes]
-        for bits, _ in found:
+        """Divide the lanes by what they know: return (lane bits, clock) pairs."""
+        groups = [(bits & lanes, clock) for bits, clock in self.parts if bits & lanes]
+        for bits, _ in groups:
             lanes &= ~bits
-        return [*found, (lanes, self.whole)] if lanes else found
+        return [*groups, (lanes, self.whole)] if lanes else groups
 
     def meet(self, lanes: int) -> None:
-        """These lanes have met: each of them knows what any of them knew."""
+        """Give each of these lanes what any of them knows."""
         inside = [clock for bits, clock in self.parts if bits & lanes]
         if not inside:
             return
@@ -298,7 +305,7 @@ class LaneClocks:
         self.parts = [*rest, (lanes, together)]
 
     def merge(self) -> Clock:
-        """The lanes have met: each knows what any of them knew."""
+        """Give all lanes what any of them knows, and return the warp's clock."""
         for _, clock in self.parts:
             self.whole.join(clock)
         return self.whole
@@ -308,9 +315,9 @@ _LANES = np.arange(LANES)
 
 
 def refine(extra: dict[str, Any], meeting: set[int]) -> None:
-    """Divide the groups of a launch where a meeting, of each of these sets of lanes, divides one.
+    """Split the groups of a launch so that each of these sets of lanes, which have met, consists of whole groups.
 
-    extra: the launch's; "groups" holds of each lane the lowest one of its group.
+    ``extra["groups"]`` holds the lowest lane of each lane's group.
     """
     first = extra.get("groups")
     divided = np.zeros(LANES, np.int64) if first is None else first
@@ -322,13 +329,21 @@ def refine(extra: dict[str, Any], meeting: set[int]) -> None:
 
 
 class LaneGroups:
-    """One warp's groups: its parts that meet without the other lanes. first: of each lane the lowest one of its group.
+    """The groups of one warp's lanes. Every meeting so far included each group as a whole, or not at all.
 
-    The accesses of a group of lanes count as one agent's. A group is what every meeting so far took as a whole; it is
-    known from the first meeting of a part of a warp on, to all warps and all later schedules of a launch.
+    Accesses of a group count as accesses of one agent. Groups exist from the first meeting of a part of a warp on, for
+    all warps and all later schedules of the launch.
 
-    now: of each lane its group's clock; known: of each lane (row) how much of each other's clock it has met. epoch: as
-    of LaneRaces.
+    Attributes
+    ----------
+    first
+        The lowest lane of each lane's group.
+    now
+        The clock of each lane's group.
+    known
+        For each lane (row), the clock of each other lane that it has met.
+    epoch
+        As in Agents.epoch.
     """
 
     __slots__ = ("epoch", "first", "known", "now")
@@ -339,7 +354,7 @@ class LaneGroups:
         self.known: Array = np.zeros((LANES, LANES), np.int64)
 
     def catch_up(self, first: Array, epoch: int) -> bool:
-        """True where the warp has met, or is divided anew, since the last call: its lanes know all so far."""
+        """Update the groups; return True if the warp has met or was divided again since the last call."""
         if self.epoch == epoch and self.first is first:
             return False
         self.first, self.epoch = first, epoch
@@ -348,7 +363,7 @@ class LaneGroups:
         return True
 
     def meet(self, meeting: set[int]) -> None:
-        """The lanes of each set, as bits, have met: each of them knows what any of them knew."""
+        """Give the lanes of each set (bits) what any of them knows."""
         for bits in meeting:
             lanes = np.flatnonzero(bits >> _LANES & 1)
             self.known[lanes] = self.known[lanes].max(axis=0)
@@ -356,13 +371,13 @@ class LaneGroups:
             self.now[lanes] += 1
 
     def divide(self, lanes: Array) -> list[tuple[int, Array]]:
-        """(the lowest lane, positions among these lanes) of each group that has some of them."""
+        """Return (lowest lane, positions among these lanes) of each group that contains some of them."""
         of = self.first[lanes]
         return [(lowest, of == lowest) for lowest in np.unique(of).tolist()]
 
     def publishable(self, lanes: Array, alone: bool) -> Array:
-        """Of each lane's group, how much of its clock these lanes know. alone: one lane publishes what it has met."""
-        found: Array = self.known[lanes].max(axis=0)
+        """Return, for each lane's group, how much of its clock these lanes publish, as one lane if ``alone``."""
+        clocks: Array = self.known[lanes].max(axis=0)
         if not alone:
-            found = np.where(np.isin(self.first, self.first[lanes]), self.now, found)
-        return found
+            clocks = np.where(np.isin(self.first, self.first[lanes]), self.now, clocks)
+        return clocks

@@ -1,4 +1,4 @@
-"""Collects hazards, each once, over all schedules of a launch, and describes deadlocks."""
+"""Collect hazards over all schedules of a launch, and describe deadlocks."""
 
 from __future__ import annotations
 
@@ -25,28 +25,31 @@ from cudatma.emulator.ptx.types import Array
 from cudatma.errors import counted
 
 
-class Found(Exception):  # noqa: N818 - it is no error
-    """Ends a run at a hazard of a kind that was asked for."""
+class StopRun(Exception):  # noqa: N818 - not an error
+    """Ends a schedule at the first hazard of a kind in ``stop_at``."""
 
 
-#: Kinds of accesses out of order, after which the bytes of an mbarrier need not add up.
+#: Kinds of unordered accesses. They can make the byte count of an mbarrier wrong.
 _OUT_OF_ORDER = {"overwritten_while_read", "write_race", "store_source_reused", "data_race", "global_race", "lane_race"}
 
 
 class Findings:
-    """Hazards by kind and place, the source line where it is known; a second one at the same place only counts. The
-    first of a kind in ``stop_at`` raises Found."""
+    """The hazards and warnings of a launch.
+
+    Occurrences of one kind at one source line are counted as one hazard. The first hazard of a kind in ``stop_at``
+    raises StopRun.
+    """
 
     def __init__(
         self, kernel: str, stop_at: Iterable[str] = (), lines: Mapping[str, Mapping[int, str]] | None = None
     ) -> None:
-        """lines: file name -> line number -> text, of the sources at hand."""
+        """Prepare for a kernel; ``lines`` holds its sources as file name -> line number -> text."""
         self.kernel, self._stop_at, self._lines = kernel, frozenset(stop_at), lines or {}
-        self._found: dict[tuple[str, str, Any], Finding] = {}
-        self._warned: dict[tuple[str, str, Any], Finding] = {}
-        #: (function, instruction) -> how many more reads of swizzled tiles there are to be looked at.
+        self._hazards: dict[tuple[str, str, Any], Finding] = {}
+        self._warnings: dict[tuple[str, str, Any], Finding] = {}
+        #: (function, instruction) -> number of reads of swizzled tiles that are still to be examined.
         self.reads_to_check: dict[tuple[str, int], int] = {}
-        #: The operands of wgmmas that swizzles.Swizzles has seen.
+        #: The wgmma operands that swizzles.Swizzles has examined.
         self.operands: set[tuple[str, int, int, int, int]] = set()
 
     def add(
@@ -66,16 +69,22 @@ class Findings:
     ) -> None:
         """Record a hazard, or a warning, at an instruction.
 
-        places, is_derived, advice: as in report.Finding and report.Hazard. blocks: CTAs that it concerns besides the
-        warp's. cause: if it is not the usual one.
+        Parameters
+        ----------
+        places, is_derived, advice
+            As in report.Finding and report.Hazard.
+        blocks
+            CTAs that it concerns in addition to the warp's.
+        cause
+            The cause, if it is not the usual one of its kind.
         """
-        found = self._warned if is_warning else self._found
-        known = self._add(kind, message, program, at, warp, advice, found)
+        table = self._warnings if is_warning else self._hazards
+        known = self._add(kind, message, program, at, warp, advice, table)
         known.hazard = replace(known.hazard, known_cause=cause)
         known.touch(places, is_derived)
         known.blocks.update(blocks, (warp.block.index,))
         if kind in self._stop_at and not is_warning:
-            raise Found
+            raise StopRun
 
     def _add(
         self,
@@ -85,18 +94,18 @@ class Findings:
         at: int,
         warp: Warp,
         advice: str,
-        found: dict[tuple[str, str, Any], Finding],
+        table: dict[tuple[str, str, Any], Finding],
     ) -> Finding:
         instruction = program.instruction(at) if 0 <= at < len(program.function.body) else None
         key = (kind, program.function.name, _place(instruction, at))
-        known = found.get(key)
+        known = table.get(key)
         if known is not None:
             known.hazard = replace(known.hazard, count=known.hazard.count + 1)
             return known
-        if found is self._found:
+        if table is self._hazards:
             warp.events.hazard_found(kind, warp)
         source = program.module.source_of(instruction) if instruction else ""
-        known = found[key] = Finding(
+        known = table[key] = Finding(
             Hazard(
                 kind,
                 message,
@@ -115,7 +124,7 @@ class Findings:
         return known
 
     def _text(self, source: str) -> str:
-        """Return the text of "k.cu:12" or "k.cu:12, inlined at k.cu:40": of the innermost line that is at hand."""
+        """Return the text of the innermost available line of "k.cu:12, inlined at k.cu:40", or ""."""
         for place in source.split(", inlined at "):
             name, _, number = place.rpartition(":")
             text = self._lines.get(name, {}).get(int(number)) if number.isdigit() else None
@@ -128,7 +137,7 @@ class Findings:
         instruction = program.instruction(at)
         source = program.module.source_of(instruction)
         message = f"{target} has no {feature}"
-        self._found["target", program.function.name, at] = Finding(
+        self._hazards["target", program.function.name, at] = Finding(
             Hazard("target", message, self.kernel, instruction.line, source, instruction.text, (0, 0, 0), 0, 0, 0)
         )
 
@@ -138,25 +147,25 @@ class Findings:
         self.add("trap", str(error), split.frame.program, at, split.warp)
 
     def has(self, place: Place, *kinds: str) -> bool:
-        """Return whether a hazard of one of these kinds is known there, or at an unknown place."""
-        known = (finding for key, finding in self._found.items() if key[0] in kinds)
+        """Return whether a hazard of one of these kinds is known at a place, or at an unknown place."""
+        known = (finding for key, finding in self._hazards.items() if key[0] in kinds)
         return any(not finding.places or place in finding.places for finding in known)
 
     def hazards(self) -> list[Hazard]:
-        """Return all hazards: causes, with what follows from them."""
-        return by_cause(list(self._found.values()))
+        """Return all causes with their consequences."""
+        return by_cause(list(self._hazards.values()))
 
     def warnings(self) -> list[Hazard]:
-        """Return hazards of code that may be meant as it is."""
-        return [replace(finding.hazard, blocks=len(finding.blocks)) for finding in self._warned.values()]
+        """Return the warnings: code that is suspicious but may be intended."""
+        return [replace(finding.hazard, blocks=len(finding.blocks)) for finding in self._warnings.values()]
 
 
 class Reporter(Observer):
-    """Reports one cluster's hazards, and keeps what decides whether one follows from another."""
+    """Reports the hazards of one cluster, and decides whether a hazard follows from another."""
 
     def __init__(self, launch: Launch, findings: Findings) -> None:
         self.launch, self.findings, self.body = launch, findings, launch.program.function.body
-        #: Whether an access out of order brought threads out of step first, or (False) bytes that do not add up.
+        #: Whether an unordered access (True) or a wrong byte count (False) first put threads out of step.
         self._order_broke: bool | None = None
 
     def violation(self, kind: str, w: Warp, at: int, message: str, places: Sequence[Place] = ()) -> None:
@@ -166,7 +175,7 @@ class Reporter(Observer):
         self.report(kind, w, at, message, is_warning=True)
 
     def report(self, kind: str, w: Warp, at: int, message: str, **more: Any) -> None:
-        """Record a hazard at an instruction of the running function. more: arguments of Findings.add."""
+        """Record a hazard at an instruction of the running function; ``more`` are arguments of Findings.add."""
         if kind in _OUT_OF_ORDER and not more.get("is_derived"):
             self.out_of_step(by_bytes=False)
         self.findings.add(kind, message, w.split.frame.program, at, w, **more)
@@ -183,9 +192,9 @@ class Reporter(Observer):
         read_at: int = -1,
         **more: Any,
     ) -> None:
-        """Record a hazard that concerns shared bytes, with their last writer. indices: all that is accessed.
+        """Record a hazard in shared memory at granule ``place``, and name the last writer.
 
-        read_at: the read that a write is not ordered after.
+        ``indices`` are all granules of the access. ``read_at`` is the read that the write is not ordered after.
         """
         address = place * shadow.granule + SHARED_START
         others = self.read_at(read_at) + self.written_at(int(shadow.writer_at[place]))
@@ -202,7 +211,7 @@ class Reporter(Observer):
         return f"{place} by `{self.body[origin].opcode}`" if place else ""
 
     def _placed(self, what: str, origin: int) -> str:
-        """Return the position of an instruction of the kernel, "" for one of a called function."""
+        """Return the position of an instruction of the kernel, or "" for one of a called function."""
         if not 0 <= origin < len(self.body):
             return ""
         instruction = self.body[origin]
@@ -210,18 +219,18 @@ class Reporter(Observer):
         return f"; {what} PTX line {instruction.line}" + (f" ({source})" if source else "")
 
     def out_of_step(self, *, by_bytes: bool) -> None:
-        """Note what brings threads out of step: bytes of an mbarrier that do not add up, or an access out of order."""
+        """Note what first put threads out of step: an mbarrier's byte count, or an unordered access."""
         if self._order_broke is None:
             self._order_broke = not by_bytes
 
     @property
     def bytes_follow(self) -> bool:
-        """Whether bytes that do not add up follow from an access out of order."""
+        """True if a wrong byte count follows from an unordered access."""
         return bool(self._order_broke)
 
 
 def _place(instruction: Instruction | None, at: int) -> Any:
-    """Return what distinguishes places: copies of a line in an unrolled loop are the same one."""
+    """Return a key for an instruction's position; copies of a line in an unrolled loop share it."""
     if instruction is None or not instruction.source_line:
         return at
     return instruction.file, instruction.source_line, instruction.inlined_at
@@ -240,20 +249,20 @@ def _wait(split: Split) -> Any:
 
 
 def _cause(waits: list[Any]) -> str:
-    """Return the usual cause of a deadlock without mbarriers, or ""."""
+    """Return the cause of a deadlock that involves no mbarriers, or ""."""
     if any(hasattr(getattr(wait, "barrier", None), "tx") for wait in waits):
         return ""
     if None in waits:
         return "the condition that ends the loop never comes true"
     if any(isinstance(wait, NamedWait) for wait in waits):
-        return "fewer threads reach the barrier than it waits for: its thread count is wrong, or a branch skips it"
+        return "fewer threads than its thread count reach the barrier: the count is wrong, or a branch skips it"
     if any(isinstance(wait, FlagWait) for wait in waits):
-        return "no thread sets the flag, or the thread that sets it waits too"
+        return "no thread sets the flag, or the thread that should set it is waiting itself"
     return ""
 
 
 def _position(split: Split, loops: Recorder | None) -> tuple[Program, int, str]:
-    """Return where a split waits or loops, and a description."""
+    """Return the program and the instruction at which a split waits or loops, and a description."""
     wait = _wait(split)
     loop = loops.loop(split.warp) if wait is None and loops is not None else None
     program = split.frame.program
@@ -262,14 +271,14 @@ def _position(split: Split, loops: Recorder | None) -> tuple[Program, int, str]:
         return program, min(at, len(program.function.body) - 1), wait.describe() if wait is not None else "running"
     what = f"an endless loop through {loop.describe()}"
     if not loop.reads:
-        what += " reads no memory: compilers move a plain load of a flag out of its loop (volatile or ld.acquire stays)"
+        what += " reads no memory: compilers hoist a plain load of a flag out of the loop (use volatile or ld.acquire)"
     elif any(is_plain(i) for _, i in loop.reads):
-        what += " reads what does not change: a plain load need not see other threads' writes (ld.acquire does)"
+        what += " reads a value that does not change: a plain load may never see other threads' writes (use ld.acquire)"
     return loop.program, loop.at, what
 
 
 def lines_of(deadlock: Deadlock) -> list[str]:
-    """Say where splits wait, a line for those that wait alike."""
+    """Return lines that say where splits wait; splits that wait alike share a line."""
     alike: dict[tuple[str, str], list[Split]] = {}
     for split in sorted(deadlock.blocked, key=lambda split: (split.warp.block.index[::-1], split.warp.index)):
         program, at, what = _position(split, deadlock.loops)
@@ -288,7 +297,7 @@ def lines_of(deadlock: Deadlock) -> list[str]:
 
 
 def report_deadlock(deadlock: Deadlock, findings: Findings) -> None:
-    """Report one hazard for the deadlock as a whole, and one for each barrier whose bytes do not add up."""
+    """Report one hazard for the deadlock, and one for each mbarrier whose byte count is wrong."""
     blocked = sorted(deadlock.blocked, key=lambda split: (split.warp.block.index[::-1], split.warp.index))
     for cluster in dict.fromkeys(split.warp.block.cluster for split in blocked):
         cluster.events.deadlocked()
@@ -300,7 +309,7 @@ def report_deadlock(deadlock: Deadlock, findings: Findings) -> None:
     blocks = {split.warp.block.index for split in blocked}
     starved = next((split for split in blocked if isinstance(split.waits_for, RegisterWait)), None)
     if starved is not None:  # all other warps wait for these
-        message = f"{starved.waits_for.arithmetic()}; it waits for ever:\n    {shown}{more}"
+        message = f"{starved.waits_for.arithmetic()}; it waits forever:\n    {shown}{more}"
         program = starved.frame.program
         findings.add("register_pool", message, program, starved.waits_for.at, starved.warp, blocks=blocks)
         return
@@ -317,13 +326,13 @@ def report_deadlock(deadlock: Deadlock, findings: Findings) -> None:
         for (_, what), names in named.items()
     )
     waits = [_wait(split) for split in blocked]
-    what = "no warp can go on and nothing is under way" if any(waits) else "endless loop, and no other warp can end it"
+    what = "no warp can proceed and no copy is in flight" if any(waits) else "endless loop that no other warp can end"
     message = f"{what}:\n    {shown}{more}{arrived}"
     findings.add("deadlock", message, program, at, first.warp, blocks=blocks, cause=_cause(waits))
 
 
 def _arrivals(barrier: MBarrier) -> str:
-    """Say who has arrived at an mbarrier in its phase."""
+    """Return which warps have arrived at an mbarrier in its phase, for messages."""
     arrived = barrier.arrived_by
     warps = sorted({agent for agent, _ in arrived})
-    return f"{len(arrived)} threads of warps {', '.join(map(str, warps))}" if arrived else "nobody"
+    return f"{len(arrived)} threads of warps {', '.join(map(str, warps))}" if arrived else "none"

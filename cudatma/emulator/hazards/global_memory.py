@@ -1,4 +1,4 @@
-"""The shadow of global memory: the last writer of every few bytes, and readers since then."""
+"""Shadow of global memory: the last writer of each granule, and its readers since then."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from cudatma.emulator.machine.memory import Region, in_units
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.ptx.types import Array
 
-#: Columns of ``writers``. STRENGTH: 0 for a weak access, 1 + scope for a strong one. PLACE: instruction * 2 + async.
+#: Columns of ``writers``. STRENGTH is 0 for a weak access and 1 + scope for a strong one; PLACE is
+#: 2 * instruction + (1 if asynchronous).
 WHO, CLOCK, STRENGTH, PLACE, LANE = range(5)
-#: Decides, from positions among the accessed granules and their contents, which of them are ordered before now.
+#: Decides, given agents and clocks, which accesses are ordered before the present.
 Seen = Callable[[Array, Array], Array]
 
 
 class GlobalShadow:
-    """The table of one region of global memory: the last writer, and two of the readers since then.
+    """The last writer of each granule of a region of global memory, and two of its readers since then.
 
-    A buffer gets its shadow when a kernel first writes to it, and from the next schedule on before it begins; buffers
-    that are only read cost nothing. Agents are numbered over the whole grid, cluster number * agents of a cluster +
-    agent + 1; 0 is no agent. granule: bytes of one entry, a power of two of at most 16.
+    A buffer gets a shadow at the kernel's first write to it, and in later schedules from the start; buffers that are
+    only read cost nothing. Agents are numbered over the whole grid as cluster number * agents of a cluster + agent + 1;
+    0 is no agent. ``granule`` is a power of two of at most 16 bytes.
     """
 
     def __init__(self, region: Region, granule: int) -> None:
@@ -34,17 +35,17 @@ class GlobalShadow:
         #: (granules, 5): the columns above.
         self.writers: Array = np.zeros((self.count, 5), np.int64)
         self._readers: Array | None = None
-        #: The array belongs to the grid before this one until griddepcontrol.wait.
+        #: Whether the array belongs to the previous grid until griddepcontrol.wait.
         self.is_produced = False
-        #: By granule: what strong writes have published there, see MemoryOrder.
+        #: Clocks that strong writes have published, by granule (see MemoryOrder).
         self.published: dict[int, Any] = {}
-        #: By offset of a tensor map: what a thread has to know of each copy through it, one of several.
+        #: Offset of a tensor map -> for each copy through it, (agent, clock) pairs. Threads that know one may edit it.
         self.map_uses: dict[int, set[Any]] = {}
-        #: (who, clock) of bulk stores -> the same of the thread that issued them.
+        #: (agent, clock) of a bulk store -> (agent, clock) of the thread that issued it.
         self.issued: dict[tuple[int, int], tuple[int, int]] = {}
 
     def granules(self, offsets: Array, size: int) -> Array:
-        """Indices of the granules of accesses of ``size`` bytes at byte offsets, lane after lane."""
+        """Return the granules of accesses of ``size`` bytes at byte offsets, in lane order."""
         first = in_units(offsets + self.skew if self.skew else offsets, self._shift)
         count = max(1, size // self.granule)
         if count == 1:
@@ -52,11 +53,10 @@ class GlobalShadow:
         return (first[:, None] + np.arange(count, dtype=np.int64)).reshape(-1)
 
     def byte(self, granule: int) -> int:
-        """The offset in the region of a granule's first byte."""
+        """Return the offset in the region of a granule's first byte."""
         return max(0, granule * self.granule - self.skew)
 
-    def written(self, indices: Array, who: int, clock: int, strength: int, place: int, lanes: Array | int) -> None:
-        """Record a write."""
+    def record_write(self, indices: Array, who: int, clock: int, strength: int, place: int, lanes: Array | int) -> None:
         rows = self.writers
         rows[indices, WHO] = who
         rows[indices, CLOCK] = clock
@@ -67,18 +67,20 @@ class GlobalShadow:
     # ---- readers: two slots each of (who, clock, strength, instruction, lanes)
 
     def forget_readers(self, indices: Array) -> None:
-        """Forget readers that have been reported, so that one access is one finding."""
+        """Forget readers that have been reported, so that an access is reported once."""
         if self._readers is not None:
             self._readers[indices] = 0
 
     def readers(self, indices: Array) -> Array | None:
-        """(granules, 2, 5): the readers, or None before the first read."""
+        """Return the readers, shape (granules, 2, 5), or None before the first read."""
         return None if self._readers is None else self._readers[indices]
 
-    def read(
+    def record_read(
         self, indices: Array, who: int, clock: int, strength: int, at: int, lanes: Array | int, seen: Seen
     ) -> None:
-        """Record a read: over the first slot where its reader is the same or ordered before, else over the second."""
+        """Record a read in the first slot if that slot's reader is the same or ordered before it, otherwise in the
+        second.
+        """
         if self._readers is None:
             self._readers = np.zeros((self.count, 2, 5), np.int64)
         first = self._readers[indices, 0]
@@ -95,7 +97,7 @@ class GlobalShadow:
 
 
 def prepare(launch: Launch) -> None:
-    """Forget the last schedule's shadows; give new ones to buffers that the kernel is known to write."""
+    """Replace the shadows of the last schedule by new ones for the buffers that the kernel is known to write."""
     extra = launch.setup.extra
     produced: set[int] = extra.get("produced", set())
     written: set[int] = extra.setdefault("written", set())

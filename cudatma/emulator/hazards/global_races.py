@@ -1,4 +1,4 @@
-"""Races in global memory: accesses of all warps of the grid, their copies, and the grid before it.
+"""Find races in global memory between all warps of the grid, their copies, and the previous grid.
 
 Source: PTX ISA, "Memory Consistency Model" (morally strong operations, data races, proxies), "griddepcontrol",
 "cp.async.bulk.wait_group".
@@ -16,7 +16,7 @@ from cudatma.descriptor.spec import TiledSpec
 from cudatma.emulator.async_copy.groups import Group
 from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.async_copy.tensor_box import Box
-from cudatma.emulator.hazards.agents import Agents, Stamp, only_lane, used
+from cudatma.emulator.hazards.agents import Agents, Stamp, only_lane, used_granules
 from cudatma.emulator.hazards.clocks import Clock, strength_of
 from cudatma.emulator.hazards.findings import Reporter
 from cudatma.emulator.hazards.global_memory import CLOCK, LANE, PLACE, STRENGTH, WHO, GlobalShadow
@@ -30,26 +30,26 @@ from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import SCOPES, Array
 
 _CHUNK = 16
-_NC = "ld.global.nc reads bytes that this kernel writes: the read-only path may deliver old ones"
-_LANE_READ = "{} of the same warp wrote these bytes, and the lanes have not met since"
-_LANE_WRITE = "{} of the same warp wrote these bytes, and the lanes have not met since this other write"
-_LANE_REUSE = "{} of the same warp reads these bytes, and the lanes have not met before this write"
+_NC = "ld.global.nc reads bytes that this kernel writes: the read-only path may return stale data"
+_LANE_READ = "{} of the same warp wrote these bytes, and the lanes have not synchronized since"
+_LANE_WRITE = "{} of the same warp wrote these bytes, and the lanes have not synchronized between the two writes"
+_LANE_REUSE = "{} of the same warp reads these bytes, and the lanes have not synchronized before this write"
 
 
 class GlobalRaces(Observer):
-    """One cluster's accesses to global memory against everybody's."""
+    """Hazard check that compares one cluster's accesses to global memory with the accesses of all clusters."""
 
     def __init__(self, agents: Agents, lanes: LaneRaces, order: MemoryOrder, reporter: Reporter, number: int) -> None:
-        """number: of the cluster; other clusters have agents with the same numbers."""
+        """Create the check for cluster ``number``; other clusters have agents with the same numbers."""
         self._agents, self._lanes, self._order, self._reporter = agents, lanes, order, reporter
         self._launch, self._number = reporter.launch, number
         self._base = number * agents.size + 1
         self._grid = agents.agent("grid", "grid") if self._launch.setup.extra.get("programmatic") else -1
 
-    # ---- the grid before this one
+    # ---- the previous grid
 
     def grid_waited(self, w: Warp) -> None:
-        """The writes of the previous grid are visible, and it reads no more."""
+        """Note that the previous grid has finished and its writes are visible."""
         if self._grid >= 0:
             for clock in self._agents.learners(w):
                 clock.order[self._grid] = 1
@@ -61,11 +61,11 @@ class GlobalRaces(Observer):
         if shadow is None:
             return
         agents = self._agents
-        indices = used(w, at, shadow.granules(offsets, size), len(offsets), size)
+        indices = used_granules(w, at, shadow.granules(offsets, size), len(offsets), size)
         strength = strength_of(order)
         if strength and shadow.published:
             for place in _places(indices, offsets):
-                self._order.read(w, shadow, place, order)
+                self._order.observe(w, shadow, place, order)
         clock = agents.known(w)
         if shadow.is_produced:
             self._check_grid(w, at, region, clock, "read")
@@ -79,7 +79,7 @@ class GlobalRaces(Observer):
             elif not strength:
                 self._check_lanes(w, at, shadow, indices, rows, stamps, _LANE_READ)
         for agent, now, part in agents.stamps(w, indices, len(offsets)):
-            shadow.read(indices[part], self._base + agent, now, strength, at, stamps[part], self._seen(clock))
+            shadow.record_read(indices[part], self._base + agent, now, strength, at, stamps[part], self._seen(clock))
 
     def global_write(self, w: Warp, at: int, region: Region, offsets: Array, size: int, order: str, same: Same) -> None:
         self._write(w, at, region, offsets, size, order, same, False)
@@ -87,7 +87,7 @@ class GlobalRaces(Observer):
     def _write(
         self, w: Warp, at: int, region: Region, offsets: Array, size: int, order: str, same: Same, together: bool
     ) -> None:
-        """Check and record a store; stores of what memory holds already do not race."""
+        """Check and record a store. Stores of values that memory already holds do not race."""
         shadow = self._tracked(region)
         agents = self._agents
         indices = shadow.granules(offsets, size)
@@ -95,7 +95,7 @@ class GlobalRaces(Observer):
         clock = agents.known(w)
         self._check_grid(w, at, region, clock, "written")
         stamps = self._lanes.stamps(w, len(indices), together)
-        # A lane may write where it alone has acquired what was written before, as flags that lanes poll one by one.
+        # Each lane may write where it alone has acquired the previous write, for example flags that lanes poll.
         parts = agents.knowers(w, indices)
         ordered = [self._check_write(w, at, shadow, part, known, strength, same) for known, part in parts]
         if all(ordered) and not strength and not together:
@@ -103,17 +103,17 @@ class GlobalRaces(Observer):
         if strength:
             written: list[Stamp] = [(*self._order.stamp(w), slice(None))]
             for place in _places(indices, offsets):
-                self._order.wrote(w, shadow, place, order, len(offsets), is_update=False)
+                self._order.publish(w, shadow, place, order, len(offsets), is_update=False)
         else:
             written = agents.stamps(w, indices, len(offsets), together)
         for agent, now, part in written:
             lanes = stamps if len(stamps) == 1 else stamps[part]
-            shadow.written(indices[part], self._base + agent, now, strength, 2 * at, lanes)
+            shadow.record_write(indices[part], self._base + agent, now, strength, 2 * at, lanes)
         for place in set(indices.tolist()) if shadow.published and not strength else ():
             shadow.published.pop(place, None)
 
     def atomic(self, w: Warp, at: int, addresses: Array, space: str, size: int, order: str, returns: bool) -> None:
-        """Check the lanes whose operands are in global memory, region by region."""
+        """Check the lanes with operands in global memory, region by region."""
         inside = addresses[addresses >> np.uint64(60) == 0]
         if space == "shared" or not inside.size:
             return
@@ -122,21 +122,24 @@ class GlobalRaces(Observer):
             self._atomic(w, at, region, offsets, size, order, returns)
 
     def _atomic(self, w: Warp, at: int, region: Region, offsets: Array, size: int, order: str, returns: bool) -> None:
-        """Atomics do not race with strong accesses; what they see is acquired where they return it."""
+        """Check and record an atomic operation, which does not race with strong accesses.
+
+        An atomic operation that returns a value acquires what it observes.
+        """
         shadow = self._tracked(region)
         indices = shadow.granules(offsets, size)
         strength, places = strength_of(order), _places(indices, offsets)
         if returns and shadow.published:
             for place in places:
-                self._order.read(w, shadow, place, order)
+                self._order.observe(w, shadow, place, order)
         clock = self._agents.known(w)
         self._check_grid(w, at, region, clock, "written")
         self._check_write(w, at, shadow, indices, clock, strength, never)
         agent, now = self._order.stamp(w)
         stamps = self._lanes.stamps(w, len(indices))
-        shadow.written(indices, self._base + agent, now, strength, 2 * at, stamps)
+        shadow.record_write(indices, self._base + agent, now, strength, 2 * at, stamps)
         for place in places:
-            self._order.wrote(w, shadow, place, order, len(offsets), is_update=True)
+            self._order.publish(w, shadow, place, order, len(offsets), is_update=True)
 
     # ---- sources of copies
 
@@ -144,7 +147,7 @@ class GlobalRaces(Observer):
         self._copy_reads(w, at, region, offsets, _CHUNK, self._agents.load_until(barrier), True)
 
     def tensor_source(self, copy: Copy, region: Region | None, group: Group) -> None:
-        # cp.async.bulk.wait_group.read covers reads of the tensor map; CUTLASS edits a map after it.
+        # cp.async.bulk.wait_group.read covers reads of the tensor map: CUTLASS edits a map after it.
         until, read = self._agents.load_until(copy.barrier), self._agents.read_until(copy.w, group)
         self._map_in_use(copy.w, copy.map_address, until, read)
         if region is None or region.shadow is None:
@@ -156,7 +159,7 @@ class GlobalRaces(Observer):
                 self._copy_reads(copy.w, copy.at, region, places[box.valid == length], length, until, True)
 
     def cp_async_source(self, w: Warp, at: int, addresses: Array, counts: Array, group: Group) -> None:
-        """Check no more than each lane takes of its source: the last one may end with the buffer."""
+        """Check only the bytes that each lane reads from its source; the last source may end with the buffer."""
         until = self._agents.copies_until(w, group)
         for size in np.unique(counts[counts > 0]).tolist():
             sources = addresses[counts == size]
@@ -167,9 +170,10 @@ class GlobalRaces(Observer):
     def _copy_reads(
         self, w: Warp, at: int, region: Region, offsets: Array, size: int, until: tuple[int, int], proxy: bool
     ) -> None:
-        """Check and record a copy's reads. until: (agent, clock) that a thread acquires by waiting for it.
+        """Check and record a copy's reads.
 
-        proxy: whether it reads through the asynchronous proxy; cp.async reads as a plain load does.
+        ``until`` is the (agent, clock) that a thread acquires by waiting for the copy. ``proxy`` marks reads through
+        the asynchronous proxy; cp.async reads like an ordinary load.
         """
         shadow: GlobalShadow | None = region.shadow
         if shadow is None:
@@ -181,19 +185,21 @@ class GlobalRaces(Observer):
         rows = shadow.writers[indices]
         if np.count_nonzero(rows[:, WHO]) and self._check_read(w, at, shadow, indices, rows, clock, 0, proxy) and proxy:
             self._check_lane_alone(w, at, shadow, indices, rows)
-        shadow.read(indices, self._base + until[0], until[1], 0, at, 0, self._seen(clock))
+        shadow.record_read(indices, self._base + until[0], until[1], 0, at, 0, self._seen(clock))
 
     # ---- targets of stores
 
     def bulk_target(self, w: Warp, at: int, region: Region, offsets: Array, group: Group, is_reduction: bool) -> None:
-        """Check a bulk store or reduction; who waits for its group, not only for its reads, may read the result."""
+        """Check a bulk store or reduction. A thread that waits for its group, not only for its reads, may read the
+        result.
+        """
         shadow = self._tracked(region)
         clock, until = self._agents.known(w), self._agents.store_until(w, group)
         self._check_grid(w, at, region, clock, "written")
         indices = shadow.granules(offsets, _CHUNK)
         strength = strength_of("relaxed.gpu") if is_reduction else 0
         self._check_write(w, at, shadow, indices, clock, strength, never, proxy=True)
-        shadow.written(indices, self._base + until[0], until[1], strength, 2 * at + 1, 0)
+        shadow.record_write(indices, self._base + until[0], until[1], strength, 2 * at + 1, 0)
         agent, now = self._agents.stamp(w, 1)
         shadow.issued[self._base + until[0], until[1]] = self._base + agent, now
 
@@ -210,9 +216,9 @@ class GlobalRaces(Observer):
             self.bulk_target(w, at, region, inside, group, bool(operation))
 
     def _check_distinct(self, w: Warp, at: int, box: Box, written: Array, operation: str) -> None:
-        """Report a store whose elements land on each other: TMA writes them in no defined order.
+        """Report a store whose elements overlap: TMA writes them in no defined order.
 
-        Reductions are atomic for each element, so that a sum into one row may be meant: they are a warning.
+        A reduction is only a warning: it is atomic for each element, so a sum into one row may be intended.
         """
         spec = box.spec
         if not isinstance(spec, TiledSpec) or not _may_overlap(spec):
@@ -222,14 +228,14 @@ class GlobalRaces(Observer):
             return
         strides = f"strides {', '.join(map(str, spec.strides_bytes))} bytes"
         what = f"reduction .{operation}" if operation else "store"
-        message = f"elements of one tensor {what} land on the same bytes: the tensor map has {strides}"
+        message = f"several elements of one tensor {what} go to the same bytes: the tensor map has {strides}"
         advice = "a tensor map for the store in which each element has its own bytes; strides of 0 are for loads"
         self._reporter.report("write_race", w, at, message, advice=advice, is_warning=bool(operation))
 
     # ---- tensor maps
 
     def map_read(self, w: Warp, at: int, region: Region, offset: int) -> None:
-        """Check that a fence follows the edits of the 128 bytes."""
+        """Check that a fence follows the edits of the tensor map's 128 bytes."""
         shadow: GlobalShadow | None = region.shadow
         if shadow is None:
             return
@@ -245,8 +251,8 @@ class GlobalRaces(Observer):
                 edited &= ~(self._seen(fenced)(rows[:, WHO], rows[:, CLOCK]) & (distances <= scope))
         if edited.any():
             text = (
-                "a tensor map was edited here and no fence.proxy.tensormap::generic.acquire of its address follows, "
-                "with a scope that includes the thread that edited it"
+                "a tensor map was edited here, and no fence.proxy.tensormap::generic.acquire of its address follows "
+                "whose scope includes the thread that edited it"
             )
             self._report(w, at, "tensor_map_fence", shadow, int(indices[int(edited.argmax())]), text)
 
@@ -256,7 +262,9 @@ class GlobalRaces(Observer):
         self._map_in_use(w, map_address, self._agents.read_until(w, group))
 
     def _map_in_use(self, w: Warp, address: int, *until: tuple[int, int]) -> None:
-        """Note a copy through a tensor map: a thread that has waited for it in one of these ways may edit the map."""
+        """Note a copy through a tensor map. A thread that has waited for it in one of the ways ``until`` may edit the
+        map.
+        """
         region = self._launch.memory.find(address)
         shadow: GlobalShadow | None = None if region is None else region.shadow
         if region is None or shadow is None:
@@ -264,12 +272,12 @@ class GlobalRaces(Observer):
         offset = address - region.base
         indices = shadow.granules(_map_chunks(offset), _CHUNK)
         seen = self._seen(self._agents.known(w))
-        shadow.read(indices, self._base + until[0][0], until[0][1], 0, -1, 0, seen)
+        shadow.record_read(indices, self._base + until[0][0], until[0][1], 0, -1, 0, seen)
         uses = shadow.map_uses.setdefault(offset, set())
         uses.add(tuple((self._base + agent, clock) for agent, clock in until))
 
     def map_edited(self, w: Warp, at: int, region: Region, offset: int, together: bool) -> None:
-        """Check that the copies through the map are over, and the edit as a store."""
+        """Check that copies through the map have completed, and check the edit as a store."""
         shadow, chunks = self._tracked(region), _map_chunks(offset)
         indices = shadow.granules(chunks, _CHUNK)
         seen = self._seen(self._agents.known(w), performed=True)
@@ -282,7 +290,7 @@ class GlobalRaces(Observer):
         self._write(w, at, region, chunks, _CHUNK, "", never, together)
 
     def _tracked(self, region: Region) -> GlobalShadow:
-        """Return the shadow of a region that the kernel writes, made at its first write."""
+        """Return the shadow of a region that the kernel writes, creating it at the first write."""
         shadow: GlobalShadow | None = region.shadow
         if shadow is None:
             shadow = region.shadow = GlobalShadow(region, granule_of(self._launch, "global"))
@@ -293,13 +301,13 @@ class GlobalRaces(Observer):
 
     def _check_grid(self, w: Warp, at: int, region: Region, clock: Clock, what: str) -> None:
         if self._grid >= 0 and not clock.order[self._grid]:
-            message = f"{region.name} is {what} and nothing orders this after griddepcontrol.wait"
+            message = f"{region.name} is {what}, and nothing orders this access after griddepcontrol.wait"
             self._reporter.report("grid_dependency", w, at, message)
 
     def _seen(
         self, clock: Clock, through_proxy: bool = False, performed: bool = False
     ) -> Callable[[Array, Array], Array]:
-        """Return a function that decides which accesses a clock has seen. through_proxy, performed: as in Clock.of."""
+        """Return a function that decides which accesses a clock has seen, with the flags of Clock.of."""
         size, number = self._agents.size, self._number
 
         def seen(who: Array, when: Array) -> Array:
@@ -310,9 +318,9 @@ class GlobalRaces(Observer):
         return seen
 
     def _both_strong(self, w: Warp, strength: int, who: int, other: int) -> bool:
-        """Whether two accesses are morally strong: their scopes include each other's thread."""
-        least = min(strength, other)
-        return least > 0 and least - 1 >= self._distance(w, who)
+        """Return whether two accesses are morally strong: their scopes include each other's thread."""
+        weaker = min(strength, other)
+        return weaker > 0 and weaker - 1 >= self._distance(w, who)
 
     def _distance(self, w: Warp, who: int) -> int:
         """Return the narrowest scope that includes both a warp and another agent."""
@@ -335,7 +343,7 @@ class GlobalRaces(Observer):
         strength: int,
         proxy: bool = False,
     ) -> bool:
-        """Return whether the read is ordered after the writes that it sees."""
+        """Report a read that is not ordered after the writes it observes; return whether it is ordered."""
         late = ~self._seen(clock)(rows[:, WHO], rows[:, CLOCK])
         for position in np.flatnonzero(late).tolist():
             row = rows[position]
@@ -345,7 +353,7 @@ class GlobalRaces(Observer):
                 continue
             place = int(indices[position])
             if row[PLACE] & 1 and self._follows_issue(shadow, clock, row):
-                text = f"bytes are read that {self._who(int(row[WHO]))} writes, and its completion was not waited for"
+                text = f"these bytes are read without a wait for the completion of {self._who(int(row[WHO]))}"
                 self._report(w, at, "read_before_store", shadow, place, text)
             else:
                 text = f"{self._who(int(row[WHO]))} wrote these bytes and nothing orders this read after it"
@@ -354,14 +362,14 @@ class GlobalRaces(Observer):
         return not proxy or self._check_proxy(w, at, shadow, indices, rows, clock, "reads")
 
     def _follows_issue(self, shadow: GlobalShadow, clock: Clock, row: Array) -> bool:
-        """Return whether a read is ordered after the issue of a bulk store, though not after its completion."""
+        """Return whether a read is ordered after the issue of a bulk store, but not after its completion."""
         who, now = shadow.issued[int(row[WHO]), int(row[CLOCK])]
         return bool(self._seen(clock)(np.array([who]), np.array([now]))[0])
 
     def _observed(self, clock: Clock, row: Array) -> bool:
-        """Return whether a flag that was read covers a write; a strong read goes to memory and needs no fence."""
-        found = clock.far.seen.values() if clock.far is not None else ()
-        return any(bool(self._seen(known)(row[WHO : WHO + 1], row[CLOCK : CLOCK + 1])[0]) for known in found)
+        """Return whether an observed flag covers a write. A strong read goes to memory and needs no fence."""
+        flags = clock.far.seen.values() if clock.far is not None else ()
+        return any(bool(self._seen(known)(row[WHO : WHO + 1], row[CLOCK : CLOCK + 1])[0]) for known in flags)
 
     def _check_proxy(
         self, w: Warp, at: int, shadow: GlobalShadow, indices: Array, rows: Array, clock: Clock, verb: str
@@ -370,9 +378,8 @@ class GlobalRaces(Observer):
         if not unfenced.any():
             return True
         position = int(unfenced.argmax())
-        text = (
-            f"the asynchronous proxy {verb} what {self._who(int(rows[position, WHO]))} stored with no proxy fence since"
-        )
+        who = self._who(int(rows[position, WHO]))
+        text = f"the asynchronous proxy {verb} bytes that {who} stored, with no proxy fence in between"
         self._report(w, at, "missing_proxy_fence", shadow, int(indices[position]), text)
         return False
 
@@ -387,7 +394,7 @@ class GlobalRaces(Observer):
         same: Same,
         proxy: bool = False,
     ) -> bool:
-        """Return whether the write is ordered after the writes and reads before it."""
+        """Report a write that is not ordered after earlier writes and reads; return whether it is ordered."""
         seen = self._seen(clock)
         rows = shadow.writers[indices]
         if np.count_nonzero(rows[:, WHO]):
@@ -425,9 +432,9 @@ class GlobalRaces(Observer):
         text: str,
         is_read: bool = False,
     ) -> None:
-        """Report an access that another lane's access conflicts with.
+        """Report an access that conflicts with another lane's access.
 
-        rows: the last writer of each granule, or one of its readers (is_read).
+        ``rows`` are the last writers of the granules, or readers if ``is_read``.
         """
         lanes = self._lanes
         position = lanes.conflict(w, np.where(rows[:, STRENGTH] > 0, 0, rows[:, LANE]), stamps)
@@ -454,7 +461,7 @@ class GlobalRaces(Observer):
                 self._check_lanes(w, at, shadow, indices, row, stamps, _LANE_REUSE, is_read=True)
 
     def _check_lane_alone(self, w: Warp, at: int, shadow: GlobalShadow, indices: Array, rows: Array) -> None:
-        """Check that lanes have met before one of them hands to a copy what the others stored, strongly or not."""
+        """Check that lanes have met before one of them passes what the others stored, strongly or not, to a copy."""
         lanes = self._lanes
         if only_lane(w) >= 0:
             weak = rows.copy()
@@ -487,7 +494,7 @@ class GlobalRaces(Observer):
         read_at: int = -1,
         cause: str = "",
     ) -> None:
-        """Record a hazard that concerns bytes of a buffer, with their last writer, and a read that comes before it."""
+        """Record a hazard in a buffer, and name the last writer and the read that precedes it."""
         offset = shadow.byte(place)
         others = self._reporter.read_at(read_at)
         if shadow.writers[place, WHO]:
@@ -508,14 +515,14 @@ def _map_chunks(offset: int) -> Array:
 
 
 def _regions(w: Warp, at: int, addresses: Array, size: int) -> Iterable[tuple[Region, Array]]:
-    """Return (region, indices of lanes) of addresses in global memory. Traps on others."""
+    """Return (region, indices of lanes) of addresses in global memory; trap on others."""
     whole = access.global_region(w, at, addresses, size)
     return access.regions_of(w, at, addresses, size) if whole is None else [(whole, np.arange(addresses.size))]
 
 
 @lru_cache(maxsize=1024)
 def _may_overlap(spec: TiledSpec) -> bool:
-    """Return whether a row of a box may begin before the end of the rows inside it."""
+    """Return whether a row of a box can begin before the previous row ends."""
     extents = [min(extent, size) for extent, size in zip(spec.box, spec.dims, strict=True)]
     span = extents[0] * spec.dtype.element_bits // 8
     for stride, extent in zip(spec.strides_bytes, extents[1:], strict=True):

@@ -1,4 +1,7 @@
-"""The granule of a shadow: an entry describes the bytes of a kernel's narrowest access."""
+"""Choose the granule of a shadow, the number of bytes that one entry describes.
+
+It is the size of the kernel's narrowest access, up to a limit.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from functools import lru_cache
 
 from cudatma.emulator.machine.protocols import Launch
 
-#: State space -> largest entry in bytes.
-_MOST = {"shared": 4, "global": 16}
+#: Maximum granule of each state space in bytes.
+_MAX_BYTES = {"shared": 4, "global": 16}
 _SPACES = {"shared", "global", "local", "param", "const"}
 _WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
 
@@ -19,15 +22,15 @@ def granule_of(launch: Launch, space: str) -> int:
 
 @lru_cache(maxsize=1024)
 def _narrowest(opcodes: frozenset[str], space: str) -> int:
-    """Return the smallest number of bytes that a lane accesses in a state space, also generically or with cp.async."""
-    least = _MOST[space]
+    """Return the size of a lane's narrowest access to a state space, including generic accesses and cp.async."""
+    width = _MAX_BYTES[space]
     for opcode in opcodes:
         parts = opcode.split(".")
         if opcode.startswith("cp.async.ca"):
-            least = min(least, 4)
+            width = min(width, 4)
         elif parts[0] in ("ld", "st", "atom", "red", "ldu") and not (_SPACES - {space}).intersection(parts):
-            least = min(least, _width(parts))
-    return least
+            width = min(width, _width(parts))
+    return width
 
 
 def _width(parts: list[str]) -> int:

@@ -1,10 +1,11 @@
-"""Races between lanes of one warp: accesses by different lanes with nothing in between where the lanes meet.
+"""Find races between lanes of one warp: accesses of different lanes between which the lanes did not meet.
 
-Since Volta lanes of a warp run independently: that they happened to run together orders nothing. A meeting is any
-instruction that the whole warp executes together (bar.warp.sync, bar.sync, shfl, vote, match, elect, mma, ldmatrix,
-wgmma.fence); where its mask names some lanes, only those have met. Whatever acquires (a wait for an mbarrier,
-an acquiring load, a fence) counts as one, too, since what a lane has released is then known to the other lanes. Source:
-PTX ISA, "Memory Consistency Model", "bar.warp.sync".
+Since Volta, the lanes of a warp run independently; running together orders nothing. Lanes meet at any instruction that
+the whole warp executes together (bar.warp.sync, bar.sync, shfl, vote, match, elect, mma, ldmatrix, wgmma.fence), or
+only the lanes in its mask. An acquire (a wait for an mbarrier, an acquiring load, a fence) counts as a meeting too,
+because the other lanes then know what a lane has released.
+
+Source: PTX ISA, "Memory Consistency Model", "bar.warp.sync".
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from cudatma.emulator.machine.events import Copy, Observer, Same
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import LANES, Array
 
-#: A stamp holds, from the highest bit: the warp, how often it has met, of each lane how often it has met some others
-#: since, and the lane; 32 means all lanes together.
+#: A stamp holds, from the highest bit: the warp, its number of meetings, the lane's number of meetings with a part of
+#: the warp since then, and the lane (32: all lanes together).
 _LANE_BITS, _COUNT_BITS, _EPOCH_BITS = 6, 12, 22
 _LANE, _COUNT = (1 << _LANE_BITS) - 1, (1 << _COUNT_BITS) - 1
 _TOGETHER = np.array([LANES], np.int64)
@@ -28,40 +29,41 @@ _LANES = np.arange(LANES, dtype=np.int64)
 _NO_MEETINGS = np.zeros(LANES + 1, np.int64)
 #: The cause of a race in which several lanes write the same bytes with one instruction.
 _CONTENDED = (
-    "several lanes update the same bytes with one instruction, which __syncwarp cannot order: use atomicAdd or another "
+    "several lanes write the same bytes with one instruction, which __syncwarp cannot order: use atomicAdd or another "
     "atomic operation, or let one lane write"
 )
 
 
 def cause_of_write(indices: Array, place: int) -> str:
-    """Return the cause of a race at a granule that a write accesses, or "" if it is the usual one."""
+    """Return the cause of a race at a granule of a write, or "" if it is the usual one."""
     return _CONTENDED if np.count_nonzero(indices == place) > 1 else ""
 
 
 class LaneRaces(Observer):
-    """Packs (warp, meeting, lane) of accesses into integers, and finds two that differ in the lane alone.
+    """Hazard check that packs the warp, meeting and lane of each access into a stamp, and compares stamps.
 
-    It handles the events of shared memory. global_races.GlobalRaces uses its stamps for global memory.
+    Two stamps that differ only in the lane are a race. The check handles events of shared memory;
+    global_races.GlobalRaces uses its stamps for global memory.
     """
 
     def __init__(self, agents: Agents, memory: SharedMemory, reporter: Reporter, number: int) -> None:
-        """number: of the cluster."""
+        """Create the check for cluster ``number``."""
         self._agents, self._memory, self._reporter = agents, memory, reporter
-        #: The stamps of the last plain write and read of each granule, by CTA. After a cp.async, its lane alone.
+        #: Stamps of the last ordinary write and read of each granule, by CTA. After a cp.async, only its lane.
         self._writes: list[Array] = [np.zeros(shadow.count, np.int64) for shadow in memory.shadows]
         self._reads: list[Array] = [np.zeros(shadow.count, np.int64) for shadow in memory.shadows]
         self._first = number * agents.warps + 1
         self._wrote: dict[int, int] = {}
         self._read: dict[int, int] = {}
         self._bases: dict[int, tuple[int, Array, Array]] = {}
-        # By agent: the epoch, and how many part meetings of each lane (column) each lane (row) knows of in it.
+        #: Warp -> epoch, and for each lane (row) the latest part meeting of each lane (column) that it knows.
         self._partly: dict[int, tuple[int, Array]] = {}
-        #: Warp -> the epoch of its last wait for cp.async groups, the first group that is new in this epoch, and the
-        #: number of part meetings of each lane before the wait.
+        #: Warp -> epoch of its last wait for cp.async groups, first group that is new in this epoch, and number of
+        #: part meetings of each lane before the wait.
         self._copies: dict[int, tuple[int, int, Array]] = {}
 
     def stamps(self, w: Warp, count: int, together: bool = False) -> Array:
-        """Return the stamp of each of ``count`` granules, which the lanes share evenly, lane after lane."""
+        """Return the stamps of ``count`` granules, which the lanes share evenly in lane order."""
         epoch = self._agents.epoch(w)
         known = self._bases.get(w.agent)
         if known is None or known[0] != epoch:
@@ -80,7 +82,7 @@ class LaneRaces(Observer):
             active = every[w.split.mask if w.guard is None else w.split.mask & w.guard]
         each, rest = divmod(count, len(active))
         if rest:
-            return np.zeros(count, np.int64)  # lanes whose addresses lie in several memories are not followed
+            return np.zeros(count, np.int64)  # the lanes' addresses are in several memories: not checked
         return active if each == 1 else active.repeat(each)
 
     def lanes_met(self, w: Warp, groups: set[int]) -> None:
@@ -97,14 +99,14 @@ class LaneRaces(Observer):
             met[lanes] = met[lanes].max(axis=0, initial=0)
         self._bases.pop(w.agent, None)
         if met.max() == _COUNT:
-            self._agents.acquired(w)  # the counter is full
+            self._agents.count_acquire(w)  # the counter is full
 
     def _part_meetings(self, w: Warp) -> Array | None:
         known = self._partly.get(w.agent)
         return known[1] if known is not None and known[0] == self._agents.epoch(w) else None
 
     def conflict(self, w: Warp, known: Array, stamps: Array) -> int:
-        """Return the position of an access by another lane of the warp that has not met this one since, else -1."""
+        """Return the position of an access by another lane that has not met this one since, or -1."""
         difference = known ^ stamps
         late = (difference > 0) & (difference < 1 << _COUNT_BITS + _LANE_BITS)
         if not np.count_nonzero(late):
@@ -124,7 +126,7 @@ class LaneRaces(Observer):
     # ---- accesses to shared memory, before they are recorded
 
     def check_read(self, w: Warp, at: int, shadow: Shadow, indices: Array) -> None:
-        """Check a plain read against what other lanes of the warp wrote, or copied with cp.async, since they met."""
+        """Check an ordinary read against what other lanes wrote, or copied with cp.async, since the last meeting."""
         stamps, epoch = self.stamps(w, len(indices)), self._agents.epoch(w)
         if self._wrote.get(w.agent) == epoch:
             self._report(w, at, shadow, indices, self._writes[shadow.rank], stamps, "wrote")
@@ -145,12 +147,12 @@ class LaneRaces(Observer):
         if met is not None:
             theirs &= met[now, before] <= meetings[before]
         if theirs.any():
-            text = "another lane's cp.async filled these bytes: the wait for it was this lane's own only"
+            text = "another lane's cp.async filled these bytes, and this lane has waited only for its own copies"
             place = int(indices[int(theirs.argmax())])
             self._reporter.report_bytes("lane_race", w, at, text, shadow, place, indices)
 
     def check_write(self, w: Warp, at: int, shadow: Shadow, indices: Array, together: bool, same: Same) -> None:
-        """Check a plain write against what other lanes of the warp wrote, or read, since they met."""
+        """Check an ordinary write against what other lanes wrote or read since the last meeting."""
         stamps, epoch = self.stamps(w, len(indices), together), self._agents.epoch(w)
         writes, reads = self._writes[shadow.rank], self._reads[shadow.rank]
         if not together:
@@ -162,7 +164,7 @@ class LaneRaces(Observer):
         writes[indices] = stamps
 
     def check_copy(self, copy: Copy, shadow: Shadow, indices: Array) -> None:
-        """Check a copy that one lane issues against what other lanes of its warp did, and note who copies."""
+        """Check a copy that one lane issues against the accesses of other lanes, and record the copying lanes."""
         lanes, writes = copy.lanes, self._writes[shadow.rank]
         if copy.what != "cp.async" and only_lane(copy.w) >= 0:
             stamps = self.stamps(copy.w, len(indices))
@@ -171,14 +173,14 @@ class LaneRaces(Observer):
         writes[indices] = 0 if lanes is None else lanes.repeat(len(indices) // len(lanes))
 
     def check_source(self, w: Warp, at: int, shadow: Shadow, indices: Array) -> None:
-        """Check a copy that reads shared memory, issued by one lane, against what other lanes of its warp wrote."""
+        """Check a copy out of shared memory that one lane issues against what other lanes wrote."""
         if only_lane(w) >= 0:
             self._report(w, at, shadow, indices, self._writes[shadow.rank], self.stamps(w, len(indices)), "wrote")
 
     # ---- waits for cp.async groups
 
     def groups_waited(self, w: Warp, at: int, kind: str, waited: list[Group], reads_only: bool) -> None:
-        """Note which cp.async groups are new to the warp: a lane's own copies are complete for it alone."""
+        """Note which cp.async groups are new to the warp. The wait completes only each lane's own copies."""
         if kind == "bulk":
             return
         epoch, met = self._agents.epoch(w), self._part_meetings(w)
@@ -199,11 +201,12 @@ class LaneRaces(Observer):
         verb: str,
         is_write: bool = False,
     ) -> None:
-        """Report a conflict with the accesses that ``known`` holds, if there is one."""
+        """Report a conflict with the accesses in ``known``, if there is one."""
         position = self.conflict(w, known[indices], stamps)
         if position >= 0:
             place = int(indices[position])
-            text = f"{self.lane(int(known[place]))} of the same warp {verb} these bytes, and the lanes did not meet"
+            lane = self.lane(int(known[place]))
+            text = f"{lane} of the same warp {verb} these bytes, and the lanes have not synchronized since"
             read_at = shadow.last_read(place, self._agents.of_warp(w)) if verb == "reads" else -1
             cause = cause_of_write(indices, place) if is_write else ""
             self._reporter.report_bytes("lane_race", w, at, text, shadow, place, indices, read_at, cause=cause)

@@ -1,8 +1,8 @@
-"""Whether a CTA exits, or an mbarrier is invalidated, while still in use.
+"""Check that CTAs do not exit, and mbarriers are not invalidated, while still in use.
 
-A CTA's shared memory ends with its last thread. What another CTA does there has to be ordered before one of its threads
-exits. This is judged by what the threads know when they exit, so that it does not depend on who came first. Bulk stores
-of the CTA have to have read it.
+A CTA's shared memory ends with its last thread. Accesses by another CTA must be ordered before one of its threads
+exits. The check uses what the threads know when they exit, so it does not depend on the order in a schedule. Bulk
+stores of the CTA must have read their source.
 
 Source: PTX ISA, "Memory Consistency Model" (causality order), "cp.async.bulk", "mbarrier.inval"; CUDA C++ Programming
 Guide, "Distributed Shared Memory".
@@ -18,7 +18,7 @@ import numpy as np
 
 from cudatma.emulator.async_copy.groups import Group, Queue
 from cudatma.emulator.async_copy.mbarrier import MBarrier
-from cudatma.emulator.hazards.agents import Agents, Stamp, used
+from cudatma.emulator.hazards.agents import Agents, Stamp, used_granules
 from cudatma.emulator.hazards.findings import Reporter
 from cudatma.emulator.hazards.mbarriers import BarrierRecords
 from cudatma.emulator.hazards.report import Place
@@ -36,10 +36,10 @@ _SYNC = (
 
 @dataclass(slots=True)
 class Use:
-    """An access to shared memory or to an mbarrier in it.
+    """An access to shared memory, or to an mbarrier in it, at ``place``.
 
-    A thread that knows ``clock`` of ``agent`` is ordered after the access. place: the bytes or the mbarrier. barrier,
-    phase: an arrival or a copy is over when this phase has ended.
+    A thread that knows ``clock`` of ``agent`` is ordered after the access. An arrival or a copy is also complete when
+    ``phase`` of ``barrier`` has ended.
     """
 
     agent: int
@@ -57,14 +57,17 @@ class Use:
         return self.barrier is not None and not self.what.startswith("mbarrier.")
 
     def is_known(self, performed: Array, records: BarrierRecords) -> bool:
-        """Return whether the use is over for a thread that knows these accesses, or one of the barrier's CTA."""
+        """Return whether the use is complete for a thread that knows these accesses, or for the barrier's CTA."""
         if self.clock <= performed[self.agent]:
             return True
         return self.barrier is not None and records.of(self.barrier).awaited > self.phase
 
 
 class PeerUses(Observer):
-    """Uses of each CTA's shared memory, and of mbarriers in it, by other CTAs: the latest one of each agent."""
+    """Hazard check of uses of a CTA's shared memory and mbarriers by other CTAs.
+
+    It keeps the latest use of each agent.
+    """
 
     def __init__(self, agents: Agents, memory: SharedMemory, records: BarrierRecords, reporter: Reporter) -> None:
         self._agents, self._memory, self._records, self._reporter = agents, memory, records, reporter
@@ -76,7 +79,7 @@ class PeerUses(Observer):
     ) -> None:
         if block is not w.block:
             shadow = self._memory.shadows[block.rank]
-            indices = used(w, at, shadow.granules(offsets, size), len(offsets), size)
+            indices = used_granules(w, at, shadow.granules(offsets, size), len(offsets), size)
             stamps = self._agents.stamps(w, indices, len(offsets), together)
             self._used(w, at, block, shadow.bytes_of(indices), stamps, "this read")
 
@@ -116,7 +119,7 @@ class PeerUses(Observer):
             self._barriers.setdefault(id(barrier), {})[key] = use
 
     def block_ended(self, block: Block) -> None:
-        """Report the uses by other CTAs that no thread of the CTA knew to be over when the last one exited.
+        """Report uses by other CTAs that no thread of the CTA knew to be complete when the last one exited.
 
         Copies into the CTA are left to mbarriers.MBarriers.
         """
@@ -138,7 +141,10 @@ class PeerUses(Observer):
 
 
 class Lifetimes(Observer):
-    """Uses of mbarriers that are invalidated, the latest one of each agent, and bulk stores of warps that exit."""
+    """Hazard check of uses of invalidated mbarriers, and of bulk stores of exiting warps.
+
+    It keeps the latest use of each mbarrier by each agent.
+    """
 
     def __init__(self, agents: Agents, records: BarrierRecords, reporter: Reporter) -> None:
         self._agents, self._records, self._reporter = agents, records, reporter
@@ -149,7 +155,7 @@ class Lifetimes(Observer):
         self._uses.setdefault(id(barrier), {})[key] = use
 
     def mbarrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
-        """Report the uses that the thread does not know to be over."""
+        """Report the uses that the thread does not know to be complete."""
         performed = self._agents.known(w).performed()
         for use in self._uses.pop(id(barrier), {}).values():
             if not use.is_known(performed, self._records):
@@ -158,14 +164,14 @@ class Lifetimes(Observer):
                 self._reporter.report("barrier_uninitialised", w, at, message, places=[barrier.place])
 
     def warp_ended(self, w: Warp) -> None:
-        """Report bulk stores that were never committed, and the first group that was not waited for."""
+        """Report bulk stores that were never committed, and the first group without a wait."""
         queues: dict[int, Queue] = w.async_state.get("bulk", {})
         for queue in queues.values():
             if queue.open.issued_at >= 0:
                 self._report_store("uncommitted_group", "bulk stores were never committed to a group", w, queue.open)
             pending = (group for group in queue.closed if group.waited == 0 and group.issued_at >= 0)
             if (group := next(pending, None)) is not None:
-                message = "the warp leaves without having waited for its bulk stores to read their source"
+                message = "the warp exits without waiting for its bulk stores to read their source"
                 self._report_store("exit_with_pending_store", message, w, group)
 
     def _report_store(self, kind: str, message: str, w: Warp, group: Group) -> None:
@@ -173,7 +179,7 @@ class Lifetimes(Observer):
 
 
 def _use_of(agents: Agents, w: Warp, at: int, barrier: MBarrier, what: str) -> tuple[tuple[int, str], Use]:
-    """Return a warp's use of an mbarrier, and what distinguishes it from others that have to be kept."""
+    """Return the key under which to keep a warp's use of an mbarrier, and the use."""
     agent, is_wait = agents.leader_agent(w), what == "a wait"
     now = int(agents.known(w).order[agent])
     awaited = None if is_wait else barrier

@@ -1,5 +1,4 @@
-"""The protocol of mbarriers: they are initialised and fenced before use, arrivals and bytes are those expected, and no
-copy is pending at the end.
+"""Check the protocol of mbarriers: init and fence before use, expected arrivals and bytes, no copy pending at the end.
 
 Source: PTX ISA, "mbarrier", "fence.mbarrier_init", "Async proxy".
 """
@@ -23,24 +22,25 @@ from cudatma.emulator.machine.state import Block, Cluster, Warp
 
 @dataclass(slots=True)
 class BarrierRecord:
-    """Records the init, the copies and the waits of an mbarrier.
+    """The init, copies and waits of an mbarrier.
 
     Attributes
     ----------
     w, at, lanes, epoch
-        The warp and the instruction of the init, the threads of the warp that did it, as bits, and the warp's epoch.
+        The warp and the instruction of the init, the lanes that executed it, as bits, and the warp's epoch.
     agent, clock
         A thread whose clock covers this entry is ordered after the init.
     own_agent, own_clock
-        The same for the inits by these threads alone: their entry in ``Clock.proxy`` says that a fence covers the init.
+        The same for inits by these lanes alone. If ``Clock.proxy`` covers this entry, a fence covers the init.
     is_fenced
-        Whether a fence of the warp covers the init.
+        Whether a fence by the same warp covers the init.
     expected, expected_before
-        (warp, instruction) that last expected bytes in the running phase, and in an earlier one.
+        The (warp, instruction) that last expected bytes in the current phase, and in an earlier one.
     copy
         The copy that was issued last.
     landed, awaited
-        The phases, counted from 1, that the last copy to land completes, and that a wait has seen end.
+        Phases, counted from 1: the one that the last completed copy belongs to, and the last whose end a wait has
+        observed.
     """
 
     w: Warp
@@ -60,19 +60,19 @@ class BarrierRecord:
 
 
 class BarrierRecords:
-    """Keeps the record of each mbarrier of one cluster, and finds which fences cover the mbarrier.inits."""
+    """The record of each mbarrier of one cluster, and the inits that no fence covers yet."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
         self._records: dict[MBarrier, BarrierRecord] = {}
-        #: The inits by each warp's threads that no fence covers yet.
+        #: Inits by each warp that no fence covers yet.
         self._unfenced: dict[int, list[BarrierRecord]] = {}
 
     def of(self, barrier: MBarrier) -> BarrierRecord:
         return self._records[barrier]
 
     def begin(self, w: Warp, at: int, barrier: MBarrier, lanes: int, stamp: tuple[int, int]) -> None:
-        """Note an init. lanes: the threads of the warp that do it, as bits. stamp: its agent and clock."""
+        """Record an init by ``lanes`` (bits) with the agent and clock of ``stamp``."""
         own = self._agents.agent(("init", w.agent, lanes), "init")
         clocks = self._agents.every_clock(w)
         now = int(clocks[0].order[own]) + 1
@@ -82,9 +82,9 @@ class BarrierRecords:
         self._unfenced.setdefault(w.agent, []).append(record)
 
     def fence(self, w: Warp, epoch: int = -1) -> list[int]:
-        """Let a fence cover what its own threads have initialised, and what the warp had before it last met.
+        """Let a fence cover inits by its own threads, and inits of the warp before its meeting at ``epoch``.
 
-        epoch: of that meeting. Return the agents of the warp's inits that the fence does not cover.
+        Return the agents of the warp's inits that the fence does not cover.
         """
         lanes = lanes_now(w)
         left = []
@@ -98,7 +98,7 @@ class BarrierRecords:
 
 
 class MBarriers(Observer):
-    """Checks every use of an mbarrier of one cluster."""
+    """Hazard check of every use of an mbarrier of one cluster."""
 
     def __init__(
         self,
@@ -124,16 +124,16 @@ class MBarriers(Observer):
         self._races.check_write(w, at, shadow, indices, self._agents.known(w))
         shadow.is_barrier[indices] = True
         stamp = self._agents.stamp(w, 1)
-        shadow.written(indices, *stamp, at, False)
+        shadow.record_write(indices, *stamp, at, False)
         self._records.begin(w, at, barrier, lanes, stamp)
 
     def mbarrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
-        """Check that its copies are known to have landed; then treat its bytes as ordinary memory."""
+        """Check that copies have completed, then treat the bytes as ordinary memory."""
         self._check_loads(barrier, f"{barrier.name} is invalidated", w, at)
         shadow = self._memory.shadows[barrier.block.rank]
         indices = shadow.granules(np.array([barrier.offset]), 8)
         shadow.is_barrier[indices] = False
-        shadow.written(indices, *self._agents.stamp(w, 1), at, False)
+        shadow.record_write(indices, *self._agents.stamp(w, 1), at, False)
 
     def mbarrier_used(self, w: Warp, at: int, barrier: MBarrier, what: str) -> None:
         """Check that a use is ordered after the init."""
@@ -152,7 +152,7 @@ class MBarriers(Observer):
         """Report more arrivals by one instruction than are pending.
 
         The overflow is the root cause if the instruction exceeds the barrier's count, or if nothing was out of order
-        before. A producer that does not wait for its slot arrives with the next phase's bytes before it copies.
+        before: a producer that does not wait for its slot arrives with the next phase's bytes before it copies.
         """
         reporter = self._reporter
         is_derived = number <= barrier.count and (expects or reporter.bytes_follow or self._races.is_astray)
@@ -165,7 +165,7 @@ class MBarriers(Observer):
         self._records.of(barrier).awaited = barrier.phase
 
     def copy_issued(self, copy: Copy) -> None:
-        """Check that the init is fenced for a copy through the asynchronous proxy."""
+        """Check that a fence covers the init if the copy uses the asynchronous proxy."""
         barrier: MBarrier | None = copy.barrier
         if barrier is None:
             return
@@ -210,7 +210,7 @@ class MBarriers(Observer):
         self._check_bytes()
 
     def _check_bytes(self) -> None:
-        """Report phases that wait for bytes which no copy under way will bring."""
+        """Report phases that wait for bytes that no copy in flight will deliver."""
         for block in self._cluster.blocks:
             for barrier in block.mbarriers.values():
                 if barrier.pending == 0 and barrier.tx > 0 and not self._memory.is_filling(barrier):
@@ -226,8 +226,8 @@ class MBarriers(Observer):
     def _check_loads(self, barrier: MBarrier, what: str, w: Warp | None = None, at: int = -1) -> None:
         """Report that a barrier ends while a copy may be in flight, unless a warp has waited for the last copy.
 
-        Where a wait on this barrier is known to be missing or to pass too early, this is a consequence and not
-        reported. w, at: the warp and instruction that end it, if an instruction does.
+        Skip it if a missing or early wait on this barrier is known, because this is then a consequence. ``w`` and
+        ``at`` are the warp and instruction that end the barrier, if an instruction does.
         """
         record, is_filling = self._records.of(barrier), self._memory.is_filling(barrier)
         if record.copy is None or (not is_filling and record.landed <= record.awaited):
@@ -237,7 +237,7 @@ class MBarriers(Observer):
             return
         phase = phase_name(barrier.block, barrier.offset, barrier.phase if is_filling else record.landed - 1)
         line = copy.program.instruction(copy.at).line
-        message = f"{what} while a copy may be in flight: nobody has waited for {phase}, issued at PTX line {line}"
+        message = f"{what} while the copy issued at PTX line {line} may be in flight: no thread has waited for {phase}"
         if w is not None:
             self._reporter.report("exit_with_pending_load", w, at, message)
         else:

@@ -1,10 +1,11 @@
 """Fences and flags: order across the grid through strong accesses to memory.
 
-A fence makes what is ordered before it ready to be published at its scope; a strong write (relaxed, volatile, atomic)
-after it, by the same thread or by one that a barrier has ordered after it, publishes it at its address. A strong read
-that sees the write, or an atomic that follows it there, has acquired it once a fence of that scope follows it.
-.release and .acquire do both at once. Source: PTX ISA, "Memory Consistency Model": release and acquire patterns,
-observation order, scopes, "membar, fence".
+A fence prepares the accesses that are ordered before it for publication at its scope. A later strong write (relaxed,
+volatile, atomic) by the same thread, or by one that a barrier orders after it, publishes them at its address. A strong
+read that observes this write, or a later atomic at the address, acquires them once a fence with this scope follows the
+read. .release and .acquire combine both steps.
+
+Source: PTX ISA, "Memory Consistency Model": release and acquire patterns, observation order, scopes, "membar, fence".
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from cudatma.emulator.hazards.clocks import Clock, acquires, joined, releases, s
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import SCOPES
 
-#: (scope, its owner below gpu scope) -> by cluster number, what the cluster's warps have published.
+#: (scope, its owner below gpu scope) -> cluster number -> clock that the cluster's warps have published.
 Published = dict[tuple[int, Any], dict[int, Clock]]
 
 
@@ -27,14 +28,14 @@ class Flags(Protocol):
 
 
 class MemoryOrder:
-    """Fences and flags of one cluster's warps; what is published is kept with the shadows, which clusters share."""
+    """Fences and flags of one cluster's warps. Published clocks are in the shadows, which clusters share."""
 
     def __init__(self, agents: Agents, number: int) -> None:
-        """number: of the cluster."""
+        """Create the state of cluster ``number``."""
         self._agents, self._number = agents, number
 
     def fence(self, w: Warp, kind: str) -> None:
-        """Execute fence.acq_rel, .sc, .acquire, .release or membar. kind: the opcode after its root."""
+        """Execute fence.acq_rel, .sc, .acquire, .release or membar; ``kind`` is the opcode without its root."""
         agents = self._agents
         parts = kind.split(".")
         scope = next((SCOPES[part] for part in parts if part in SCOPES), SCOPES["gpu"])
@@ -48,11 +49,11 @@ class MemoryOrder:
                 ready = clock.bare()
                 far.fenced[scope] = agents.without_unmet(w, ready, alone)
         if "release" not in parts:
-            agents.acquired(w)
+            agents.count_acquire(w)
         agents.advance(w)
 
     def stamp(self, w: Warp) -> tuple[int, int]:
-        """Return (agent, clock) of a strong write; a thread that acquires what it publishes also knows the write."""
+        """Return (agent, clock) of a strong write. A thread that acquires what it publishes also knows the write."""
         agent = self._agents.flag_agent(w)
         clocks = self._agents.every_clock(w)
         now = int(clocks[0].order[agent]) + 1
@@ -65,10 +66,10 @@ class MemoryOrder:
         keys: list[tuple[int, Any]] = [(0, (self._number, w.block.rank)), (1, self._number), (2, None)]
         return keys[:strength]
 
-    def wrote(self, w: Warp, shadow: Flags, place: int, order: str, lanes: int, *, is_update: bool) -> None:
+    def publish(self, w: Warp, shadow: Flags, place: int, order: str, lanes: int, *, is_update: bool) -> None:
         """Publish at a granule what a strong write releases.
 
-        is_update: whether it is an atomic operation, which keeps what was published before it.
+        ``is_update`` marks an atomic operation, which keeps what was published before it.
         """
         agents = self._agents
         clock = agents.known_by_any(w)
@@ -98,8 +99,8 @@ class MemoryOrder:
         if now is not None:
             agents.advance(w)
 
-    def read(self, w: Warp, shadow: Flags, place: int, order: str) -> None:
-        """Acquire what is published at a granule that a strong read sees, or note it until a fence acquires it."""
+    def observe(self, w: Warp, shadow: Flags, place: int, order: str) -> None:
+        """Acquire what is published at a granule that a strong read observes, or keep it until a fence acquires it."""
         entry: Published | None = shadow.published.get(place)
         if not entry:
             return
@@ -112,4 +113,4 @@ class MemoryOrder:
                     else:
                         clock.note(scope, number, known, self._number)
         if now:
-            self._agents.acquired(w)
+            self._agents.count_acquire(w)

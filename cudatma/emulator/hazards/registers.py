@@ -1,4 +1,4 @@
-"""Registers that are read before they are written, and registers of a wgmma that are touched before it is complete.
+"""Find reads of unwritten registers, and accesses to registers of a wgmma in flight.
 
 Accumulators and A fragments belong to the tensor core until wgmma.wait_group.
 
@@ -18,7 +18,7 @@ from cudatma.emulator.ptx.types import Array, is_unwritten
 
 
 class _State:
-    """One warp: committed groups, those waited for, and which registers each owns (bit sets)."""
+    """The wgmma groups of one warp and the registers (bits) that each of them owns."""
 
     def __init__(self) -> None:
         self.committed = 0
@@ -29,7 +29,7 @@ class _State:
 
 
 class UnwrittenRegisters(Observer):
-    """Finds registers that a segment reads though no path has written them."""
+    """Hazard check for registers that a segment reads although no path has written them."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -42,19 +42,19 @@ class UnwrittenRegisters(Observer):
 
 
 class Accumulators(Observer):
-    """Finds products that are added to accumulators that nothing has written."""
+    """Hazard check for products that are added to unwritten accumulators."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
 
     def mma_computed(self, w: Warp, at: int, name: str, addends: tuple[Array, ...]) -> None:
         if any(map(is_unwritten, addends)):
-            message = f"{'an' if name == 'mma' else 'a'} {name} adds to an accumulator that nothing has written"
+            message = f"{'an' if name == 'mma' else 'a'} {name} adds to an accumulator before anything has written it"
             self._reporter.report("uninitialised_register", w, at, message)
 
 
 class WgmmaRegisters(Observer):
-    """Follows the registers of every warp of a cluster that has wgmmas in flight."""
+    """Hazard check of the registers of warps that have wgmmas in flight."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -62,10 +62,10 @@ class WgmmaRegisters(Observer):
         self._operands: dict[int, tuple[int, int]] = {}
 
     def _state(self, w: Warp) -> _State:
-        found = self._states.get(w.agent)
-        if found is None:
-            found = self._states[w.agent] = _State()
-        return found
+        state = self._states.get(w.agent)
+        if state is None:
+            state = self._states[w.agent] = _State()
+        return state
 
     def wgmma_issued(self, w: Warp, at: int, shared: tuple[Array, ...]) -> None:
         """Check that the registers are fenced, and note that the tensor core owns them."""
@@ -83,16 +83,14 @@ class WgmmaRegisters(Observer):
         accumulators, fragment_bits = known
         state.owned.append((state.committed, accumulators, fragment_bits))
         state.has_open = True
-        w.launch.scheduler.is_polling = True  # other warps run before the next segment, while the wgmma is in flight
+        w.launch.scheduler.is_polling = True  # let other warps run while the wgmma is in flight
 
     def _check_fenced(self, w: Warp, at: int) -> None:
         program = w.split.frame.program
         late = program.unfenced.get(at, 0)
         if late:
             name = program.function.register_names[late.bit_length() - 1]
-            message = (
-                f"{name} and perhaps other registers are written by other instructions, and no wgmma.fence follows"
-            )
+            message = f"other instructions have written {name} and perhaps other registers, and no wgmma.fence follows"
             self._reporter.report("wgmma_missing_fence", w, at, message)
 
     def wgmma_fenced(self, w: Warp) -> None:
@@ -104,7 +102,7 @@ class WgmmaRegisters(Observer):
         state.has_open = False
 
     def wgmma_waited(self, w: Warp, at: int, done: int, warps: list[Warp]) -> None:
-        """Give the registers of complete groups back to the warp."""
+        """Return the registers of complete groups to the warp."""
         state = self._state(w)
         if state.has_open:
             self._reporter.report("wgmma_uncommitted", w, at, "a wgmma was issued and not committed before this wait")
@@ -112,7 +110,7 @@ class WgmmaRegisters(Observer):
         state.owned = [entry for entry in state.owned if entry[0] >= state.waited]
 
     def segment_begins(self, split: Split, pc: int) -> None:
-        """Check whether a segment touches registers that the tensor core owns."""
+        """Check whether a segment accesses registers that the tensor core owns."""
         state = self._states.get(split.warp.agent)
         if state is None or not state.owned:
             return
@@ -124,9 +122,9 @@ class WgmmaRegisters(Observer):
             return
         segment = program.flow.segments[pc]
         for at in range(segment.start, segment.stop):
-            self._check_one(split, state, at, program.function.body[at])
+            self._check_instruction(split, state, at, program.function.body[at])
 
-    def _check_one(self, split: Split, state: _State, at: int, instruction: Instruction) -> None:
+    def _check_instruction(self, split: Split, state: _State, at: int, instruction: Instruction) -> None:
         if instruction.parts[0] == "wgmma":
             return
         if instruction.parts[0] == "mov" and _is_copy(instruction):
@@ -139,13 +137,15 @@ class WgmmaRegisters(Observer):
             if (reads | writes) & accumulators or writes & fragment:
                 what = "an accumulator" if (reads | writes) & accumulators else "a fragment"
                 warp = split.warp
-                message = f"{what} of a wgmma that was not waited for is touched"
+                message = f"{what} of a wgmma is accessed without a wait for the wgmma"
                 self._reporter.report("wgmma_registers", warp, at, message)
                 return
 
     @staticmethod
     def _copied(state: _State, source: int, target: int) -> None:
-        """Give a copy of a register its source's owner: compilers write such copies between wgmmas as renamings."""
+        """Give a copy of a register the owner of its source: compilers insert such copies between wgmmas to rename
+        registers.
+        """
         for position, (group, accumulators, fragment) in enumerate(state.owned):
             keep = ~(1 << target)
             new_a, new_f = accumulators & keep, fragment & keep

@@ -1,8 +1,8 @@
-"""What the emulator found: one Hazard each, and the Report of a launch.
+"""Hazards, the report of a launch, and which hazards are consequences of others.
 
-Each kind has a sentence on its usual cause. One mistake has several effects: a slot that is read without a wait is
-released too early, refilled while it is read, and in the end two sides wait for each other. A cause comes first; what
-follows from it in the same bytes or at the same mbarrier is listed under it.
+One mistake has several effects: after a read without a wait, the slot is released too early, then refilled while it is
+read, and finally both sides wait for each other. Reports list causes first, each with its consequences in the same
+bytes or at the same mbarrier.
 """
 
 from __future__ import annotations
@@ -26,48 +26,77 @@ CAUSES: dict[str, str] = {
     "missing_init_fence": "fence.mbarrier_init (or fence.proxy.async) is missing between mbarrier.init and the copies",
     "missing_init_sync": "other threads use the barrier with no block- or cluster-wide barrier after mbarrier.init",
     "read_before_load": "the wait on the load's mbarrier is missing, or it let the reader through in an earlier phase",
-    "wrong_parity": "the wait's parity does not match the phase that the load completes, so that it passed too early",
+    "wrong_parity": "the wait's parity does not match the phase that the load completes, so it passed too early",
     "overwritten_while_read": "the slot is refilled before its readers arrived on the empty barrier, or without a wait",
     "write_race": "two writers of the same bytes are not ordered by a barrier",
     "missing_proxy_fence": "fence.proxy.async is missing between plain stores and an asynchronous access",
-    "store_source_reused": "the source of a bulk copy is written before the copy is known to have read it: "
-    "cp.async.bulk.wait_group.read for a store, a message from the destination CTA for a copy between CTAs",
+    "store_source_reused": "the source of a bulk copy is written before the copy has certainly read it: use "
+    "cp.async.bulk.wait_group.read for a store, or a message from the destination CTA for a copy between CTAs",
     "exit_with_pending_store": "the kernel ends without cp.async.bulk.wait_group.read for its bulk stores",
-    "exit_with_pending_load": "nobody waits for the copy's phase before the CTA ends or the mbarrier is invalidated",
+    "exit_with_pending_load": "no thread waits for the copy's phase before the CTA ends or the mbarrier is invalidated",
     "uncommitted_group": "bulk stores are issued but never committed with cp.async.bulk.commit_group",
     "wgmma_registers": "accumulators or fragments are touched before wgmma.wait_group",
     "wgmma_missing_fence": "wgmma.fence is missing before the first wgmma after registers were written",
-    "wgmma_operands": "a matrix descriptor or scale-d comes from what differs among the threads of a warpgroup",
+    "wgmma_operands": "a matrix descriptor or scale-d depends on values that differ among the threads of a warpgroup",
     "wgmma_uncommitted": "wgmma.commit_group is missing before wgmma.wait_group",
-    "swizzle_mismatch": "the reader's swizzle or offsets are not the tile's (wgmma's swizzle codes run the other way)",
+    "swizzle_mismatch": "the reader's swizzle or offsets differ from the tile's (wgmma numbers the swizzle modes in "
+    "reverse order)",
     "swizzle_alignment": "a swizzled tile does not begin at a multiple of its pattern (256, 512 or 1024 bytes)",
-    "register_pool": "setmaxnreg.inc asks for more registers than the CTA began with and setmaxnreg.dec has freed",
+    "register_pool": "setmaxnreg.inc needs more registers than the CTA started with and setmaxnreg.dec has freed",
     "divergent_barrier": "bar.sync is inside a branch that not all lanes of a warp take",
-    "divergent_warp": "an instruction of a whole warp or warpgroup is executed by a part of it",
+    "divergent_warp": "only some threads execute an instruction that the whole warp or warpgroup must execute",
     "block_gone": "a CTA may exit while another one uses its shared memory: the kernel ends without barrier.cluster",
-    "barrier_count": "threads disagree on how many take part in a named barrier",
+    "barrier_count": "threads pass different thread counts to a named barrier",
     "data_race": "no barrier orders the two accesses to shared memory",
-    "global_race": "no barrier of both threads, and no fence with a flag at a wide enough scope, orders the accesses",
+    "global_race": "neither a barrier of both threads nor a fence and flag of a wide enough scope orders the accesses",
     "lane_race": "__syncwarp is missing: the lanes of a warp run independently, so running together orders nothing",
     "read_before_store": "cp.async.bulk.wait_group (without .read) is missing before a bulk store's result is used",
     "grid_dependency": "griddepcontrol.wait is missing or comes too late in a programmatic dependent launch",
     "out_of_bounds": "an index, a size, or the CTA or state space of an address is wrong, or a buffer was sized by "
     "byte count where rows are padded",
-    "uninitialised_shared": "shared memory is read that nobody wrote",
+    "uninitialised_shared": "shared memory is read before anything has written it",
     "uninitialised_register": "no path has written the register, or a shuffle reads a lane outside its mask",
     "tensor_map_fence": "a tensor map was edited without the tensormap proxy fence before its use",
-    "tensor_map_in_use": "a tensor map is edited before copies that use it were waited for; let several take turns",
-    "target": "the architecture lacks it",
+    "tensor_map_in_use": "a tensor map is edited before copies that use it have completed; use several maps in turn",
+    "target": "the target architecture does not support the instruction",
     "trap": "the hardware stops the kernel here",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """One finding. kind: a key of CAUSES. block, warp: of the access that exposed it. schedule, seed: to replay it.
+    """A mistake in a kernel, at one instruction.
 
-    count: how often it was found. blocks: in how many thread blocks. advice: the call that is missing, where that is
-    known. consequences: what follows from it. source_text: the line of the source, where it is at hand.
+    Parameters
+    ----------
+    kind : str
+        A key of `CAUSES`.
+    message : str
+        What happened, in one sentence.
+    kernel : str
+        Name of the kernel.
+    ptx_line : int
+        Line of the instruction in the PTX text.
+    source : str
+        Source line, such as ``"file.cu:12"``, or "" if the PTX names none.
+    instruction : str
+        Text of the instruction.
+    block, warp : tuple of int, int
+        CTA and warp that exposed the hazard.
+    schedule, seed : int
+        Arguments of `EmulatedModule.launch` that reproduce it (`schedule` is passed as `replay`).
+    count : int, default 1
+        Number of occurrences.
+    blocks : int, default 1
+        Number of CTAs in which it occurred.
+    advice : str, default ""
+        The missing call, if it is known.
+    consequences : tuple of Hazard
+        Hazards that follow from this one.
+    source_text : str, default ""
+        Text of the source line, if it is available.
+    known_cause : str, default ""
+        The cause in this case, if it is not the usual one.
     """
 
     kind: str
@@ -109,23 +138,36 @@ class Hazard:
 
     @property
     def notes(self) -> list[str]:
-        """The missing call, where it is known, and what follows from the hazard, a line each."""
+        """The missing call, if it is known, and one line for each consequence."""
         missing = [f"missing: {self.advice}"] if self.advice else []
         return missing + [f"then {c.kind} at {c.place}, {c.count} time{'s' * (c.count > 1)}" for c in self.consequences]
 
     @property
     def place(self) -> str:
-        """Its PTX line, and its source line where that is known."""
+        """The PTX line, and the source line if it is known."""
         return f"PTX line {self.ptx_line}" + (f" ({self.source})" if self.source else "")
 
 
 @dataclass(slots=True)
 class Report:
-    """Findings of a launch over all its schedules. steps: segments executed; printed: what vprintf wrote
-    in the first schedule that called it.
+    """Hazards and warnings of a launch, over all its schedules.
 
-    hazards: causes, the first one first; what follows from one is in its ``consequences``. warnings: what may be
-    meant as it is; they leave a report clean. unchecked: what of the kernel could not be checked, and why.
+    Parameters
+    ----------
+    kernel : str
+        Name of the kernel.
+    schedules : int
+        Number of schedules that ran.
+    hazards : list of Hazard
+        Causes, in the order in which they are reported. Their `consequences` hold the other hazards.
+    steps : int
+        Number of segments that ran.
+    printed : list of str
+        Output of vprintf in the first schedule that called it.
+    warnings : list of Hazard
+        Suspicious code that may be intended. A report with warnings is still clean.
+    unchecked : list of str
+        Parts of the kernel that were not checked, with the reason.
     """
 
     kernel: str
@@ -138,23 +180,24 @@ class Report:
 
     @property
     def is_clean(self) -> bool:
+        """True if there are no hazards."""
         return not self.hazards
 
     @property
     def findings(self) -> list[Hazard]:
-        """Each hazard and what follows from it, one after the other."""
+        """Each hazard, followed by its consequences."""
         return [finding for hazard in self.hazards for finding in (hazard, *hazard.consequences)]
 
     @property
     def kinds(self) -> set[str]:
-        """The kinds of hazard that were found, consequences too."""
+        """Kinds of all hazards, including consequences."""
         return {finding.kind for finding in self.findings}
 
     @property
     def hint(self) -> str:
-        """How to get source lines, if something was found and the PTX has none; else empty."""
-        found = [*self.findings, *self.warnings]
-        if not found or any(finding.source for finding in found):
+        """How to get source lines if there are findings and the PTX names none, otherwise ""."""
+        findings = [*self.findings, *self.warnings]
+        if not findings or any(finding.source for finding in findings):
             return ""
         return "the PTX names no source lines; compile with `nvcc -lineinfo` (or cudatma.compile) to see them here"
 
@@ -163,17 +206,17 @@ class Report:
         if self.is_clean:
             lines.append(f"{self.kernel}: no hazard in {counted(self.schedules, 'schedule')}")
         lines += [f"warning: {warning}" for warning in self.warnings]
-        lines += [f"unchecked: {what}" for what in self.unchecked]
+        lines += [f"unchecked: {note}" for note in self.unchecked]
         lines += [f"hint: {self.hint}"] if self.hint else []
         return "\n".join(lines)
 
 
-#: What a finding concerns: ("bytes", CTA rank, first, last) of shared memory, or ("mbarrier", CTA rank, offset).
+#: Shared bytes, ("bytes", CTA rank, first, last), or an mbarrier, ("mbarrier", CTA rank, offset).
 Place = tuple[str, int, int] | tuple[str, int, int, int]
-#: Places kept of one finding.
-_MOST_PLACES = 64
+#: Maximum number of places of a finding.
+_MAX_PLACES = 64
 
-#: Kinds that break what everything else rests on, in this order, then those that break a protocol.
+#: Kinds that invalidate everything after them, in this order, and kinds that violate a protocol.
 _SETUP = (
     "target",
     "barrier_misaligned",
@@ -194,19 +237,19 @@ _PROTOCOL = (
     "divergent_warp",
     "register_pool",
 )
-#: Kinds that come to light where two sides are out of step already, then those in which a kernel ends for that.
+#: Kinds that usually appear after two sides are out of step, and kinds that then end the kernel.
 _LATE = ("lane_race", "uninitialised_shared", "block_gone")
 _LAST = ("exit_with_pending_store", "exit_with_pending_load", "deadlock", "trap")
 _TIERS: dict[str, float] = {kind: tier for tier, kinds in ((1, _PROTOCOL), (3, _LATE), (4, _LAST)) for kind in kinds}
 _TIERS |= {kind: number / len(_SETUP) for number, kind in enumerate(_SETUP)}
 _ORDERING, _DERIVED = 2, 3
-#: Kinds whose tier depends on whether something else came before them.
+#: Kinds whose tier depends on whether another hazard preceded them.
 _EITHER = {"byte_count": 1, "arrival_overflow": 1, "write_race": _ORDERING, "overwritten_while_read": _ORDERING}
 
 _EARLY_READS = {"read_before_load", "wrong_parity"}
 _SLOTS = _EARLY_READS | {"uninitialised_shared", "overwritten_while_read", "write_race", "data_race", "lane_race"}
 _SLOTS |= {"store_source_reused", "block_gone"}
-#: Kinds that follow from any wrong use of a pipeline: they are related to whatever came before.
+#: Kinds that follow from any misuse of a pipeline, at any place.
 _STUCK = {"deadlock", "arrival_overflow", "exit_with_pending_load", "trap"}
 _PIPELINE = _SLOTS | _STUCK
 #: Kinds -> the kinds that may follow from any of them.
@@ -230,10 +273,10 @@ FOLLOWS = {cause: kinds for causes, kinds in _FOLLOWS for cause in causes}
 
 @dataclass(slots=True, eq=False)
 class Finding:
-    """A hazard during collection.
+    """A hazard while hazards are collected.
 
-    places: bytes and mbarriers that it concerns. blocks: CTAs in which it was found. is_derived: whether it was always
-    preceded by another hazard.
+    `places` are the bytes and mbarriers that it concerns, `blocks` the CTAs in which it occurred. `is_derived` is True
+    if another hazard preceded every occurrence.
     """
 
     hazard: Hazard
@@ -245,8 +288,8 @@ class Finding:
         self.blocks.add(self.hazard.block)
 
     def touch(self, places: Iterable[Place], is_derived: bool) -> None:
-        """It was found here, too."""
-        if len(self.places) < _MOST_PLACES:
+        """Add an occurrence."""
+        if len(self.places) < _MAX_PLACES:
             self.places.update(places)
         self.is_derived = self.is_derived and is_derived
 
@@ -259,12 +302,12 @@ class Finding:
 
 
 def by_cause(findings: list[Finding]) -> list[Hazard]:
-    """Causes first, each with what follows from it. findings: in the order in which they were found."""
+    """Return causes with their consequences, given the findings in order of occurrence."""
     first = {id(finding): float(number) for number, finding in enumerate(findings)}
     for finding in findings:
         if finding.hazard.kind == "overwritten_while_read" and finding.tier == _ORDERING:
-            # A slot that is refilled too early is also read without a wait; but a thread that reads a slot before it is
-            # filled at all does not wait, and what it releases then is refilled.
+            # A refill that comes too early also causes reads without a wait, so it is the cause. But if a thread reads
+            # the slot before the first fill, the missing wait is the cause: the thread also releases it too early.
             early = [f for f in findings if f.hazard.kind in _EARLY_READS and _meet(f.places, finding.places)]
             empty = [f for f in findings if f.hazard.kind == "uninitialised_shared"]
             if any(_meet(read.places, unfilled.places) for read in early for unfilled in empty):
@@ -290,7 +333,7 @@ def by_cause(findings: list[Finding]) -> list[Hazard]:
 
 
 def _meet(some: set[Place], others: set[Place]) -> bool:
-    """Whether findings share an mbarrier, or bytes."""
+    """Return whether two findings share an mbarrier or bytes."""
     if not some.isdisjoint(others):
         return True
     return any(

@@ -1,4 +1,4 @@
-"""Accesses to shared memory: the checks see what was known before an access, then the shadow records it."""
+"""Pass each access to shared memory to the race checks, then record it in the shadow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from cudatma.emulator.async_copy.groups import Group
 from cudatma.emulator.async_copy.mbarrier import MBarrier
-from cudatma.emulator.hazards.agents import Agents, used
+from cudatma.emulator.hazards.agents import Agents, used_granules
 from cudatma.emulator.hazards.clocks import Clock, releases, strength_of
 from cudatma.emulator.hazards.lane_races import LaneRaces
 from cudatma.emulator.hazards.memory_order import MemoryOrder
@@ -18,7 +18,7 @@ from cudatma.emulator.ptx.types import Array
 
 
 class SharedAccesses(Observer):
-    """Finds the granules of each access, passes it to the race checks, and records it."""
+    """Observer that determines the granules of each access for the race checks and the shadow."""
 
     def __init__(
         self, agents: Agents, memory: SharedMemory, order: MemoryOrder, races: SharedRaces, lanes: LaneRaces
@@ -32,7 +32,7 @@ class SharedAccesses(Observer):
         self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool
     ) -> None:
         shadow = self._shadows[block.rank]
-        indices = used(w, at, shadow.granules(offsets, size), len(offsets), size)
+        indices = used_granules(w, at, shadow.granules(offsets, size), len(offsets), size)
         if order:
             self._acquire(w, shadow, set(indices.tolist()), order)
         strong = strength_of(order)
@@ -41,7 +41,7 @@ class SharedAccesses(Observer):
         if not (together or order):
             self._lanes.check_read(w, at, shadow, indices)
         for agent, now, part in self._agents.stamps(w, indices, len(offsets), together):
-            shadow.read(indices[part], agent, now, at, bool(order))
+            shadow.record_read(indices[part], agent, now, at, bool(order))
 
     def shared_write(
         self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool, same: Same
@@ -57,7 +57,7 @@ class SharedAccesses(Observer):
             self._races.check_write(w, at, shadow, known, clock, same=same)
         self._lanes.check_write(w, at, shadow, indices, together, same)
         for agent, now, part in agents.stamps(w, indices, len(offsets), together):
-            shadow.written(indices[part], agent, now, at, False)
+            shadow.record_write(indices[part], agent, now, at, False)
 
     def _strong_write(
         self, w: Warp, at: int, shadow: Shadow, indices: Array, lanes: int, order: str, same: Same
@@ -69,11 +69,11 @@ class SharedAccesses(Observer):
         places = set(indices.tolist())
         self._publish(w, shadow, places, agents.without_unmet(w, agents.known(w).copy(), False))
         for agent, now, part in stamps:
-            shadow.written(indices[part], agent, now, at, False)
+            shadow.record_write(indices[part], agent, now, at, False)
         shadow.strength[indices] = strong
         if self._memory.has_peers:
             for place in places:
-                self._order.wrote(w, shadow, place, order, lanes, is_update=False)
+                self._order.publish(w, shadow, place, order, lanes, is_update=False)
         if releases(order):
             agents.advance(w)
 
@@ -86,22 +86,24 @@ class SharedAccesses(Observer):
         places = indices.tolist()
         self._acquire(w, shadow, places, order)
         self._publish(w, shadow, places, self._agents.known(w))
-        shadow.written(indices, *self._agents.stamp(w, 1), at, False)
+        shadow.record_write(indices, *self._agents.stamp(w, 1), at, False)
         shadow.strength[indices] = strength_of(order)
         if self._memory.has_peers:
             for place in places:
-                self._order.wrote(w, shadow, place, order, 1, is_update=True)
+                self._order.publish(w, shadow, place, order, 1, is_update=True)
 
     def _acquire(self, w: Warp, shadow: Shadow, places: Iterable[int], order: str) -> None:
-        """Acquire what strong writes have published: always within the CTA, by fences and scopes from other CTAs."""
+        """Acquire what strong writes have published: within the CTA always, from other CTAs subject to fences and
+        scopes.
+        """
         for place in places:
             published = shadow.sync_clocks.get((place, w.block.rank))
             if published is not None:
                 for clock in self._agents.learners(w):
                     clock.join(published)
-                self._agents.acquired(w)
+                self._agents.count_acquire(w)
             if self._memory.has_peers:
-                self._order.read(w, shadow, place, order)
+                self._order.observe(w, shadow, place, order)
 
     def _publish(self, w: Warp, shadow: Shadow, places: Iterable[int], clock: Clock) -> None:
         for place in places:
@@ -110,7 +112,9 @@ class SharedAccesses(Observer):
     # ---- asynchronous operations
 
     def copy_issued(self, copy: Copy) -> None:
-        """Mark bytes as in flight, or as written by a reduction: several may be under way to the same bytes."""
+        """Mark bytes as in flight, or as written by a reduction, because several reductions may be in flight to the
+        same bytes.
+        """
         shadow = self._shadows[copy.block.rank]
         indices = shadow.granules(copy.offsets, copy.size)
         self._races.check_copy(copy, shadow, indices)
@@ -118,23 +122,23 @@ class SharedAccesses(Observer):
         flight = self._memory.flights[copy.number] = Flight(copy, indices, self._agents.stamp(copy.w, 1))
         if copy.scope:
             until = self._agents.load_until(copy.barrier)
-            shadow.written(indices, *until, copy.at, uses_proxy(copy))
+            shadow.record_write(indices, *until, copy.at, uses_proxy(copy))
             shadow.strength[indices] = REDUCED
-            shadow.issued(until, flight)
+            shadow.record_issue(until, flight)
         else:
-            shadow.copy_issued(indices, copy.number)
+            shadow.begin_copy(indices, copy.number)
 
     def copy_landed(self, copy: Copy) -> None:
-        """Mark bytes as written: a thread that waits for the barrier's phase, or the group, may read them."""
+        """Mark bytes as written. A thread that waits for the barrier's phase, or for the group, may read them."""
         shadow = self._shadows[copy.block.rank]
         flight = self._memory.flights.pop(copy.number)
         if copy.barrier is not None:
             until = self._agents.load_until(copy.barrier)
-            shadow.issued(until, flight)
+            shadow.record_issue(until, flight)
         else:
             until = self._agents.copies_until(copy.w, copy.group)
         if not copy.scope:
-            shadow.copy_landed(flight.indices, copy.number, *until, copy.at, uses_proxy(copy))
+            shadow.end_copy(flight.indices, copy.number, *until, copy.at, uses_proxy(copy))
 
     def shared_source(self, w: Warp, at: int, block: Block, offsets: Array, end: Group | MBarrier) -> None:
         agents, shadow = self._agents, self._shadows[block.rank]
@@ -142,7 +146,7 @@ class SharedAccesses(Observer):
         self._races.check_read(w, at, shadow, indices, agents.known(w), True)
         self._lanes.check_source(w, at, shadow, indices)
         until = agents.load_until(end) if isinstance(end, MBarrier) else agents.read_until(w, end)
-        shadow.read(indices, *until, at)
+        shadow.record_read(indices, *until, at)
 
     def wgmma_operand(
         self, w: Warp, at: int, position: int, bits: int, offsets: Array, shape: tuple[int, int, bool], group: int
@@ -150,4 +154,4 @@ class SharedAccesses(Observer):
         shadow = self._shadows[w.block.rank]
         indices = shadow.granules(offsets, 16)
         self._races.check_read(w, at, shadow, indices, self._agents.known(w), True)
-        shadow.read(indices, self._agents.wgmma_agent(w), group + 1, at)
+        shadow.record_read(indices, self._agents.wgmma_agent(w), group + 1, at)

@@ -1,7 +1,7 @@
-"""The shadow of shared memory: the last writer of every few bytes, readers since then, and copies under way.
+"""Shadow of shared memory: the last writer of each granule, its readers since then, and copies in flight.
 
-Happens-before is kept with vector clocks. Agents are the warps of a cluster, one more a warp for its wgmmas and one for
-its cp.asyncs, one a thread that issues bulk stores, and one an mbarrier (its clock is its phase).
+Happens-before is tracked with vector clocks. Their agents are the warps of a cluster, the wgmmas and the cp.asyncs of
+each warp, the threads that issue bulk stores, and the mbarriers, whose clock is their phase.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cudatma.emulator.ptx.types import Array
 
 #: Shadow.strength of bytes that an asynchronous reduction wrote last.
 REDUCED = -1
-#: Shadow.writer_clock of bytes that nobody has written, or that a copy under way will write: no thread has seen it.
+#: Shadow.writer_clock of bytes that are unwritten, or that a copy in flight will write. No thread's clock reaches it.
 _NEVER = np.iinfo(np.int32).max
 #: Bits of Shadow.reads that hold the instruction.
 _AT_BITS = 24
@@ -33,11 +33,11 @@ _AT_BITS = 24
 class Shadow:
     """The last writer of each granule of a CTA's shared memory (-1: none), its clock, and the readers since then.
 
-    granule: bytes of one entry; the narrowest access that the kernel makes to shared memory, at most 4.
+    A granule is as large as the kernel's narrowest access to shared memory, and at most 4 bytes.
     """
 
     def __init__(self, rank: int, size: int, granule: int) -> None:
-        """rank: of the CTA in its cluster."""
+        """Create an empty shadow; ``rank`` is the CTA's rank in its cluster."""
         self.rank, self.granule = rank, granule
         self._shift = granule.bit_length() - 1
         self.count = count = -(-size // granule) + 16
@@ -45,29 +45,29 @@ class Shadow:
         self.writer_clock: Array = np.full(count, _NEVER, np.int32)
         self.writer_at: Array = np.full(count, -1, np.int32)
         self.is_async: Array = np.zeros(count, bool)
-        #: 0 where a weak store or a copy wrote last, REDUCED where an asynchronous reduction did, else 1 + the scope of
+        #: 0 if a weak store or a copy wrote last, REDUCED if an asynchronous reduction did, otherwise 1 + the scope of
         #: the strong store or atomic operation.
         self.strength: Array = np.zeros(count, np.int8)
         self.is_barrier: Array = np.zeros(count, bool)
-        #: Number of the copy under way (a key of SharedMemory.flights), 0 for none.
+        #: Number of the copy in flight (a key of SharedMemory.flights), 0 for none.
         self.in_flight: Array = np.zeros(count, np.int64)
         self._copies = 0
         self.row_agents: list[int] = []
-        #: Whether the reads of each row are strong ones: plain writes do not race with them, copies do.
+        #: Whether the reads of each row are strong. Ordinary writes do not race with strong reads, copies do.
         self.row_strong: list[bool] = []
         self._rows: dict[tuple[int, bool], int] = {}
         #: The clock and the instruction, packed, of each reader's last read of each granule.
         self.reads: Array = np.zeros((0, count), np.int64)
-        #: Clocks by (granule, CTA rank) that strong writes pass on to strong reads by the same CTA.
+        #: Clocks that strong writes pass on to strong reads by the same CTA, by (granule, CTA rank).
         self.sync_clocks: dict[tuple[int, int], Clock] = {}
-        #: Clocks by granule that strong writes have published to other CTAs, see MemoryOrder.
+        #: Clocks that strong writes have published to other CTAs, by granule (see MemoryOrder).
         self.published: dict[int, Any] = {}
-        #: (agent, clock) of copies that have landed -> (first granule, last one, agent, clock) of the issue of each.
+        #: (agent, clock) of completed copies -> (first granule, last granule, agent, clock) of the issue of each.
         self.issuers: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
         self._steps: dict[int, Array] = {}
 
     def granules(self, offsets: Array, size: int) -> Array:
-        """Return the granules of accesses of ``size`` bytes at byte offsets: flat, perhaps with repetitions."""
+        """Return the granules of accesses of ``size`` bytes at byte offsets, flat and possibly with repetitions."""
         first = in_units(offsets, self._shift).reshape(-1)
         count = max(1, size // self.granule)
         if count == 1:
@@ -81,12 +81,12 @@ class Shadow:
         """Return the bytes of some granules, as a hazard's place."""
         return "bytes", self.rank, int(indices.min()), int(indices.max())
 
-    def read(self, indices: Array, agent: int, clock: int, at: int, strong: bool = False) -> None:
-        """Record a read. strong: a volatile, relaxed or acquiring one."""
+    def record_read(self, indices: Array, agent: int, clock: int, at: int, strong: bool = False) -> None:
+        """Record a read, which is ``strong`` if it is volatile, relaxed or acquiring."""
         self._row(agent, strong)[indices] = clock << _AT_BITS | at
 
     def _row(self, agent: int, strong: bool) -> Array:
-        """Return what is known of an agent's reads."""
+        """Return the row of an agent's reads."""
         number = self._rows.get((agent, strong))
         if number is None:
             number = self._rows[agent, strong] = len(self.row_agents)
@@ -96,13 +96,13 @@ class Shadow:
                 grown = np.zeros((max(32, 2 * number), self.reads.shape[1]), np.int64)
                 grown[:number] = self.reads
                 self.reads = grown
-        found: Array = self.reads[number]
-        return found
+        row: Array = self.reads[number]
+        return row
 
     def unordered_reader(self, indices: Array, clock: Clock, by_copy: bool) -> tuple[int, int, int] | None:
-        """Return (agent, granule, instruction) of a read that was not performed before now, or None.
+        """Return (agent, granule, instruction) of a read that is not ordered before the present, or None.
 
-        by_copy: strong reads count too.
+        For a copy (``by_copy``), strong reads count too.
         """
         count = len(self.row_agents)
         if not count:
@@ -118,12 +118,11 @@ class Shadow:
         return self.row_agents[row], granule, int(self.reads[row, granule]) & (1 << _AT_BITS) - 1
 
     def last_read(self, granule: int, agents: Container[int]) -> int:
-        """Return the instruction of the last read of a granule by one of some agents, -1 for none."""
-        found = [int(self.reads[row, granule]) for row, agent in enumerate(self.row_agents) if agent in agents]
-        return max(found) & (1 << _AT_BITS) - 1 if max(found, default=0) else -1
+        """Return the instruction of the last read of a granule by one of some agents, or -1."""
+        reads = [int(self.reads[row, granule]) for row, agent in enumerate(self.row_agents) if agent in agents]
+        return max(reads) & (1 << _AT_BITS) - 1 if max(reads, default=0) else -1
 
-    def written(self, indices: Array, agent: int, clock: int, at: int, is_async: bool) -> None:
-        """Record a write."""
+    def record_write(self, indices: Array, agent: int, clock: int, at: int, is_async: bool) -> None:
         self._record(indices, agent, clock, at, is_async)
         if self._copies:
             self.writer_clock[indices[self.in_flight[indices] != 0]] = _NEVER
@@ -135,29 +134,29 @@ class Shadow:
         self.is_async[indices] = is_async
         self.strength[indices] = 0
 
-    def copy_issued(self, indices: Array, number: int) -> None:
-        """Mark bytes as being written by a copy."""
+    def begin_copy(self, indices: Array, number: int) -> None:
+        """Mark bytes as being written by copy ``number``."""
         self._copies += 1
         self.in_flight[indices] = number
         self.writer_clock[indices] = _NEVER
 
-    def copy_landed(self, indices: Array, number: int, agent: int, clock: int, at: int, is_async: bool) -> None:
-        """Record that a copy has written its bytes, except where a later copy will write."""
+    def end_copy(self, indices: Array, number: int, agent: int, clock: int, at: int, is_async: bool) -> None:
+        """Record that a copy has written its bytes, except those that a later copy will write."""
         self._copies -= 1
         landed = indices[self.in_flight[indices] == number]
         self.in_flight[landed] = 0
         self._record(landed, agent, clock, at, is_async)
 
-    def issued(self, until: tuple[int, int], flight: Flight) -> None:
-        """Note who issued a copy. until: the agent and clock that are the writer of its bytes."""
+    def record_issue(self, until: tuple[int, int], flight: Flight) -> None:
+        """Note who issued a copy. ``until`` is the agent and clock that are recorded as the writer of its bytes."""
         ends = int(flight.indices.min()), int(flight.indices.max())
         self.issuers.setdefault(until, []).append((*ends, *flight.issuer))
 
     def unordered_writer(self, indices: Array, order: Array, fenced: Array | None) -> tuple[int, int, bool] | None:
         """Return (agent, granule, whether only the proxy fence is missing) of a write that is not ordered, or None.
 
-        order: what is ordered before now. fenced: what is visible to the asynchronous proxy, for an access through it.
-        The result may also be a granule that nobody has written, or one that a copy under way will write.
+        ``order`` holds the ordered accesses; ``fenced`` those visible to the asynchronous proxy, for an access through
+        it. The result may also be a granule that is unwritten, or that a copy in flight will write.
         """
         writers = self.writer[indices]
         late = self.writer_clock[indices] > order[writers]
@@ -174,7 +173,7 @@ class Shadow:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A copy under way. issuer: the agent and clock of its issue."""
+    """A copy in flight. ``issuer`` is the agent and clock of its issue."""
 
     copy: Copy
     indices: Array
@@ -187,21 +186,21 @@ def uses_proxy(copy: Copy) -> bool:
 
 
 class SharedMemory:
-    """The shadows of one cluster's shared memories, and the copies under way into them."""
+    """The shadows of one cluster's shared memories, and the copies in flight into them."""
 
     def __init__(self, launch: Launch, cluster: Cluster) -> None:
         granule = granule_of(launch, "shared")
         self.shadows = [Shadow(block.rank, block.shared.size, granule) for block in cluster.blocks]
         if launch.reserved_bytes:
-            reserved = slice(launch.reserved_start // granule, None)  # the system's part is initialised
+            reserved = slice(launch.reserved_start // granule, None)  # the system has initialized its part
             for shadow in self.shadows:
                 shadow.writer[reserved] = shadow.writer_clock[reserved] = 0
         self.has_peers = len(cluster.blocks) > 1
-        #: Whether a thread has stored into another CTA's shared memory: fences of shared::cta do not cover that.
+        #: Whether a thread has stored to another CTA's shared memory; fences of shared::cta do not cover such stores.
         self.has_remote_stores = False
-        #: Copies under way, by number.
+        #: Copies in flight, by number.
         self.flights: dict[int, Flight] = {}
 
     def is_filling(self, barrier: MBarrier) -> bool:
-        """Return whether a copy under way completes on an mbarrier."""
+        """Return whether a copy in flight completes on an mbarrier."""
         return any(flight.copy.barrier is barrier for flight in self.flights.values())

@@ -1,4 +1,4 @@
-"""Races in shared memory: accesses that nothing orders after a write, a read or a copy of the same bytes.
+"""Find races in shared memory: accesses that nothing orders after a write, read or copy of the same bytes.
 
 Source: PTX ISA, "Memory Consistency Model": causality order, proxies.
 """
@@ -21,43 +21,43 @@ from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import Array
 
-#: Reads of unwritten bytes that are remembered in case a copy into them is issued later.
-_MOST_UNWRITTEN = 256
-#: The calls that are missing where a copy was not waited for, or a slot is refilled too early.
-COPY_WAIT = "cp.async.wait_group by the threads that copied, then a barrier of those that read (__syncthreads)"
-#: The same where the asynchronous proxy reads: a wgmma, or a bulk store.
+#: Maximum number of reads of unwritten bytes that are remembered, in case a copy into them is issued later.
+_MAX_UNWRITTEN = 256
+#: Advice for a read without a wait for a cp.async.
+COPY_WAIT = "cp.async.wait_group by the threads that copied, then a barrier with the threads that read (__syncthreads)"
+#: Advice for such a read through the asynchronous proxy, by a wgmma or a bulk store.
 PROXY_COPY_WAIT = (
-    "cp.async.wait_group, then fence.proxy.async, by the threads that copied, then a barrier of those that read "
-    "(__syncthreads)"
+    "cp.async.wait_group, then fence.proxy.async, by the threads that copied, then a barrier with the threads that "
+    "read (__syncthreads)"
 )
-#: The same where the copies end on an mbarrier.
+#: Advice for such a read if the copies complete on an mbarrier.
 _COPY_ARRIVALS = (
-    "a wait for the mbarrier of cp.async.mbarrier.arrive by those that read; mbarrier.init counts every thread that "
-    "arrives there with .noinc"
+    "a wait for the mbarrier of cp.async.mbarrier.arrive by the threads that read; mbarrier.init counts every thread "
+    "that arrives there with .noinc"
 )
 PROXY_FENCE = "fence.proxy.async by the threads that stored, then a barrier before the wgmma or the copy"
 _ARRIVALS = (
-    "before the copy a wait for the arrivals of all who read the slot (mbarrier.try_wait.parity in a loop on its empty "
-    "mbarrier; a pipeline's producer_acquire)"
+    "before the copy, a wait for the arrivals of all readers of the slot (mbarrier.try_wait.parity in a loop on its "
+    "empty mbarrier; a pipeline's producer_acquire)"
 )
 _AFTER_WGMMA = "after wgmma.wait_group in the warps that read"
-#: The same where a slot is refilled and no thread is known to have waited for its contents.
-LAP_WAIT = f"{_ARRIVALS}, or a reader's wait for the copy before (consumer_wait) ahead of its arrival"
-#: The same where the source of a copy between CTAs is written.
+#: Advice for a refill of a slot if no thread is known to have waited for its contents.
+LAP_WAIT = f"{_ARRIVALS}, or a reader's wait for the previous copy (consumer_wait) before its arrival"
+#: Advice for a write to the source of a copy between CTAs.
 COPY_MESSAGE = (
     "before the write, have a thread of the destination CTA wait for the copy's mbarrier and arrive on one of this "
     "CTA, and wait for that; or use barrier.cluster"
 )
-#: The same where the arrive or the wait between two CTAs has CTA scope.
+#: Advice for an arrive or a wait between two CTAs with CTA scope.
 CLUSTER_SCOPE = (
     "cluster scope at both ends of the hand-over: mbarrier.arrive.release.cluster by the writer and "
-    "mbarrier.try_wait.acquire.cluster by the reader (without a scope they have that of one CTA)"
+    "mbarrier.try_wait.acquire.cluster by the reader (the default scope is one CTA)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """The phase or group that a copy ends. advice: the call that waits for it before the bytes are read."""
+    """The phase or group that a copy completes. ``advice`` is the call that waits for it before the bytes are read."""
 
     name: str = ""
     advice: str = ""
@@ -65,13 +65,13 @@ class Awaited:
 
 
 def _refill_advice(is_copy: bool, reader: str) -> str:
-    """Name the synchronization that belongs between a read and the write that refills the bytes."""
+    """Return the missing synchronization between a read and the write that refills the bytes."""
     if is_copy and reader == "wgmma":
-        return f"{_ARRIVALS}, which arrive {_AFTER_WGMMA}; or __syncthreads {_AFTER_WGMMA} and before the copy"
+        return f"{_ARRIVALS}, which they do {_AFTER_WGMMA}; or __syncthreads {_AFTER_WGMMA} and before the copy"
     if is_copy:
         return f"{_ARRIVALS}, or __syncthreads between the last read and the copy"
     return (
-        f"before the store a barrier of the warps that read and those that store, {_AFTER_WGMMA}: __syncthreads, "
+        f"before the store, a barrier of the warps that read and those that store, {_AFTER_WGMMA}: __syncthreads, "
         "bar.sync, or an mbarrier on which the readers arrive"
     )
 
@@ -83,36 +83,36 @@ def phase_name(block: Block, offset: int, phase: int) -> str:
 
 
 def _phase_of(block: Block, offset: int, phase: int) -> Awaited:
-    """Return an mbarrier's phase as what a copy ends, with the call that waits for it."""
+    """Return the phase of an mbarrier that a copy completes, with the call that waits for it."""
     name = phase_name(block, offset, phase)
     call = "mbarrier.try_wait.parity in a loop (mbarrier_wait_parity; a pipeline's consumer_wait)"
-    advice = f"before the read a wait for {name}: {call}"
+    advice = f"before the read, a wait for {name}: {call}"
     return Awaited(name, advice, (("mbarrier", block.rank, offset),))
 
 
 def _end_of(copy: Copy) -> Awaited:
-    """Return what a copy ends."""
+    """Return the phase or group that a copy completes."""
     if copy.barrier is None:
         return Awaited("a cp.async group", COPY_WAIT)
     return _phase_of(copy.barrier.block, copy.barrier.offset, copy.phase)
 
 
 class SharedRaces(Observer):
-    """Compares each access to shared memory with what is recorded there, and with what its threads know."""
+    """Hazard check that compares each access to shared memory with the shadow and with the clock of its threads."""
 
     def __init__(self, cluster: Cluster, agents: Agents, memory: SharedMemory, reporter: Reporter) -> None:
         self._cluster, self._agents, self._memory, self._reporter = cluster, agents, memory, reporter
         self._copies = agents.is_copy(np.arange(agents.size))
-        #: (warp, barrier) -> the last phase that its wait passed, by which lanes, whether they knew it already.
+        #: (warp, barrier) -> the last phase that its wait passed, the lanes, and whether a lane passed it twice.
         self._passes: dict[tuple[int, int], tuple[int, int, bool]] = {}
-        #: Warps that have read what they had to wait for: what goes wrong with their slots afterwards follows from it.
+        #: Warps that have read bytes without the necessary wait. Later hazards in their slots are consequences.
         self._astray: set[int] = set()
         #: (warp, program, instruction, shadow, granules, kind) of reads of unwritten bytes.
         self._unwritten: list[tuple[Warp, Program, int, Shadow, Array, str]] = []
 
     @property
     def is_astray(self) -> bool:
-        """Whether a warp has read what it had to wait for."""
+        """True if a warp has read bytes that it should have waited for."""
         return bool(self._astray)
 
     def lacks_bytes(self, barrier: MBarrier) -> bool:
@@ -133,10 +133,10 @@ class SharedRaces(Observer):
     def check_read(
         self, w: Warp, at: int, shadow: Shadow, indices: Array, clock: Clock, proxy: bool, strong: int = 0
     ) -> None:
-        """Report a read of bytes that nobody has written, or whose writer is not ordered before it.
+        """Report a read of bytes that are unwritten, or whose writer is not ordered before the read.
 
-        proxy: through the asynchronous proxy. strong: 1 + the scope of a volatile, relaxed or acquiring read, which
-        does not race with threads in its scope.
+        ``proxy`` marks a read through the asynchronous proxy. ``strong`` is 1 + the scope of a volatile, relaxed or
+        acquiring read, which does not race with threads in its scope.
         """
         fenced = clock.proxy_in(shadow.rank) if proxy else None
         if shadow.unordered_writer(indices, clock.order, fenced) is None:
@@ -147,13 +147,14 @@ class SharedRaces(Observer):
             copy = self._memory.flights[int(shadow.in_flight[place])].copy
             if copy.barrier is not None and copy.barrier.phase > copy.phase:
                 self._reporter.out_of_step(by_bytes=True)
-            self._early(w, at, shadow, place, indices, "is still under way", _end_of(copy), proxy)
+            text = "these bytes are read while the copy into them is in flight"
+            self._early(w, at, shadow, place, indices, text, _end_of(copy), proxy)
             return
         writers = shadow.writer[indices]
         if np.count_nonzero(writers < 0):
             place = int(indices[int((writers < 0).argmax())])
             if not shadow.is_barrier[place]:
-                text = "bytes are read that nobody has written"
+                text = "these bytes are read before anything has written them"
                 self._reporter.report_bytes("uninitialised_shared", w, at, text, shadow, place, indices)
                 self._read_unwritten(w, at, shadow, indices)
         if strong:
@@ -165,11 +166,13 @@ class SharedRaces(Observer):
         agent, place, is_proxy = late
         kind = self._agents.kind_of(agent)
         if is_proxy:
-            text = f"the asynchronous proxy reads what {self._agents.who(agent)} stored with no proxy fence since"
+            who = self._agents.who(agent)
+            text = f"the asynchronous proxy reads bytes that {who} stored, with no proxy fence in between"
             self._reporter.report_bytes("missing_proxy_fence", w, at, text, shadow, place, indices, advice=PROXY_FENCE)
         elif kind in ("barrier", "cp"):
             awaited = self._awaited(agent, int(shadow.writer_clock[place]))
-            self._early(w, at, shadow, place, indices, "was not waited for", awaited, proxy)
+            text = "these bytes are read without a wait for the copy into them"
+            self._early(w, at, shadow, place, indices, text, awaited, proxy)
         else:
             self._reporter.report_bytes(
                 "data_race",
@@ -183,55 +186,52 @@ class SharedRaces(Observer):
             )
 
     def _awaited(self, agent: int, clock: int) -> Awaited:
-        """Return what a read of a landed copy had to wait for."""
+        """Return what a read had to wait for, given the agent and clock of a copy that has landed."""
         key = self._agents.key_of(agent)
         if key is None or key[0] != "barrier":
             return Awaited(f"cp.async group {clock - 1}", COPY_WAIT)
         return _phase_of(self._cluster.blocks[key[1]], key[2], clock - 1)
 
     def _early(
-        self, w: Warp, at: int, shadow: Shadow, place: int, indices: Array, state: str, awaited: Awaited, proxy: bool
+        self, w: Warp, at: int, shadow: Shadow, place: int, indices: Array, text: str, awaited: Awaited, proxy: bool
     ) -> None:
-        """Report a read of bytes whose copy has not been waited for."""
+        """Report a read without a wait for the copy into the bytes."""
         self._astray.add(w.agent)
         barriers = [self._cluster.blocks[place[1]].mbarriers.get(place[2]) for place in awaited.places]
         by_bytes = any(b is not None and (b.tx < 0 or self.lacks_bytes(b)) for b in barriers)
         self._reporter.out_of_step(by_bytes=by_bytes)
-        ends = f": it ends {awaited.name}" if awaited.name else ""
-        text = f"bytes are read whose copy {state}{ends}"
-        advice = awaited.advice
+        end, advice = awaited.name, awaited.advice
         if advice is COPY_WAIT and any(i.opcode.startswith("cp.async.mbarrier") for i in self._reporter.body):
-            text, advice = f"bytes are read whose copy {state}: it ends on an mbarrier", _COPY_ARRIVALS
+            end, advice = "on an mbarrier", _COPY_ARRIVALS
         elif advice is COPY_WAIT and proxy:
             advice = PROXY_COPY_WAIT
+        if end:
+            text += f"; the copy completes {end}"
         self._reporter.report_bytes(
             self._early_kind(w), w, at, text, shadow, place, indices, places=awaited.places, advice=advice
         )
 
     def _early_kind(self, w: Warp) -> str:
-        """Return which of the two usual mistakes a read makes that comes too early."""
+        """Return "wrong_parity" if the warp has passed a wait twice in a phase, otherwise "read_before_load"."""
         repeated = any(flag for (agent, _), (_, _, flag) in self._passes.items() if agent == w.agent)
         return "wrong_parity" if repeated else "read_before_load"
 
     def _read_unwritten(self, w: Warp, at: int, shadow: Shadow, indices: Array) -> None:
-        """Note a read of unwritten bytes: perhaps the copy that fills them is yet to be issued."""
+        """Remember a read of unwritten bytes, in case the copy that fills them is issued later."""
         self._astray.add(w.agent)
-        if len(self._unwritten) < _MOST_UNWRITTEN:
+        if len(self._unwritten) < _MAX_UNWRITTEN:
             self._unwritten.append((w, w.split.frame.program, at, shadow, indices, self._early_kind(w)))
 
     def _read_before_issue(self, shadow: Shadow, indices: Array, agent: int, awaited: Awaited) -> bool:
-        """Report reads of these bytes before the copy that fills them is issued. Return whether there were any.
-
-        agent: whose reads.
-        """
-        found = False
+        """Report earlier reads by ``agent`` of bytes whose copy is issued only now; return whether there were any."""
+        has_read = False
         for w, program, at, where, read, kind in self._unwritten:
             if where is shadow and w.agent == agent % self._agents.warps and np.isin(indices, read).any():
-                text = f"bytes are read before the copy that fills them is issued: it ends {awaited.name}"
+                text = f"these bytes are read before the copy into them is issued; the copy completes {awaited.name}"
                 places = [shadow.bytes_of(indices), *awaited.places]
                 self._reporter.findings.add(kind, text, program, at, w, places=places, advice=awaited.advice)
-                found = True
-        return found
+                has_read = True
+        return has_read
 
     # ---- writes
 
@@ -248,10 +248,15 @@ class SharedRaces(Observer):
     ) -> None:
         """Report a write that is not ordered after the last writer of the bytes, or after their readers.
 
-        same: whether the bytes are what they are to become; plain writers of one value do not race. copy: the
-        asynchronous operation that writes. strong: 1 + the scope of a volatile, relaxed or releasing store, which does
-        not race with threads in its scope, or of an asynchronous reduction, which does not race with reductions and
-        strong accesses through its proxy.
+        Parameters
+        ----------
+        same
+            Returns whether the write leaves the bytes unchanged. Ordinary writers of equal values do not race.
+        copy
+            The asynchronous operation that writes, if any.
+        strong
+            1 + the scope of a volatile, relaxed or releasing store, which does not race with threads in its scope, or
+            of an asynchronous reduction, which does not race with reductions and strong accesses through its proxy.
         """
         if np.count_nonzero(shadow.is_barrier[indices]):
             place = int(indices[int(shadow.is_barrier[indices].argmax())])
@@ -275,12 +280,12 @@ class SharedRaces(Observer):
         copy: Copy | None,
         strong: int,
     ) -> bool:
-        """Report a write that is not ordered after the last writer. Return whether there is such a writer."""
+        """Report a write that is not ordered after the last writer; return whether there was one."""
         is_copy, proxy = copy is not None, copy is not None and uses_proxy(copy)
         flying = shadow.in_flight[indices]
         if np.count_nonzero(flying):
             place = int(indices[int((flying != 0).argmax())])
-            text = "bytes are written while a copy into them is under way"
+            text = "these bytes are written while a copy into them is in flight"
             self._reporter.report_bytes(
                 "write_race", w, at, text, shadow, place, indices, is_derived=bool(self._astray)
             )
@@ -301,7 +306,7 @@ class SharedRaces(Observer):
         agent, place, is_proxy = late
         who = self._agents.who(agent)
         if is_proxy:
-            text = f"the asynchronous proxy overwrites what {who} stored with no proxy fence since"
+            text = f"the asynchronous proxy overwrites bytes that {who} stored, with no proxy fence in between"
             self._reporter.report_bytes("missing_proxy_fence", w, at, text, shadow, place, indices)
             return True
         writer = self._agents.kind_of(agent)
@@ -310,7 +315,7 @@ class SharedRaces(Observer):
         advice = ""
         if writer == "barrier" and proxy and self._follows_issue(shadow, place, clock):
             kind, advice = "overwritten_while_read", LAP_WAIT
-            text += ": the slot is refilled though nobody is known to have read it"
+            text += ": the slot is refilled although no thread is known to have read it"
         self._reporter.report_bytes(
             kind, w, at, text, shadow, place, indices, is_derived=bool(self._astray), advice=advice
         )
@@ -344,7 +349,7 @@ class SharedRaces(Observer):
         )
 
     def check_atomic(self, w: Warp, at: int, shadow: Shadow, indices: Array, order: str) -> None:
-        """Check one lane's atomic operation: it does not race with atomics and strong stores in its scope."""
+        """Check one lane's atomic operation. It does not race with atomics and strong stores in its scope."""
         strength = strength_of(order)
         is_relaxed = (shadow.strength[indices] > 0) | (_reduced(shadow, indices, False) & (strength > 1))
         if not is_relaxed.all() or self._narrow_writers(w, shadow, indices, strength).any():
@@ -353,14 +358,14 @@ class SharedRaces(Observer):
             self.check_write(w, at, shadow, indices, clock)
 
     def check_copy(self, copy: Copy, shadow: Shadow, indices: Array) -> None:
-        """Check the write of a copy when it is issued."""
+        """Check the write of a copy when the copy is issued."""
         agents, strong = self._agents, strength_of(copy.scope)
         parts = agents.knowers(copy.w, indices) if copy.what == "cp.async" else [(agents.known(copy.w), indices)]
         for clock, part in parts:
             self.check_write(copy.w, copy.at, shadow, part, clock, copy=copy, strong=strong)
 
     def _narrow_writers(self, w: Warp, shadow: Shadow, indices: Array, strength: int) -> Array:
-        """Return granules last written by another CTA, where either access has only CTA scope."""
+        """Return which granules another CTA wrote last, if the scope of either access is only the CTA."""
         if not self._memory.has_peers:
             return np.zeros(len(indices), bool)
         writers = shadow.writer[indices]
@@ -370,19 +375,21 @@ class SharedRaces(Observer):
         return result
 
     def _performed_copies(self, clock: Clock) -> Array:
-        """Return what is ordered before now, and of copies what has been waited for."""
+        """Return the ordered accesses; of copies, those that have been performed."""
         if clock.far is None or clock.far.performed is None:
             return clock.order
         result: Array = np.where(self._copies, clock.performed(), clock.order)
         return result
 
     def _follows_issue(self, shadow: Shadow, place: int, clock: Clock) -> bool:
-        """Whether a copy is ordered after the issue of the one that wrote these bytes, though not after its landing."""
+        """Return whether a copy is ordered after the issue of the copy that wrote these bytes, but not after its
+        completion.
+        """
         copies = shadow.issuers.get((int(shadow.writer[place]), int(shadow.writer_clock[place])), [])
         return all(now <= clock.order[agent] for first, last, agent, now in copies if first <= place <= last)
 
     def _is_astray(self, agent: int, copy: Copy | None) -> bool:
-        """Return whether a reader has read too early, or has waited for a phase of the copy's mbarrier twice."""
+        """Return whether a reader has read too early, or has waited twice for one phase of the copy's mbarrier."""
         if not self._agents.is_own(agent):
             return False
         warp = agent % self._agents.warps
@@ -393,6 +400,6 @@ class SharedRaces(Observer):
 
 
 def _reduced(shadow: Shadow, indices: Array, proxy: bool) -> Array:
-    """Return granules last written by a reduction through this proxy: reductions are relaxed operations."""
+    """Return which granules were last written by a reduction through this proxy. Reductions are relaxed operations."""
     result: Array = (shadow.strength[indices] == REDUCED) & (shadow.is_async[indices] == proxy)
     return result

@@ -1,9 +1,9 @@
-"""Whether bytes are read with the swizzle, and in the layout, with which tensor copies have written them.
+"""Check that readers use the swizzle and layout with which tensor copies have written the bytes.
 
-A wgmma matrix descriptor has to follow the boxes that it reads: the rows of an operand (its k, if it is MN-major) are
-consecutive rows of a box, and the 16-byte chunks of one row are consecutive chunks of the box's row; an operand may
-continue in another box where one ends. Wrong offsets break this: a stride offset that is too small repeats rows, and
-exchanged offsets go along a row where the next row is due.
+The offsets of a wgmma matrix descriptor must follow the boxes that it reads. The rows of an operand (its k, if it is
+MN-major) are consecutive rows of a box, and the 16-byte chunks of a row are consecutive chunks of the box's row; an
+operand may continue in another box where one ends. Wrong offsets break this: a stride offset that is too small repeats
+rows, and exchanged offsets advance along a row instead of to the next row.
 
 Source: PTX ISA, "Swizzling Modes", "Matrix Descriptor Format", "Strides", "Canonical Layouts", "cp.async.bulk.tensor".
 """
@@ -23,11 +23,11 @@ from cudatma.emulator.ptx.types import LANES, Array
 from cudatma.emulator.tensor_core.wgmma import CHUNK, WARP_ROWS, WARPS, Operand, operand_of
 from cudatma.layout import Swizzle, required_alignment, swizzle
 
-#: Flag in Boxes.mode: the swizzled box does not begin where its pattern does.
-_CROOKED = 32
+#: Flag in Boxes.mode: the swizzled box does not begin at a multiple of its pattern.
+_MISALIGNED = 32
 #: Bits of Boxes.plane that distinguish the planes of one tensor map.
 _PLANE_BITS = 20
-#: Reads of one instruction that are looked at until it is known whether it heeds the swizzle.
+#: Maximum number of reads of one instruction that are examined to determine whether it applies the swizzle.
 _READS_CHECKED = 64
 _UNSWIZZLE = "the swizzle in the reader's address: chunk ^= row % 8 (128B), or swizzle none in the tensor map"
 _LANES = np.arange(LANES)
@@ -35,14 +35,14 @@ _LANE_BITS = _LANES[:, None] >> np.arange(5) & 1
 
 
 def _swizzle_of(mode: int) -> Swizzle:
-    """Return the swizzle that an entry of Boxes.mode other than 0 means."""
-    return Swizzle((mode & (_CROOKED - 1)) - 1)
+    """Return the swizzle of a nonzero entry of Boxes.mode."""
+    return Swizzle((mode & (_MISALIGNED - 1)) - 1)
 
 
 def _regularity(places: Array) -> int:
-    """Return how regularly lanes go over a tile.
+    """Return how regularly the addresses of lanes cover a tile.
 
-    2: in an arithmetic series. 1: each bit of the lane adds a power of two, as in rows of fragments. 0: neither.
+    2: they form an arithmetic series. 1: each bit of the lane adds a power of two, as in rows of fragments. 0: neither.
     """
     steps = places - places[0]
     if (steps == _LANES * steps[1]).all():
@@ -56,42 +56,42 @@ class Boxes:
 
     def __init__(self, size: int) -> None:
         count = -(-size // CHUNK) + 16
-        #: Whether tensor boxes have been laid down, swizzled ones, and ones that begin off their pattern.
-        self.has_boxes = self.has_swizzled = self.has_crooked = False
-        #: 1 + the swizzle of the box that wrote the chunk, and perhaps _CROOKED; 0 where something else wrote.
+        #: Whether there have been tensor boxes, swizzled ones, and ones not aligned to their pattern.
+        self.has_boxes = self.has_swizzled = self.has_misaligned = False
+        #: 1 + the swizzle of the box that wrote the chunk, possibly with _MISALIGNED; 0 if something else wrote it.
         self.mode: Array = np.zeros(count, np.int8)
-        #: Row and column in the box, -1 where something else wrote.
+        #: Row and column in the box, -1 if something else wrote the chunk.
         self.row: Array = np.full(count, -1, np.int32)
         self.column: Array = np.full(count, -1, np.int32)
-        #: The two-dimensional plane of the box: a number, and from bit _PLANE_BITS on the tensor map. 0 if the rows of
-        #: the box need not be rows of a matrix.
+        #: The two-dimensional plane of the box: its number in the low _PLANE_BITS, its tensor map above. 0 if the rows
+        #: of the box need not be rows of a matrix.
         self.plane: Array = np.zeros(count, np.int32)
 
     def forget(self, offsets: Array) -> None:
-        """Note that other bytes replace tensor boxes."""
+        """Note that other data has replaced tensor boxes."""
         if self.has_boxes:
             self.mode[offsets // CHUNK] = 0
             self.column[offsets // CHUNK] = -1
 
 
 class Swizzles(Observer):
-    """Compares each reader of a tensor box, and its last writer, with the box's tensor map."""
+    """Hazard check that compares the swizzle of each reader of a tensor box with the box's tensor map."""
 
     def __init__(self, cluster: Cluster, reporter: Reporter) -> None:
         self._reporter, self._findings = reporter, reporter.findings
         self._boxes = [Boxes(block.shared.size) for block in cluster.blocks]
         #: (warp, offsets) -> the last linear read of swizzled bytes there.
         self._linear: dict[tuple[int, bytes], tuple[Warp, Program, int, Swizzle]] = {}
-        #: The number of the next plane of a box, and one for each address of a tensor map.
+        #: The number of the next plane, and a number for each address of a tensor map.
         self._planes = 0
         self._sources: dict[int, int] = {}
 
     # ---- writes
 
     def copy_issued(self, copy: Copy) -> None:
-        """Remember how (rows, columns) of chunks will be laid down, and whether the box begins on its pattern.
+        """Record the row and column of each chunk, and whether the box begins at a multiple of its pattern.
 
-        The hardware swizzles absolute addresses; code that swizzles offsets into the tile reads other bytes unless the
+        The hardware swizzles absolute addresses. Code that swizzles offsets into the tile reads other bytes unless the
         tile is aligned to the pattern.
         """
         boxes, offsets = self._boxes[copy.block.rank], copy.offsets
@@ -100,13 +100,15 @@ class Swizzles(Observer):
             return
         mode, plane_rows, chunks = copy.box.spec.swizzle, copy.box.plane_rows, offsets // CHUNK
         repeat = required_alignment(mode)
-        is_crooked = bool(mode) and offsets.size * CHUNK >= repeat and (copy.destination + SHARED_START) % repeat != 0
-        boxes.has_boxes, boxes.has_crooked = True, boxes.has_crooked or is_crooked
+        is_misaligned = (
+            bool(mode) and offsets.size * CHUNK >= repeat and (copy.destination + SHARED_START) % repeat != 0
+        )
+        boxes.has_boxes, boxes.has_misaligned = True, boxes.has_misaligned or is_misaligned
         boxes.has_swizzled = boxes.has_swizzled or bool(mode)
-        boxes.mode[chunks] = int(mode) + 1 + (_CROOKED if is_crooked else 0)
+        boxes.mode[chunks] = int(mode) + 1 + (_MISALIGNED if is_misaligned else 0)
         boxes.row[chunks] = np.arange(chunks.shape[0])[:, None]
         boxes.column[chunks] = np.arange(chunks.shape[1])[None, :]
-        # Without a swizzle, wide rows are not core matrices: the tensor map moves bytes that are in order already.
+        # Without a swizzle, wide rows are not core matrices: the copy moves bytes that are in order already.
         is_matrix = bool(mode) or chunks.shape[1] == 1
         planes = (self._planes + np.arange(chunks.shape[0]) // plane_rows) & (1 << _PLANE_BITS) - 1
         number = self._sources.setdefault(copy.map_address, 1 + len(self._sources) % 1000)
@@ -116,12 +118,12 @@ class Swizzles(Observer):
     def shared_write(
         self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool, same: Same
     ) -> None:
-        """A store of a whole warp to the bytes that it has read updates them in place: the read was right."""
+        """Accept an earlier linear read if the whole warp now stores to the same bytes: it updates them in place."""
         boxes = self._boxes[block.rank]
         if boxes.has_boxes and self._linear:
-            found = self._linear.pop((w.agent, offsets.tobytes()), None)
-            if found is not None:
-                self._findings.reads_to_check[found[1].function.name, found[2]] = 0
+            read = self._linear.pop((w.agent, offsets.tobytes()), None)
+            if read is not None:
+                self._findings.reads_to_check[read[1].function.name, read[2]] = 0
         boxes.forget(offsets)
 
     # ---- plain reads
@@ -130,27 +132,27 @@ class Swizzles(Observer):
         self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool
     ) -> None:
         boxes = self._boxes[block.rank]
-        if boxes.has_crooked and (boxes.mode[offsets // CHUNK] >= _CROOKED).any():
-            message = "plain code reads a swizzled tile that does not begin on its pattern"
+        if boxes.has_misaligned and (boxes.mode[offsets // CHUNK] >= _MISALIGNED).any():
+            message = "ordinary loads read a swizzled tile that does not begin at a multiple of its pattern"
             self._reporter.report("swizzle_alignment", w, at, message)
         elif boxes.has_swizzled and not together:
             self._note_linear(w, at, boxes, offsets)
 
     def _note_linear(self, w: Warp, at: int, boxes: Boxes, offsets: Array) -> None:
-        """Note where a load of a whole warp goes over the bytes of a swizzled box as if it were not swizzled.
+        """Note a load by a whole warp that traverses a swizzled box as if it were not swizzled.
 
-        Code that applies the swizzle visits the elements in a regular order, and therefore not the bytes. A read
-        whose bytes are regular and whose elements are not is a mistake, a raw dump of the tile, or the first half of an
-        update in place, which the store that follows shows.
+        Code that applies the swizzle visits the elements in a regular order, and therefore not the bytes. A read with
+        regular bytes and irregular elements is a mistake, a raw dump of the tile, or the first half of an update in
+        place; the store that follows shows an update.
         """
         program = w.split.frame.program
         key = program.function.name, at
         left = self._findings.reads_to_check.get(key, _READS_CHECKED)
         if not left or len(offsets) != LANES:
             return
-        laid = boxes.mode[offsets // CHUNK]
-        mode = _swizzle_of(int(laid[0])) if laid[0] else Swizzle.NONE
-        if mode is Swizzle.NONE or (laid != laid[0]).any():
+        modes = boxes.mode[offsets // CHUNK]
+        mode = _swizzle_of(int(modes[0])) if modes[0] else Swizzle.NONE
+        if mode is Swizzle.NONE or (modes != modes[0]).any():
             return
         self._findings.reads_to_check[key] = left - 1
         at_bytes, at_elements = _regularity(offsets), _regularity(swizzle(offsets + SHARED_START, mode))
@@ -160,37 +162,37 @@ class Swizzles(Observer):
             self._linear[w.agent, offsets.tobytes()] = (w, program, at, mode)
 
     def cluster_ended(self) -> None:
-        """Warn of linear reads of swizzled boxes that were no updates in place."""
+        """Warn of linear reads of swizzled boxes that were not updates in place."""
         for w, program, at, mode in self._linear.values():
             if self._findings.reads_to_check.get((program.function.name, at)) == 0:
                 continue
-            text = f"plain code reads a tile linearly that its tensor map has laid down with swizzle {mode.label}"
+            text = f"ordinary loads read a tile linearly, but its tensor map wrote it with swizzle {mode.label}"
             self._findings.add("swizzle_mismatch", text, program, at, w, advice=_UNSWIZZLE, is_warning=True)
         self._linear.clear()
 
     # ---- other reads
 
     def matrices_read(self, w: Warp, at: int, block: Block, offsets: Array) -> None:
-        """Check that the eight rows of a matrix that are in eight rows of a box are parts of one column of it.
+        """Check that eight matrix rows that come from eight rows of a box are in one column of the box.
 
-        Where they are not, the code that made the addresses assumes another swizzle than the tensor map's.
+        If they are not, the code that computed the addresses assumes another swizzle than the tensor map's.
         """
         boxes = self._boxes[block.rank]
         chunks = (offsets // CHUNK).reshape(-1, 8)
         rows, columns = boxes.row[chunks], boxes.column[chunks]
         mixed = (columns != columns[:, :1]).any(axis=1) & (columns >= 0).all(axis=1)
-        if mixed.any() and any(len(set(found.tolist())) == 8 for found in rows[mixed]):
+        if mixed.any() and any(len(set(matrix.tolist())) == 8 for matrix in rows[mixed]):
             mode = _swizzle_of(int(boxes.mode[chunks[mixed][0, 0]]))
-            message = f"rows of one matrix come from several columns of a box laid down with swizzle {mode.label}"
+            message = f"rows of one matrix come from several columns of a box with swizzle {mode.label}"
             self._reporter.report("swizzle_mismatch", w, at, message)
 
     def wgmma_operand(
         self, w: Warp, at: int, position: int, bits: int, offsets: Array, shape: tuple[int, int, bool], group: int
     ) -> None:
-        """Check that a descriptor's swizzle is the tensor map's, and that its offsets follow the box.
+        """Check that a descriptor has the tensor map's swizzle, and that its offsets follow the box.
 
-        A tile that does not begin on the pattern is right with base offset 0, too, wherever a tensor copy has put it:
-        both swizzle absolute addresses (CUTLASS aligns its tiles to 128 bytes only).
+        Tiles that a tensor copy wrote need no alignment to the pattern, even with base offset 0, because both sides
+        swizzle absolute addresses (CUTLASS aligns its tiles to 128 bytes only).
         """
         if not self._is_new_operand(w, at, position, bits, offsets):
             return
@@ -198,7 +200,7 @@ class Swizzles(Observer):
         if operand.places.min() < 0 or operand.places.max() + CHUNK > w.block.shared.size:
             return
         boxes, mode = self._boxes[w.block.rank], operand.descriptor.mode
-        if self._compare(w, at, boxes.mode[operand.places // CHUNK], mode, "a wgmma descriptor says"):
+        if self._compare(w, at, boxes.mode[operand.places // CHUNK], mode, "a wgmma descriptor"):
             return
         text = _misread(boxes, operand)
         if text:
@@ -206,7 +208,7 @@ class Swizzles(Observer):
             self._reporter.report("swizzle_mismatch", w, at, message, advice=advice)
 
     def _is_new_operand(self, w: Warp, at: int, position: int, bits: int, offsets: Array) -> bool:
-        """Return whether a wgmma uses a descriptor for the first time over bytes that tensor copies wrote like this."""
+        """Return whether a wgmma uses a descriptor for the first time over bytes with this layout."""
         boxes, chunks = self._boxes[w.block.rank], offsets // CHUNK
         written = 0
         if boxes.has_boxes:
@@ -225,17 +227,17 @@ class Swizzles(Observer):
     def box_stored(
         self, w: Warp, at: int, block: Block, offsets: Array, box: Any, map_address: int, group: Any
     ) -> None:
-        """Check that a tensor store of chunks that a tensor load has laid down has the load's swizzle."""
-        laid = self._boxes[block.rank].mode[offsets // CHUNK]
-        self._compare(w, at, laid, box.spec.swizzle, "the store's tensor map says")
+        """Check that a tensor store of chunks that a tensor load wrote has the load's swizzle."""
+        modes = self._boxes[block.rank].mode[offsets // CHUNK]
+        self._compare(w, at, modes, box.spec.swizzle, "the store's tensor map")
 
-    def _compare(self, w: Warp, at: int, laid: Array, mode: Swizzle, who: str) -> bool:
-        """Report bytes that a tensor map has laid down with another swizzle. Return whether there are any."""
-        laid = laid & (_CROOKED - 1)
-        wrong = (laid != 0) & (laid != int(mode) + 1)
+    def _compare(self, w: Warp, at: int, modes: Array, mode: Swizzle, reader: str) -> bool:
+        """Report bytes that a tensor map wrote with another swizzle; return whether there are any."""
+        modes = modes & (_MISALIGNED - 1)
+        wrong = (modes != 0) & (modes != int(mode) + 1)
         if wrong.any():
-            found = _swizzle_of(int(laid[wrong][0]))
-            text = f"{who} {mode.label}, the tensor map that filled these bytes {found.label}"
+            expected = _swizzle_of(int(modes[wrong][0]))
+            text = f"{reader} has swizzle {mode.label}, the tensor map that filled these bytes {expected.label}"
             self._reporter.report("swizzle_mismatch", w, at, text)
         return bool(wrong.any())
 
@@ -270,7 +272,7 @@ def _advice_for(operand: Operand) -> str:
 
 
 def _misread(boxes: Boxes, operand: Operand) -> str:
-    """Say what is wrong with the chunks that a descriptor reads; return "" if they are right."""
+    """Return what is wrong with the chunks that a descriptor reads, or ""."""
     chunks = operand.places // CHUNK
     row, column = boxes.row[chunks], boxes.column[chunks]
     plane = np.where(boxes.mode[chunks] != 0, boxes.plane[chunks], 0)
@@ -282,7 +284,7 @@ def _misread(boxes: Boxes, operand: Operand) -> str:
 
 
 def _crosses(boxes: Boxes, operand: Operand, plane: Array, row: Array, column: Array) -> str:
-    """Say where the operand does not follow the rows and columns of the boxes that it reads."""
+    """Return where the operand does not follow the rows and columns of its boxes, or ""."""
     if not plane.any():
         return ""
     line, part = ("k", "elements") if operand.is_mn_major else ("row", "bytes")
@@ -303,13 +305,13 @@ def _crosses(boxes: Boxes, operand: Operand, plane: Array, row: Array, column: A
         i, j = np.argwhere(wrong)[0]
         ends = f"{_at(row, column, i, j)} and {_at(row, column, i + 1, j)}"
         return f"takes {line} {i} and {line} {i + 1} from {ends} of one box"
-    # An operand that goes on in another box leaves the first one at its end.
+    # An operand that continues in another box leaves the first one at its end.
     span = operand.descriptor.mode.span_bytes or CHUNK
     after = np.minimum((operand.places // span + 1) * span // CHUNK, len(boxes.mode) - 1)
-    goes_on = (boxes.mode[after] != 0) & (boxes.plane[after] == plane) & (plane > 0)
+    continues = (boxes.mode[after] != 0) & (boxes.plane[after] == plane) & (plane > 0)
     jumps = operand.places[1:] // span - operand.places[:-1] // span != 1
     moves = (plane[1:] != plane[:-1]) & (plane[1:] > 0) & (plane[:-1] > 0)
-    wrong = moves & goes_on[:-1] & jumps
+    wrong = moves & continues[:-1] & jumps
     if wrong.any():
         i, j = np.argwhere(wrong)[0]
         return (
@@ -319,7 +321,7 @@ def _crosses(boxes: Boxes, operand: Operand, plane: Array, row: Array, column: A
     if wrong.any():
         i, j = np.argwhere(wrong)[0]
         first = f"begins at row {row[0, j]} of a box and leaves it after {line} {i}"
-        return f"{first}, and goes on in a box of another tensor map"
+        return f"{first}, and continues in a box of another tensor map"
     return ""
 
 
@@ -327,16 +329,16 @@ def _at(row: Array, column: Array, i: int, j: int) -> str:
     return f"row {row[i, j]} column {column[i, j]}"
 
 
-def _repeats(operand: Operand, is_laid: bool) -> str:
-    """Say whether two parts of the matrix are the same bytes.
+def _repeats(operand: Operand, is_from_box: bool) -> str:
+    """Return a message if two parts of the matrix are the same bytes, or "".
 
-    Over bytes that plain stores wrote, an offset of 0 repeats a core matrix on purpose.
+    Over bytes that ordinary stores wrote, an offset of 0 repeats a core matrix on purpose.
     """
     unique, count = np.unique(operand.places, return_counts=True)
     if unique.size == operand.places.size:
         return ""
     d = operand.descriptor
     uses_leading = operand.is_mn_major or not d.mode
-    if not is_laid and (d.stride == 0 or (uses_leading and d.leading == 0)):
+    if not is_from_box and (d.stride == 0 or (uses_leading and d.leading == 0)):
         return ""
     return f"reads {int((count > 1).sum())} of its 16-byte chunks for several parts of the matrix"

@@ -1,7 +1,7 @@
-"""Barriers of a CTA and a cluster, mbarriers, waits for copies, and fences pass on what threads know.
+"""Pass clocks on at barriers, mbarriers, waits for copies, and fences.
 
-Nothing is reported here; the other checks compare accesses with the clocks that these events change. It comes after
-them in the list of observers: they see what a thread knew before the event.
+Nothing is reported here: the other checks compare accesses with the clocks that these events change. Therefore this
+observer comes last, so that the others see what a thread knew before the event.
 
 Source: PTX ISA, "Memory Consistency Model" (causality order), "mbarrier", "membar, fence", "barrier.cluster".
 """
@@ -27,10 +27,10 @@ _CTA, _CLUSTER = SCOPES["cta"], SCOPES["cluster"]
 
 
 class _Released:
-    """Clocks of what arrivals at an mbarrier have released, in all phases so far.
+    """Clocks that arrivals at an mbarrier have released, in all phases so far.
 
-    near: by threads of its own CTA. remote: by threads of other CTAs, None before the first. The ``ended`` clocks are
-    copies from the end of the last phase: waits acquire them.
+    ``near`` is for threads of its own CTA, ``remote`` for threads of other CTAs (None before the first arrival). Waits
+    acquire the ``ended`` clocks, which are copies from the end of the last phase.
     """
 
     __slots__ = ("near", "near_ended", "remote", "remote_ended")
@@ -42,17 +42,17 @@ class _Released:
 
 
 def _perform(clock: Clock, known: Clock) -> None:
-    """Note that what another clock knows has been performed."""
+    """Note that the accesses that another clock knows have been performed."""
     clock.beyond().performed = np.maximum(clock.performed(), known.performed())
 
 
 class Synchronization(Observer):
-    """Passes clocks on among the warps of one cluster."""
+    """Observer that passes clocks on among the warps of one cluster."""
 
     def __init__(
         self, agents: Agents, memory: SharedMemory, records: BarrierRecords, order: MemoryOrder, number: int
     ) -> None:
-        """number: of the cluster."""
+        """Create the observer of cluster ``number``."""
         self._agents, self._memory, self._records, self._order = agents, memory, records, order
         self._number = number
         self._named: dict[int, Clock] = {}
@@ -76,7 +76,7 @@ class Synchronization(Observer):
                 self._agents.clocks[warp.agent].join(known)
 
     def cluster_arrived(self, w: Warp, is_release: bool) -> None:
-        """Publish what the warp knows, or for a relaxed arrival what a fence of cluster scope before it covers."""
+        """Publish what the warp knows; for a relaxed arrival, only what a preceding fence of cluster scope covers."""
         if is_release:
             self._cluster_pending.join(self._agents.published(w, False))
             return
@@ -94,7 +94,7 @@ class Synchronization(Observer):
     def cluster_waited(self, w: Warp) -> None:
         for clock in self._agents.learners(w):
             clock.join(self._cluster_done)
-        self._agents.acquired(w)
+        self._agents.count_acquire(w)
 
     # ---- mbarriers
 
@@ -107,8 +107,8 @@ class Synchronization(Observer):
     def mbarrier_arrived(self, w: Warp, barrier: MBarrier, order: str, is_alone: bool) -> None:
         """Record what an arrival releases.
 
-        A release reaches the threads in its scope. A fence before the arrival may release in its place, at the scope of
-        the fence. In another CTA, a release of CTA scope makes known only that accesses have been performed.
+        A release reaches the threads in its scope. A preceding fence can release instead, at its own scope. To another
+        CTA, a release of CTA scope conveys only that accesses have been performed.
         """
         agents, released = self._agents, self._released(barrier)
         is_near = barrier.block is w.block
@@ -139,10 +139,10 @@ class Synchronization(Observer):
             released.remote_ended = released.remote.copy()
 
     def mbarrier_acquired(self, w: Warp, at: int, barrier: MBarrier, order: str) -> None:
-        """Make known what the arrivals of the phases that have ended released.
+        """Acquire what the arrivals of completed phases released.
 
-        Bytes that copies have completed are visible at any scope. A wait of cluster scope, or a fence of this scope
-        after the wait, acquires what threads of other CTAs have released.
+        Bytes of completed copies are visible at any scope. To acquire what threads of other CTAs released, a wait must
+        have cluster scope or be followed by a fence with cluster scope.
         """
         released, number = self._released(barrier), self._number
         remote = released.remote_ended
@@ -160,7 +160,7 @@ class Synchronization(Observer):
                 if acquires(order):
                     _perform(clock, remote)
         if acquires(order):
-            self._agents.acquired(w)
+            self._agents.count_acquire(w)
 
     # ---- waits for copies
 
@@ -177,7 +177,7 @@ class Synchronization(Observer):
                 clock.order[agent] = max(int(clock.order[agent]), number)
 
     def cp_arrival_issued(self, w: Warp, arrival: Any) -> None:
-        """Keep what the arrival will publish: what its threads know, and their copies."""
+        """Keep the clock that the arrival will publish: what its threads know, and their copies."""
         agents = self._agents
         clock = agents.known_by_any(w).copy()
         for queue in copy_queues(w, lanes_now(w)):
@@ -191,7 +191,7 @@ class Synchronization(Observer):
         self._released(barrier).near.join(self._arrivals.pop(arrival))
 
     def wgmma_waited(self, w: Warp, at: int, done: int, warps: list[Warp]) -> None:
-        """Make known that the reads of shared memory by all four warps are over."""
+        """Note that all four warps' reads of shared memory have finished."""
         for clock in self._agents.learners(w):
             for other in warps:
                 agent = self._agents.wgmma_agent(other)
@@ -211,7 +211,7 @@ class Synchronization(Observer):
             self._order.fence(w, kind)
 
     def _fence_proxy(self, w: Warp, kind: str) -> None:
-        """Fence all memory, global memory, or the shared memory of this CTA or of the cluster."""
+        """Fence all memory, global memory, or the shared memory of this CTA or the cluster."""
         is_shared = not kind.endswith("global")
         is_own = "shared::cta" in kind and self._memory.has_remote_stores
         uncovered = self._records.fence(w, self._agents.epoch(w)) if is_shared else []
@@ -228,7 +228,7 @@ class Synchronization(Observer):
         self._agents.advance(w)
 
     def map_fence(self, w: Warp, addresses: set[int], scope: int) -> None:
-        """Let the tensor maps at these addresses be used as they are now."""
+        """Make edits of the tensor maps at these addresses visible."""
         for clock in self._agents.learners(w):
             known = clock.bare()
             clock.beyond().maps.update({(address, scope): known for address in addresses})

@@ -1,4 +1,4 @@
-"""Instructions that all four warps of a warpgroup have to execute: wgmma.mma_async and setmaxnreg.
+"""Check that all four warps of a warpgroup execute wgmma.mma_async and setmaxnreg alike.
 
 Source: PTX ISA, "wgmma.mma_async" (.aligned: all threads in the warpgroup must execute the same instruction),
 "setmaxnreg" (the same; all warps of the warpgroup synchronize before they execute another one).
@@ -18,13 +18,13 @@ from cudatma.emulator.machine.sync import ClusterWait, NamedWait
 from cudatma.emulator.ptx.types import Array
 
 WARPS = 4
-#: Operands of a wgmma that all threads of a warpgroup have in common.
+#: Operands of a wgmma that must be equal in all threads of a warpgroup.
 _SHARED = "scale-d", "the matrix descriptor of B", "the matrix descriptor of A"
 
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """One execution by a warp. operands: what all threads have to have in common. stamp: its agent and clock."""
+    """An execution by a warp. ``operands`` must be equal in all threads; ``stamp`` is its agent and clock."""
 
     w: Warp
     program: Program
@@ -34,16 +34,16 @@ class _Event:
 
 
 class Warpgroups(Observer):
-    """Compares what the warps of each warpgroup of a cluster execute."""
+    """Hazard check that compares what the warps of each warpgroup execute."""
 
     def __init__(self, cluster: Cluster, agents: Agents, reporter: Reporter) -> None:
         self._cluster, self._agents, self._reporter = cluster, agents, reporter
-        #: The wgmmas of each warp that it has not committed.
+        #: Uncommitted wgmmas of each warp.
         self._open: dict[int, list[_Event]] = {}
-        #: (first warp of a warpgroup, number of a group of wgmmas) -> warp -> its wgmmas, until all have committed it.
+        #: (first warp of a warpgroup, wgmma-group) -> warp -> its wgmmas, until all warps have committed the group.
         self._groups: dict[tuple[int, int], dict[int, list[_Event]]] = {}
         self._committed: dict[int, int] = {}
-        #: The setmaxnregs of each warp.
+        #: setmaxnregs of each warp.
         self._settings: dict[int, list[_Event]] = {}
 
     def wgmma_issued(self, w: Warp, at: int, shared: Sequence[Array]) -> None:
@@ -73,13 +73,13 @@ class Warpgroups(Observer):
             del self._groups[key]
 
     def _compare(self, first: list[_Event], own: list[_Event]) -> None:
-        for one, other in zip(first, own, strict=True):
-            for name, left, right in zip(_SHARED, one.operands, other.operands, strict=False):
+        for event, other in zip(first, own, strict=True):
+            for name, left, right in zip(_SHARED, event.operands, other.operands, strict=False):
                 if left != right:
                     self._report(other, f"{name} is not the same in all warps of the warpgroup", "wgmma_operands")
 
     def registers_set(self, w: Warp, at: int, count: int, is_increase: bool) -> None:
-        """Check a setmaxnreg of a warp against the other warps of its warpgroup."""
+        """Check a setmaxnreg against the other warps of the warpgroup."""
         own = self._settings.setdefault(w.agent, [])
         event = _Event(w, w.split.frame.program, at, (count, is_increase), self._agents.stamp(w, 1))
         number = len(own)
@@ -90,7 +90,7 @@ class Warpgroups(Observer):
             theirs = self._settings.get(other.agent, [])
             before = theirs[number - 1].stamp if 0 < number <= len(theirs) else None
             if number and (before is None or known.order[before[0]] < before[1]):
-                text = f"nothing orders this setmaxnreg after the one before it of warp {other.index}"
+                text = f"nothing orders this setmaxnreg after the previous one of warp {other.index}"
                 self._report(event, f"{text}: the warps of a warpgroup have to synchronize between the two")
                 break
             if len(theirs) > number and theirs[number].operands != event.operands:
@@ -100,7 +100,7 @@ class Warpgroups(Observer):
         own.append(event)
 
     def block_ended(self, block: Block) -> None:
-        """Report what some warps of a warpgroup executed in a CTA that has ended, and others did not."""
+        """Report instructions that only some warps of a warpgroup executed in a CTA that has ended."""
         self._report_missing(block.warps)
 
     def deadlocked(self) -> None:
@@ -136,5 +136,5 @@ def _warpgroup(w: Warp) -> list[Warp]:
 
 
 def _rendezvous(w: Warp) -> bool:
-    """Whether all lanes of a warp wait at a barrier of their CTA or cluster."""
+    """Return whether all lanes of a warp wait at a barrier of their CTA or cluster."""
     return all(isinstance(split.waits_for, NamedWait | ClusterWait) for split in w.splits)

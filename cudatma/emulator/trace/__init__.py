@@ -1,4 +1,4 @@
-"""A Trace is handed to launch(trace=...); it writes what happened as a Chrome trace or a picture."""
+"""Record the events of a launch, and write them as a Chrome trace or a picture."""
 
 from __future__ import annotations
 
@@ -8,20 +8,53 @@ from cudatma.emulator.trace.recording import Recording
 
 
 class Trace(Recording):
-    """Keeps the events of the last schedule that ran, or of the first one that showed a hazard.
+    """Record of the events of one schedule, for ``launch(trace=...)``.
 
-    kernel, schedule, seed: which run it was. steps: how long it took. events: in the order in which they began.
+    A trace keeps the last schedule that ran, or the first one with a hazard. `kernel`, `schedule` and `seed` name the
+    run, `steps` is its length, and `events` are in the order in which they began.
+
+    Examples
+    --------
+    >>> from cudatma import emulator
+    >>> module = emulator.load(".version 8.0 .target sm_90 .address_size 64 .entry f() { ret; }")
+    >>> trace = emulator.Trace()
+    >>> report = module.launch("f", grid=1, block=32, trace=trace)
+    >>> [event.name for event in trace.events]
+    ['warp 0']
     """
 
     def to_json(self) -> str:
-        """Chrome trace JSON, for ui.perfetto.dev or chrome://tracing; one step is one microsecond."""
+        """Return the trace in Chrome's trace event format, for ui.perfetto.dev or chrome://tracing.
+
+        Returns
+        -------
+        str
+            JSON text in which one scheduler step is one microsecond.
+        """
         return chrome_trace(self)
 
     def to_svg(self, width: int = 1200, blocks: int = 1, window: tuple[int, int] | None = None, title: str = "") -> str:
-        """A picture of the first ``blocks`` CTAs that copy something.
+        """Draw producers, copies, stages and consumers over time.
 
-        width: in pixels. window: (first, last) step to show; by default the beginning, as much as can be read.
-        title: what was run; by default the kernel's name.
-        Raises ArgumentError for an empty window or a picture that is too narrow.
+        Parameters
+        ----------
+        width : int, default 1200
+            Width in pixels, at least 480.
+        blocks : int, default 1
+            Number of CTAs to draw. CTAs that copy come first.
+        window : tuple of int, optional
+            First and last step to show. Default: from the beginning, while it is readable.
+        title : str, optional
+            Heading of the picture. Default: the name of the kernel.
+
+        Returns
+        -------
+        str
+            An SVG document.
+
+        Raises
+        ------
+        ArgumentError
+            If the window is empty or the picture is too narrow.
         """
         return picture(self, width, blocks, window, title)

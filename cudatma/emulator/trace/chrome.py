@@ -1,9 +1,10 @@
-"""A trace as Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open.
+"""Write a trace in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open.
 
-Processes are CTAs; threads are warps, and one for each mbarrier; copies and stores in flight are asynchronous events;
-arrows lead from the instruction that issues a copy to the phase that it completes, and from a phase to the warps that
-waited for it; a counter tells how many stages are in flight and full. One step is one microsecond: what a warp does in
-step n lasts from n - 1 to n, and what that brings about happens at n.
+Processes are CTAs. Threads are warps, and one for each mbarrier. Copies and stores in flight are asynchronous events.
+Arrows lead from the instruction that issues a copy to the phase that the copy completes, and from a phase to the warps
+that waited for it. A counter shows how many stages are in flight and full. One step is one microsecond: a warp executes
+step n from n - 1 to n, and the effects happen at n.
+
 Source: "Recording Event Format" (Google, 2016).
 """
 
@@ -17,9 +18,9 @@ from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.trace.recording import Event, Recording
 from cudatma.emulator.trace.stages import BlockView, views
 
-#: Threads of a CTA's mbarriers begin here; warps are numbered from 1.
+#: First thread of a CTA's mbarriers; warps are numbered from 1.
 BARRIER_THREADS = 1001
-#: Slices of a thread may not overlap: those of one step are given this much of it each.
+#: Length of slices that begin in the same step, because slices of a thread must not overlap.
 _SLIVER = 1e-3
 
 
@@ -35,12 +36,12 @@ class Slice:
 
     @property
     def inside(self) -> float:
-        """A moment just before its end, where an arrow may be bound to it."""
+        """A time just before the end, to which an arrow can be bound."""
         return round(self.end - _SLIVER / 2, 6)
 
 
 def chrome_trace(trace: Recording) -> str:
-    """The whole trace as JSON text."""
+    """Return the trace as JSON text."""
     out: list[dict[str, Any]] = []
     for pid, view in enumerate(views(trace), 1):
         out += _Process(view, pid).events()
@@ -50,7 +51,7 @@ def chrome_trace(trace: Recording) -> str:
 
 
 class _Process:
-    """One CTA. Identifiers of copies and arrows carry its number, so that they are unique in the file."""
+    """A CTA. Identifiers of copies and arrows contain its number, which makes them unique in the file."""
 
     def __init__(self, view: BlockView, pid: int) -> None:
         self.view, self.pid = view, pid
@@ -61,7 +62,7 @@ class _Process:
         return f"{self.pid:x}.{self._count:x}"
 
     def events(self) -> list[dict[str, Any]]:
-        """Everything of the CTA, in no order."""
+        """Return everything of the CTA, in no particular order."""
         phases = self._phases()
         out = [*self._names(phases), *self._counters(), *self._marks()]
         waits: list[Slice] = []
@@ -74,19 +75,19 @@ class _Process:
                     out += self._in_flight(piece, phases)
         out += [self._slice(piece) for piece in phases.values()]
         for wait in waits:
-            found = phases.get((wait.event.barrier, wait.event.phase))
-            if found is not None:
-                out += self._arrow(found, wait, "releases")
+            phase = phases.get((wait.event.barrier, wait.event.phase))
+            if phase is not None:
+                out += self._arrow(phase, wait, "releases")
         return out
 
     # ---- slices
 
     def _warp_slices(self, warp: int) -> list[Slice]:
-        """What a warp does: it issues copies, waits, multiplies."""
-        found: list[Slice] = []
+        """Return the bars of a warp: issued copies, waits and products."""
+        slices: list[Slice] = []
 
         def add(event: Event, name: str, begin: float, end: float) -> None:
-            found.append(Slice(event, name, begin, end, 1 + warp))
+            slices.append(Slice(event, name, begin, end, 1 + warp))
 
         for kind in ("copy", "cp.async", "store"):
             for event in self.view.of_warp(warp, kind):
@@ -97,16 +98,16 @@ class _Process:
             stage = self.view.stage_of_products(event)
             suffix = "" if stage is None else f", stage {stage.label}"
             add(event, f"{event.count} {event.kind}{suffix}", event.begin - 1.0, self._end(event) - 1.0)
-        return _apart(found)
+        return _separate(slices)
 
     def _phases(self) -> dict[tuple[int, int], Slice]:
-        """(barrier, phase) -> its slice, on a thread of its own for each barrier."""
+        """Return the slice of each (barrier, phase); each barrier has its own thread."""
         result: dict[tuple[int, int], Slice] = {}
         phases = [event for event in self.view.events if event.kind == "phase"]
         for number, barrier in enumerate(sorted({event.barrier for event in phases})):
             tid = BARRIER_THREADS + number
             own = [event for event in phases if event.barrier == barrier]
-            for piece in _apart([Slice(event, event.name, event.begin, self._end(event), tid) for event in own]):
+            for piece in _separate([Slice(event, event.name, event.begin, self._end(event), tid) for event in own]):
                 result[barrier, piece.event.phase] = piece
         return result
 
@@ -125,7 +126,7 @@ class _Process:
     # ---- copies, arrows, counters
 
     def _in_flight(self, piece: Slice, phases: dict[tuple[int, int], Slice]) -> list[dict[str, Any]]:
-        """A copy or store between issue and completion, and the arrow to the phase that it completes."""
+        """Return a copy or store between issue and completion, and the arrow to the phase that it completes."""
         event = piece.event
         by = "" if event.kind == "cp.async" else "TMA "
         name = f"{by}{'stores' if event.kind == 'store' else self._what(event)}"
@@ -141,7 +142,7 @@ class _Process:
         return out
 
     def _arrow(self, cause: Slice, effect: Slice, name: str) -> list[dict[str, Any]]:
-        """Bound to the ends of two slices; none where a sliver has put them into the wrong order."""
+        """Return an arrow between the ends of two slices, or nothing if the shortened slices are in the wrong order."""
         if effect.inside < cause.inside:
             return []
         common = {"name": name, "cat": "flow", "id": self._id(), "pid": self.pid}
@@ -151,7 +152,7 @@ class _Process:
         ]
 
     def _counters(self) -> list[dict[str, Any]]:
-        """Stages in flight and full, at each change."""
+        """Return the number of stages in flight and full, at each change."""
         changes: dict[int, list[int]] = {}
         for stage in self.view.stages:
             for fill in stage.fills:
@@ -171,7 +172,7 @@ class _Process:
         return out
 
     def _marks(self) -> list[dict[str, Any]]:
-        """Hazards, as instants of their warps."""
+        """Return hazards as instants of their warps."""
         return [
             {
                 "name": event.name,
@@ -210,7 +211,7 @@ class _Process:
         )
 
     def _what(self, event: Event) -> str:
-        """What a copy or store moves: the stage where there is one."""
+        """Return the stage that a copy or store moves, or the kind of the event."""
         stage = self.view.stage_of_full.get(event.barrier) if event.block == self.view.block else None
         return event.kind if stage is None else f"stage {stage.label}"
 
@@ -224,19 +225,19 @@ class _Process:
         return float(self.view.last + 1 if event.end is None else max(event.end, event.begin))
 
 
-def _apart(found: list[Slice]) -> list[Slice]:
-    """Slices of one thread, in order, each at least a sliver long and none over the next."""
-    found = sorted(found, key=lambda piece: (piece.begin, piece.end))
+def _separate(slices: list[Slice]) -> list[Slice]:
+    """Sort the slices of one thread, and shorten them so that none overlaps the next. Each lasts at least _SLIVER."""
+    slices = sorted(slices, key=lambda piece: (piece.begin, piece.end))
     last = 0.0
-    for piece, following in zip(found, [*found[1:], None], strict=False):
+    for piece, following in zip(slices, [*slices[1:], None], strict=False):
         piece.begin = round(max(piece.begin, last), 6)
         end = piece.end if following is None else min(piece.end, following.begin)
         piece.end = last = round(max(end, piece.begin + _SLIVER), 6)
-    return found
+    return slices
 
 
 def _arguments(event: Event) -> dict[str, Any]:
-    """What a click on an event shows."""
+    """Return the details that a click on an event shows."""
     out: dict[str, Any] = {}
     if event.kind == "wait":
         out["waits for"] = event.name

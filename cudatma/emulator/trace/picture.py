@@ -1,6 +1,6 @@
-"""A trace as a picture: producers, TMA, the ring of stages and consumers over time.
+"""Draw a trace: producers, TMA, the ring of stages and consumers over time.
 
-A stage has one colour wherever it appears. Waits are hatched; a thin line leads from what ended a wait to the warp that
+A stage has one color everywhere. Waits are hatched; a thin line leads from the phase that ended a wait to the warp that
 waited. Labels are placed last, where no line crosses them.
 """
 
@@ -19,15 +19,15 @@ from cudatma.errors import ArgumentError, counted
 
 MIN_WIDTH, LEFT, RIGHT = 480, 150, 22
 WARP_ROW, STAGE_ROW, LANE_GAP, GROUP_GAP, BYTES_ROW = 22, 24, 5, 26, 44
-#: The default window ends where this many fills of stages, or bars of one warp, have begun: more cannot be read.
-MOST_FILLS, MOST_BARS = 30, 70
+#: The default window ends after this number of fills of stages, or of bars of one warp, so that it is readable.
+MAX_FILLS, MAX_BARS = 30, 70
 AXIS_TITLE = "scheduler steps: the order of events in the emulator, not time"
 #: Font sizes of a bar's label and of the axis.
 _LABEL, _TICK = 11, 11
 
 
 def picture(trace: Recording, width: int, blocks: int, window: tuple[int, int] | None, title: str = "") -> str:
-    """The first CTAs of a trace as an SVG document. Raises ArgumentError."""
+    """Return the first CTAs of a trace as an SVG document, or raise ArgumentError."""
     if isinstance(width, bool) or not isinstance(width, int) or width < MIN_WIDTH:
         raise ArgumentError("width", width, f"an int of pixels, {MIN_WIDTH} and more")
     if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1:
@@ -40,27 +40,27 @@ def picture(trace: Recording, width: int, blocks: int, window: tuple[int, int] |
 
 
 def _readable(view: BlockView | None, steps: int) -> tuple[int, int]:
-    """From the CTA's first event on, as much as fits."""
+    """Return a window from the CTA's first event that is still readable."""
     if view is None or not view.events:
         return 0, max(1, steps)
     first = min(event.begin for event in view.events if event.kind != "phase" or not view.stages)
     ends = [max(event.end or steps, event.begin) for event in view.events] + [first + 1]
     fills = sorted(fill.begin for stage in view.stages for fill in stage.fills)
-    limits = [max(ends), *fills[MOST_FILLS : MOST_FILLS + 1]]
+    limits = [max(ends), *fills[MAX_FILLS : MAX_FILLS + 1]]
     for warp in view.warps:
         bars = sorted(e.begin for kind in ("wait", "mma", "wgmma") for e in view.of_warp(warp, kind))
-        limits += bars[MOST_BARS : MOST_BARS + 1]
+        limits += bars[MAX_BARS : MAX_BARS + 1]
     return first, max(first + 1, min(limits))
 
 
 def size_text(size: int) -> str:
-    """Bytes as people write them."""
+    """Return a number of bytes for people."""
     return f"{size / 1024:g} KB" if size % 512 == 0 and size >= 1024 else f"{size} B"
 
 
 @dataclass(frozen=True, slots=True)
 class _Label:
-    """A bar that wants a label: its rectangle, the texts to choose from, their color, and one to put under them."""
+    """A bar to be labeled: its rectangle, texts to choose from, their color, and a color to put under the text."""
 
     x: float
     y: float
@@ -82,7 +82,7 @@ class _Obstacle:
 
 
 class _Picture:
-    """Draws downwards; ``y`` is where the next lane begins."""
+    """Draws downwards; ``y`` is the top of the next lane."""
 
     def __init__(self, trace: Recording, width: int, first: int, last: int) -> None:
         self.trace, self.width, self.first, self.last = trace, width, first, last
@@ -95,7 +95,7 @@ class _Picture:
         self._obstacles: list[_Obstacle] = []
 
     def x(self, step: float) -> float:
-        """Pixels of a step; what is outside of the window is put onto its edge."""
+        """Return the x coordinate of a step, clamped to the window."""
         return LEFT + (min(max(step, self.first), self.last) - self.first) * self.scale
 
     def draw(self, shown: list[BlockView], title: str) -> str:
@@ -121,11 +121,11 @@ class _Picture:
         return out.document(self.width, self.y + 14, title)
 
     def _heading(self, text: str, size: float, pitch: float, fill: str, bold: bool = False) -> None:
-        """Lines of text across the picture; y is the baseline of the first, then of the one that would follow."""
+        """Write wrapped text across the picture, with its first baseline at y."""
         wide, space = (1.1 if bold else 1.0), self.width - 18 - RIGHT
         size = min(size, max(11.0, space / text_width(text or "x", wide)))
-        most = int(space / text_width("x", size * wide) + 1e-6)
-        for line in textwrap.wrap(text, most):
+        max_characters = int(space / text_width("x", size * wide) + 1e-6)
+        for line in textwrap.wrap(text, max_characters):
             self.out.text(18, self.y, line, size=size, fill=fill, bold=bold)
             self.y += pitch
 
@@ -163,7 +163,7 @@ class _Picture:
         self.out.text(18, self.y - 7, name, fill=svg.FAINT_INK, bold=True, size=11.5)
 
     def _lane(self, label: str, height: float) -> float:
-        """A labelled track; its y."""
+        """Draw a labeled track and return its y."""
         y = self.y
         self.out.text(26, y + height / 2 + 4, label)
         self.out.rect(LEFT, y, self.width - LEFT - RIGHT, height, svg.TRACK, radius=2)
@@ -185,7 +185,7 @@ class _Picture:
         title: str = "",
         backing: str = "",
     ) -> None:
-        """A bar with the longest of the labels that fits into it. backing: a color under the label."""
+        """Draw a bar, labeled with the longest of the labels that fits; ``backing`` is a color under the label."""
         if end < self.first or begin >= self.last:
             return
         x = self.x(begin)
@@ -196,7 +196,9 @@ class _Picture:
             self._labels.append(_Label(x, y, width, height, texts, ink_on(backing or fill), backing))
 
     def _place_labels(self) -> None:
-        """The longest text of each bar that fits between what crosses the bar, as near to its middle as possible."""
+        """Write the longest text that fits into each bar, between what crosses it and as close to its middle as
+        possible.
+        """
         for label in self._labels:
             place = self._free_place(label)
             if place is None:
@@ -209,7 +211,7 @@ class _Picture:
             self._obstacles.append(_Obstacle(middle - half, label.y, middle + half, label.y + label.height))
 
     def _free_place(self, label: _Label) -> tuple[str, float] | None:
-        """(text, x of its middle) of a label; None where none of its texts fits."""
+        """Return (text, x of its middle) of a label, or None if none of its texts fits."""
         middle, to_x = label.x + label.width / 2, label.x + label.width
         in_the_way = sorted(
             (o.x, o.to_x)
@@ -264,14 +266,14 @@ class _Picture:
         self._ticks(view, warp, y)
 
     def _ticks(self, view: BlockView, warp: int, y: float) -> None:
-        """What takes one step: products, copies and stores that are issued; and hazards."""
+        """Draw events of one step: products, issued copies and stores, and hazards."""
         products = [(event, view.stage_of_products(event)) for event in view.products(warp)]
         issued = (*view.of_warp(warp, "copy"), *view.of_warp(warp, "cp.async"))
         copies = [(event, view.stage_of_full.get(event.barrier)) for event in issued]
         stores = [(event, view.stage_of_store(event)) for event in view.of_warp(warp, "store")]
-        for event, of in (*products, *copies, *stores):
+        for event, stage in (*products, *copies, *stores):
             if self.first <= event.begin < self.last:
-                colour = stage_colour(None if of is None else of.number)
+                colour = stage_colour(None if stage is None else stage.number)
                 end = event.begin + 1 if event.issuer or event.end is None else event.end
                 width = min(max(2.0, (end - event.begin) * self.scale), max(3.0, self.x(end) - self.x(event.begin)))
                 height = WARP_ROW if event.issuer else 4
@@ -287,7 +289,7 @@ class _Picture:
                 self._obstacles.append(_Obstacle(x - 6, y - 3, x + 6, y + 8))
 
     def _bytes_in_flight(self, view: BlockView) -> None:
-        """How much TMA and cp.async have been asked for and have not delivered, stacked by stage."""
+        """Draw the bytes of TMA and cp.async copies in flight, stacked by stage."""
         copies = [(stage.number, copy) for stage in view.stages for fill in stage.fills for copy in fill.copies]
         groups = [(len(view.stages), event) for event in view.events if event.kind == "cp.async"]
         if not copies and not groups:
@@ -307,15 +309,15 @@ class _Picture:
                 flying[number] += size
             if following > self.first and step < self.last and any(flying):
                 heights.append((step, following, list(flying)))
-        most = max([sum(sizes) for _, _, sizes in heights], default=1)
+        max_bytes = max([sum(sizes) for _, _, sizes in heights], default=1)
         y = self._lane("bytes in flight", BYTES_ROW)
-        about = f"up to {size_text(most)}" if heights else "they land at once"
+        about = f"up to {size_text(max_bytes)}" if heights else "they land at once"
         self.out.text(26, y + BYTES_ROW - 3, about, size=10.5, fill=svg.FAINT_INK)
         for begin, end, sizes in heights:
             bottom = y + BYTES_ROW
             for number, size in enumerate(sizes):
                 if size:
-                    height = size / most * (BYTES_ROW - 4)
+                    height = size / max_bytes * (BYTES_ROW - 4)
                     bottom -= height
                     x = self.x(begin)
                     self.out.rect(x, bottom, max(0.6, self.x(end) - x), height, colours[number], is_crisp=True)
@@ -329,7 +331,7 @@ class _Picture:
             self._stage(stage)
 
     def _stage(self, stage: Stage) -> None:
-        """Copies in flight as thin bars on a tint, then the full slot until it is free again."""
+        """Draw copies in flight as thin bars on a tint, then the full slot until it is free again."""
         y = self._lane(f"stage {stage.label}", STAGE_ROW)
         self._row_of_stage[stage.number] = y
         colour = stage_colour(stage.number)
@@ -350,7 +352,7 @@ class _Picture:
                 self._span(fill.full, freed, y, STAGE_ROW, colour, labels, title=title)
 
     def _stores(self, view: BlockView) -> None:
-        """Stores in flight of kernels in which nothing is copied into shared memory."""
+        """Draw stores in flight if nothing is copied into shared memory."""
         if view.stages:
             return
         stores = [event for event in view.events if event.kind == "store"]
@@ -361,7 +363,7 @@ class _Picture:
                 self._bar(store, y, WARP_ROW, svg.NEUTRAL, [size_text(store.size_bytes)])
 
     def _connect(self, view: BlockView) -> None:
-        """From the phase that ended a wait to the warp that waited."""
+        """Draw lines from each phase that ended a wait to the warp that waited."""
         for warp, y in self._row_of_warp.items():
             for wait in view.of_warp(warp, "wait"):
                 stage = view.stage_of_full.get(wait.barrier) or view.stage_of_empty.get(wait.barrier)
@@ -378,7 +380,7 @@ class _Picture:
     # ---- around
 
     def _axis(self, top: float, position: int) -> None:
-        """Steps below, and lines of the grid under what has been drawn from ``position`` on."""
+        """Draw the axis, and insert grid lines below the elements that start at ``position``."""
         grid = Svg()
         self.y += 4
         span = self.last - self.first
@@ -396,12 +398,12 @@ class _Picture:
 
 
 def _spaced(step: int) -> str:
-    """A number with spaces between its thousands."""
+    """Return a number with spaces between its thousands."""
     return f"{step:,}".replace(",", " ")
 
 
 def _nice() -> Iterable[int]:
-    """1, 2, 5, 10, 20, 50, ..."""
+    """Yield 1, 2, 5, 10, 20, 50, ..."""
     unit = 1
     while True:
         yield from (unit, 2 * unit, 5 * unit)

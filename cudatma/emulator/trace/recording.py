@@ -1,6 +1,6 @@
-"""What happened when in one schedule: copies in flight, waits, barrier phases, products.
+"""Record the events of one schedule: copies in flight, waits, barrier phases, products.
 
-A Recording is one of the observers of each cluster, the last one. Time is the scheduler's step counter.
+A Recording is the last observer of each cluster. Its clock is the scheduler's step counter.
 """
 
 from __future__ import annotations
@@ -15,23 +15,34 @@ from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.types import Array
 
-#: Copies that are recorded, and not the few bytes of st.async and the like.
+#: Kinds of copies that are recorded; st.async and others move too few bytes.
 _COPIES = ("cp.async", "cp.async.bulk", "cp.async.bulk.tensor")
-#: More events than this are dropped; a trace is for looking at.
+#: Further events are dropped.
 MAX_EVENTS = 200_000
 
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """Something that began and ended, in steps.
+    """An interval in a schedule, in steps.
 
-    kind: "copy" (into shared memory, on an mbarrier), "cp.async" (a group of ``count`` instructions), "store" (out of
-    shared memory), "wait", "acquire" (a wait that passed), "phase" (of an mbarrier), "mma" or "wgmma" (``count``
-    instructions in a row), "hazard", "warp" (its life).
-    block: where it happens; of a copy, the destination. issuer: (block, warp) of a copy. tensor_map: its address, 0:
-    none.
-    barrier: shared offset of the mbarrier that it is about, -1: none. phase: how many that barrier had completed.
-    offset, size_bytes: in shared memory. end: None where the schedule ended before it did.
+    Attributes
+    ----------
+    kind
+        "copy" (into shared memory, on an mbarrier), "cp.async" (a group of ``count`` instructions), "store" (out of
+        shared memory), "wait", "acquire" (a wait that passed), "phase" (of an mbarrier), "mma" or "wgmma" (``count``
+        instructions in a row), "hazard", or "warp" (its lifetime).
+    block
+        The CTA of the event; the destination of a copy.
+    end
+        None if the schedule ended first.
+    barrier, phase
+        Shared offset of the event's mbarrier, -1 for none, and the number of phases that it had completed.
+    offset, size_bytes
+        A range of shared memory.
+    issuer
+        The (block, warp) that issued a copy.
+    tensor_map
+        Its address, 0 for none.
     """
 
     kind: str
@@ -52,9 +63,10 @@ class Event:
 
 
 class Recording(Observer):
-    """Keeps the events of the last schedule that ran, or of the first one that showed a hazard.
+    """Observer that keeps the events of the last schedule, or of the first one with a hazard.
 
-    kernel, schedule, seed: which run it was. steps: how long it took. events: in the order in which they began.
+    `kernel`, `schedule` and `seed` name the run, `steps` is its length, and `events` are in the order in which they
+    began.
     """
 
     def __init__(self) -> None:
@@ -75,14 +87,14 @@ class Recording(Observer):
         return int(self._clock.steps) if self._clock is not None else 0
 
     def begin(self, launch: Launch) -> None:
-        """Start to record a schedule, and forget the one before."""
+        """Start to record a schedule, and forget the previous one."""
         self.kernel, self._clock = launch.program.function.name, launch.scheduler
         self.schedule, self.seed = launch.scheduler.schedule, launch.scheduler.seed
         self.dropped = 0
-        for kept in (
+        for collection in (
             *(self.events, self._waits, self._products, self._groups, self._copies, self._lives, self._phase_begin),
         ):
-            kept.clear()
+            collection.clear()
 
     def _add(self, event: Event) -> Event:
         if len(self.events) < MAX_EVENTS:
@@ -117,7 +129,7 @@ class Recording(Observer):
         return event
 
     def _group(self, copy: Copy) -> Event:
-        """Return the event of a cp.async: its group's."""
+        """Return the event of a cp.async's group."""
         event = self._groups.get(copy.group)
         if event is None:
             event = self._groups[copy.group] = self._at("cp.async", "cp.async group", copy.w, copy.at)
@@ -134,7 +146,7 @@ class Recording(Observer):
         event.size_bytes = size
 
     def copy_landed(self, copy: Copy) -> None:
-        """End the event of a copy, or of its group for now."""
+        """End the event of a copy; the event of a group ends again with each of its copies."""
         event = self._copies.pop(copy, None)
         if event is not None:
             event.end = self.steps
@@ -152,7 +164,7 @@ class Recording(Observer):
         self._add(event)
 
     def mma_computed(self, w: Warp, at: int, name: str, addends: tuple[Array, ...]) -> None:
-        """Record a tensor-core instruction; those in a row, with no wait between them, are one event."""
+        """Record a tensor-core instruction. Instructions in a row, without a wait between them, are one event."""
         event = self._products.get(w)
         if event is None or event.kind != name:
             event = self._products[w] = self._at(name, name, w, at)
@@ -161,14 +173,14 @@ class Recording(Observer):
         event.end = self.steps + 1
 
     def mbarrier_acquired(self, w: Warp, at: int, barrier: MBarrier, order: str) -> None:
-        """Record that the warp goes on with what the phase before the present one brought."""
+        """Record that a wait for the previous phase has passed."""
         self.woken(w.split)
         self._products.pop(w, None)
         event = self._at("acquire", "passes", w, at)
         event.end, event.barrier, event.phase = event.begin, barrier.offset, barrier.phase - 1
 
     def blocked(self, split: Split, reason: Any) -> None:
-        """Record the start of a wait. A split whose wait timed out, and that asks again, has not stopped waiting."""
+        """Record the start of a wait, unless the split only repeats a wait that timed out."""
         w, barrier = split.warp, getattr(reason, "barrier", None)
         self._products.pop(w, None)
         offset = int(getattr(barrier, "offset", -1))

@@ -1,8 +1,8 @@
-"""What a trace's events say about the pipeline: which barriers are stages, when each is filled, full and free again.
+"""Find the stages of the pipeline in a trace, and when each is filled, full and free again.
 
-A stage is an mbarrier that copies complete on; stages that the same tensor map or the same instruction fills are one
-ring. Its slot is full when that barrier's phase ends, and free when the
-barrier that the producer waits for before it refills the slot ends a phase.
+A stage is an mbarrier on which copies complete; stages that the same tensor map or the same instruction fills form a
+ring. The slot of a stage is full when a phase of this barrier ends. It is free when a phase ends of the barrier that
+the producer waits for before it refills the slot.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from cudatma.emulator.machine.protocols import Dim
 from cudatma.emulator.trace.recording import Event, Recording
 
-#: What a warp is, by the kinds of events that it has.
+#: Role of a warp that has events of a kind.
 _ROLES = {
     "copy": "producer",
     "cp.async": "producer",
@@ -26,9 +26,10 @@ _ROLES = {
 
 @dataclass(slots=True)
 class Fill:
-    """One use of a stage's slot. begin: its first copy is issued; full: all have landed; freed: it may be refilled.
+    """One use of a stage's slot, in lap ``lap`` (the phase of the full barrier).
 
-    lap: the full barrier's phase. None: had not happened when the schedule ended.
+    The first copy is issued at ``begin``, all copies have completed at ``full``, and the slot may be refilled at
+    ``freed``. None means that this had not happened when the schedule ended.
     """
 
     lap: int
@@ -40,8 +41,11 @@ class Fill:
 
 @dataclass(slots=True)
 class Stage:
-    """A slot of a ring. number: among all of the CTA's; label: with the ring's letter, where there are several rings.
-    barrier: the full barrier's shared offset; empty: that of the other one, if there is one."""
+    """A slot of a ring.
+
+    ``number`` counts all stages of the CTA; ``label`` contains the ring's letter if there are several rings.
+    ``barrier`` and ``empty`` are the shared offsets of the full barrier and of the empty barrier, if there is one.
+    """
 
     number: int
     label: str
@@ -52,7 +56,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A warp has got a stage and is busy with it. products: its tensor-core instructions in that time."""
+    """The interval in which a warp works on a stage, with its tensor-core instructions (``products``)."""
 
     stage: Stage
     begin: int
@@ -61,10 +65,18 @@ class Work:
 
 
 class BlockView:
-    """The events of one CTA, sorted out.
+    """The events of one CTA, by warp, barrier and stage.
 
-    issued: copies that its warps issued into other CTAs of the cluster. votes: how often a full and an empty barrier
-    looked like a pair. last: the schedule's last step. rings: the stages, those of each ring.
+    Attributes
+    ----------
+    issued
+        Copies that its warps issued into other CTAs of the cluster.
+    votes
+        How often a full and an empty barrier occurred as a pair.
+    last
+        The schedule's last step.
+    rings
+        The stages of each ring.
     """
 
     def __init__(
@@ -95,16 +107,16 @@ class BlockView:
             stage.fills = self._fills(stage, [copy for copy in copies if copy.barrier == stage.barrier])
 
     def _pair(self, votes: Counter[tuple[int, int]]) -> None:
-        """Give each full barrier the empty barrier that fits it best."""
-        taken: set[int] = set()
+        """Assign to each full barrier the empty barrier that occurred with it most often."""
+        used: set[int] = set()
         for (full, empty), _ in sorted(votes.items(), key=lambda item: (-item[1], item[0])):
             stage = self.stage_of_full[full]
-            if stage.empty is None and empty not in taken and empty not in self.stage_of_full:
+            if stage.empty is None and empty not in used and empty not in self.stage_of_full:
                 stage.empty = empty
-                taken.add(empty)
+                used.add(empty)
 
     def phase_ends(self, barrier: int) -> dict[int, int]:
-        """Phase -> the step in which it ended."""
+        """Return a table from phases of a barrier to the step in which each ended."""
         return self._ends.get(barrier, {})
 
     def _fills(self, stage: Stage, copies: list[Event]) -> list[Fill]:
@@ -127,24 +139,24 @@ class BlockView:
 
     @property
     def warps(self) -> list[int]:
-        """Producers first, then by number."""
+        """Warps of the CTA, producers first, then by number."""
         numbers = {warp for warp, _ in self._of_warp}
         return sorted(numbers, key=lambda number: ("producer" not in self.role(number), number))
 
     def of_warp(self, warp: int, kind: str) -> list[Event]:
-        """What a warp of this CTA did, of one kind."""
+        """Return a warp's events of one kind."""
         return self._of_warp.get((warp, kind), [])
 
     def role(self, warp: int) -> str:
-        """ "producer", "consumer", "stores" or several of them, by what the warp did."""
+        """Return "producer", "consumer", "stores" or several of them, depending on what the warp did."""
         return ", ".join(dict.fromkeys(name for kind, name in _ROLES.items() if self.of_warp(warp, kind)))
 
     def products(self, warp: int) -> list[Event]:
-        """Tensor-core instructions of a warp."""
+        """Return the tensor-core instructions of a warp."""
         return sorted(self.of_warp(warp, "mma") + self.of_warp(warp, "wgmma"), key=lambda event: event.begin)
 
     def works(self, warp: int) -> list[Work]:
-        """From each wait for a full stage that a warp passes, to its next wait (or until the slot is free again)."""
+        """Return the warp's work: from each wait for a full stage to its next wait, or until the slot is free again."""
         passed = self.of_warp(warp, "acquire")
         turns = sorted({event.begin for event in passed} | {event.begin for event in self.of_warp(warp, "wait")})
         products = self.products(warp)
@@ -161,7 +173,7 @@ class BlockView:
         return result
 
     def stage_of_products(self, event: Event) -> Stage | None:
-        """The stage that a run of products works on: the last one that its warp has waited for."""
+        """Return the stage that the instructions work on: the last one that the warp has waited for."""
         passed = self.of_warp(event.warp or 0, "acquire")
         for other in reversed(passed[: bisect_right([e.begin for e in passed], event.begin)]):
             if other.barrier in self.stage_of_full:
@@ -169,7 +181,7 @@ class BlockView:
         return None
 
     def stage_of_store(self, event: Event) -> Stage | None:
-        """The stage whose slot a store reads."""
+        """Return the stage whose slot a store reads."""
         for stage in self.stages:
             for copy in stage.fills[0].copies if stage.fills else ():
                 if copy.offset <= event.offset < copy.offset + max(copy.size_bytes, 1):
@@ -178,7 +190,7 @@ class BlockView:
 
 
 def _rings(copies: list[Event]) -> list[list[int]]:
-    """The barriers that copies complete on, of each ring: those that the same tensor map fills, or one instruction."""
+    """Return the full barriers of each ring: those that the same tensor map or the same instruction fills."""
     rings: list[tuple[set[int], set[tuple[str, int]]]] = []
     for copy in copies:
         barriers, fillers = {copy.barrier}, {("line", copy.line)}
@@ -195,12 +207,12 @@ def _rings(copies: list[Event]) -> list[list[int]]:
 
 
 def _letter(number: int) -> str:
-    """A, B, ..., Z, AA, AB, ..."""
+    """Return A, B, ..., Z, AA, AB, ..."""
     return ("" if number < 26 else _letter(number // 26 - 1)) + chr(ord("A") + number % 26)
 
 
-def views(trace: Recording, most: int | None = None) -> list[BlockView]:
-    """The CTAs of a trace, at most ``most``: those that copy first, in the order in which they appear."""
+def views(trace: Recording, limit: int | None = None) -> list[BlockView]:
+    """Return at most ``limit`` CTAs of a trace, in order of appearance; those that copy come first."""
     events: dict[Dim, list[Event]] = {}
     issued: dict[Dim, list[Event]] = {}
     votes: dict[Dim, Counter[tuple[int, int]]] = {}
@@ -212,13 +224,13 @@ def views(trace: Recording, most: int | None = None) -> list[BlockView]:
         if event.kind == "acquire" and event.barrier >= 0:
             waited[event.block, event.warp] = event.barrier, -1
         elif event.kind == "copy" and event.issuer in waited and event.barrier >= 0:
-            # A producer's last wait before it fills a slot, in one CTA or by multicast in several, is for that slot.
+            # A producer's last wait before it fills a slot, in one CTA or several (multicast), is for that slot.
             empty, fills = waited[event.issuer]
             if fills in (-1, event.barrier):
                 waited[event.issuer] = empty, event.barrier
                 votes.setdefault(event.block, Counter())[event.barrier, empty] += 1
     copying = {event.block for event in trace.events if event.kind in ("copy", "cp.async")}
-    chosen = sorted(events, key=lambda block: block not in copying)[:most]
+    chosen = sorted(events, key=lambda block: block not in copying)[:limit]
     return [
         BlockView(block, events[block], issued.get(block, []), votes.get(block, Counter()), trace.steps)
         for block in chosen

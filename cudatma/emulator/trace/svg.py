@@ -1,6 +1,6 @@
-"""The few SVG elements that pictures of traces are made of, their colours, and the legend.
+"""SVG elements, colors and the legend of pictures of traces.
 
-No identifier, time or order varies.
+The output contains no identifiers, times or orders that vary between runs.
 """
 
 from __future__ import annotations
@@ -10,48 +10,48 @@ from xml.sax.saxutils import escape, quoteattr
 
 INK, FAINT_INK, PANEL, BORDER, TRACK, GRID = "#1f2430", "#5b6478", "#fcfcfd", "#c9cfdb", "#eceff4", "#dfe3ea"
 HAZARD = "#c62828"
-#: One a stage, again from the beginning where there are more. They differ for colour-blind readers too, and a label can
-#: be read on each.
+#: Colors of stages, which repeat if there are more stages. Color-blind readers can distinguish them, and a label is
+#: readable on each.
 STAGE_COLOURS = (
     *("#3b6fb6", "#d9772b", "#2f7d4b", "#a8489b", "#0f7a82", "#c2434d"),
     *("#6c5dba", "#7d6d26", "#4f6d7a", "#b3567d", "#4d7a24", "#7d5a45"),
 )
-#: How strong a stage's colour is where its copies are in flight, and where a warp works on it.
+#: Strength of a stage's color while its copies are in flight, and while a warp works on it.
 FLYING, WORKING = 0.16, 0.4
-#: What belongs to no stage.
+#: Color of events that belong to no stage.
 NEUTRAL = "#66738a"
 HATCH, HATCH_GROUND = "cudatma-wait", "#f3f4f7"
 _FONT = "Helvetica, Arial, DejaVu Sans, sans-serif"
-#: Mean advance of a character, as a part of the font's size.
+#: Mean advance of a character, relative to the font size.
 _ADVANCE = 0.6
 
 
 def text_width(text: str, size: float) -> float:
-    """About how wide a text is."""
+    """Return the approximate width of a text."""
     return len(text) * size * _ADVANCE
 
 
 def tint(colour: str, strength: float) -> str:
-    """A colour mixed with white; strength 1 leaves it as it is."""
+    """Return a color mixed with white; strength 1 is the color itself."""
     channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(255 - (255 - channel) * strength):02x}" for channel in channels)
 
 
 def luminance(colour: str) -> float:
-    """The relative luminance of a color, 0 to 1, as WCAG defines it."""
+    """Return the relative luminance of a color, 0 to 1, as WCAG defines it."""
     channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def contrast(colour: str, other: str) -> float:
-    """The contrast ratio of two colors, 1 to 21; text needs 4.5, large text 3."""
+    """Return the contrast ratio of two colors, 1 to 21. WCAG requires 4.5 for text and 3 for large text."""
     low, high = sorted((luminance(colour), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
 def ink_on(fill: str) -> str:
-    """White or the dark ink, whichever is easier to read on a color."""
+    """Return white or the dark ink, depending on which is easier to read on a color."""
     return max(("#ffffff", INK), key=lambda ink: contrast(ink, fill))
 
 
@@ -83,9 +83,10 @@ class Svg:
         is_crisp: bool = False,
         is_on_top: bool = False,
     ) -> None:
-        """A rectangle. title: shown when the pointer rests on it. is_crisp: not smoothed, for those that touch.
+        """Draw a rectangle.
 
-        is_on_top: over everything that is drawn later.
+        ``title`` is a tooltip. ``is_crisp`` turns smoothing off where rectangles touch. ``is_on_top`` puts it above
+        everything that is drawn later.
         """
         place = f'x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"'
         more = f' rx="{_number(radius)}"' if radius else ""
@@ -106,7 +107,7 @@ class Svg:
         bold: bool = False,
         is_on_top: bool = False,
     ) -> None:
-        """A line of text; is_on_top: over everything that is drawn later."""
+        """Write a line of text; ``is_on_top`` puts it above everything that is drawn later."""
         weight = ' font-weight="bold"' if bold else ""
         side = f' text-anchor="{anchor}"' if anchor != "start" else ""
         place = f'x="{_number(x)}" y="{_number(y)}" font-size="{size:g}" fill="{fill}"'
@@ -125,11 +126,11 @@ class Svg:
         self.parts.append(f'<polygon points="{points}" fill="{fill}"><title>{escape(title)}</title></polygon>')
 
     def flag(self, x: float, y: float, title: str) -> None:
-        """A red triangle whose tip is at (x, y)."""
+        """Draw a red triangle whose tip is at (x, y)."""
         self.polygon(((x, y), (x - 6, y - 11), (x + 6, y - 11)), HAZARD, title)
 
     def document(self, width: float, height: float, title: str) -> str:
-        """The picture on a panel of its own, so that it can be read on white and on dark pages."""
+        """Return the picture on its own panel, which is readable on light and dark pages."""
         size = f'width="{_number(width)}" height="{_number(height)}"'
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {_number(width)} {_number(height)}" '
@@ -149,7 +150,7 @@ _LEFT, _LINE, _SIZE = 18.0, 19, 11.5
 
 
 def draw_legend(out: Svg, y: float, right: float, kinds: set[str], has_stages: bool) -> float:
-    """Draw the marks that a picture has, from y on; kinds: of its events. Where the legend ends."""
+    """Draw the legend at y for a picture with these kinds of events; return the y of its end."""
     x = _LEFT
     work = "a warp works on a stage" + ("; dark: tensor-core instructions" if kinds & {"mma", "wgmma"} else "")
     entries = (
