@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -311,10 +312,14 @@ def test_named_barriers_election_and_setmaxnreg() -> None:
     assert (out == given[::-1]).all()
 
 
-def test_tensor_map_edited_on_the_device() -> None:
+@pytest.mark.parametrize("is_low", [False, True], ids=["anywhere", "below 4 GiB"])
+def test_tensor_map_edited_on_the_device(is_low: bool) -> None:
+    """A tensor map in global memory below 4 GiB is not mistaken for one in shared memory."""
     original, other = np.zeros((16, 32), np.float32), np.arange(16 * 32, dtype=np.float32).reshape(16, 32)
     map_ = TensorMap.from_array(original, (8, 32), encoder="codec")
-    raw = np.zeros(256, np.uint8)
+    low = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40  # MAP_32BIT
+    raw = np.frombuffer(mmap.mmap(-1, 4096, flags=low), np.uint8) if is_low else np.zeros(256, np.uint8)
+    assert not is_low or raw.ctypes.data < 1 << 32
     edited = raw[-raw.ctypes.data % 128 :][:128]
     dump = np.zeros((8, 32), np.float32)
     module = probe("tensormap_edit", probes.TensorMapEdit(map_.expected_bytes))

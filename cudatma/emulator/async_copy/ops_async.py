@@ -302,7 +302,7 @@ def tensormap(e: SegmentWriter, i: Instruction) -> None:
     if i.parts[1] == "replace":
         wide = "b64" in i.parts
         field = i.parts[3]
-        address = shared_address_of(e, i, i.operands[0])
+        address = address_of(e, i.operands[0])
         ordinal = "None"
         value = i.operands[-1]
         if len(i.operands) == 3:
@@ -311,7 +311,8 @@ def tensormap(e: SegmentWriter, i: Instruction) -> None:
                 raise e.error("the ordinal must be an immediate")
             ordinal = str(index.bits)
         text = e.src(value, "u64" if wide else "u32")
-        e.line(f"tensor_map.replace(w, {e.at}, {address}, {field!r}, {ordinal}, {text}, {e.mask})")
+        has_shared = "shared::cta" in i.parts
+        e.line(f"tensor_map.replace(w, {e.at}, {address}, {has_shared}, {field!r}, {ordinal}, {text}, {e.mask})")
     elif i.parts[1] == "cp_fenceproxy":
         to, source = address_of(e, i.operands[0]), address_of(e, i.operands[1])
         e.line(f"tensor_map.copy_fence(w, {e.at}, {to}, {source}, {e.mask})")

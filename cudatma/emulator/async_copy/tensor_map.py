@@ -12,6 +12,7 @@ import numpy as np
 from cudatma.emulator.async_copy import bulk
 from cudatma.emulator.machine import access
 from cudatma.emulator.machine.events import never
+from cudatma.emulator.machine.memory import SHARED_WINDOW
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import Array, active_lanes
 from cudatma.emulator.ptx.writer import RUNTIME
@@ -52,12 +53,8 @@ def edit(raw: bytes, field: str, ordinal: int, new: int) -> bytes:
     return value.to_bytes(MAP_BYTES, "little")
 
 
-def _is_shared(address: int) -> bool:
-    return address >> 60 == 1 or address < 1 << 32
-
-
-def _place(w: Warp, at: int, address: int) -> Array:
-    if _is_shared(address):
+def _place(w: Warp, at: int, address: int, is_shared: bool) -> Array:
+    if is_shared:
         block, offset = bulk.shared_run(w, at, address, MAP_BYTES, "tensor map")
         data: Array = block.shared.data[offset : offset + MAP_BYTES]
         return data
@@ -65,9 +62,9 @@ def _place(w: Warp, at: int, address: int) -> Array:
     return region.data[offset : offset + MAP_BYTES]
 
 
-def _notify_edit(w: Warp, at: int, address: int, together: bool) -> None:
+def _notify_edit(w: Warp, at: int, address: int, is_shared: bool, together: bool) -> None:
     """Notify observers of an edit of a tensor map, by several lanes at once if ``together``."""
-    if _is_shared(address):
+    if is_shared:
         block, offset = bulk.shared_run(w, at, address, MAP_BYTES, "tensor map")
         w.events.shared_write(w, at, block, np.array([offset]), MAP_BYTES, "", together, never)
         return
@@ -77,15 +74,25 @@ def _notify_edit(w: Warp, at: int, address: int, together: bool) -> None:
 
 
 def replace(
-    w: Warp, at: int, addresses: Array, field: str, ordinal: int | None, value: Array, mask: Array | None
+    w: Warp,
+    at: int,
+    addresses: Array,
+    has_shared: bool,
+    field: str,
+    ordinal: int | None,
+    value: Array,
+    mask: Array | None,
 ) -> None:
-    """Execute tensormap.replace.tile.FIELD."""
+    """Execute tensormap.replace.tile.FIELD. ``has_shared``: it names .shared::cta."""
     if field not in _FIELDS and field not in ("global_stride", "elemtype"):
         access.trap(w, at, f"tensormap.replace of `{field}`")
     lanes = active_lanes(mask)
     for lane in lanes:
-        place = _place(w, at, int(addresses[lane]))
-        _notify_edit(w, at, int(addresses[lane]), len(lanes) > 1)
+        address = int(addresses[lane])
+        is_shared = has_shared or address & SHARED_WINDOW != 0
+        address &= SHARED_WINDOW - 1
+        place = _place(w, at, address, is_shared)
+        _notify_edit(w, at, address, is_shared, len(lanes) > 1)
         new = edit(place.tobytes(), field, ordinal or 0, int(value[lane]))
         place[:] = bytearray(new)
 
@@ -97,12 +104,11 @@ def copy_fence(w: Warp, at: int, to: Array, source: Array, mask: Array | None) -
     for address in (int(to[lane]), int(source[lane])):
         if address % MAP_BYTES:
             access.trap(w, at, f"tensormap.cp_fenceproxy at {address:#x}: {MAP_BYTES}-byte alignment is required")
-    if _is_shared(int(source[lane])):
-        block, inside = bulk.shared_run(w, at, int(source[lane]), MAP_BYTES, "tensor map")
-        w.events.shared_read(w, at, block, np.array([inside]), MAP_BYTES, "", True)
-    data = _place(w, at, int(source[lane])).copy()
+    block, inside = bulk.shared_run(w, at, int(source[lane]), MAP_BYTES, "tensor map")
+    w.events.shared_read(w, at, block, np.array([inside]), MAP_BYTES, "", True)
+    data = _place(w, at, int(source[lane]), True).copy()
     region, offset = bulk.global_run(w, at, int(to[lane]), MAP_BYTES)
-    _notify_edit(w, at, int(to[lane]), True)
+    _notify_edit(w, at, int(to[lane]), False, True)
     region.data[offset : offset + MAP_BYTES] = data
 
 
