@@ -1,4 +1,4 @@
-"""Where results are computed: on the GPU, or on the CPU by the emulator or the reference."""
+"""The backend that computes a result: the GPU, the emulator or the NumPy reference."""
 
 from __future__ import annotations
 
@@ -12,15 +12,34 @@ from cudatma.target import detect
 
 BACKENDS = ("auto", "cuda", "reference", "emulator")
 BACKEND_VARIABLE = "CUDATMA_BACKEND"
-# Said once a process, unless the program has a filter of its own for it.
+# Warn once per process, unless the program has its own filter.
 warnings.simplefilter("once", BackendWarning, append=True)
 
 
 def selected_backend(backend: str | None = None) -> str:
-    """``"cuda"``, ``"reference"`` or ``"emulator"``: the one that is named, else $CUDATMA_BACKEND, else "auto".
+    """Return the backend that a call uses.
 
-    "auto" is "cuda" where the first GPU is one that cudatma launches on, else "emulator"; "cuda" is not
-    checked: a missing driver is reported at the first launch. Raises ArgumentError for another name.
+    Parameters
+    ----------
+    backend : {"auto", "cuda", "reference", "emulator"}, optional
+        The caller's choice. Default: the environment variable ``CUDATMA_BACKEND``, else "auto".
+
+    Returns
+    -------
+    str
+        ``"cuda"``, ``"reference"`` or ``"emulator"``. "auto" is "cuda" if cudatma can launch on the first GPU, else
+        "emulator". "cuda" is returned without a check; the first launch reports a missing driver.
+
+    Raises
+    ------
+    ArgumentError
+        If the name is unknown.
+
+    Examples
+    --------
+    >>> import cudatma
+    >>> cudatma.selected_backend("emulator")
+    'emulator'
     """
     named = _named(backend)
     if named == "auto":
@@ -29,9 +48,9 @@ def selected_backend(backend: str | None = None) -> str:
 
 
 def backend_for(function: str, explicit: str | None, *, has_reference: bool = True) -> str:
-    """Return selected_backend(), and warn if it is the emulator although neither the call nor the user chose it.
+    """Return selected_backend(), with a BackendWarning if neither the call nor the user chose the CPU.
 
-    The warning is a BackendWarning. The user chooses with $CUDATMA_BACKEND.
+    The user chooses with $CUDATMA_BACKEND.
     """
     chosen = selected_backend(explicit)
     if chosen != "cuda" and _named(explicit) == "auto":
@@ -48,8 +67,7 @@ def backend_for(function: str, explicit: str | None, *, has_reference: bool = Tr
 
 
 def _user_stacklevel() -> int:
-    """Return the ``stacklevel`` with which a warning of the caller names the user's line: the nearest frame outside of
-    cudatma and of torch, which calls cudatma's operators and modules."""
+    """Return the ``stacklevel`` of the nearest frame outside cudatma and torch: the user's line."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("cudatma", "torch"):
         frame, level = frame.f_back, level + 1
@@ -57,8 +75,11 @@ def _user_stacklevel() -> int:
 
 
 def device_remedy(remedy: str, device: int | None = None) -> str:
-    """What to do about a host array where a device array is needed: ``remedy``, unless this machine has no GPU for it.
-    device: "" where the array is on one and the backend is wrong."""
+    """Return the remedy for a host array where a device array is needed.
+
+    It is ``remedy`` if the machine has a usable GPU. ``device`` is the ordinal of an array that is on a device: then it
+    is "", because only the backend is wrong.
+    """
     if device is not None:
         return ""
     if _has_usable_gpu():

@@ -1,7 +1,7 @@
-"""Every error that cudatma raises, and the one place where driver and NVRTC results are checked.
+"""Errors and warnings of cudatma, and the check of CUDA driver and NVRTC results.
 
-An error says which field was wrong, what it got, what is allowed and what to do about it. Each class is also a
-ValueError, TypeError or RuntimeError, so that code which knows nothing of cudatma can catch it.
+An error states which field is wrong, what it got, what is allowed and what to do. Each class also derives from
+ValueError, TypeError or RuntimeError, so code that does not know cudatma can catch it.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any, NoReturn, TypeVar
 
 _Error = TypeVar("_Error", bound="FieldError")
 
-#: What a CompileError shows of a log that names no line.
+#: Lines of the log in a CompileError if the log names no line of the source.
 _LOG_LINES = 12
 _LONGEST_NAME = 80
 _LONG_INT = 10**40
-#: Characters of a text that an error shows.
+#: Longest text, in characters, that an error shows in full.
 _LONG_TEXT = 200
 
 
 def counted(count: int, noun: str) -> str:
-    """``"1 block"``, ``"2 blocks"``."""
+    """Return a count with its noun: ``"1 block"``, ``"2 blocks"``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def duration(seconds: float) -> str:
-    """Return a time with the unit that suits it: ``"4.76 us"``, ``"221 ms"``, ``"43.1 s"``, ``"2 min 5 s"``."""
+    """Return a time in a suitable unit: ``"4.76 us"``, ``"221 ms"``, ``"43.1 s"``, ``"2 min 5 s"``."""
     if not seconds:
         return "0 s"
     if seconds < 0.9995:
@@ -41,30 +41,32 @@ def duration(seconds: float) -> str:
 
 
 def similar(got: str, known: Iterable[str]) -> str:
-    """The name that may be meant, or "" if no name is similar. Names with other numbers do not count as similar:
-    sm_80 is no typing error for sm_90."""
+    """Return the known name that ``got`` may be a misspelling of, or "".
+
+    Names with different numbers are not similar: sm_80 is not a misspelling of sm_90.
+    """
     digits = re.sub(r"\D", "", got)
     candidates = [name for name in known if " " not in name and re.sub(r"\D", "", name) == digits]
     close = difflib.get_close_matches(got, candidates, 3) if candidates and len(got) < _LONGEST_NAME else []
     longer = [name for name in close if name.startswith(got)]
-    found = [*longer, *close]
-    return found[0] if found and found[0] != got else ""
+    names = [*longer, *close]
+    return names[0] if names and names[0] != got else ""
 
 
 def shown(value: object) -> str:
-    """``repr(value)``; of an int too long to be read, its size."""
+    """Return ``repr(value)``, or the size of an int that is too long to read."""
     if isinstance(value, int) and abs(value) >= _LONG_INT:
         return f"an int of {value.bit_length()} bits"
     return repr(value)
 
 
 def _given(got: object) -> str:
-    """A value in the first line of an error: text as it is, unless it would break the line or is too long."""
+    """Return a value as the first line of an error shows it: printable text without quotes, long text cut off."""
     text = shown(got) if not isinstance(got, str) else got if got.isprintable() else repr(got)
     return text if len(text) <= _LONG_TEXT else f"{text[:_LONG_TEXT]}... ({len(text)} characters)"
 
 
-#: By CUDA release: the packages of PyPI that bring the driver bindings, NVRTC and CuPy, as pyproject.toml's extras do.
+#: CUDA release -> packages with the driver bindings, NVRTC and CuPy; the same as the extras of pyproject.toml.
 CUDA_PACKAGES = {
     12: "'cuda-python>=12.9,<13' 'nvidia-cuda-nvrtc-cu12>=12.9,<13' 'cupy-cuda12x>=13.6'",
     13: "'cuda-python>=13.0,<14' 'nvidia-cuda-nvrtc>=13.0,<14' 'cupy-cuda13x>=14.0'",
@@ -73,21 +75,34 @@ INSTALL_CUDA = f"pip install {CUDA_PACKAGES[13]}; where the driver stops at CUDA
 
 
 class CudaTmaError(Exception):
-    """Base of all errors raised by cudatma."""
+    """Base class of all errors that cudatma raises."""
 
 
 class BackendWarning(RuntimeWarning):
-    """A public function computes on the CPU because this machine has no usable GPU."""
+    """A function computes on the CPU because this machine has no usable GPU."""
 
 
 class TuneFileWarning(RuntimeWarning):
-    """What a file of tuned configurations holds is not used, in whole or in part; says what and why."""
+    """A file of tuned configurations, or a part of it, is ignored; the message says why."""
 
 
 class FieldError(CudaTmaError):
-    """A value that breaks a rule.
+    """A value that breaks a rule; base class of most errors.
 
-    Attributes: ``field`` (dotted and indexed, ``"box[1]"``), ``got``, ``allowed``, ``remedy``.
+    Parameters
+    ----------
+    field : str
+        Name of the argument or field, dotted and indexed: ``"box[1]"``.
+    got : object
+        The value.
+    allowed : str
+        Values that are allowed.
+    remedy : str, default: ""
+        What to do.
+
+    Notes
+    -----
+    The parameters are also attributes. The first line of the message states the field, the value and what is allowed.
     """
 
     def __init__(self, field: str, got: object, allowed: str, remedy: str = "") -> None:
@@ -101,24 +116,35 @@ class FieldError(CudaTmaError):
         return (type(self), (self.field, self.got, self.allowed, self.remedy))
 
     def renamed(self: _Error, names: Mapping[str, str]) -> _Error:
-        """The same error of the field as its caller knows it: ``names[field]``, where there is one."""
+        """Return the same error with the caller's name of the field.
+
+        Parameters
+        ----------
+        names : mapping of str to str
+            Field -> name in the caller's signature. Other fields keep their names.
+
+        Returns
+        -------
+        FieldError
+            An error of the same class.
+        """
         return type(self)(names.get(self.field, self.field), self.got, self.allowed, self.remedy)
 
 
 class ArgumentError(FieldError, ValueError):
-    """A wrong value in a call: shape, pitch, alignment, range, device, overlap."""
+    """A wrong value of an argument: shape, pitch, alignment, range, device or overlap."""
 
 
 class ArgumentTypeError(FieldError, TypeError):
-    """A wrong type or dtype in a call."""
+    """A wrong type or dtype of an argument."""
 
 
 class DescriptorError(FieldError, ValueError):
-    """A tensor map that the driver or the hardware would refuse (CUDA driver API, Tensor Map Object Management)."""
+    """A tensor map that the driver or the hardware would reject."""
 
 
 class TargetError(FieldError, ValueError):
-    """An unknown architecture, or one that lacks a feature which was asked for."""
+    """An unknown architecture, or one without a required feature."""
 
 
 class QuantizationError(FieldError, ValueError):
@@ -126,18 +152,28 @@ class QuantizationError(FieldError, ValueError):
 
 
 class WeightFileError(FieldError, ValueError):
-    """A weight file that is corrupt, truncated, of an unknown version or lacks a tensor."""
+    """A weight file that is corrupt, truncated, of an unknown version, or without a required tensor."""
 
 
 class TemplateError(CudaTmaError, ValueError):
-    """A template that cannot be rendered: unknown name, unprintable value, missing file."""
+    """A template that cannot be rendered: an unknown name, an unprintable value or a missing file."""
 
 
 class CompileError(CudaTmaError, RuntimeError):
-    """NVRTC refused the source.
+    """NVRTC rejected the source; the message shows the first error with the lines around it.
 
-    Shows the first error with the lines around it, and the folder of the artifacts. Attributes: ``log`` and ``source``,
-    both whole, ``excerpt`` (what is shown of them), ``folder`` (None where nothing was kept).
+    Parameters
+    ----------
+    message : str
+        First line of the error.
+    log : str, default: ""
+        Complete compiler log.
+    source : str, default: ""
+        Complete CUDA source.
+    folder : str, optional
+        Folder with the artifacts, None if nothing was kept.
+    excerpt : str, default: ""
+        Part of the log and the source that the message shows. Default: the first lines of the log.
     """
 
     def __init__(
@@ -153,14 +189,22 @@ class CompileError(CudaTmaError, RuntimeError):
 
 
 class LaunchError(FieldError, RuntimeError):
-    """A launch that cannot work on this device: too much shared memory, a wrong cluster, a wrong argument list."""
+    """A launch that the device cannot run: shared memory, cluster shape or arguments."""
 
 
 class DriverError(CudaTmaError, RuntimeError):
-    """A CUDA driver or NVRTC call that failed, or a driver that is not there.
+    """A CUDA driver or NVRTC call that failed, or a missing driver.
 
-    Attributes: ``call`` (the function's name), ``code`` (the result as an int, None where there is no driver),
-    ``detail``, ``remedy``.
+    Parameters
+    ----------
+    call : str
+        Name of the function.
+    code : int or None
+        Result of the function, None without a driver.
+    detail : str
+        Name of the result, or what is missing.
+    remedy : str, default: ""
+        What to do.
     """
 
     def __init__(self, call: str, code: int | None, detail: str, remedy: str = "") -> None:
@@ -172,13 +216,20 @@ class DriverError(CudaTmaError, RuntimeError):
 
 
 class CacheError(CudaTmaError, RuntimeError):
-    """The artifact cache cannot be used: not private to its user, not writable, or a lock that never comes free."""
+    """The kernel cache is not private to its user, not writable, or locked for too long."""
 
 
 class HazardError(CudaTmaError, RuntimeError):
     """The emulator found a race, a deadlock or a wrong byte count.
 
-    Attribute ``hazards``: what a report's ``hazards`` holds. The arrays hold what the last schedule wrote.
+    The arrays hold the results of the last schedule.
+
+    Parameters
+    ----------
+    message : str
+        Report of the hazards.
+    hazards : sequence of Hazard
+        The same as ``hazards`` of a Report.
     """
 
     def __init__(self, message: str, hazards: Sequence[Any] = ()) -> None:
@@ -187,11 +238,19 @@ class HazardError(CudaTmaError, RuntimeError):
 
 
 class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
-    """A kernel that was compiled with ``debug=True`` waited too long, or asked for what the hardware would stop.
+    """A kernel compiled with ``debug=True`` waited too long, or attempted an operation that the hardware would trap.
 
-    The message has the table of who waits for what. Attributes: ``waits`` (a ``hang.StuckWait`` each, the one that
-    expired or was refused first), ``kernel`` (its name). The kernel has ended and the context is usable; what the
-    kernel wrote is not valid.
+    The message lists the waiting threads and what they wait for. The kernel has ended and the context is usable, but
+    the results of the kernel are not valid.
+
+    Parameters
+    ----------
+    message : str
+        The report.
+    waits : sequence of StuckWait
+        The waits. The first one timed out or was refused.
+    kernel : str, default: ""
+        Name of the kernel.
     """
 
     def __init__(self, message: str, waits: Sequence[Any] = (), kernel: str = "") -> None:
@@ -203,11 +262,19 @@ class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
 
 
 class PeerTimeout(CudaTmaError, RuntimeError):  # noqa: N818
-    """A rank of a process group did not send its part of an all-reduce in time: it ended, or it is still busy.
+    """A rank of a process group did not send its part of an all-reduce in time.
 
-    Attributes: ``rank`` (the one that did not send), ``launch`` (the number of the all-reduce), ``seconds`` (of
-    waiting). The results since then are NaNs, and the group needs a new AllReduce. A rank that gave up sends
-    nothing any more: ``rank`` may itself have waited in vain for another one.
+    The rank has ended, or it is still busy. All results since then are NaN, and the group needs a new AllReduce. A rank
+    that gives up stops sending, so ``rank`` may itself have waited for another one.
+
+    Parameters
+    ----------
+    rank : int
+        The rank that did not send.
+    launch : int
+        Number of the all-reduce.
+    seconds : float
+        Time waited.
     """
 
     def __init__(self, rank: int, launch: int, seconds: float) -> None:
@@ -220,15 +287,15 @@ class PeerTimeout(CudaTmaError, RuntimeError):  # noqa: N818
 
 
 def no_driver(call: str, error: Exception) -> NoReturn:
-    """Turn cuda.bindings' missing-library exception into a DriverError. [cuda.bindings raises instead of returning]"""
+    """Raise a DriverError for the exception with which cuda.bindings reports a missing library."""
     remedy = "install NVIDIA's driver, or compute on the CPU: NumPy arrays and backend='emulator'"
     raise DriverError(call, None, f"no CUDA driver on this machine ({error})", remedy) from error
 
 
 def check(result: tuple[Any, ...], call: str) -> Any:
-    """Unpack a ``cuda.bindings`` result tuple ``(code, value...)``.
+    """Return the values of a cuda.bindings result ``(code, value...)``: None, one value or a tuple.
 
-    Returns the value (None, one value, or a tuple); raises DriverError that names ``call`` unless the code is 0.
+    Raises DriverError with the name of the call unless the code is 0.
     """
     code = result[0]
     if int(code) != 0:
