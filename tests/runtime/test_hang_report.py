@@ -100,7 +100,7 @@ def test_one_record_of_a_barrier_has_its_state_for_all() -> None:
     assert [wait.raw for wait in error.waits if wait.block == (0, 0, 0)] == [encode(state)] * 3
     (unread,) = (wait for wait in error.waits if wait.block == (1, 0, 0))
     assert (unread.raw, unread.bits) == (None, None)
-    assert unread.cause.startswith("nobody has read the state of the barrier")
+    assert unread.cause.startswith("the state of the barrier was not read")
     assert "1 of 2 arrivals are missing" in str(error)
     assert unread.cause in str(error)
 
