@@ -160,7 +160,7 @@ def _from_torch(torch: Any, tensor: Any, field: str) -> ArrayInfo:
     if dtype is None:
         raise ArgumentTypeError(field, str(tensor.dtype), ", ".join(_TORCH_DTYPES), "view it as uint8")
     if tensor.is_neg() or (dtype.kind == "c" and tensor.is_conj()):
-        # The memory and the tensor have different values.
+        # The memory does not hold the values of the tensor.
         raise ArgumentTypeError(
             field, "a lazily negated or conjugated tensor", "a tensor whose memory holds its values", "clone"
         )

@@ -41,10 +41,10 @@ def selected_backend(backend: str | None = None) -> str:
     >>> cudatma.selected_backend("emulator")
     'emulator'
     """
-    named = _named(backend)
-    if named == "auto":
+    requested = _requested(backend)
+    if requested == "auto":
         return "cuda" if _has_usable_gpu() else "emulator"
-    return named
+    return requested
 
 
 def backend_for(function: str, explicit: str | None, *, has_reference: bool = True) -> str:
@@ -53,7 +53,7 @@ def backend_for(function: str, explicit: str | None, *, has_reference: bool = Tr
     The user chooses with $CUDATMA_BACKEND.
     """
     chosen = selected_backend(explicit)
-    if chosen != "cuda" and _named(explicit) == "auto":
+    if chosen != "cuda" and _requested(explicit) == "auto":
         faster = f"{BACKEND_VARIABLE}=reference (NumPy) is faster. " if has_reference else ""
         warnings.warn(
             f"{function} computes on the CPU ({chosen}): there is no usable NVIDIA GPU here. {faster}"
@@ -84,20 +84,24 @@ def device_remedy(remedy: str, device: int | None = None) -> str:
         return ""
     if _has_usable_gpu():
         return remedy
-    named = os.environ.get(BACKEND_VARIABLE)
-    remedy = f"{BACKEND_VARIABLE} is {named}; unset it, or pass backend='emulator'" if named else "backend='emulator'"
+    requested = os.environ.get(BACKEND_VARIABLE)
+    remedy = (
+        f"{BACKEND_VARIABLE} is {requested}; unset it, or pass backend='emulator'"
+        if requested
+        else "backend='emulator'"
+    )
     return f"this machine has no usable NVIDIA GPU; {remedy} for host arrays"
 
 
-def _named(explicit: str | None) -> str:
-    named, field = explicit, "backend"
-    if named is None:
-        named, field = os.environ.get(BACKEND_VARIABLE) or "auto", BACKEND_VARIABLE
-    if not isinstance(named, str):
-        raise ArgumentTypeError(field, type(named).__name__, ", ".join(BACKENDS))
-    if named not in BACKENDS:
-        raise ArgumentError(field, named, ", ".join(BACKENDS))
-    return named
+def _requested(explicit: str | None) -> str:
+    requested, field = explicit, "backend"
+    if requested is None:
+        requested, field = os.environ.get(BACKEND_VARIABLE) or "auto", BACKEND_VARIABLE
+    if not isinstance(requested, str):
+        raise ArgumentTypeError(field, type(requested).__name__, ", ".join(BACKENDS))
+    if requested not in BACKENDS:
+        raise ArgumentError(field, requested, ", ".join(BACKENDS))
+    return requested
 
 
 @lru_cache(maxsize=1)

@@ -67,7 +67,7 @@ def tools_package() -> ModuleType:
 
 
 def available() -> dict[str, str]:
-    """Return subcommand -> description for the modules that exist."""
+    """Return the description of each subcommand whose module exists."""
     package = tools_package().__name__
     return {
         command: summary

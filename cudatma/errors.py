@@ -108,7 +108,7 @@ class FieldError(CudaTmaError):
     def __init__(self, field: str, got: object, allowed: str, remedy: str = "") -> None:
         self.field, self.got, self.allowed, self.remedy = field, got, allowed, remedy
         is_typed = isinstance(got, str) and not field.endswith(".dtype") and not got.startswith(("torch.", "no "))
-        meant = similar(str(got), allowed.split(", ")) if is_typed else ""  # else it is no typing error
+        meant = similar(str(got), allowed.split(", ")) if is_typed else ""  # only a typed name is misspelled
         text = f"{field}: got {_given(got)}{f' (did you mean {meant}?)' if meant else ''}; allowed: {allowed}"
         super().__init__(f"{text}. {remedy}" if remedy else text)
 

@@ -42,9 +42,9 @@ class _Foreign:
 def _cupy_stream(library: Any, stream: int, device: int) -> Any:
     """Return a CuPy stream for a handle on the current device, without ownership; ``library`` is ``cupy.cuda``."""
     from_handle = getattr(getattr(library, "Stream", None), "from_external", None)
-    return (
-        from_handle(_Foreign(stream)) if from_handle else library.ExternalStream(stream, device)
-    )  # CuPy 13 has only the latter
+    if from_handle is None:  # CuPy 13
+        return library.ExternalStream(stream, device)
+    return from_handle(_Foreign(stream))
 
 
 def working_on(kind: str, device: int | None, stream: int | None) -> contextlib.AbstractContextManager[Any]:

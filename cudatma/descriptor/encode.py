@@ -386,7 +386,7 @@ class TensorMap:
     def replace_address(self, array: object) -> None:
         """Change the address of the map to other memory of the same shape.
 
-        The map keeps a new array alive. With an address, the caller does.
+        The map keeps a new array alive. For an address, the caller is responsible.
 
         Parameters
         ----------

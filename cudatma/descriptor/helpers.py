@@ -51,7 +51,7 @@ def create_weight_tma_desc(
     Raises
     ------
     DescriptorError, TargetError, DriverError
-        As TensorMap.
+        As in TensorMap.
 
     Examples
     --------
@@ -109,7 +109,7 @@ def create_weight_tile_tma_desc(
     Raises
     ------
     DescriptorError, TargetError, DriverError
-        As TensorMap.
+        As in TensorMap.
     """
     info = _packed_rows(qweight)
     if k64 < 1 or info.shape[0] % k64:
@@ -184,7 +184,7 @@ def create_scale_tma_desc(
     Raises
     ------
     DescriptorError, TargetError, DriverError
-        As TensorMap.
+        As in TensorMap.
 
     Examples
     --------
@@ -265,7 +265,7 @@ def create_activation_tma_desc(
     Raises
     ------
     DescriptorError, TargetError, DriverError
-        As TensorMap.
+        As in TensorMap.
 
     Examples
     --------

@@ -118,7 +118,7 @@ def _release_follows(known: Exemptions, graph: Graph, at: int) -> str:
     return f"`{release.opcode}` after it is a release itself" if release else ""
 
 
-def _fence_stands_before(known: Exemptions, graph: Graph, at: int) -> str:
+def _fence_comes_before(known: Exemptions, graph: Graph, at: int) -> str:
     """Exempt a relaxed write after a fence, or a relaxed read before one: they are release and acquire patterns."""
     instruction = graph.body[at]
     if instruction.parts[0] not in ("st", "atom", "red"):
@@ -312,7 +312,7 @@ def _is_mbarrier_wait(instruction: Instruction) -> bool:
 Rule = Callable[[Exemptions, Graph, int], str]
 _RULES: dict[str, tuple[Rule, ...]] = {
     "drop_fence": (_no_asynchronous_user, _proxy_fence_follows, _release_follows, _another_wgmma_fence),
-    "relax": (_fence_stands_before, _nothing_to_publish, _nothing_left_to_order),
+    "relax": (_fence_comes_before, _nothing_to_publish, _nothing_left_to_order),
     "drop_warp_sync": (
         _lanes_meet_anyway,
         _nothing_left_to_order,

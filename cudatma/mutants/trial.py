@@ -118,7 +118,7 @@ MIN_REPORTED = 0.95
 
 
 def by_operator(outcomes: Iterable[Outcome]) -> dict[str, Counter[str]]:
-    """Return operator -> verdict -> count, in the order of OPERATORS."""
+    """Return the count of each verdict, by operator in the order of OPERATORS."""
     counts_by_operator: dict[str, Counter[str]] = {operator: Counter() for operator in OPERATORS}
     for outcome in outcomes:
         counts_by_operator[outcome.mutant.operator][outcome.verdict] += 1
@@ -126,7 +126,7 @@ def by_operator(outcomes: Iterable[Outcome]) -> dict[str, Counter[str]]:
 
 
 def by_verdict(outcomes: Iterable[Outcome]) -> Counter[str]:
-    """Return verdict -> count."""
+    """Return the count of each verdict."""
     return Counter(outcome.verdict for outcome in outcomes)
 
 

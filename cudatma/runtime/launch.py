@@ -132,7 +132,7 @@ class LaunchPlan:
         LaunchError
             In a forked child.
         """
-        if stream != self._stream:  # setting it takes a third of the time of the call
+        if stream != self._stream:  # setting the stream costs up to a third of the driver call
             self._config.hStream = self._stream = stream
         if context.forked or self._call(self._config, self._handle, self._addresses, 0)[0]:
             self._launch_again()
@@ -430,7 +430,7 @@ class Kernel:
     @cached_property
     def emulated(self) -> EmulatedModule | ListeningModule:
         """The module on the emulator. Its variables keep their values between launches, as on a GPU."""
-        from cudatma.emulator import load  # takes time: only for callers that emulate
+        from cudatma.emulator import load  # slow to import
 
         lines = own_lines(self.source)
         if not self.is_debug:
@@ -582,11 +582,11 @@ def _on_host(args: Sequence[object]) -> bool:
     return any(isinstance(value, np.ndarray) or isinstance(getattr(value, "owner", None), np.ndarray) for value in args)
 
 
-def _backend(named: str | None) -> str:
-    chosen = backend_for("Kernel.launch", named, has_reference=False)
+def _backend(requested: str | None) -> str:
+    chosen = backend_for("Kernel.launch", requested, has_reference=False)
     if chosen == "reference":
         remedy = "a kernel of your own has no NumPy reference"
-        raise ArgumentError("backend" if named else BACKEND_VARIABLE, chosen, "auto, cuda, emulator", remedy)
+        raise ArgumentError("backend" if requested else BACKEND_VARIABLE, chosen, "auto, cuda, emulator", remedy)
     return chosen
 
 
@@ -610,5 +610,5 @@ def _launch_failure(code: int) -> DriverError:
         result = driver.CUresult(code)
     except ValueError:  # a newer driver's code
         return DriverError("cuLaunchKernelEx", code, f"CUresult {code}")
-    status, said = driver.cuGetErrorString(result)
-    return DriverError("cuLaunchKernelEx", code, f"{result.name}: {said.decode()}" if int(status) == 0 else result.name)
+    status, text = driver.cuGetErrorString(result)
+    return DriverError("cuLaunchKernelEx", code, f"{result.name}: {text.decode()}" if int(status) == 0 else result.name)

@@ -230,9 +230,8 @@ class GraphLife:
 def order_after_producers(stream: int, device: int, *arrays: ArrayInfo | None) -> None:
     """Make a stream wait for the work that the producers of arrays have queued. The host does not wait.
 
-    Costs nothing unless a producer names its stream, which CuPy and torch do not. If only one of the streams is
-    captured, or each by another graph, a wait would merge the captures, so nothing waits. [CUDA Array Interface 3,
-    Synchronization]
+    Costs nothing unless a producer names its stream, which CuPy and torch do not. Nothing waits if the streams are not
+    in the same capture, because a wait would merge the captures. [CUDA Array Interface 3, Synchronization]
     """
     for array in arrays:
         if array is not None and array.producer is not None:

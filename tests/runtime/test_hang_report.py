@@ -40,7 +40,7 @@ def record(kind: int, offset: int = 64, **fields: Any) -> np.ndarray[Any, Any]:
 
 def hang(*made: np.ndarray[Any, Any], verified: bool = True, taken: int = 0) -> PipelineHang:
     all_records = np.concatenate([*made, np.zeros(3, shared.RECORD)])
-    found = hang_of(all_records, NAMES, verified=verified, where="a GPU", taken=taken)
+    found = hang_of(all_records, NAMES, verified=verified, where="a GPU", reserved=taken)
     assert found is not None
     return found
 

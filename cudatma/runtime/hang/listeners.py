@@ -57,14 +57,16 @@ class Listener:
             self._prepare(driver, blocks, stream)
             launch()
             failure: DriverError | None = None
-            taken = 0
+            reserved = 0
             try:
                 check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
-                taken = self._taken(driver)
+                reserved = self._reserved(driver)
             except DriverError as error:  # the records are still readable
                 failure = error
             known = is_verified(context.device(self._device).compute_capability)
-            hang = hang_of(self._records, self._names, verified=known, where=f"device {self._device}", taken=taken)
+            hang = hang_of(
+                self._records, self._names, verified=known, where=f"device {self._device}", reserved=reserved
+            )
         if hang is not None:
             raise hang from failure
         if failure is not None:
@@ -86,11 +88,11 @@ class Listener:
         check(driver.cuMemsetD8Async(self._notes, 0, needed, stream), "cuMemsetD8Async")
         check(driver.cuMemcpyHtoDAsync(self._panel, source, shared.PANEL_BYTES, stream), "cuMemcpyHtoDAsync")
 
-    def _taken(self, driver: Any) -> int:
+    def _reserved(self, driver: Any) -> int:
         """Return the number of records that the launch reserved."""
         host = ctypes.addressof(self._panel_host)
         check(driver.cuMemcpyDtoH(host, self._panel, shared.PANEL_BYTES), "cuMemcpyDtoH")
-        return shared.taken_of(self._panel_host.raw)
+        return shared.reserved_records(self._panel_host.raw)
 
 
 def _refuse_capture(driver: Any, stream: int, entry: str) -> None:
@@ -138,8 +140,8 @@ class ListeningModule:
                 progress(schedules_done, steps)
             if steps:
                 return  # a schedule is running
-            taken = shared.taken_of(self.module.globals[shared.PANEL_NAME].tobytes())
-            hang = hang_of(records, self._names, verified=True, where="the emulator", taken=taken)
+            reserved = shared.reserved_records(self.module.globals[shared.PANEL_NAME].tobytes())
+            hang = hang_of(records, self._names, verified=True, where="the emulator", reserved=reserved)
             if hang is not None:
                 raise hang
 

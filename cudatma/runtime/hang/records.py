@@ -74,7 +74,7 @@ def panel_bytes(records: int, notes: int, blocks: int) -> bytes:
     return _PANEL.pack(0, nanoseconds, records, notes, CAPACITY, 0, min(blocks, MAX_NOTED_BLOCKS), 0)
 
 
-def taken_of(panel: bytes) -> int:
+def reserved_records(panel: bytes) -> int:
     """Return how many records a launch reserved, from its panel."""
     return int(_PANEL.unpack(panel)[5])
 
@@ -85,7 +85,7 @@ def notes_bytes(blocks: int) -> int:
 
 
 def states(records: np.ndarray[Any, Any]) -> dict[tuple[tuple[int, ...], int], int]:
-    """Return (block, barrier address) -> the barrier's 8 bytes, read after the kernel became quiet."""
+    """Return the 8 bytes of each barrier, read after the kernel became quiet, by block and address."""
     waits = np.isin(records["kind"], (WAIT_EXPIRED, WAITED)) & (records["second"] == STATE_READ)
     by_barrier = {}
     for record in records[waits]:
@@ -94,7 +94,7 @@ def states(records: np.ndarray[Any, Any]) -> dict[tuple[tuple[int, ...], int], i
     return by_barrier
 
 
-def written(records: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def complete(records: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the complete records in the order in which their threads came."""
     whole: np.ndarray[Any, Any] = records[records["kind"] != 0]
     return whole

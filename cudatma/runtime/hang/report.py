@@ -144,7 +144,7 @@ class StuckWait:
 
     @property
     def is_over(self) -> bool:
-        """Whether the phase ended after all while the kernel was being ended."""
+        """Whether the phase completed while the kernel was being ended."""
         return self.bits is not None and self.parity is not None and self.bits.parity != self.parity & 1
 
     @property
@@ -182,18 +182,18 @@ class StuckWait:
 
 
 def hang_of(
-    records: np.ndarray[Any, Any], names: Names, *, verified: bool, where: str, taken: int = 0
+    records: np.ndarray[Any, Any], names: Names, *, verified: bool, where: str, reserved: int = 0
 ) -> PipelineHang | None:
     """Return the error that the records of a launch describe, None without records.
 
     ``records`` has shape (n,) and dtype RECORD. ``verified`` is whether the layout of an mbarrier is known on that GPU,
-    ``where`` the name of the GPU or the emulator, and ``taken`` the number of records if all had been kept.
+    ``where`` the name of the GPU or the emulator, and ``reserved`` the number of records if all had been kept.
     """
     states = shared.states(records)
-    stuck = sorted((_wait(record, names, verified, states) for record in shared.written(records)), key=_order)
+    stuck = sorted((_wait(record, names, verified, states) for record in shared.complete(records)), key=_order)
     if not stuck:
         return None
-    return PipelineHang(_text(stuck, names, where, taken - len(stuck)), tuple(stuck), names.entry)
+    return PipelineHang(_text(stuck, names, where, reserved - len(stuck)), tuple(stuck), names.entry)
 
 
 def _order(wait: StuckWait) -> tuple[Any, ...]:
@@ -275,6 +275,6 @@ def _who(waits: Sequence[StuckWait]) -> str:
     block, warps = next(iter(blocks.items()))
     lanes = {wait.lanes for wait in waits}
     only = f" lane {waits[0].lane}" if len(lanes) == 1 and bin(waits[0].lanes).count("1") == 1 else ""
-    named = f"warp {min(warps)}" if len(warps) == 1 else f"warps {', '.join(map(str, sorted(warps)))}"
+    warp_text = f"warp {min(warps)}" if len(warps) == 1 else f"warps {', '.join(map(str, sorted(warps)))}"
     more = f", and in {counted(len(blocks) - 1, 'more block')}" if len(blocks) > 1 else ""
-    return f"{named}{only} of block {block}{more}"
+    return f"{warp_text}{only} of block {block}{more}"
