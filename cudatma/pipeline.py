@@ -253,7 +253,7 @@ class PipelineSpec:
         Raises
         ------
         ArgumentError
-            If there is no such operand.
+            If the operand does not exist.
         """
         position = 0
         for operand in self.operands:
@@ -292,7 +292,7 @@ class PipelineSpec:
         Raises
         ------
         ArgumentError
-            If there is no such operand.
+            If the operand does not exist.
         """
         if not self.by_operand:
             return self.stage_bytes
@@ -319,7 +319,7 @@ class PipelineSpec:
         Raises
         ------
         ArgumentError
-            If there is no such operand or slot.
+            If the operand or the slot does not exist.
         """
         return _whole("slot", slot, 0, self.stages - 1) * self.slot_distance(name) + self.offset(name)
 

@@ -95,7 +95,7 @@ class Target:
         Returns
         -------
         bool
-            Whether the target has it.
+            Whether the target has the feature.
 
         Raises
         ------
