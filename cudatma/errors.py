@@ -71,7 +71,7 @@ CUDA_PACKAGES = {
     12: "'cuda-python>=12.9,<13' 'nvidia-cuda-nvrtc-cu12>=12.9,<13' 'cupy-cuda12x>=13.6'",
     13: "'cuda-python>=13.0,<14' 'nvidia-cuda-nvrtc>=13.0,<14' 'cupy-cuda13x>=14.0'",
 }
-INSTALL_CUDA = f"pip install {CUDA_PACKAGES[13]}; where the driver stops at CUDA 12: {CUDA_PACKAGES[12]}"
+INSTALL_CUDA = f"pip install {CUDA_PACKAGES[13]}; for a driver that supports only CUDA 12: {CUDA_PACKAGES[12]}"
 
 
 class CudaTmaError(Exception):

@@ -76,7 +76,7 @@ def stream_handle(stream: object, kind: str, device: int) -> int:
     else:
         handle = stream if isinstance(stream, int) and not isinstance(stream, bool) else _handle_of(stream)
     if not 0 <= handle < _HANDLES:
-        raise ArgumentError("stream", handle, "a handle, 0 and up in 64 bits")
+        raise ArgumentError("stream", handle, "a 64-bit handle, 0 and up")
     return handle
 
 

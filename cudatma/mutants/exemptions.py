@@ -60,7 +60,7 @@ class Exemptions:
         copies = [instruction for instruction in self.all if instruction.parts[:2] == ("cp", "async")]
         if not copies or any("tensor" in instruction.parts for instruction in copies):
             return ""
-        return f"`{copies[0].opcode}` puts elements where its addresses say, and names no swizzle"
+        return f"`{copies[0].opcode}` writes elements to explicit addresses, without a swizzle"
 
 
 def _no_asynchronous_user(known: Exemptions, graph: Graph, at: int) -> str:
@@ -258,7 +258,7 @@ def _other_wgmma_wait(known: Exemptions, graph: Graph, at: int) -> str:
         if publishes(instruction):
             return ""
         if waits(instruction):
-            return f"`{instruction.opcode} {_count(instruction)}` before it: what is released was read by older groups"
+            return f"`{instruction.opcode} {_count(instruction)}` before it: older groups have read the released slot"
     return ""
 
 

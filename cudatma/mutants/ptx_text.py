@@ -74,7 +74,7 @@ def _locate(
     match = pattern.search(text, searched.get(line, begins[line - 1]))
     end = text.find(";", match.end()) if match else -1
     if match is None or end < 0:
-        raise PtxError(f"`{opcode}` is not found where the parser saw it", line, text=instruction.text)
+        raise PtxError(f"`{opcode}` is not on the line that the parser reported", line, text=instruction.text)
     searched[line] = end + 1
     guard = _GUARD.search(text, max(0, match.start() - 200), match.start()) if instruction.guard else None
     start = guard.start() if guard else match.start()

@@ -82,7 +82,7 @@ def dim3(value: object, field: str) -> Dim3:
         raise LaunchError(field, value, "an int or a tuple of one to three ints")
     for index, extent in enumerate(whole):
         if extent < 1:
-            raise LaunchError(f"{field}[{index}]", extent, "1 and up", "skip the launch where there is nothing to do")
+            raise LaunchError(f"{field}[{index}]", extent, "1 and up", "skip the launch if there is nothing to do")
     x, y, z = (*whole, 1, 1)[:3]
     return x, y, z
 
