@@ -96,7 +96,7 @@ format: $(READY) ## rewrite the files as `make lint` wants them
 	$(RUN) -m ruff format .
 
 clean: ## remove the environment and everything that tools leave behind
-	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # setuptools comes first, so that the build of cudatma itself downloads nothing that is not pinned.
 # PYTHONWARNINGS: setuptools explains at length what an editable installation is.

@@ -1,4 +1,4 @@
-"""The cost model of the Marlin GEMM against the committed measurements: the table of docs/lab/cost_model.md."""
+"""The cost model of the Marlin GEMM against the committed measurements: the table of docs/lab/marlin.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cudatma.kernels.marlin.problem import LinearShape, Problem
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = (ROOT / "benchmarks" / "results" / "marlin.json", ROOT / "benchmarks" / "results" / "marlin_bf16.json")
-PAGE = ROOT / "docs" / "lab" / "cost_model.md"
+PAGE = ROOT / "docs" / "lab" / "marlin.md"
 _MARKED = re.compile(r"(<!-- table: model -->\n).*?(<!-- end table -->)", re.DOTALL)
 
 
@@ -74,16 +74,28 @@ def table(found: Sequence[Row]) -> str:
     return "\n".join(f"| {line} |" for line in (head, " | ".join(["---", *["---:"] * len(ms)]), *lines))
 
 
+def errors_by_m(found: Sequence[Row]) -> str:
+    """Return Markdown with a column for each M: the median and the largest error, and the layer of the largest."""
+    columns = [["M", "---", "median error", "largest error", "at"]]
+    for m in sorted({row.m for row in found}):
+        of_m = [row for row in found if row.m == m]
+        median = statistics.median(abs(row.error) for row in of_m)
+        worst = max(of_m, key=lambda row: abs(row.error))
+        layer = f"{worst.layer.k} x {worst.layer.n}"
+        columns.append([str(m), "---:", f"{median:.1%}", f"{worst.error:+.1%}", layer])
+    return "\n".join(f"| {' | '.join(line)} |" for line in zip(*columns, strict=True))
+
+
 def filled(page: str, found: Sequence[Row]) -> str:
-    """The page with its table written anew. ArgumentError for a page without one."""
+    """Return the page with a new table. Raise ArgumentError if the page has no marks for it."""
     if not _MARKED.search(page):
         raise ArgumentError("page", "no <!-- table: model -->", "a page with the two marks of the table")
-    text = f"{summary(found)}\n\n{table(found)}\n"
+    text = f"{summary(found)}\n\n{errors_by_m(found)}\n"
     return _MARKED.sub(lambda match: f"{match[1]}{text}{match[2]}", page)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench model``: print the comparison, or with ``--write`` put it into the page."""
+    """``cudatma bench model``: print the comparison, or with ``--write`` write its errors into the page."""
     parser = argparse.ArgumentParser(prog="cudatma bench model", description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     options = parser.parse_args(argv)

@@ -148,7 +148,7 @@ class TargetError(FieldError, ValueError):
 
 
 class QuantizationError(FieldError, ValueError):
-    """Weights, scales or zero points that cannot be quantized, packed or imported."""
+    """Weights, scales or zero points cannot be quantized, packed or imported."""
 
 
 class WeightFileError(FieldError, ValueError):
@@ -220,7 +220,7 @@ class CacheError(CudaTmaError, RuntimeError):
 
 
 class HazardError(CudaTmaError, RuntimeError):
-    """The emulator found a race, a deadlock or a wrong byte count.
+    """The emulator found a race, a deadlock or another hazard.
 
     The arrays hold the results of the last schedule.
 

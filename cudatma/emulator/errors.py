@@ -1,4 +1,4 @@
-"""What the emulator raises besides the errors of the whole package."""
+"""Errors of the emulator alone."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from cudatma.errors import CudaTmaError
 
 
 class PtxError(CudaTmaError, ValueError):
-    """PTX that cannot be parsed or that holds an instruction the emulator does not know.
+    """PTX cannot be parsed, or contains an instruction that the emulator does not support.
 
-    Attributes: ``line`` (of the PTX text, from 1), ``source`` ("file.cu:12" from .loc, or ""), ``text`` (the
-    statement).
+    Attributes
+    ----------
+    line : int
+        Line of the PTX, from 1; 0 if the error concerns no line.
+    source : str
+        Place in the source from ``.loc``, such as "file.cu:12", or "".
+    text : str
+        The statement.
     """
 
     def __init__(self, message: str, line: int = 0, source: str = "", text: str = "") -> None:
@@ -26,14 +32,18 @@ class PtxError(CudaTmaError, ValueError):
 
 
 class EmulatorError(CudaTmaError, RuntimeError):
-    """A run that cannot go on: a trap of the hardware, the step limit, an unresolved address."""
+    """A run cannot continue: a trap, the step limit, or an address that cannot be resolved."""
 
 
 class TrapError(EmulatorError):
-    """What the hardware answers with an illegal instruction or address; the launch is lost, as it is there.
+    """The kernel did what causes a trap on a GPU, such as an illegal instruction or address.
 
-    Attributes: ``error``, the name of the CUresult that a GPU gives, without ``CUDA_ERROR_``; ``at``, the index of the
-    instruction in its function's body, -1 where it is the last of its segment.
+    Attributes
+    ----------
+    error : str
+        Name of the CUresult that a GPU gives, without ``CUDA_ERROR_``.
+    at : int
+        Index of the instruction in the body of its function; -1 for the last one of its segment.
     """
 
     def __init__(self, message: str, error: str = "ILLEGAL_INSTRUCTION", at: int = -1) -> None:
@@ -42,11 +52,11 @@ class TrapError(EmulatorError):
 
 
 class StepLimitError(EmulatorError):
-    """The kernel ran longer than the step limit: an endless loop, or a limit set too low."""
+    """The kernel ran longer than the step limit: it has an endless loop, or the limit is too low."""
 
 
 class ResidencyError(EmulatorError):
-    """More CTAs wait for CTAs that have not started than fit into memory; no GPU keeps so many resident."""
+    """CTAs wait for CTAs that have not started, and no more fit into memory; a GPU would not keep them resident."""
 
     def __init__(self, live: int, live_bytes: int, most_bytes: int) -> None:
         self.live, self.live_bytes, self.most_bytes = live, live_bytes, most_bytes

@@ -2,7 +2,7 @@
 
 A family defines what a caller computes (a Problem), which configurations can compute it with which predicted costs,
 and where its measured exceptions are. Choosing, tuning, explaining, dumping and launching are written once, for all
-families. docs/adding_a_kernel.md describes one.
+families. docs/howto/add_a_kernel.md describes one.
 """
 
 from __future__ import annotations

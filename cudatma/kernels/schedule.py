@@ -135,7 +135,7 @@ def assignments(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> l
     clusters at a time: all whole, or with the tiles of the partial wave divided, together with a full wave or alone.
 
     Together, few CTAs share a tile; alone, more CTAs are at the same place in K, and share what L2 holds. With one row
-    of tiles no CTA shares weights, and alone was always slower (docs/lab/marlin_wgmma.md, "The partial wave").
+    of tiles no CTA shares weights, and alone was always slower (docs/lab/marlin.md, "The partial wave").
     """
     waves, rest = divmod(tiles, resident)
 

@@ -2,7 +2,7 @@
 
 Symmetric: the element of largest magnitude e gets level -8, hence scale = e / -8 (negative where e is positive). This
 uses all sixteen levels; max|w| / 7 leaves level -8 unused and max|w| / 8 clips positive extremes. Asymmetric: scale =
-(max - min) / 15 over a range that includes 0, zero = round(-min / scale). Errors: docs/lab/quantization.md.
+(max - min) / 15 over a range that includes 0, zero = round(-min / scale). Errors: docs/lab/models.md.
 
 The scale is rounded to fp16 or bf16 first and the integers are computed with the rounded one, which is what kernels
 use.

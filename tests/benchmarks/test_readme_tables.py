@@ -55,13 +55,26 @@ def test_a_page_that_is_not_current_is_named(root: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().err.startswith(f"{readme_tables.PAGES[1]} is not current")
 
 
-def test_a_marker_may_ask_for_the_first_rows(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("selection", "table"),
+    [
+        ("first 1 rows", "| K, N | us |\n| --- | ---: |\n| 4096, 4096 | 8.512 |\n\nCold L2."),
+        ("every 2nd row", "| K, N | us |\n| --- | ---: |\n| 4096, 4096 | 8.512 |\n\nCold L2."),
+        ("without K, N", "| us |\n| --- |\n| 8.512 |\n| 7 |\n\nCold L2."),
+    ],
+)
+def test_a_marker_selects_rows_and_columns(selection: str, table: str, root: Path) -> None:
     put(root, RESULT)
-    (root / "README.md").write_text(PAGE.replace("speed -->", "speed, first 1 rows -->"))
+    (root / "README.md").write_text(PAGE.replace("speed -->", f"speed, {selection} -->"))
     assert readme_tables.main([], root) == 0
-    text = (root / "README.md").read_text()
-    assert "| 4096, 4096 | 8.512 |\n\nCold L2." in text
-    assert "<!-- table: speed, first 1 rows -->" in text
+    assert f"<!-- table: speed, {selection} -->\n{table}" in (root / "README.md").read_text()
+
+
+def test_a_column_that_a_table_lacks_is_refused(root: Path) -> None:
+    put(root, RESULT)
+    (root / "README.md").write_text(PAGE.replace("speed -->", "speed, without ms -->"))
+    with pytest.raises(ArgumentError, match="got ms"):
+        readme_tables.main([], root)
 
 
 @pytest.mark.parametrize(
@@ -97,3 +110,22 @@ def test_a_damaged_result_is_refused(root: Path) -> None:
     (root / "benchmarks" / "results" / "speed.json").write_text("{")
     with pytest.raises(ArgumentError, match="JSON"):
         readme_tables.main([], root)
+
+
+def test_the_summary_compares_with_the_fastest_rival() -> None:
+    marlin = [{"m": m, "us": 2.0, "rivals": {"a": {"us": 3.0}, "b": {"us": 9.0}}} for m in (1, 64, 256)]
+    attention = {"machine": {"card": "NVIDIA H200"}, "table": {"rows": [["512", "1.250"], ["1024", "0.800"]]}}
+    results = {
+        "marlin_rivals": {"machine": {"card": "NVIDIA H200"}, "cells": marlin},
+        "gemm": {"machine": {"card": "NVIDIA H100 80GB"}, "cells": [{"us": {"cuBLASLt": 3, "torch.mm": 4, "auto": 4}}]},
+        "attention": attention,
+        "attention_decode": attention,
+    }
+    rows = readme_tables.summary(results)["table"]["rows"]
+    assert [row[1:] for row in rows] == [
+        ["H200", "1.50", "1.50", "2"],
+        ["H200", "1.50", "1.50", "1"],
+        ["H100", "0.75", "0.75", "1"],
+        ["H200", "1.00", "0.80", "2"],
+        ["H200", "1.00", "0.80", "2"],
+    ]

@@ -11,8 +11,9 @@ import pytest
 
 import cudatma
 from cudatma import cli
-from tools.dev import site_cli
-from tools.dev.site_docstrings import to_rst
+from cudatma.emulator import CAUSES
+from tools.dev import site_cli, site_errors
+from tools.dev.site_docstrings import linked_sections, to_rst
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -20,7 +21,7 @@ PUBLIC = {"copy": "func", "TensorMap": "class", "ArgumentError": "exc"}
 
 
 def test_every_public_name_is_in_the_reference_once() -> None:
-    pages = "\n".join(page.read_text() for page in REFERENCE.glob("*.rst"))
+    pages = "\n".join([*(page.read_text() for page in REFERENCE.glob("*.rst")), *site_errors.error_pages().values()])
     listed = Counter(re.findall(r"^\.\. auto\w+:: cudatma\.(\w+)$", pages, re.MULTILINE))
     assert set(listed) == set(cudatma.__all__)
     assert max(listed.values()) == 1
@@ -42,6 +43,28 @@ def test_what_is_said_of_parameters_becomes_a_list() -> None:
         *("Raises :py:exc:`~cudatma.ArgumentError`.", ""),
         *("Of y: nothing.", ""),
     ]
+
+
+def test_numpydoc_sections_keep_their_names_and_link_their_prose() -> None:
+    docstring = ["Copy x.", "", "Raises", "------", "ArgumentError", "    See TensorMap. x*y fails."]
+    assert linked_sections(docstring, PUBLIC) == [
+        *docstring[:5],
+        r"    See :py:class:`~cudatma.TensorMap`. x\*y fails.",
+    ]
+
+
+def test_the_page_of_an_error_has_its_messages() -> None:
+    pages, value = site_errors.error_pages(), "\N{HORIZONTAL ELLIPSIS}"
+    message = (
+        f"strides_bytes[{value}]: got {value}; allowed: multiples of {value} bytes. pad the pitch, or use plain loads"
+    )
+    assert message in pages["DescriptorError"].replace("\\", "")
+    assert all(f":doc:`errors/{name}`" in site_errors.index_page() for name in pages)
+
+
+def test_every_kind_of_hazard_has_a_section() -> None:
+    page = site_errors.hazard_page()
+    assert all(f"\n{kind}\n{'-' * len(kind)}\n" in page for kind in CAUSES)
 
 
 def test_blocks_of_code_are_left_alone() -> None:

@@ -35,7 +35,7 @@ def run_marlin(monkeypatch: pytest.MonkeyPatch, mutate: Mutation, *, depends: bo
 
     monkeypatch.setattr(marlin_runner, "load", loaded)
     options: dict[str, Any] = {"produced_by_previous": (x,)} if depends else {}
-    return marlin_runner.run_marlin(x, w, spec=CONFIG, processors=3, schedules=4, hazards="collect", **options)[1]
+    return marlin_runner.run_marlin(x, w, config=CONFIG, processors=3, schedules=4, hazards="collect", **options)[1]
 
 
 def unchanged(ptx: str) -> str:

@@ -168,8 +168,8 @@ def test_every_schedule_finds_a_copy_that_nobody_waited_for() -> None:
 def test_the_register_pool_shows_its_arithmetic() -> None:
     report, _ = CASES[2].run("GREEDY", schedules=2)
     (hazard,) = report.hazards
-    assert "asks for 240 - 168 more registers a thread, 2304 for the warp" in hazard.message
-    assert "12 warps began with 168 a thread by the launch bounds (64512 in all)" in hazard.message
+    assert "needs 240 - 168 more registers per thread, 2304 for the warp" in hazard.message
+    assert "12 warps started with 168 per thread by the launch bounds (64512 in total)" in hazard.message
     assert "setmaxnreg.dec has freed 16384, setmaxnreg.inc has taken 16128" in hazard.message
 
 
@@ -180,7 +180,7 @@ def test_the_register_pool_shows_its_arithmetic() -> None:
         ("__launch_bounds__(384, 1)", 160, {"register_pool"}, ""),
         ("__launch_bounds__(384, 1)", 0, set(), "ptxas ignores setmaxnreg"),
         ("", 168, set(), ""),
-        ("", None, set(), "nothing says how many registers"),
+        ("", None, set(), "the initial number of registers per thread is unknown"),
         ("__maxnreg__(160)", None, {"register_pool"}, ""),
     ],
 )

@@ -161,7 +161,7 @@ def test_kernels_go_by_plain_qualified_and_partial_names() -> None:
     ):
         module.launch(name, 1, 1, (out,), schedules=1)
         assert out[0] == value
-    with pytest.raises(ArgumentError, match=r"allowed: .*fillILi3E.*fillILi30E.*2 names fit; give more of one"):
+    with pytest.raises(ArgumentError, match=r"allowed: .*fillILi3E.*fillILi30E.*2 names match; give more of the name"):
         module.launch("fill", 1, 1, (out,))
     with pytest.raises(ArgumentError, match=r"got scalers .*allowed: scalars, "):
         module.launch("scalers", 1, 1, (out,))

@@ -155,7 +155,7 @@ def test_live_ctas_take_no_more_memory_than_allowed(monkeypatch: pytest.MonkeyPa
     flag, out = np.zeros(1, np.uint32), np.zeros(40, np.uint32)
     module_of(ALL_WAIT).launch("k", 40, 1, (flag, out), replay=0, resident_clusters=4)
     flag[:] = 0
-    monkeypatch.setattr(launching, "MOST_LIVE_BYTES", 8 << 20)
+    monkeypatch.setattr(launching, "MAX_LIVE_BYTES", 8 << 20)
     with pytest.raises(ResidencyError, match=r"^grid: \d+ CTAs are live, take \d MiB, and all wait"):
         module_of(ALL_WAIT).launch("k", 40, 1, (flag, out), replay=0, resident_clusters=4)
 
@@ -264,5 +264,5 @@ def test_a_kernel_tells_the_emulator_what_ptxas_made_of_setmaxnreg() -> None:
     report = cudatma.compile(source, target="sm_90a").emulate(1, 128)
     assert "unchecked: register_pool: ptxas ignores setmaxnreg" in str(report)
     bounded = source.replace("void k", "void __launch_bounds__(384, 1) k")
-    with pytest.raises(HazardError, match="began with 168 a thread by the cubin"):
+    with pytest.raises(HazardError, match="started with 168 per thread by the cubin"):
         cudatma.compile(bounded, target="sm_90a").emulate(1, 384)

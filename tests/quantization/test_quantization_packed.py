@@ -82,7 +82,7 @@ def test_dequantize_is_the_formula_in_the_order_of_the_activations(given_weight:
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("depth", "width", "size"), [(64, 64, 64), (200, 150, 32), (33, 129, 128), (130, 65, -1)])
 def test_every_byte_is_where_the_layout_says(depth: int, width: int, size: int, zeros: bool) -> None:
-    """The definition of docs/architecture.md, register by register."""
+    """The definition of docs/design/packed_weights.md, register by register."""
     given_weight = logical(depth, width, size, seed=5, zeros=zeros)
     weight = pack(**given_weight)
     k_blocks, n_blocks = -(-depth // 64), -(-width // 64)

@@ -1,7 +1,7 @@
-"""The sequence diagram of a call, drawn for docs/path_of_a_call.md.
+"""The sequence diagram of a call, drawn for docs/design/path_of_a_call.md.
 
 python -m tools.dev.call_picture            # writes docs/pictures/path_of_a_call.svg
-python -m tools.dev.call_picture --check    # exit status 1 where the file shows something else
+python -m tools.dev.call_picture --check    # exit status 1 if the file is not current
 """
 
 from __future__ import annotations

@@ -1,35 +1,35 @@
-"""The imports among cudatma's packages: read from the source, and drawn for docs/architecture.md.
+"""Read the imports among cudatma's packages from the source, and draw the packages as layers for docs/architecture.md.
 
 python -m tools.dev.import_graph            # writes docs/pictures/architecture.svg
-python -m tools.dev.import_graph --check    # exit status 1 where the file shows something else
+python -m tools.dev.import_graph --check    # exit status 1 if the file is not what the code gives
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from xml.sax.saxutils import escape
 
-ROOT = Path(__file__).resolve().parents[2]
+from tools.dev.drawing import BLUE, GREEN, GREY, ORANGE, ROOT, Drawing, write_picture
+
 PICTURE = ROOT / "docs" / "pictures" / "architecture.svg"
 
-#: What cudatma/ is made of, lowest first: each imports only from those before it. The first row is single modules.
+#: The packages of cudatma/, lowest first: each imports only from those before it. The first one is single modules.
 LAYERS: tuple[tuple[str, str], ...] = (
-    ("facts", "errors, element types, targets, contexts, arrays and streams of other libraries, layouts, pipelines"),
-    ("descriptor", "tensor maps: spec, rules, codec (128 bytes to fields and back), driver"),
+    ("facts", "errors, element types, targets, contexts, arrays of any library, shared-memory layouts, pipelines"),
+    ("descriptor", "tensor maps: rules, codec, driver"),
     ("emulator", "runs PTX on the CPU and reports hazards"),
-    ("runtime", "launch arguments, streams, device memory, a loaded kernel, hang reports"),
-    ("build", "template to source to PTX and cubin to cache to kernel"),
-    ("inspection", "a tensor map explained"),
-    ("quantization", "weights: quantize, pack, import, store"),
-    ("kernels", "kernel families, and what they share"),
-    ("mutants", "synchronization mistakes planted in a kernel"),
-    ("integrations", "operators and modules of other libraries, which each module imports"),
-    ("tools", "the commands, the pytest plugin"),
+    ("runtime", "memory, streams, loaded kernels"),
+    ("build", "template to CUDA source to PTX and cubin, with a cache"),
+    ("inspection", "explains tensor maps"),
+    ("quantization", "int4 weights: pack, import, store"),
+    ("kernels", "the path of a call; marlin, gemm, attention, data_movement, all_reduce"),
+    ("mutants", "plants mistakes in kernels"),
+    ("integrations", "torch, transformers, PEFT, vLLM"),
+    ("tools", "one file for each command"),
 )
 FACTS = (
     *("errors", "dtypes", "target", "context", "layout", "pipeline"),
@@ -41,7 +41,7 @@ EMULATOR = ("errors", "ptx", "arithmetic", "machine", "async_copy", "tensor_core
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
-    """Dotted name -> file, of cudatma and tools; a package has the name of its folder."""
+    """Return the files of cudatma and tools by dotted name; a package has the name of its folder."""
     found = {}
     for folder in ("cudatma", "tools"):
         for path in sorted((root / folder).rglob("*.py")):
@@ -51,7 +51,7 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
 
 
 def imported(text: str, importer: str, is_package: bool, known: Iterable[str]) -> set[str]:
-    """Which of the ``known`` modules a source imports, inside functions and for type checkers too."""
+    """Return the ``known`` modules that a source imports, also inside functions and for type checkers."""
     names = set(known)
     found: set[str] = set()
     for node in ast.walk(ast.parse(text)):
@@ -79,7 +79,7 @@ def import_graph(root: Path = ROOT) -> dict[str, set[str]]:
 
 
 def cycle(graph: Mapping[str, set[str]]) -> list[str]:
-    """Modules that import each other in a ring, first and last the same; empty where there is none."""
+    """Return modules that import each other in a ring, first and last the same, or an empty list."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -88,7 +88,7 @@ def cycle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def layer_of(module: str) -> str:
-    """The row of LAYERS that a module belongs to; "" for the facade ``cudatma``."""
+    """Return the layer of a module; "" for the facade ``cudatma``."""
     top, _, rest = module.partition(".")
     if top == "tools":
         return "tools"
@@ -99,66 +99,44 @@ def layer_of(module: str) -> str:
 
 
 def emulator_part(module: str) -> str:
-    """The row of EMULATOR that a module of the emulator belongs to."""
+    """Return the part of the emulator that a module belongs to."""
     name = module.removeprefix("cudatma.emulator").lstrip(".").split(".")[0]
     return name if name in EMULATOR else ""
 
 
-# ---- the picture
+def levels(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Return the layers by level, lowest first: a layer is one level above the highest layer that it imports."""
+    level: dict[str, int] = {}
+    for name, _ in LAYERS:
+        targets = {layer_of(t) for module, found in graph.items() if layer_of(module) == name for t in found}
+        level[name] = 1 + max((level[target] for target in targets if target in level), default=-1)
+    return [[name for name in level if level[name] == row] for row in range(max(level.values()) + 1)]
 
-_ROW, _BOX, _LEFT, _TOP, _WIDTH = 56, 40, 24, 20, 1080
-_BOX_WIDTH, _FAINT = 700, "#52606d"
+
+_WIDTH, _MARGIN, _GAP, _BOX, _ROW = 500, 12, 10, 66, 78
+_LABELS = {"facts": "cudatma/*.py", "tools": "tools/, cli, pytest_plugin"}
+#: Fill and outline of the levels that describe, execute, generate and use kernels.
+_COLORS = (("#eef1f7", GREY), ("#eef4fc", BLUE), ("#f1f8e6", GREEN), ("#fff5ea", ORANGE))
 
 
 def picture(graph: Mapping[str, set[str]]) -> str:
-    """An SVG: a box for each layer, lowest at the bottom, and an arc for the imports between each two."""
-    names = [name for name, _ in LAYERS]
-    layers = {(layer_of(importer), layer_of(target)) for importer, targets in graph.items() for target in targets}
-    pairs = sorted(pair for pair in layers if pair[0] != pair[1] and "" not in pair and "cudatma" not in pair)
-    height = 2 * _TOP + _ROW * len(names) + 28
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif">',
-        "<title>Packages of cudatma and the imports between them</title>",
-        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
-        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" '
-        'markerWidth="9" markerHeight="9" markerUnits="userSpaceOnUse" orient="auto">'
-        '<path d="M0,0 L8,4 L0,8 z" fill="#829ab1"/></marker></defs>',
-    ]
-    middle = {name: _TOP + _ROW * (len(names) - 1 - row) + _BOX // 2 for row, name in enumerate(names)}
-    right = _LEFT + _BOX_WIDTH
-    for importer, target in pairs:
-        begin, end = middle[importer], middle[target]
-        bulge = right + 20 + abs(end - begin) * 0.62
-        path = f"M{right},{begin + 6} C{bulge:.0f},{begin + 6} {bulge:.0f},{end - 6} {right + 2},{end - 6}"
-        title = f"{importer} imports {target}"
-        lines.append(
-            f'<path d="{path}" fill="none" stroke="#829ab1" stroke-width="1.4" marker-end="url(#head)">'
-            f"<title>{title}</title></path>"
-        )
-    for name, what in LAYERS:
-        y = middle[name] - _BOX // 2
-        label = {"facts": "cudatma/*.py", "tools": "tools/, cli, pytest plugin"}.get(name, f"{name}/")
-        lines += [
-            f'<rect x="{_LEFT}" y="{y}" width="{_BOX_WIDTH}" height="{_BOX}" rx="5" fill="#f0f4f8" stroke="#9fb3c8"/>',
-            f'<text x="{_LEFT + 12}" y="{y + 17}" font-size="14" font-weight="bold">{escape(label)}</text>',
-            f'<text x="{_LEFT + 12}" y="{y + 33}" font-size="12" fill="{_FAINT}">{escape(what)}</text>',
-        ]
-    foot = "An arrow leads from a package to one that it imports."
-    lines += [f'<text x="{_LEFT}" y="{height - 14}" font-size="12" fill="{_FAINT}">{foot}</text>', "</svg>", ""]
-    return "\n".join(lines)
+    """Return an SVG with one row of boxes for each level, the lowest at the bottom."""
+    out, rows, about = Drawing(), levels(graph), dict(LAYERS)
+    for number, names in enumerate(reversed(rows)):
+        width = (_WIDTH - 2 * _MARGIN - _GAP * (len(names) - 1)) / len(names)
+        fill, stroke = _COLORS[(len(rows) - 1 - number) // 2]
+        for column, name in enumerate(names):
+            x, y = _MARGIN + column * (width + _GAP), _MARGIN + number * _ROW
+            lines = textwrap.wrap(about[name], int(width / 7.5))
+            out.box(x, y, width, _BOX, fill, stroke, _LABELS.get(name, f"{name}/"), lines)
+    height = _MARGIN + _ROW * len(rows) + 24
+    out.text(_WIDTH / 2, height - 14, "Each package imports only from the rows below it.", size=13)
+    return out.document("The packages of cudatma as layers", _WIDTH, height)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the picture; with --check compare it with the file."""
-    parser = argparse.ArgumentParser(prog="tools.dev.import_graph", description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit status 1 where the file shows something else")
-    options = parser.parse_args(argv)
-    text = picture(import_graph())
-    if options.check:
-        return int(not PICTURE.is_file() or PICTURE.read_text(encoding="utf-8") != text)
-    PICTURE.write_text(text, encoding="utf-8")
-    print(f"wrote {PICTURE.relative_to(ROOT)}")
-    return 0
+    return write_picture(PICTURE, picture(import_graph()), __doc__ or "", argv)
 
 
 if __name__ == "__main__":

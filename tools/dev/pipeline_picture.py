@@ -1,7 +1,7 @@
-"""The pipelines of the wgmma kernel (SM90) and of the mma.sync kernel (SM120), drawn for README.md.
+"""Draw the pipelines of the wgmma kernel (SM90) and of the mma.sync kernel (SM120).
 
-python -m tools.dev.pipeline_picture            # writes docs/images/pipeline.svg
-python -m tools.dev.pipeline_picture --check    # exit status 1 where the file shows something else
+python -m tools.dev.pipeline_picture            # writes docs/pictures/pipeline.svg
+python -m tools.dev.pipeline_picture --check    # exit status 1 if the file is not current
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from tools.dev.drawing import BLUE, GREEN, GREY, INK, ORANGE, ROOT, Drawing, write_picture
 
-PICTURE = ROOT / "docs" / "images" / "pipeline.svg"
+PICTURE = ROOT / "docs" / "pictures" / "pipeline.svg"
 TITLE = "TMA fills a ring of shared-memory stages; warpgroups with wgmma or warps with mma.sync empty it"
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What differs between the two kernels. ldmatrix: whether activations pass through registers."""
+    """The differences between the two kernels. ldmatrix: whether activations pass through registers."""
 
     title: str
     consumers: str
@@ -60,7 +60,7 @@ _STAGES = (
 
 
 def _load_side(out: Drawing, top: float) -> None:
-    """Global memory, the producer warp and TMA: the same for both kernels."""
+    """Draw global memory, the producer warp and TMA, which both kernels share."""
     out.text(90, top + 52, "global memory", size=13.5, fill=INK, bold=True)
     operands = (("weights", "int4, packed"), ("scales", "one per group"), ("activations", "fp16 or bf16"))
     for number, (name, what) in enumerate(operands):
@@ -109,7 +109,7 @@ def _ring(out: Drawing, top: float) -> None:
 
 
 def _consumer_side(out: Drawing, top: float, kernel: Variant) -> None:
-    """From a full stage through the product to the result."""
+    """Draw the path from a full stage through the product to the result."""
     right, middle = _RING_X + _RING_WIDTH, _CONSUMER_X + _CONSUMER_WIDTH / 2
     out.text(middle, top + 52, kernel.consumers, size=13.5, fill=INK, bold=True)
     out.box(_CONSUMER_X, top + 66, _CONSUMER_WIDTH, 226, "#eef4fc", BLUE)

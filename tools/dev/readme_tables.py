@@ -2,7 +2,9 @@
 
 A marker pair ``<!-- table: NAME -->`` .. ``<!-- end table -->`` holds what benchmarks/results/NAME.json says under
 ``"table"``: ``{"columns": [text], "rows": [[text or number]], "note": text}``, and the machine under ``"machine"``.
-``<!-- table: NAME, first 5 rows -->`` takes the first rows only.
+``<!-- table: NAME, first 5 rows -->`` takes the first rows only, ``every 3rd row`` the first of each three, and
+``without A; B`` at the end drops the columns A and B. The table ``summary`` has one row for each comparison with other
+libraries; ``summary()`` computes it from several results.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ if __name__ == "__main__":  # the checkout need not be installed
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from statistics import geometric_mean
 from typing import Any
 
 from cudatma.errors import ArgumentError, CudaTmaError
@@ -29,14 +32,16 @@ PAGES = (
     "docs/lab/emulator.md",
     "docs/lab/gemm.md",
     "docs/lab/attention.md",
-    "docs/lab/pytorch.md",
+    "docs/lab/models.md",
 )
+#: The results that the table ``summary`` needs.
+SUMMARIZED = ("marlin_rivals", "gemm", "attention", "attention_decode")
 _MARKED = re.compile(
-    r"(?P<open><!-- table: (?P<name>[\w.-]+)(?:, first (?P<rows>\d+) rows)? -->\n)"
+    r"(?P<open><!-- table: (?P<name>[\w.-]+)(?:, first (?P<rows>\d+) rows)?(?:, every (?P<step>\d+)(?:nd|rd|th) row)?"
+    r"(?:, without (?P<without>[^>]+))? -->\n)"
     r"(?P<body>.*?)(?P<close><!-- end table -->)",
     re.DOTALL,
 )
-
 #: How a page names an entry of "machine".
 _NAMES = {"card": ""}
 
@@ -46,10 +51,11 @@ EXAMPLES = """examples:
 """
 
 
-def table_text(name: str, result: Any, rows: int | None = None) -> str:
-    """A result as a Markdown table, with its note and its machine below it.
+def table_text(name: str, result: Any, rows: slice = slice(None), without: Collection[str] = ()) -> str:
+    """Return a result as a Markdown table, with its note and its machine below it.
 
-    rows: how many rows of the table to take; None takes all. Raises ArgumentError if the file holds no such table.
+    ``rows`` selects rows, and ``without`` names columns to drop. Raises ArgumentError if the result has no table or
+    lacks such a column.
     """
     table = result.get("table") if isinstance(result, dict) else None
     if not isinstance(table, dict) or not {"columns", "rows"} <= set(table):
@@ -58,7 +64,12 @@ def table_text(name: str, result: Any, rows: int | None = None) -> str:
     for index, row in enumerate(table["rows"]):
         if len(row) != len(columns):
             raise ArgumentError(f"{name}.json: rows[{index}]", f"{len(row)} cells", f"{len(columns)}, one a column")
-    lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *table["rows"][:rows]]
+    for column in without:
+        if column not in columns:
+            raise ArgumentError(f"{name}.json: without", column, " or ".join(columns))
+    kept = [index for index, column in enumerate(columns) if column not in without]
+    selected = [[line[index] for index in kept] for line in (columns, *table["rows"][rows])]
+    lines = [selected[0], ["---"] + ["---:"] * (len(kept) - 1), *selected[1:]]
     text = "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
     below = [str(table.get("note", "")), _machine(result.get("machine"))]
     return "\n\n".join([text, *(part for part in below if part)])
@@ -76,6 +87,34 @@ def _machine(machine: object) -> str:
     return f"Measured on {machine}." if machine else ""
 
 
+def summary(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return README's table as a result: the speed of each operation relative to its fastest rival."""
+    marlin = results["marlin_rivals"]["cells"]
+    rows = [
+        _summary_row(
+            f"W4A16 GEMM, M = {low} to {high}",
+            "cuBLAS (fp16), Humming, Machete, vLLM's Marlin",
+            results["marlin_rivals"],
+            [min(r["us"] for r in cell["rivals"].values()) / cell["us"] for cell in marlin if low <= cell["m"] <= high],
+        )
+        for low, high in ((1, 128), (256, 4096))
+    ]
+    products = [cell["us"] for cell in results["gemm"]["cells"]]
+    dense = [min(us[rival] for rival in ("cuBLASLt", "torch.mm") if rival in us) / us["auto"] for us in products]
+    rows.append(_summary_row("dense GEMM, fp16 and bf16", "cuBLASLt, torch.mm", results["gemm"], dense))
+    for what, name in (("attention, prefill", "attention"), ("attention, decoding", "attention_decode")):
+        ratios = [float(row[-1]) for row in results[name]["table"]["rows"]]
+        rows.append(_summary_row(what, "cuDNN, FlashAttention-2 and -3", results[name], ratios))
+    columns = ["operation, and the libraries compared", "GPU", "mean", "lowest", "cases"]
+    note = "Speed relative to the fastest rival in each case; above 1, cudatma is faster. The mean is geometric."
+    return {"table": {"columns": columns, "rows": rows, "note": note}}
+
+
+def _summary_row(what: str, rivals: str, result: Any, ratios: list[float]) -> list[str]:
+    gpu = result["machine"]["card"].split()[1]
+    return [f"{what}: {rivals}", gpu, f"{geometric_mean(ratios):.2f}", f"{min(ratios):.2f}", str(len(ratios))]
+
+
 def filled(page: str, results: Path) -> str:
     """The page with every marked table rewritten; where a result is missing, the page says so.
 
@@ -83,17 +122,27 @@ def filled(page: str, results: Path) -> str:
     """
 
     def replace(match: re.Match[str]) -> str:
-        path = results / f"{match['name']}.json"
-        if not path.is_file():
+        name = match["name"]
+        rows = slice(None, int(match["rows"]) if match["rows"] else None, int(match["step"] or 1))
+        without = match["without"].split("; ") if match["without"] else ()
+        needed = SUMMARIZED if name == "summary" else (name,)
+        loaded = {needed_name: _load(results / f"{needed_name}.json") for needed_name in needed}
+        if None in loaded.values():
             return f"{match['open']}{MISSING}\n{match['close']}"
-        try:
-            result = json.loads(path.read_text())
-        except ValueError as error:
-            raise ArgumentError(path.name, str(error), "JSON") from error
-        rows = int(match["rows"]) if match["rows"] else None
-        return f"{match['open']}{table_text(match['name'], result, rows)}\n{match['close']}"
+        result = summary(loaded) if name == "summary" else loaded[name]
+        return f"{match['open']}{table_text(name, result, rows, without)}\n{match['close']}"
 
     return _MARKED.sub(replace, page)
+
+
+def _load(path: Path) -> Any:
+    """Return the content of a result, or None if there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ArgumentError(path.name, str(error), "JSON") from error
 
 
 def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:

@@ -1,7 +1,7 @@
-"""Docstrings for the documentation site: cudatma's are plain text with ``code``, Sphinx reads reStructuredText.
+"""Convert docstrings, which are plain text with ``code``, to the reStructuredText that Sphinx reads.
 
-What a docstring says of a parameter or field ("name: text") becomes an item of a list, the rest paragraphs. Public
-names of cudatma become links.
+Public names of cudatma become links. Docstrings with numpydoc sections keep them for Sphinx's napoleon. In others,
+what is said about a parameter or field ("name: text") becomes an item of a list.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ _ITEM = re.compile(
     rf"(?:^|(?<=[.)]\s)|(?<=\n))({_PARAMETER}(?:,\s+{_PARAMETER})*):\s+|(?:(?<=[.)]\s)|(?<=\n))(?=Raises )"
 )
 _PAGE = re.compile(r"\b(docs/[\w/]+)\.md\b")
+#: The headline of a numpydoc section.
+_HEADLINE = re.compile(r"(Parameters|Returns|Yields|Raises|Warns|Notes|References|Examples|Attributes|See Also)\n-+")
+#: Sections whose lines without indentation name parameters, types or errors.
+_FIELD_LISTS = ("Parameters", "Returns", "Yields", "Raises", "Warns", "Attributes", "See Also")
 _NAME = re.compile(r"(?<![\w.])([A-Za-z]\w+)(\(\))?(?![\w(])")
 
 
@@ -36,6 +40,32 @@ def to_rst(docstring: Sequence[str], parameters: Collection[str], public: Mappin
             shown = inline(" ".join(text.split()), public)
             lines += [f"- {re.sub(_PARAMETER, _bold, names)}: {shown}" if names else shown, ""]
     return lines
+
+
+def has_sections(docstring: Sequence[str]) -> bool:
+    """Return whether a docstring has numpydoc sections."""
+    return bool(_HEADLINE.search("\n".join(docstring)))
+
+
+def linked_sections(docstring: Sequence[str], public: Mapping[str, str]) -> list[str]:
+    """Return a docstring with numpydoc sections, its prose as reStructuredText.
+
+    Examples and the lines that name a parameter, type or error are left as they are.
+    """
+    lines: list[str] = []
+    section = ""
+    for paragraph in re.split(r"(\n\s*\n|(?<=----)\n)", "\n".join(docstring)):
+        if headline := _HEADLINE.fullmatch(paragraph):
+            section = headline[1]
+        is_example = section == "Examples" or ">>>" in paragraph
+        is_code = is_example or (paragraph.startswith("    ") and section not in _FIELD_LISTS)
+        if headline or is_code or not paragraph.strip():
+            lines.append(paragraph)
+        elif section in _FIELD_LISTS:
+            lines += re.sub(r"(?:^[ \t]+.*\n?)+", lambda text: inline(text[0], public), paragraph, flags=re.MULTILINE)
+        else:
+            lines.append(inline(paragraph, public))
+    return "".join(lines).splitlines()
 
 
 def _paragraphs(docstring: Sequence[str]) -> list[list[str]]:

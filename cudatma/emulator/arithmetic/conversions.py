@@ -1,7 +1,7 @@
-"""Conversions among integers and floats; to and from floats of 16 bits and fewer bit for bit.
+"""Conversions between integers and floats, bit for bit for floats of at most 16 bits.
 
-Source: PTX ISA, "cvt", "cvt.pack", "Alternate Floating-Point Data Formats"; OCP Microscaling Formats for the 8-, 6-
-and 4-bit ones.
+Source: PTX ISA, "cvt", "cvt.pack", "Alternate Floating-Point Data Formats"; OCP Microscaling Formats for floats of 8, 6
+and 4 bits.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from cudatma.emulator.ptx.writer import runtime
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A binary float: sign, ``exponent`` bits, ``mantissa`` bits. top: bits of the largest finite value; nan: of the
-    NaN that conversions write (the largest finite value where the format has none); has_inf: one above top."""
+    """A binary float with a sign bit, ``exponent`` bits and ``mantissa`` bits.
+
+    ``top`` is the bit pattern of the largest finite value. ``nan`` is the NaN that conversions write, or ``top`` if the
+    format has none. If ``has_inf``, infinity is top + 1.
+    """
 
     exponent: int
     mantissa: int
@@ -34,8 +37,8 @@ class Format:
         return 1 + self.exponent + self.mantissa
 
     @property
-    def least(self) -> int:
-        """Exponent of the unit in the last place of subnormals."""
+    def min_exponent(self) -> int:
+        """Return the exponent of the unit in the last place of subnormals."""
         return 2 - (1 << (self.exponent - 1)) - self.mantissa
 
 
@@ -51,14 +54,14 @@ FORMATS: dict[str, Format] = {
 
 
 def _whole(scaled: Array, mode: str, negative: Array, random: Array | None) -> Array:
-    """Non-negative magnitudes to integers: rn, rz, rm, rp, rna (ties away), rs (random: in 0..1)."""
+    """Round nonnegative magnitudes to integers: rn, rz, rm, rp, rna (ties away), rs (with ``random`` in 0..1)."""
     if mode == "rn":
         return np.rint(scaled)
     if mode == "rna":
         return np.floor(scaled + 0.5)
     if mode == "rs" and random is not None:
-        found: Array = np.floor(scaled + random)
-        return found
+        result: Array = np.floor(scaled + random)
+        return result
     if mode in ("rm", "rp"):
         return np.where(negative == (mode == "rm"), np.ceil(scaled), np.floor(scaled))
     return np.floor(scaled)
@@ -66,15 +69,17 @@ def _whole(scaled: Array, mode: str, negative: Array, random: Array | None) -> A
 
 @runtime
 def encode(a: Array, name: str, mode: str, saturates: bool, random: Array | None = None) -> Array:
-    """Floats to the bits of a format, as uint16. float64 operands must be exact or rounded to odd."""
+    """Convert floats to the bits of a format, as uint16. float64 operands must be exact or rounded to odd."""
     form = FORMATS[name]
     wide = a.astype(np.float64)
     magnitude = np.abs(wide)
     finite = np.where(np.isfinite(magnitude), magnitude, 0.0)
-    exponent = np.where(finite == 0, form.least, np.maximum(np.frexp(finite)[1] - 1 - form.mantissa, form.least))
+    exponent = np.where(
+        finite == 0, form.min_exponent, np.maximum(np.frexp(finite)[1] - 1 - form.mantissa, form.min_exponent)
+    )
     negative = np.signbit(wide)
     whole = _whole(np.ldexp(finite, -exponent), mode or "rn", negative, random)
-    code = whole.astype(np.int64) + ((exponent - form.least).astype(np.int64) << form.mantissa)
+    code = whole.astype(np.int64) + ((exponent - form.min_exponent).astype(np.int64) << form.mantissa)
     if form.has_inf:
         away = (mode in ("", "rn", "rna", "rs")) | (negative == (mode == "rm")) & (mode in ("rm", "rp"))
         over = form.top if saturates else np.where(away, form.top + 1, form.top)
@@ -88,13 +93,13 @@ def encode(a: Array, name: str, mode: str, saturates: bool, random: Array | None
 
 @lru_cache(maxsize=16)
 def values(name: str) -> Array:
-    """The float32 value of every bit pattern of a format of 8 bits and fewer."""
+    """Return the float32 value of every bit pattern of a format of at most 8 bits."""
     form = FORMATS[name]
     code = np.arange(1 << form.bits, dtype=np.int64)
     magnitude = code & ((1 << (form.bits - 1)) - 1)
     field, fraction = magnitude >> form.mantissa, magnitude & ((1 << form.mantissa) - 1)
     significand = fraction + np.where(field > 0, 1 << form.mantissa, 0)
-    result = np.ldexp(significand.astype(np.float64), np.maximum(field, 1) - 1 + form.least)
+    result = np.ldexp(significand.astype(np.float64), np.maximum(field, 1) - 1 + form.min_exponent)
     if form.has_inf:
         result = np.where(magnitude == form.top + 1, np.inf, np.where(magnitude > form.top + 1, np.nan, result))
     elif form.nan > form.top:
@@ -106,35 +111,37 @@ def values(name: str) -> Array:
 
 @runtime
 def decode(a: Array, name: str) -> Array:
-    """Bits of a format of 8 bits and fewer, in unsigned integers, as float32; bits above it are not looked at."""
+    """Convert the bits of a format of at most 8 bits, in unsigned integers, to float32; higher bits are ignored."""
     table = values(name)
-    found: Array = table[a & a.dtype.type(len(table) - 1)]
-    return found
+    result: Array = table[a & a.dtype.type(len(table) - 1)]
+    return result
 
 
 @runtime
 def bytes_of_lanes(a: Array) -> Array:
-    """All bytes of all lanes, the lowest of a lane first."""
+    """Return the bytes of all lanes, the lowest of each lane first."""
     return np.ascontiguousarray(a).view(np.uint8)
 
 
 @runtime
 def nibbles(a: Array) -> Array:
-    """The low and the high four bits of each byte, one after the other."""
+    """Return the low and then the high four bits of each byte."""
     four = a.dtype.type(4)
     return np.stack((a & a.dtype.type(15), a >> four), axis=1).reshape(-1)
 
 
 @runtime
 def join_nibbles(low: Array, high: Array) -> Array:
-    found: Array = (low | (high << np.uint16(4))).astype(np.uint8)
-    return found
+    result: Array = (low | (high << np.uint16(4))).astype(np.uint8)
+    return result
 
 
 @runtime
 def to_ue8m0(a: Array, mode: str, saturates: bool) -> Array:
-    """Powers of two by exponent alone, signs dropped: rz (down) or rp (up). NaN and what is too large is 255, the
-    NaN of the format; with .satfinite what is too large is 254."""
+    """Convert to powers of two by exponent alone, without sign: rz (down) or rp (up).
+
+    NaN becomes 255, the NaN of the format. Overflow becomes 255, or 254 with .satfinite.
+    """
     wide = np.abs(a.astype(np.float64))
     finite = np.where(np.isfinite(wide), wide, 1.0)
     fraction, exponent = np.frexp(finite)
@@ -146,13 +153,16 @@ def to_ue8m0(a: Array, mode: str, saturates: bool) -> Array:
 
 @runtime
 def from_ue8m0(a: Array) -> Array:
-    """float32 powers of two; 255 is NaN."""
+    """Return float32 powers of two; 255 becomes NaN."""
     return np.where(a == 255, np.nan, np.ldexp(1.0, a.astype(np.int64) - 127)).astype(np.float32)
 
 
 @runtime
 def to_s2f6(a: Array, relu: bool) -> Array:
-    """Signed fixed point with two integer and six fraction bits, to nearest even, clamped; NaN is the largest."""
+    """Convert to signed fixed point with two integer and six fraction bits.
+
+    Rounds to nearest even and clamps; NaN becomes the largest value.
+    """
     scaled = np.rint(a.astype(np.float64) * 64)
     clamped = np.clip(np.where(np.isnan(scaled), 127, scaled), 0 if relu else -128, 127)
     return clamped.astype(np.int8).view(np.uint8)
@@ -160,13 +170,13 @@ def to_s2f6(a: Array, relu: bool) -> Array:
 
 @runtime
 def from_s2f6(a: Array) -> Array:
-    found: Array = a.view(np.int8).astype(np.float32) / np.float32(64)
-    return found
+    result: Array = a.view(np.int8).astype(np.float32) / np.float32(64)
+    return result
 
 
 @runtime
 def to_tf32(a: Array, mode: str, saturates: bool = False) -> Array:
-    """float32 to tf32 bits in 32: rna (nearest, ties away), rn (nearest even) or rz."""
+    """Round float32 to tf32 in 32 bits: rna (nearest, ties away), rn (nearest even) or rz."""
     bits = a.view(np.uint32)
     if mode == "rz":
         rounded = bits
@@ -186,9 +196,9 @@ _INTEGRAL = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 @runtime
 def float_to_int(a: Array, mode: str, to: str) -> Array:
-    """Rounded as rni, rzi, rmi, rpi say, then clamped to the integer type.
+    """Round (rni, rzi, rmi, rpi), then clamp to the integer type.
 
-    NaN gives 0, or the top bit where the source or the result has 64 bits.
+    NaN becomes 0, or the top bit alone if the source or the result has 64 bits.
     """
     rounded = _INTEGRAL[mode](a.astype(np.float64))
     info = np.iinfo(to)
@@ -203,7 +213,7 @@ def float_to_int(a: Array, mode: str, to: str) -> Array:
 
 
 def _odd(a: Array) -> Array:
-    """Integers as float64; those of more than 53 bits are cut there, with a last bit that says that they were."""
+    """Convert integers to float64; those with more than 53 bits are rounded to odd."""
     if a.dtype.itemsize < 8:
         return a.astype(np.float64)
     magnitude = np.where(a < 0, np.uint64(0) - a.view(np.uint64), a.view(np.uint64))
@@ -215,7 +225,7 @@ def _odd(a: Array) -> Array:
 
 @runtime
 def int_to_float(a: Array, mode: str, to: str) -> Array:
-    """An integer vector as f32 or f64 values, or the bits of f16 or bf16."""
+    """Convert integers to f32 or f64 values, or to the bits of f16 or bf16."""
     if to in ("f16", "bf16"):
         return encode(_odd(a), to, mode, False)
     if to == "f32":
@@ -228,7 +238,7 @@ def int_to_float(a: Array, mode: str, to: str) -> Array:
 
 @runtime
 def float_to_float(a: Array, mode: str, to: str, saturates: bool = False) -> Array:
-    """float16, float32 and float64 values as f32 or f64 values, or as the bits of f16 or bf16."""
+    """Convert float16, float32 or float64 values to f32 or f64 values, or to the bits of f16 or bf16."""
     is_near = mode in ("rn", "") and not saturates
     if to == "f64":
         return a.astype(np.float64)
@@ -249,7 +259,7 @@ def round_to_integral(a: Array, mode: str) -> Array:
 
 @runtime
 def clamp_int(a: Array, to: str) -> Array:
-    """Saturating integer conversion."""
+    """Convert integers and clamp them to the result type."""
     info = np.iinfo(to)
     low = max(int(info.min), int(np.iinfo(a.dtype).min))
     high = min(int(info.max), int(np.iinfo(a.dtype).max))
@@ -258,9 +268,9 @@ def clamp_int(a: Array, to: str) -> Array:
 
 @runtime
 def pack_fields(high: Array, low: Array, upper: Array, bits: int, signed: bool) -> Array:
-    """cvt.pack: two int32 clamped to so many bits below the low bits of ``upper``."""
-    least, most = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    """Compute cvt.pack: clamp two int32 to ``bits`` bits and append them below the low bits of ``upper``."""
+    low_limit, high_limit = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
     mask = np.uint32((1 << bits) - 1)
-    a, b = (np.clip(value, least, most).view(np.uint32) & mask for value in (high, low))
+    a, b = (np.clip(value, low_limit, high_limit).view(np.uint32) & mask for value in (high, low))
     result: Array = (upper << np.uint32(2 * bits)) | (a << np.uint32(bits)) | b
     return result

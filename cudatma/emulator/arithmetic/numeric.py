@@ -1,7 +1,7 @@
-"""Float arithmetic as PTX rounds it, on NumPy vectors.
+"""Float arithmetic on NumPy vectors with PTX's rounding.
 
-Fused operations are computed in float64 and rounded to odd (Boldo & Melquiond, 2008), after which one more rounding
-to float32, float16 or bfloat16 is the correct one. NaN results of f32, f16 and bf16 are canonical (0x7FFFFFFF,
+Fused operations are computed in float64 and rounded to odd (Boldo & Melquiond, 2008), so that one more rounding to
+float32, float16 or bfloat16 gives the correct result. NaN results of f32, f16 and bf16 are canonical (0x7FFFFFFF,
 0x7FFF). Source: PTX ISA, "Floating Point Instructions", "Half Precision", "Mixed Precision".
 """
 
@@ -21,7 +21,7 @@ _TINY32 = np.float32(2.0**-126)
 _TINY16 = np.float16(2.0**-14)
 _NAN32 = np.uint32(0x7FFFFFFF).view(np.float32)
 _NAN16 = np.uint16(0x7FFF).view(np.float16)
-#: What TMA fills with outside of a tensor, as 16 bits: fma.oob takes it for a zero result.
+#: The 16-bit NaN with which TMA fills elements outside of a tensor; fma.oob turns it into a zero result.
 _OOB_NAN16 = 0x7FFF
 
 
@@ -32,7 +32,7 @@ def _zeros(size: int, kind: str) -> Array:
 
 @runtime
 def canon(a: Array) -> Array:
-    """float32 with canonical NaNs. The dot product with zeros is the cheapest test for a NaN (or an infinity)."""
+    """Replace NaNs in a float32 vector by the canonical NaN. A dot product with zeros is the cheapest NaN test."""
     if a.dot(_zeros(a.size, "f4")) == 0:
         return a
     return np.where(np.isnan(a), _NAN32, a)
@@ -40,7 +40,7 @@ def canon(a: Array) -> Array:
 
 @runtime
 def canon16(a: Array) -> Array:
-    """float16 with canonical NaNs."""
+    """Replace NaNs in a float16 vector by the canonical NaN."""
     if a.dot(_zeros(a.size, "f2")) == 0:
         return a
     return np.where(np.isnan(a), _NAN16, a)
@@ -48,31 +48,31 @@ def canon16(a: Array) -> Array:
 
 @runtime
 def halves(a: Array) -> Array:
-    """Both f16 of each 32-bit lane, or a 16-bit lane as f16: (n,) float16."""
+    """Return both f16 of each 32-bit lane, or each 16-bit lane as f16: (n,) float16."""
     return np.ascontiguousarray(a).view(np.float16)
 
 
 @runtime
 def singles(a: Array) -> Array:
-    """Both f32 of each 64-bit lane."""
+    """Return both f32 of each 64-bit lane."""
     return np.ascontiguousarray(a).view(np.float32)
 
 
 @runtime
 def pairs(a: Array, to: type) -> Array:
-    """Both 16-bit integers of each 32-bit lane."""
+    """Return both 16-bit integers of each 32-bit lane."""
     return np.ascontiguousarray(a).view(to)
 
 
 @runtime
 def brains(a: Array) -> Array:
-    """All bf16 of 16- or 32-bit lanes, as float32."""
+    """Return all bf16 of 16- or 32-bit lanes as float32."""
     return (np.ascontiguousarray(a).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
 @runtime
 def to_bf16(a: Array) -> Array:
-    """float32 to the bits of bf16, to nearest even; NaN becomes 0x7FFF."""
+    """Round float32 to the bits of bf16, to nearest even; NaN becomes 0x7FFF."""
     bits = a.view(np.uint32)
     rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16).astype(np.uint16)
     result: Array = np.where(np.isnan(a), np.uint16(0x7FFF), rounded)
@@ -81,27 +81,27 @@ def to_bf16(a: Array) -> Array:
 
 @runtime
 def flush(a: Array) -> Array:
-    """Subnormal float32 or float16 become zeros of the same sign (.ftz)."""
+    """Replace subnormal float32 or float16 by zeros of the same sign (.ftz)."""
     tiny = _TINY32 if a.dtype.itemsize == 4 else _TINY16
     return np.where(np.abs(a) < tiny, np.copysign(a.dtype.type(0), a), a)
 
 
 @runtime
 def clamp01(a: Array) -> Array:
-    """.sat: to +0..1, NaN to +0."""
+    """Clamp to 0..1 (.sat); NaN and -0 become +0."""
     zero = a.dtype.type(0)
-    found: Array = np.where(a > zero, np.minimum(a, a.dtype.type(1)), zero)
-    return found
+    result: Array = np.where(a > zero, np.minimum(a, a.dtype.type(1)), zero)
+    return result
 
 
 @runtime
 def relu(a: Array) -> Array:
-    """.relu: what is not above 0 becomes +0, NaN stays."""
+    """Replace values of at most 0 by +0 (.relu); NaN stays."""
     return np.where(a <= 0, a.dtype.type(0), a)
 
 
 def fma_odd(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c in float64 rounded to odd. The product of a and b must be exact in float64."""
+    """Return a * b + c in float64, rounded to odd. The product of a and b must be exact in float64."""
     product = a.astype(np.float64) * b.astype(np.float64)
     c = c.astype(np.float64)
     total = product + c
@@ -114,7 +114,7 @@ def fma_odd(a: Array, b: Array, c: Array) -> Array:
 
 
 def round32(a: Array, mode: str) -> Array:
-    """float64 to float32: rn, rz, rm (down) or rp (up)."""
+    """Round float64 to float32: rn, rz, rm (down) or rp (up)."""
     near = a.astype(np.float32)
     if mode in ("rn", ""):
         return near
@@ -129,20 +129,20 @@ def round32(a: Array, mode: str) -> Array:
 
 
 @lru_cache(maxsize=32)
-def _rounding_masks(size: int, cut: int, least: int) -> tuple[Array, ...]:
-    """Vectors over float64 bits: the ``cut`` low ones, the half of that, everything but the sign, 1, 2**least."""
-    values = ((1 << cut) - 1, 1 << (cut - 1), (1 << 63) - 1, 1, (1023 + least) << 52)
+def _rounding_masks(size: int, cut: int, min_exponent: int) -> tuple[Array, ...]:
+    """Return vectors of float64 bits: the low ``cut`` bits, half of that, all but the sign, 1, and 2**min_exponent."""
+    values = ((1 << cut) - 1, 1 << (cut - 1), (1 << 63) - 1, 1, (1023 + min_exponent) << 52)
     return tuple(np.full(size, value, np.uint64) for value in values)
 
 
-def _fused(a: Array, b: Array, c: Array, to: type, cut: int, least: int) -> Array:
-    """a * b + c rounded once to a type that has ``cut`` bits less than float64 and normal numbers from 2**least on.
+def _fused(a: Array, b: Array, c: Array, to: type, cut: int, min_exponent: int) -> Array:
+    """Return a * b + c, rounded once to a type with ``cut`` fewer mantissa bits than float64.
 
-    Rounding to float64 before is harmless unless the sum is halfway between two numbers of the type, or between
-    zero and the normal ones, where more bits are cut off.
+    Its normal numbers start at 2**min_exponent. The intermediate rounding to float64 is harmless unless the sum is
+    halfway between two numbers of the type, or is subnormal, where more bits are cut off.
     """
     total = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
-    low, half, magnitude, one, normal = _rounding_masks(total.size, cut, least)
+    low, half, magnitude, one, normal = _rounding_masks(total.size, cut, min_exponent)
     bits = total.view(np.uint64)
     if np.count_nonzero((bits & low) == half) or np.count_nonzero((bits & magnitude) - one < normal):
         total = fma_odd(a, b, c)
@@ -156,7 +156,7 @@ def fma32(a: Array, b: Array, c: Array) -> Array:
 
 @runtime
 def fma32_mode(a: Array, b: Array, c: Array, mode: str) -> Array:
-    """Rounded down, an exact zero sum of opposite terms is -0: the sum of the negated terms is negated."""
+    """Return a * b + c in a rounding mode. "rm" negates twice, so that an exact zero sum of opposite terms is -0."""
     exact = -fma_odd(-a, b, -c) if mode == "rm" else fma_odd(a, b, c)
     return canon(round32(exact, mode))
 
@@ -173,7 +173,10 @@ def mul32_mode(a: Array, b: Array, mode: str) -> Array:
 
 @runtime
 def div32_mode(a: Array, b: Array, mode: str) -> Array:
-    """A quotient of two float32 is one itself, or further from any than float64's rounding moves it."""
+    """Return a / b in a rounding mode.
+
+    Rounding the float64 quotient is correct: an inexact quotient is further from any float32 than the error of float64.
+    """
     return canon(round32(a.astype(np.float64) / b.astype(np.float64), mode))
 
 
@@ -184,19 +187,19 @@ def sqrt32_mode(a: Array, mode: str) -> Array:
 
 @runtime
 def div32_approx(a: Array, b: Array) -> Array:
-    """div.approx: a * (1 / b), where divisors above 2^126 count as infinite."""
+    """Compute div.approx: a * (1 / b), where divisors above 2^126 count as infinite."""
     return canon(np.where(np.abs(b) > np.float32(2.0**126), a * np.copysign(np.float32(0), b), a / b))
 
 
 @runtime
 def fma16(a: Array, b: Array, c: Array) -> Array:
-    """f16 fused multiply-add of float16 vectors."""
+    """Return the fused multiply-add of float16 vectors."""
     return canon16(_fused(a, b, c, np.float16, 42, -14))
 
 
 @runtime
 def fma_brain(a: Array, b: Array, c: Array) -> Array:
-    """bf16 fused multiply-add of float32 vectors that hold bf16; result as float32 that holds bf16."""
+    """Return the bf16 fused multiply-add; operands and result are float32 vectors that hold bf16 values."""
     odd = fma_odd(a, b, c)
     single = round32(odd, "rz")
     inexact = (single.astype(np.float64) != odd) & np.isfinite(single)
@@ -207,13 +210,13 @@ def fma_brain(a: Array, b: Array, c: Array) -> Array:
 
 @runtime
 def mul_brain(a: Array, b: Array) -> Array:
-    """bf16 product; a -0 is added, which changes no value."""
+    """Return the bf16 product. Adding -0 changes no value."""
     return fma_brain(a, b, np.full_like(a, -0.0))
 
 
 @runtime
 def oob_zero(result: Array, *operands: Array) -> Array:
-    """.oob: +0 where one of the 16-bit operands is the NaN that TMA fills with."""
+    """Replace results by +0 where a 16-bit operand is TMA's out-of-bounds NaN (.oob)."""
     special = np.zeros(result.shape, bool)
     for operand in operands:
         special |= np.ascontiguousarray(operand).view(np.uint16) == _OOB_NAN16
@@ -230,21 +233,21 @@ def _libm() -> Any:
 
 @runtime
 def fma64(a: Array, b: Array, c: Array) -> Array:
-    """float64 fused multiply-add, by the C library's fma."""
+    """Return the fused multiply-add of float64, computed by the C library's fma."""
     fma = _libm()
     return np.array([fma(x, y, z) for x, y, z in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)])
 
 
 @runtime
 def smaller(a: Array, b: Array) -> Array:
-    """min: a NaN gives way to the other operand; -0 is below +0."""
+    """Compute min: the other operand if one is a NaN; -0 is less than +0."""
     raw = np.dtype(f"u{a.dtype.itemsize}")
     return np.where(a == b, (a.view(raw) | b.view(raw)).view(a.dtype), np.fmin(a, b))
 
 
 @runtime
 def larger(a: Array, b: Array) -> Array:
-    """max: a NaN gives way to the other operand; +0 is above -0."""
+    """Compute max: the other operand if one is a NaN; +0 is greater than -0."""
     raw = np.dtype(f"u{a.dtype.itemsize}")
     return np.where(a == b, (a.view(raw) & b.view(raw)).view(a.dtype), np.fmax(a, b))
 
@@ -263,14 +266,14 @@ def larger_nan(a: Array, b: Array) -> Array:
 
 @runtime
 def xor_sign(result: Array, a: Array, b: Array) -> Array:
-    """.xorsign: the sign of a result that is no NaN is that of a * b."""
+    """Give a non-NaN result the sign of a * b (.xorsign)."""
     magnitude = np.abs(result)
     return np.where(np.signbit(a) != np.signbit(b), -magnitude, magnitude)
 
 
 @runtime
 def special_function(name: str, a: Array) -> Array:
-    """sin, cos, ex2, lg2, rcp, rsqrt, sqrt, tanh: computed in float64 and rounded once (within PTX's stated error)."""
+    """Compute a special function in float64 and round it once, which is within PTX's error bounds."""
     wide = a.astype(np.float64)
     if name == "rcp":
         result = 1.0 / wide
@@ -284,9 +287,9 @@ def special_function(name: str, a: Array) -> Array:
 
 @runtime
 def upper_word(name: str, a: Array) -> Array:
-    """rcp.approx.ftz.f64, rsqrt.approx.ftz.f64: of the upper 32 bits of a float64; the lower 32 of the result are 0.
+    """Compute rcp.approx.ftz.f64 or rsqrt.approx.ftz.f64 from the upper 32 bits; the lower 32 bits of the result are 0.
 
-    Subnormal operands and results are zeros, NaN is 0x7FFFFFFF00000000.
+    Subnormal operands and results become zeros; NaN is 0x7FFFFFFF00000000.
     """
     high = np.uint64(0xFFFFFFFF00000000)
     value = (a.view(np.uint64) & high).view(np.float64)
@@ -295,5 +298,5 @@ def upper_word(name: str, a: Array) -> Array:
     result = 1.0 / (value if name == "rcp" else np.sqrt(value))
     result = np.where(np.abs(result) < tiny, np.copysign(0.0, result), result)
     bits = np.where(np.isnan(result), np.uint64(0x7FFFFFFF00000000), result.view(np.uint64) & high)
-    found: Array = bits.view(np.float64)
-    return found
+    rounded: Array = bits.view(np.float64)
+    return rounded

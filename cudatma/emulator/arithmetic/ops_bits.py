@@ -1,4 +1,4 @@
-"""Logic, shifts, permutations and bit fields.
+"""Emitters for logic, shifts, permutations and bit fields.
 
 Source: PTX ISA, "Logic and Shift Instructions", "bfe", "bfi", "prmt", "fns".
 """
@@ -39,7 +39,7 @@ def cnot(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("shl", "shr")
 def shift(e: SegmentWriter, i: Instruction) -> None:
-    """Amounts of the width and more give 0, or the sign for signed right shifts, as NumPy's shifts do."""
+    """Write shl and shr. Amounts of at least the width give 0, or the sign in signed right shifts, as in NumPy."""
     operands(e, i, 3)
     code = kind(e, i)
     if i.parts[0] == "shl":
@@ -71,10 +71,10 @@ def minimum(a: Array, b: Array) -> Array:
 
 @emitter("lop3")
 def lop3(e: SegmentWriter, i: Instruction) -> None:
-    """lop3.b32 d, a, b, c, table; the .BoolOp form d|p also tests the result and combines it with q."""
+    """Write lop3.b32 d, a, b, c, table. The .BoolOp form d|p also tests the result and combines it with q."""
     table = i.operands[4] if len(i.operands) > 4 else None
     if not isinstance(table, Imm):
-        raise e.error("lop3 wants an immediate table as fifth operand")
+        raise e.error("lop3 needs an immediate table as its fifth operand")
     a, b, c = (e.src(o, "u32") for o in i.operands[1:4])
     text = lut_expression(table.bits & 255, a, b, c, e.splat(0, "u32"))
     to = i.operands[0]
@@ -89,7 +89,7 @@ def lop3(e: SegmentWriter, i: Instruction) -> None:
 
 
 def lut_expression(table: int, a: str, b: str, c: str, zero: str) -> str:
-    """A bitwise expression with this truth table (bit 4a + 2b + c), split on a, then on b."""
+    """Return a bitwise expression with this truth table (bit 4a + 2b + c), split on a, then on b."""
 
     def on_c(bits: int) -> str:
         return {0: "0", 1: f"~{c}", 2: c, 3: "1"}[bits]
@@ -138,7 +138,7 @@ def prmt(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def permute_fixed(a: Array, b: Array, selector: int) -> Array:
-    """prmt with a constant selector: four bytes out of eight, each perhaps replaced by its sign."""
+    """Compute prmt with a constant selector: select four of eight bytes, or replicate their signs."""
     both = np.stack((a, b), axis=1).view(np.uint8)
     fields = [selector >> (4 * k) & 15 for k in range(4)]
     picked = both[:, [f & 7 for f in fields]]
@@ -150,7 +150,7 @@ def permute_fixed(a: Array, b: Array, selector: int) -> Array:
 
 @runtime
 def permute(a: Array, b: Array, selector: Array, mode: str) -> Array:
-    """prmt with a selector a lane, and its modes f4e, b4e, rc8, ecl, ecr, rc16."""
+    """Compute prmt with one selector per lane, or in the modes f4e, b4e, rc8, ecl, ecr, rc16."""
     both = np.stack((a, b), axis=1).view(np.uint8)
     shifts = np.arange(4, dtype=np.uint32)
     low = (selector & 3).astype(np.int64)[:, None]
@@ -195,7 +195,7 @@ def bit_fields(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def extract(a: Array, start: Array, length: Array) -> Array:
-    """bfe: the field, zero- or sign-extended; the sign of a field past the top is the operand's own."""
+    """Compute bfe: the field, zero- or sign-extended. A field that ends above the top bit uses the operand's sign."""
     bits = 8 * a.dtype.itemsize
     values, first, count = a.astype(object), start & 255, length & 255
     out = []
@@ -217,7 +217,7 @@ def unsigned_dtype(a: Array) -> np.dtype[Any]:
 
 @runtime
 def insert(a: Array, b: Array, start: Array, length: Array) -> Array:
-    """bfi: the low ``length`` bits of a into b at ``start``."""
+    """Compute bfi: insert the low ``length`` bits of a into b at ``start``."""
     bits = 8 * a.dtype.itemsize
     kind_of = a.dtype.type
     p = np.minimum(start & 255, bits).astype(a.dtype)
@@ -240,7 +240,7 @@ def bit_mask(start: Array, length: Array, wrap: bool) -> Array:
 
 @runtime
 def find_nth_set(mask: Array, base: Array, offset: Array) -> Array:
-    """fns: position of the n-th set bit from ``base`` upwards (or downwards), 0xFFFFFFFF where there is none."""
+    """Compute fns: the position of the n-th set bit up (or down) from ``base``, or 0xFFFFFFFF."""
     out = []
     for m, b, n in zip(mask.tolist(), base.tolist(), offset.tolist(), strict=True):
         b &= 31
@@ -248,8 +248,8 @@ def find_nth_set(mask: Array, base: Array, offset: Array) -> Array:
             out.append(b if m >> b & 1 else 0xFFFFFFFF)
             continue
         order = range(b, 32) if n > 0 else range(b, -1, -1)
-        found = [p for p in order if m >> p & 1]
-        out.append(found[abs(n) - 1] if len(found) >= abs(n) else 0xFFFFFFFF)
+        positions = [p for p in order if m >> p & 1]
+        out.append(positions[abs(n) - 1] if len(positions) >= abs(n) else 0xFFFFFFFF)
     return np.array(out, np.uint32)
 
 
@@ -264,7 +264,7 @@ def count_bits(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _bits(a: Array) -> Array:
-    """(lanes, width) bits, the lowest first."""
+    """Return (lanes, width) bits, the lowest first."""
     return np.unpackbits(np.ascontiguousarray(a).view(np.uint8).reshape(len(a), -1), axis=1, bitorder="little")
 
 

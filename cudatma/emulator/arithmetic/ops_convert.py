@@ -1,4 +1,7 @@
-"""cvt and cvt.pack. Source: PTX ISA, "cvt", "cvt.pack", "Alternate Floating-Point Data Formats"."""
+"""Emitters for cvt and cvt.pack.
+
+Source: PTX ISA, "cvt", "cvt.pack", "Alternate Floating-Point Data Formats".
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ _SMALL = {f"{name}{count}": name for name in FORMATS if name not in ("f16", "bf1
 
 @emitter("cvt")
 def cvt(e: SegmentWriter, i: Instruction) -> None:
-    """All conversions of scalars, packed halves, tf32, floats of 8, 6 and 4 bits, ue8m0 and s2f6."""
+    """Write all conversions: scalars, packed halves, tf32, floats of 8, 6 and 4 bits, ue8m0 and s2f6."""
     if i.parts[1] == "pack":
         _cvt_pack(e, i)
         return
     e.need(len(i.parts) >= 3, "cvt needs two types")
     to, source = i.parts[-2], i.parts[-1]
     if to == "tf32":
-        e.need(source == "f32", "tf32 comes from f32")
+        e.need(source == "f32", "tf32 can only be converted from f32")
         value = _relu(i, e.src(i.operands[1], "f32"))
         e.dst(i.operands[0], f"to_tf32({value}, {_mode(i)!r}, {'satfinite' in i.parts})", "u32")
     elif "s2f6x2" in (to, source):
@@ -33,7 +36,7 @@ def cvt(e: SegmentWriter, i: Instruction) -> None:
         tail = f"{_mode(i)!r}, {'satfinite' in i.parts}"
         e.dst(i.operands[0], f"pack((to_ue8m0({low}, {tail}), to_ue8m0({high}, {tail})), u16)", "u16")
     elif source == "ue8m0x2":
-        e.need(to == "bf16x2", "ue8m0x2 becomes bf16x2")
+        e.need(to == "bf16x2", "ue8m0x2 can only be converted to bf16x2")
         value = f"from_ue8m0(bytes_of_lanes({e.src(i.operands[1], 'u16')}))"
         e.dst(i.operands[0], f"to_bf16({value}).view(u32)", "u32")
     elif source in _SMALL:
@@ -55,7 +58,7 @@ def _relu(i: Instruction, text: str) -> str:
 
 
 def _parts(e: SegmentWriter, i: Instruction, source: str) -> tuple[str, str]:
-    """The two values (upper, lower) of ``d, a, b`` of f32, or of a packed ``d, a``."""
+    """Return the (upper, lower) values of ``d, a, b`` with f32 sources or of ``d, a`` with a packed source."""
     if source == "f32":
         high, low = (e.src(o, "f32") for o in i.operands[1:3])
         return _relu(i, high), _relu(i, low)
@@ -66,7 +69,7 @@ def _parts(e: SegmentWriter, i: Instruction, source: str) -> tuple[str, str]:
 
 
 def _random(e: SegmentWriter, operand: Operand, shift: int, bits: int) -> str:
-    """A field of the random bits as a fraction of 1, for .rs."""
+    """Return a field of the random bits of .rs as a fraction of 1."""
     mask = (1 << bits) - 1
     text = f"({e.src(operand, 'u32')} >> {e.splat(shift, 'u32')}) & {e.splat(mask, 'u32')}"
     return f"({text}) / {float(1 << bits)}"
@@ -87,13 +90,15 @@ def _to_pair(e: SegmentWriter, i: Instruction, to: str) -> None:
 
 
 def _to_small(e: SegmentWriter, i: Instruction, to: str, source: str) -> None:
-    """Two or four values to 8, 6 or 4 bits each, clamped to the largest finite value."""
+    """Write conversions of two or four values to 8, 6 or 4 bits each, clamped to the largest finite value."""
     name = _SMALL[to]
     if to.endswith("x4"):
         vector = i.operands[1]
-        e.need(isinstance(vector, Vec) and len(vector.items) == 4 and _mode(i) == "rs", "{a, b, e, f} and .rs")
+        e.need(
+            isinstance(vector, Vec) and len(vector.items) == 4 and _mode(i) == "rs", ".x4 needs {a, b, e, f} and .rs"
+        )
         items = vector.items if isinstance(vector, Vec) else ()
-        # (first bit, bits) of the random bits: a and b take the upper ones.
+        # (first bit, number) of the random bits for each item; a and b use the upper ones.
         places = ((24, 8), (8, 8), (16, 8), (0, 8)) if name == "e2m1" else ((16, 16), (16, 16), (0, 16), (0, 16))
         codes = [
             f"encode({_relu(i, e.src(item, 'f32'))}, {name!r}, 'rs', True, {_random(e, i.operands[2], *place)})"
@@ -123,7 +128,7 @@ def _from_small(e: SegmentWriter, i: Instruction, to: str, source: str) -> None:
 
 
 def _fixed_point(e: SegmentWriter, i: Instruction, to: str, source: str) -> None:
-    """s2f6, with scale factors that divide on the way down and multiply on the way up."""
+    """Write conversions to s2f6, which divide by the scale factors, and from s2f6, which multiply by them."""
     scales = "None"
     if "scaled::n2::ue8m0" in i.parts:
         scales = e.temporary(f"from_ue8m0(bytes_of_lanes({e.src(i.operands[-1], 'u16')}))")
@@ -134,7 +139,7 @@ def _fixed_point(e: SegmentWriter, i: Instruction, to: str, source: str) -> None
             high, low = f"({high} / {scales}[1::2])", f"({low} / {scales}[0::2])"
         e.dst(i.operands[0], f"pack((to_s2f6({low}, {relu}), to_s2f6({high}, {relu})), u16)", "u16")
         return
-    e.need(to == "bf16x2", "s2f6x2 becomes bf16x2")
+    e.need(to == "bf16x2", "s2f6x2 can only be converted to bf16x2")
     value = f"from_s2f6(bytes_of_lanes({e.src(i.operands[1], 'u16')}))"
     if scales != "None":
         value = f"({value} * {scales})"
@@ -168,7 +173,7 @@ def _cvt_scalar(e: SegmentWriter, i: Instruction, to: str, source: str) -> None:
 
 
 def _to_float(e: SegmentWriter, i: Instruction, text: str, source: str, to: str) -> None:
-    """To f16, bf16 (as bits), f32 or f64: rounded to an integer, converted, .sat, .relu, .ftz, in this order."""
+    """Write conversions to floats (f16 and bf16 as bits): integer rounding, conversion, .sat, .relu and .ftz."""
     raw, mode = {"f16": "u16", "bf16": "u16"}.get(to, to), _mode(i)
     whole = next((p for p in i.parts[1:-2] if p in _INT_MODES), "")
     if source not in ("f16", "bf16", "f32", "f64"):
@@ -192,7 +197,7 @@ def _to_float(e: SegmentWriter, i: Instruction, text: str, source: str, to: str)
 
 
 def _cvt_pack(e: SegmentWriter, i: Instruction) -> None:
-    """cvt.pack.sat.{u16,s16}.s32 d, a, b and cvt.pack.sat.{u8,s8,...}.s32.b32 d, a, b, c: a in the upper part."""
+    """Write cvt.pack.sat.{u16,s16}.s32 d, a, b and cvt.pack.sat.{u8,s8,...}.s32.b32 d, a, b, c."""
     name = i.parts[3]
     e.need(name[1:] in ("2", "4", "8", "16") and name[0] in "us", f"cvt.pack to .{name}")
     a, b = (e.src(o, "i32") for o in i.operands[1:3])

@@ -1,7 +1,7 @@
-"""Float arithmetic instructions, and those that integers and floats share: add, sub, mul, mad, neg, abs, min, max.
+"""Emitters for float arithmetic, and for the opcodes that integers and floats share.
 
-Source: PTX ISA, "Floating Point Instructions", "Half Precision Floating Point Instructions", "Mixed Precision
-Floating Point Instructions".
+Source: PTX ISA, "Floating Point Instructions", "Half Precision Floating Point Instructions", "Mixed Precision Floating
+Point Instructions".
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _SYMBOLS = {"add": "+", "sub": "-", "mul": "*"}
 
 
 def rounding(i: Instruction) -> str:
-    """The rounding mode named by the opcode, "rn" where none is."""
+    """Return the rounding mode that the opcode names, by default "rn"."""
     return next((p for p in i.parts[1:] if p in _MODES), "rn")
 
 
 class Values:
-    """A float instruction's type: how its operands become vectors that arithmetic works on, and results go back.
+    """The operands and the result of a float instruction as expressions in the type of its arithmetic.
 
-    f16 works on float16, bf16 on float32, packed types on vectors of all their parts.
+    f16 is computed in float16 and bf16 in float32. Packed types become vectors of all their parts.
     """
 
     def __init__(self, e: SegmentWriter, i: Instruction) -> None:
@@ -56,7 +56,7 @@ class Values:
         return [self.source(position) for position in range(1, len(self.i.operands))]
 
     def store(self, text: str, is_canonical: bool = False) -> None:
-        """Assign a result, with .ftz, .sat and .relu. is_canonical: its NaNs are canonical already."""
+        """Assign a result and apply .ftz, .sat and .relu. ``is_canonical``: its NaNs are already canonical."""
         parts = self.i.parts
         if not is_canonical and not self.is_brain and self.name != "f64":
             text = f"{'canon16' if self.is_half else 'canon'}({text})"
@@ -97,9 +97,9 @@ def arithmetic(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _mixed(e: SegmentWriter, i: Instruction) -> None:
-    """add, sub, fma of f32 with f16 or bf16 factors: {add,sub}.f32.f16 d, a, c; fma.f32.f16 d, a, b, c."""
+    """Write add, sub and fma of f32 with f16 or bf16: {add,sub}.f32.f16 d, a, c and fma.f32.f16 d, a, b, c."""
     convert = {"f16": "halves({}).astype(f32)", "bf16": "brains({})"}
-    e.need(i.parts[-1] in convert, f"f32 is not mixed with .{i.parts[-1]}")
+    e.need(i.parts[-1] in convert, f"f32 cannot be mixed with .{i.parts[-1]}")
     small = [convert[i.parts[-1]].format(e.src(o, "u16")) for o in i.operands[1:-1]]
     last, mode = e.src(i.operands[-1], "f32"), rounding(i)
     if i.parts[0] == "fma":
@@ -134,7 +134,7 @@ def fma(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("neg", "abs")
 def sign(e: SegmentWriter, i: Instruction) -> None:
-    """Of floats: the sign bits alone are changed."""
+    """Write neg and abs. For floats they change only the sign bits."""
     operands(e, i, 2)
     if i.parts[-1] not in _FLOATS:
         write_sign(e, i)
@@ -149,11 +149,11 @@ def sign(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("min", "max")
 def extreme(e: SegmentWriter, i: Instruction) -> None:
-    """Two or, for f32, three operands; .NaN, .abs and .xorsign.abs."""
+    """Write min and max of two operands (three for f32), with .NaN, .abs and .xorsign.abs."""
     if i.parts[-1] not in _FLOATS:
         write_extreme(e, i)
         return
-    e.need(len(i.operands) in (3, 4), "two or three operands are expected")
+    e.need(len(i.operands) in (3, 4), "expected two or three sources")
     v = Values(e, i)
     function = ("larger" if i.parts[0] == "max" else "smaller") + ("_nan" if "NaN" in i.parts else "")
     values = [e.temporary(text) for text in v.sources()]
@@ -168,7 +168,7 @@ def extreme(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh")
 def special(e: SegmentWriter, i: Instruction) -> None:
-    """Special functions; rcp and sqrt also in rounding modes."""
+    """Write the special functions; rcp and sqrt also have rounding modes."""
     operands(e, i, 2)
     v, root, mode = Values(e, i), i.parts[0], rounding(i)
     a = v.source(1)
@@ -185,7 +185,7 @@ def special(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("div")
 def div(e: SegmentWriter, i: Instruction) -> None:
-    """div of integers and floats; of floats .rn and .full give the quotient to nearest."""
+    """Write div of integers and floats; for floats .rn and .full round the quotient to nearest."""
     operands(e, i, 3)
     if not kind(e, i).startswith("f"):
         write_div_rem(e, i)
@@ -206,7 +206,7 @@ def _bits(e: SegmentWriter, operand: Operand, name: str) -> str:
 
 @emitter("copysign")
 def copysign(e: SegmentWriter, i: Instruction) -> None:
-    """d takes the sign of a and the magnitude of b."""
+    """Write copysign: d has the sign of a and the magnitude of b."""
     name = i.parts[-1]
     raw, bit = ("u32", 1 << 31) if name == "f32" else ("u64", 1 << 63)
     a, b = (_bits(e, o, name) for o in i.operands[1:3])

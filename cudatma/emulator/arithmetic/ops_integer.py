@@ -1,4 +1,7 @@
-"""Integer arithmetic. Source: PTX ISA, "Integer Arithmetic Instructions", "Extended-Precision Integer Arithmetic"."""
+"""Emitters for integer arithmetic.
+
+Source: PTX ISA, "Integer Arithmetic Instructions", "Extended-Precision Integer Arithmetic".
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ _WIDER = {"u16": "u32", "i16": "i32", "u32": "u64", "i32": "i64"}
 
 
 def kind(e: SegmentWriter, i: Instruction, position: int = -1) -> str:
-    """The emulator type that a part of the opcode names."""
+    """Return the emulator type that a part of the opcode names; by default the last part."""
     name = i.parts[position]
     if name not in CODES:
         raise e.error(f"unknown type `.{name}`")
@@ -20,11 +23,11 @@ def kind(e: SegmentWriter, i: Instruction, position: int = -1) -> str:
 
 
 def operands(e: SegmentWriter, i: Instruction, count: int) -> None:
-    e.need(len(i.operands) == count, f"{count} operands are expected, {len(i.operands)} are given")
+    e.need(len(i.operands) == count, f"expected {count} operands, got {len(i.operands)}")
 
 
 def write_add_sub(e: SegmentWriter, i: Instruction) -> None:
-    """add, sub of integers, with .sat (s32) and the carry forms .cc; addc, subc take the carry flag."""
+    """Write integer add and sub with .sat (s32) and the carry form .cc, and addc and subc."""
     operands(e, i, 3)
     code = kind(e, i)
     a, b = (e.src(o, code) for o in i.operands[1:])
@@ -49,14 +52,14 @@ _PAIRS = {"u16x2": "u16", "s16x2": "i16"}
 
 
 def write_sign(e: SegmentWriter, i: Instruction) -> None:
-    """neg, abs of integers."""
+    """Write integer neg and abs."""
     code = kind(e, i)
     text = e.src(i.operands[1], code)
     e.dst(i.operands[0], f"-{text}" if i.parts[0] == "neg" else f"abs({text})", code)
 
 
 def write_extreme(e: SegmentWriter, i: Instruction) -> None:
-    """min, max of integers and pairs of them; .relu also takes the larger of the result and 0."""
+    """Write integer min and max, also of packed pairs; .relu clamps the result to at least 0."""
     operands(e, i, 3)
     function = "maximum" if i.parts[0] == "max" else "minimum"
     code, name = kind(e, i), i.parts[-1]
@@ -83,10 +86,10 @@ def saturate(value: Array) -> Array:
 def with_carry(
     w: object, a: Array, b: Array, carry: Array | None, minus: bool, sets: bool, mask: Array | None
 ) -> Array:
-    """Extended-precision add or subtract; the warp's carry flag is kept where ``.cc`` asks.
+    """Add or subtract with extended precision, and update the warp's carry flag if ``sets``.
 
-    A subtraction adds the complement and 1 (or the flag); its flag is 1 where nothing was borrowed: the 128-bit
-    division of NVIDIA's compilers looks at it with addc.
+    Subtraction adds the complement and 1 (or the flag), so its flag is 1 where there was no borrow. The 128-bit
+    division of NVIDIA's compilers reads that flag with addc.
     """
     if minus:
         b = ~b
@@ -100,18 +103,18 @@ def with_carry(
 
 
 def write_mul_mad(e: SegmentWriter, i: Instruction) -> None:
-    """mul, mad and madc of integers: .lo, .hi, .wide, with .sat (mad.hi.s32) and the carry forms."""
+    """Write integer mul, mad and madc: .lo, .hi and .wide, with .sat (mad.hi.s32) and the carry forms."""
     code, root = kind(e, i), i.parts[0]
     operands(e, i, 3 if root == "mul" else 4)
     form = next((p for p in i.parts if p in ("lo", "hi", "wide")), "")
-    e.need(bool(form), "one of .lo, .hi, .wide is expected")
+    e.need(bool(form), "expected one of .lo, .hi, .wide")
     a, b = e.src(i.operands[1], code), e.src(i.operands[2], code)
     result = code
     if form == "lo":
         text = f"{a} * {b}"
     elif form == "wide":
         result = _WIDER.get(code, "")
-        e.need(bool(result), f".wide of {code}")
+        e.need(bool(result), f".wide is not defined for {code}")
         text = f"{a}.astype({result}) * {b}.astype({result})"
     else:
         text = f"high_product({a}, {b})"
@@ -131,7 +134,7 @@ def write_mul_mad(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def high_product(a: Array, b: Array) -> Array:
-    """The upper half of the full product."""
+    """Return the upper half of the full product."""
     if a.dtype.itemsize < 8:
         wide = np.int64 if a.dtype.kind == "i" else np.uint64
         return ((a.astype(wide) * b.astype(wide)) >> (8 * a.dtype.itemsize)).astype(a.dtype)
@@ -159,7 +162,7 @@ def low24(a: Array) -> Array:
 
 @emitter("rem")
 def write_div_rem(e: SegmentWriter, i: Instruction) -> None:
-    """div and rem of integers."""
+    """Write integer div and rem."""
     operands(e, i, 3)
     code = kind(e, i)
     a, b = (e.src(o, code) for o in i.operands[1:])
@@ -168,8 +171,7 @@ def write_div_rem(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def quotient(a: Array, b: Array) -> Array:
-    """Integer division towards zero; by zero all bits are set (the ISA leaves it open; this is what ptxas
-    generates)."""
+    """Divide and round towards zero. Division by zero sets all bits, as ptxas's code does (the ISA leaves it open)."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     result = a // safe
     if a.dtype.kind == "i":
@@ -179,7 +181,7 @@ def quotient(a: Array, b: Array) -> Array:
 
 @runtime
 def remainder(a: Array, b: Array) -> Array:
-    """By zero all bits are set, as the code that ptxas makes for every width does."""
+    """Return the remainder. Division by zero sets all bits, as ptxas's code does for every width."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     return np.where(b == 0, ~np.zeros_like(a), a - quotient(a, safe) * safe).astype(a.dtype)
 
@@ -203,7 +205,7 @@ def dot_product(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def dot(a: Array, b: Array, signed: tuple[bool, bool], form: str) -> Array:
-    """dp4a: four 8-bit products; dp2a: two 16-bit by 8-bit products with the low or high half of b."""
+    """Compute dp4a (four 8-bit products), or dp2a (two 16-bit by 8-bit products with the low or high half of b)."""
     b8 = b.view(np.int8 if signed[1] else np.uint8).reshape(-1, 4).astype(np.int64)
     if form == "4":
         a8 = a.view(np.int8 if signed[0] else np.uint8).reshape(-1, 4).astype(np.int64)

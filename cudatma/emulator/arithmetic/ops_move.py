@@ -1,4 +1,4 @@
-"""mov, selections, addresses and comparisons.
+"""Emitters for mov, selections, addresses and comparisons.
 
 Source: PTX ISA, "mov", "cvta", "isspacep", "mapa", "getctarank", "Comparison and Selection Instructions", "Half
 Precision Comparison Instructions".
@@ -46,7 +46,7 @@ def mov(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def pack(parts: tuple[Array, ...], to: type) -> Array:
-    """Vectors of narrow elements side by side in wider ones, the first lowest."""
+    """Pack vectors of narrow elements into one of wider elements, the first vector in the lowest bits."""
     return np.stack(parts, axis=1).view(to)[:, 0]
 
 
@@ -57,7 +57,7 @@ def pack128(low: Array, high: Array) -> Array:
 
 @runtime
 def unpack(value: Array, to: type, count: int) -> Array:
-    """The narrow parts of a vector: result[k] is the k-th lowest part of all lanes."""
+    """Split each element into narrow parts; result[k] holds the k-th lowest part of all lanes."""
     result: Array = np.ascontiguousarray(value).view(to).reshape(len(value), count).T
     return result
 
@@ -82,7 +82,7 @@ def slct(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("cvta")
 def cvta(e: SegmentWriter, i: Instruction) -> None:
-    """Addresses to and from the generic window of a state space."""
+    """Write conversions of addresses to and from the generic window of a state space."""
     spaces = {p.split("::")[0] for p in i.parts[1:]} & {"global", "shared", "local", "const", "param"}
     e.need(len(spaces) == 1, "cvta needs one state space")
     (space,) = spaces
@@ -101,7 +101,7 @@ def isspacep(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("mapa", "getctarank")
 def cluster_address(e: SegmentWriter, i: Instruction) -> None:
-    """Shared addresses carry the rank of their block in bits 24 and up."""
+    """Write mapa and getctarank: bits 24 and up of a shared address hold the rank of its CTA."""
     code = kind(e, i)
     address = e.src(i.operands[1], code)
     if i.parts[0] == "getctarank":
@@ -145,7 +145,7 @@ _ONES = {"f16": 0x3C00, "f16x2": 0x3C00, "bf16": 0x3F80, "bf16x2": 0x3F80}
 
 
 def _compared(e: SegmentWriter, i: Instruction) -> str:
-    """The truth of a comparison, of every part of packed operands."""
+    """Return the expression of a comparison, elementwise for packed operands."""
     name = i.parts[-1]
     code = {"f16": "u16"}.get(name, kind(e, i))
     texts = [e.src(o, code) for o in i.operands[1:3]]
@@ -158,7 +158,7 @@ def _compared(e: SegmentWriter, i: Instruction) -> str:
 
 
 def _joined(e: SegmentWriter, i: Instruction) -> str:
-    """`` & c`` and the like: what .and, .or, .xor combine a comparison with; packed parts get the same."""
+    """Return the suffix that combines a comparison, or each packed part, with a predicate: `` & c`` for .and."""
     joiner = next((p for p in i.parts[2:-1] if p in _JOIN), "")
     if not joiner:
         return ""
@@ -168,7 +168,7 @@ def _joined(e: SegmentWriter, i: Instruction) -> str:
 
 @emitter("setp")
 def setp(e: SegmentWriter, i: Instruction) -> None:
-    """p|q: the comparison and its inverse, or of packed halves the low and the high one."""
+    """Write setp. p|q receive the comparison and its inverse, or the low and high results of packed operands."""
     to, is_packed = i.operands[0], i.parts[-1].endswith("x2")
     text, other = _compared(e, i), _joined(e, i)
     if not isinstance(to, Pair):
@@ -187,7 +187,7 @@ def setp(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("set")
 def set_(e: SegmentWriter, i: Instruction) -> None:
-    """1.0 in float results, all bits in integer ones."""
+    """Write set: true is 1.0 in float results and all bits set in integer results."""
     name, result = i.parts[-1], i.parts[-2]
     text, other = _compared(e, i), _joined(e, i)
     if name.endswith("x2"):

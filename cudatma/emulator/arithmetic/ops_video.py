@@ -1,4 +1,4 @@
-"""Video instructions: vadd, vsub, vabsdiff, vmin, vmax, vshl, vshr, vmad, vset, and those on 2 half-words or 4 bytes.
+"""Emitters for video instructions on scalars (vadd, vmad, ...) and on 2 half-words or 4 bytes (vadd2, vadd4, ...).
 
 Source: PTX ISA, "Scalar Video Instructions", "SIMD Video Instructions".
 """
@@ -38,7 +38,7 @@ _OPERATIONS: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def _whole(e: SegmentWriter, operand: Operand) -> tuple[str, str]:
-    """(expression of the register, selector) of an operand."""
+    """Return the (register expression, selector) of an operand."""
     if isinstance(operand, Part):
         return e.src(operand.reg, "u32"), operand.selector
     return e.src(operand, "u32"), ""
@@ -49,10 +49,10 @@ def _whole(e: SegmentWriter, operand: Operand) -> tuple[str, str]:
     *(f"v{name}{count}" for name in ("add", "sub", "avrg", "absdiff", "min", "max", "set") for count in (2, 4)),
 )
 def video(e: SegmentWriter, i: Instruction) -> None:
-    found = _OPCODE.match(i.parts[0])
-    if found is None:
+    opcode = _OPCODE.match(i.parts[0])
+    if opcode is None:
         raise e.error("unknown video instruction")
-    name, lanes = found[1], int(found[2] or 1)
+    name, lanes = opcode[1], int(opcode[2] or 1)
     to = i.operands[0]
     mask = to.selector if isinstance(to, Part) else ""
     (a, a_part), (b, b_part) = (_whole(e, operand) for operand in i.operands[1:3])
@@ -61,7 +61,7 @@ def video(e: SegmentWriter, i: Instruction) -> None:
     if name == "set":
         types.insert(0, "u32")
     signs = tuple(kind == "s32" for kind in types)
-    e.need(len(signs) == 3, "three types are expected, two for vset")
+    e.need(len(signs) == 3, "expected three types, or two for vset")
     after = i.parts[1 + sum(p in ("u32", "s32") for p in i.parts) :]
     compare = next((p for p in after if p in _COMPARE), "")
     second = next((p for p in after if p in _SECOND), "")
@@ -80,13 +80,13 @@ def video(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _signed(value: Array, bits: int, signed: bool) -> Array:
-    """The low bits of int64 values, sign- or zero-extended."""
+    """Sign- or zero-extend the low bits of int64 values."""
     low = value & ((1 << bits) - 1)
     return low - ((low >> (bits - 1)) << bits) if signed else low
 
 
 def _select(value: Array, part: str, signed: bool) -> Array:
-    """A byte, half-word or the whole of 32-bit lanes, as int64."""
+    """Return a byte, a half-word or the whole of each 32-bit lane as int64."""
     bits, place = {"b": (8, 8), "h": (16, 16), "": (32, 0)}[part[:1]]
     return _signed(value.astype(np.int64) >> (place * int(part[1:] or 0)), bits, signed)
 
@@ -115,7 +115,7 @@ def video_scalar(
     second: str,
     mask: str,
 ) -> Array:
-    """One operation on parts of two registers, then a second one with c or a merge into it."""
+    """Operate on parts of two registers, then apply a second operation with c or merge the result into c."""
     left, right = _select(a, a_part, signs[1]), _select(b, b_part, signs[2] and name not in ("shl", "shr"))
     if name in ("shl", "shr"):
         right = right & 31 if wraps else np.minimum(right, 32)
@@ -147,7 +147,7 @@ def video_mad(
     shift: int,
     saturates: bool,
 ) -> Array:
-    """a * b + c (+ 1), shifted right, clamped to 32 bits. Python's integers hold the product of two words."""
+    """Return a * b + c (+ 1), shifted right and clamped to 32 bits. Python integers hold the 64-bit product."""
     signed = signs[1] or signs[2]
     left, right = _select(a, a_part, signs[1]), _select(b, b_part, signs[2])
     third = _select(c, "", signed)
@@ -174,7 +174,7 @@ def video_lanes(
     accumulates: bool,
     mask: str,
 ) -> Array:
-    """Operations on 2 half-words or 4 bytes picked out of both registers; merged into c or summed with it."""
+    """Operate on 2 half-words or 4 bytes selected from both registers, and merge into c or sum with it."""
     bits = 32 // lanes
     pool = np.stack((a, b), axis=1).view(f"u{bits // 8}").astype(np.int64)
     first, other = ("10", "32") if lanes == 2 else ("3210", "7654")
@@ -190,5 +190,5 @@ def video_lanes(
         return _words(result[:, chosen].sum(axis=1) + c.astype(np.int64))
     out = np.ascontiguousarray(c).view(f"u{bits // 8}").reshape(-1, lanes).copy()
     out[:, chosen] = result[:, chosen] & ((1 << bits) - 1)
-    found: Array = out.view(np.uint32)[:, 0]
-    return found
+    merged: Array = out.view(np.uint32)[:, 0]
+    return merged

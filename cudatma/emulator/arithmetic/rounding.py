@@ -1,4 +1,4 @@
-"""Directed rounding of float64 arithmetic, by exact fractions. Source: PTX ISA, "Floating Point Instructions"."""
+"""Directed rounding of float64 arithmetic with exact fractions. Source: PTX ISA, "Floating Point Instructions"."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cudatma.emulator.ptx.writer import runtime
 
 
 def directed64(near: float, exact: Fraction, mode: str) -> float:
-    """The float64 that a rounding mode makes of an exact value; near: one of its two neighbours."""
+    """Round an exact value to float64 in a rounding mode; ``near`` is one of its two neighbors."""
     upward = mode == "rp" or (mode == "rz" and exact < 0)
     if math.isinf(near):
         inside = math.copysign(math.nextafter(math.inf, 0.0), near)
@@ -31,7 +31,7 @@ def _nearest(exact: Fraction) -> float:
 
 
 def _each(plain: Array, operands: tuple[Array, ...], exact: Callable[..., Fraction], mode: str) -> Array:
-    """Directed results where all operands are finite and the exact result is not zero, else what NumPy made."""
+    """Return directed results where the operands are finite and the exact result is nonzero, else ``plain``."""
     out: Array = plain.copy()
     for k, values in enumerate(zip(*(operand.tolist() for operand in operands), strict=True)):
         if not all(map(math.isfinite, values)):
@@ -47,7 +47,7 @@ def _each(plain: Array, operands: tuple[Array, ...], exact: Callable[..., Fracti
 
 @runtime
 def fma64_mode(a: Array, b: Array, c: Array, mode: str) -> Array:
-    """a * b + c; rounded down, an exact zero sum of opposite terms is -0."""
+    """Return a * b + c; in mode "rm" an exact zero sum of opposite terms is -0."""
     product = a * b
     plain = -(-product - c) if mode == "rm" else product + c
     return _each(plain, (a, b, c), lambda x, y, z: x * y + z, mode)
@@ -70,7 +70,7 @@ def div64_mode(a: Array, b: Array, mode: str) -> Array:
 
 @runtime
 def sqrt64_mode(a: Array, mode: str) -> Array:
-    """The nearest root's square against the operand says on which side it is."""
+    """Return the square root. The square of the nearest root shows on which side of the exact root it is."""
     out = np.sqrt(a)
     for k, (value, root) in enumerate(zip(a.tolist(), out.tolist(), strict=True)):
         if not math.isfinite(root) or root == 0:

@@ -1,7 +1,7 @@
-"""Loads and stores of warps: lane addresses to regions, alignment, bounds, and events.
+"""Loads and stores of warps: resolves lane addresses to regions, checks alignment and bounds, and reports events.
 
-Every function takes the warp, the instruction's index in the body, lane addresses and the active mask (None: all).
-Source: PTX ISA, "ld", "st", "Generic Addressing".
+Every function takes the warp, the instruction's index in the body, the lane addresses, and the active mask (None means
+all lanes). Source: PTX ISA, "ld", "st", "Generic Addressing".
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ SHARED_OPERAND = "an address of the .shared state space, from cvta.to.shared (__
 
 
 def trap(w: Warp, at: int, message: str, error: str = "ILLEGAL_INSTRUCTION") -> NoReturn:
-    """Raise what the hardware would stop with; the launch adds instruction, source line, CTA and warp. error: its
-    CUresult."""
+    """Raise the error with which hardware would stop; ``error`` is its CUresult.
+
+    The launch adds the instruction, source line, CTA and warp.
+    """
     raise TrapError(message, error, at)
 
 
@@ -36,7 +38,7 @@ def lanes_of(addresses: Array, mask: Array | None) -> Array:
 
 
 def spread(values: Array, mask: Array | None) -> Array:
-    """(count, active) values to (count, 32)."""
+    """Expand (count, active) values to (count, 32)."""
     if mask is None:
         return values
     out = np.zeros((values.shape[0], LANES), values.dtype)
@@ -47,11 +49,11 @@ def spread(values: Array, mask: Array | None) -> Array:
 def check_aligned(w: Warp, at: int, addresses: Array, size: int) -> None:
     if int(_union(addresses)) & (size - 1):
         bad = int(addresses[(addresses & (size - 1)) != 0][0])
-        trap(w, at, f"misaligned address {bad:#x}: {size} bytes are accessed at once", "MISALIGNED_ADDRESS")
+        trap(w, at, f"misaligned address {bad:#x} for an access of {size} bytes", "MISALIGNED_ADDRESS")
 
 
 def active_of(values: tuple[Array, ...], mask: Array | None) -> tuple[Array, ...]:
-    """The active lanes' values of each vector."""
+    """Return the active lanes' values of each vector."""
     return values if mask is None else tuple(value[mask] for value in values)
 
 
@@ -59,7 +61,7 @@ def active_of(values: tuple[Array, ...], mask: Array | None) -> tuple[Array, ...
 
 
 def global_region(w: Warp, at: int, addresses: Array, size: int) -> Region | None:
-    """The one region that holds all lanes' bytes, or None where lanes lie in several."""
+    """Return the region that contains the bytes of all lanes, or None if there are several."""
     memory = w.launch.memory
     region = memory.recent.get(at)
     if region is not None and region.inside(addresses, size) is not None:
@@ -75,7 +77,7 @@ def global_region(w: Warp, at: int, addresses: Array, size: int) -> Region | Non
 
 
 def _place(w: Warp, at: int, addresses: Array, size: int) -> tuple[Region, Array] | None:
-    """(region, byte offsets) of lanes that lie in one region, None where they lie in several."""
+    """Return the (region, byte offsets) of all lanes, or None if they use several regions."""
     region = w.launch.memory.recent.get(at)
     offsets = region.inside(addresses, size) if region is not None else None
     if region is not None and offsets is not None:
@@ -100,22 +102,22 @@ def memory_of(w: Warp, address: int) -> str:
 
 
 def is_shared_offset(w: Warp, address: int) -> bool:
-    """Whether an address is one of the cluster's shared memory in the .shared state space."""
+    """Return whether an address in the .shared state space is inside the cluster's shared memory."""
     return any(0 <= address - block.shared_base < block.shared.size for block in w.block.cluster.blocks)
 
 
 def check_window(w: Warp, at: int, address: int, allowed: str) -> None:
-    """Trap if an address points into another memory than the instruction accesses. allowed: the right addresses."""
+    """Trap if an address points into another memory than the instruction accesses; ``allowed`` is for the message."""
     memory = memory_of(w, address)
     if memory:
-        trap(w, at, f"{address:#x} is a generic address of {memory}, allowed: {allowed}", "ILLEGAL_ADDRESS")
+        trap(w, at, f"{address:#x} is a generic address of {memory}; allowed: {allowed}", "ILLEGAL_ADDRESS")
 
 
 def as_shared(w: Warp, at: int, address: int) -> int:
     """Return a shared operand's address in the .shared state space.
 
-    Hardware reads the low half of a generic address of shared memory, which is the address in that space. PTX does not
-    promise this, so it is worth a warning. A generic address of another memory traps.
+    Hardware reads only the low half of a generic address of shared memory, which is the address in that space. PTX does
+    not guarantee this, so the emulator warns. A generic address of another memory traps.
     """
     if address >> 60 == SHARED_WINDOW >> 60:
         message = f"{address:#x} is a generic address of shared memory; allowed: {SHARED_OPERAND}"
@@ -127,13 +129,13 @@ def as_shared(w: Warp, at: int, address: int) -> int:
 
 @runtime
 def from_generic(addresses: Array) -> Array:
-    """Convert generic addresses of shared memory to the .shared state space; leave others as they are."""
+    """Convert generic addresses of shared memory to the .shared state space; leave others unchanged."""
     is_shared = addresses >> np.uint64(60) == SHARED_WINDOW >> 60
     return addresses - is_shared * np.uint64(SHARED_WINDOW) if is_shared.any() else addresses
 
 
 def outside(w: Warp, at: int, address: int, size: int) -> NoReturn:
-    """Report an access to bytes that nobody mapped and stop."""
+    """Report an access to unmapped bytes and stop."""
     if address >> 60:
         check_window(w, at, address, "an address of global memory")
     message = f"access of {counted(size, 'byte')} at {address:#x}, {w.launch.memory.nearest(address)}"
@@ -144,29 +146,29 @@ def outside(w: Warp, at: int, address: int, size: int) -> NoReturn:
 
 
 def regions_of(w: Warp, at: int, addresses: Array, size: int) -> list[tuple[Region, Array]]:
-    """(region, indices of lanes) for lanes that lie in several regions."""
-    found: dict[int, tuple[Region, list[int]]] = {}
+    """Return (region, lane indices) for lanes whose addresses are in several regions."""
+    parts: dict[int, tuple[Region, list[int]]] = {}
     for lane, address in enumerate(addresses.tolist()):
         region = w.launch.memory.find(address)
         if region is None or address + size > region.end:
             outside(w, at, address, size)
-        found.setdefault(region.base, (region, []))[1].append(lane)
-    return [(region, np.array(lanes)) for region, lanes in found.values()]
+        parts.setdefault(region.base, (region, []))[1].append(lane)
+    return [(region, np.array(lanes)) for region, lanes in parts.values()]
 
 
 @runtime
 def ld_global(w: Warp, at: int, addresses: Array, code: str, count: int, mask: Array | None, order: str = "") -> Array:
-    """(count, 32) elements from global, const or kernel parameter memory."""
+    """Load (count, 32) elements from global, const or kernel parameter memory."""
     active = lanes_of(addresses, mask)
     size = BYTES[code] * count
-    one = _place(w, at, active, size)
-    if one is not None:
-        region, offsets = one
+    place = _place(w, at, active, size)
+    if place is not None:
+        region, offsets = place
         w.events.global_read(w, at, region, offsets, size, order)
-        found = _gather(region, offsets, code, count)
+        elements = _gather(region, offsets, code, count)
         if order:
-            look(w, at, found, order, int(active[0]))
-        return spread(found, mask)
+            yield_if_unchanged(w, at, elements, order, int(active[0]))
+        return spread(elements, mask)
     values = np.zeros((count, len(active)), NUMPY[code])
     for part, lanes in regions_of(w, at, active, size):
         offsets = _offsets(part, active[lanes])
@@ -177,7 +179,7 @@ def ld_global(w: Warp, at: int, addresses: Array, code: str, count: int, mask: A
 
 @dataclass(slots=True)
 class FlagWait:
-    """A loop that reads a flag in memory until it changes."""
+    """A split's wait for a flag in memory, which it polls."""
 
     at: int
     value: int
@@ -189,18 +191,18 @@ class FlagWait:
         return f"polls {self.place}, which stays {value}"
 
 
-def look(w: Warp, at: int, found: Array, order: str, address: int) -> None:
-    """Let other splits run if a strong load, or an atomic operation that changes nothing, returns what it did before.
+def yield_if_unchanged(w: Warp, at: int, elements: Array, order: str, address: int) -> None:
+    """Yield to other splits if a strong load, or an atomic operation that changes nothing, reads the same values again.
 
-    found: the elements read. address: generic, of the first.
+    ``address`` is the generic address of the first element.
     """
-    seen = at, found.tobytes()
-    if seen != w.looked:
-        w.looked = seen
+    observed = at, elements.tobytes()
+    if observed != w.last_read:
+        w.last_read = observed
         if order != "nc":
             w.launch.scheduler.synchronized()
     elif order != "nc":
-        value = int(found.view(NUMPY[f"u{8 * found.itemsize}"]).flat[0])
+        value = int(elements.view(NUMPY[f"u{8 * elements.itemsize}"]).flat[0])
         w.launch.scheduler.spin(w.split, FlagWait(at, value, _flag_name(w, address)))
 
 
@@ -218,7 +220,7 @@ def _gather(region: Region, offsets: Array, code: str, count: int) -> Array:
 
 
 def _gather_bytes(region: Region, offsets: Array, code: str, count: int) -> Array:
-    """Elements of a region whose base is not aligned to them."""
+    """Load elements from a region whose base is not aligned to their size."""
     size = NUMPY[code].itemsize
     raw = region.data[offsets[:, None] + np.arange(size * count)]
     result: Array = np.ascontiguousarray(raw).view(NUMPY[code]).T
@@ -229,13 +231,13 @@ def _gather_bytes(region: Region, offsets: Array, code: str, count: int) -> Arra
 def st_global(
     w: Warp, at: int, addresses: Array, code: str, values: tuple[Array, ...], mask: Array | None, order: str = ""
 ) -> None:
-    """Store one vector of elements per operand."""
+    """Store place vector of elements per operand."""
     active = lanes_of(addresses, mask)
     size = BYTES[code] * len(values)
     rows = active_of(values, mask)
-    one = _place(w, at, active, size)
-    if one is not None:
-        _scatter(w, at, *one, code, rows, order)
+    place = _place(w, at, active, size)
+    if place is not None:
+        _scatter(w, at, *place, code, rows, order)
         return
     for part, lanes in regions_of(w, at, active, size):
         _scatter(w, at, part, _offsets(part, active[lanes]), code, tuple(row[lanes] for row in rows), order)
@@ -255,7 +257,7 @@ def _scatter(w: Warp, at: int, region: Region, offsets: Array, code: str, rows: 
 
 
 def _holds(region: Region, offsets: Array, code: str, rows: Sequence[Array]) -> bool:
-    """Whether memory already holds what is to be stored: writers of one value are no race."""
+    """Return whether memory already holds the bytes to be stored; writers of the same value do not race."""
     size = BYTES[code] * len(rows)
     new = np.ascontiguousarray(np.stack(rows, axis=1)).view(np.uint8).reshape(len(offsets), size)
     return bool((region.data[offsets[:, None] + np.arange(size)] == new).all())
@@ -265,7 +267,7 @@ def _holds(region: Region, offsets: Array, code: str, rows: Sequence[Array]) -> 
 
 
 def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) -> tuple[Any, Array]:
-    """(block, int64 offsets) of shared addresses; all lanes must lie in one CTA's memory and inside it."""
+    """Return the CTA and the int64 offsets of shared addresses, which must all be inside one CTA's memory."""
     block = w.block
     own = block.shared.inside(addresses, size)
     if own is not None:
@@ -301,7 +303,7 @@ def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) 
 
 
 def _by_rank(w: Warp, addresses: Array) -> list[Any]:
-    """Lane indices grouped by the CTA that their shared address names."""
+    """Return lane indices grouped by the CTA in the lanes' shared addresses."""
     if w.block.shared.inside(addresses, 1) is not None:
         return [slice(None)]
     ranks = addresses >> addresses.dtype.type(RANK_SHIFT)
@@ -312,7 +314,7 @@ def _by_rank(w: Warp, addresses: Array) -> list[Any]:
 def ld_shared(
     w: Warp, at: int, addresses: Array, code: str, count: int, mask: Array | None, remote: bool, order: str = ""
 ) -> Array:
-    """(count, 32) elements from shared memory; remote: .shared::cluster."""
+    """Load (count, 32) elements from shared memory; ``remote`` allows .shared::cluster addresses."""
     active = lanes_of(addresses, mask)
     size = BYTES[code] * count
     own = w.block.shared.inside(active, size)
@@ -322,12 +324,12 @@ def ld_shared(
     if remote and len(groups := _by_rank(w, active)) > 1:
         values = np.zeros((count, len(active)), NUMPY[code])
         for lanes in groups:
-            values[:, lanes] = _load_one(w, at, active[lanes], code, count, True, order)
+            values[:, lanes] = _load_lanes(w, at, active[lanes], code, count, True, order)
         return spread(values, mask)
-    return spread(_load_one(w, at, active, code, count, remote, order), mask)
+    return spread(_load_lanes(w, at, active, code, count, remote, order), mask)
 
 
-def _load_one(w: Warp, at: int, active: Array, code: str, count: int, remote: bool, order: str) -> Array:
+def _load_lanes(w: Warp, at: int, active: Array, code: str, count: int, remote: bool, order: str) -> Array:
     block, offsets = shared_offsets(w, at, active, BYTES[code] * count, remote)
     return _load_at(w, at, block, offsets, code, count, order)
 
@@ -336,7 +338,7 @@ def _load_at(w: Warp, at: int, block: Any, offsets: Array, code: str, count: int
     w.events.shared_read(w, at, block, offsets, BYTES[code] * count, order, False)
     result: Array = block.shared.gather(offsets, code, count)
     if order:
-        look(w, at, result, order, SHARED_WINDOW + block.shared_base + int(np.ravel(offsets)[0]))
+        yield_if_unchanged(w, at, result, order, SHARED_WINDOW + block.shared_base + int(np.ravel(offsets)[0]))
     return result
 
 

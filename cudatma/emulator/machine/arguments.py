@@ -1,4 +1,4 @@
-"""Kernel arguments to the bytes of the parameter buffer."""
+"""Packs kernel arguments into the bytes of the parameter buffer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _CTYPES = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData, ct
 
 
 def pack_arguments(program: Program, args: Sequence[Any], memory: GlobalMemory) -> bytes:
-    """The parameter buffer of a kernel; arrays are mapped into ``memory``.
+    """Return the parameter buffer of a kernel, and map arrays into ``memory``.
 
-    A NumPy array is passed as a pointer, or by value where the parameter has its size and is not 8 bytes wide; None is
-    a null pointer; numbers are converted to the parameter's width, and to a float where PTX says that it is one; NumPy
-    scalars and structures (``numpy.void``), ctypes objects, bytes and objects with ``__bytes__`` or ``descriptor``
-    (tensor maps) go by value. Raises ArgumentError for a wrong count or size and ArgumentTypeError for a type that
-    cannot be passed.
+    A NumPy array is passed as a pointer, or by value if the parameter has its size and is not 8 bytes wide. None is a
+    null pointer. Numbers are converted to the parameter's width, and to a float if PTX declares one. NumPy scalars and
+    structures (``numpy.void``), ctypes objects, bytes, and objects with ``__bytes__`` or ``descriptor`` (tensor maps)
+    are passed by value. Raises ArgumentError for a wrong count or size, and ArgumentTypeError for a type that cannot be
+    passed.
     """
     params = program.function.params
     if not isinstance(args, Sequence) or isinstance(args, str | bytes):
@@ -72,16 +72,16 @@ def _encode(value: Any, param: Variable, name: str, memory: GlobalMemory) -> byt
     if isinstance(value, bytes | bytearray | memoryview):
         return _sized(bytes(value), size, name)
     for attribute in ("data", "descriptor", "bytes"):
-        found = _attribute(value, attribute)
-        if isinstance(found, bytes | bytearray | memoryview | ctypes.Array):
-            return _sized(bytes(found), size, name)
+        content = _attribute(value, attribute)
+        if isinstance(content, bytes | bytearray | memoryview | ctypes.Array):
+            return _sized(bytes(content), size, name)
     try:
         if hasattr(value, "__bytes__"):
             return _sized(bytes(value), size, name)
     except CudaTmaError:
         raise
-    except Exception as error:  # the caller's own code, which may do anything
-        raise ArgumentTypeError(name, type(value).__name__, "an object that can be made bytes", str(error)) from error
+    except Exception as error:  # the caller's code may raise anything
+        raise ArgumentTypeError(name, type(value).__name__, "an object that converts to bytes", str(error)) from error
     raise ArgumentTypeError(name, type(value).__name__, "a NumPy array, a number, bytes or a tensor map")
 
 
@@ -91,11 +91,11 @@ def _float_bytes(value: float, size: int, name: str) -> bytes:
     try:
         return struct.pack({2: "<e", 4: "<f", 8: "<d"}[size], value)
     except OverflowError:
-        raise ArgumentError(name, value, f"a number that a float of {size} bytes holds") from None
+        raise ArgumentError(name, value, f"a number in the range of a float of {size} bytes") from None
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """An attribute of whatever was passed, None where it has none or will not say."""
+    """Return an attribute of an argument, or None if it is missing or its access raises."""
     try:
         return getattr(value, name, None)
     except Exception:
@@ -103,11 +103,11 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def register_array(value: Any, name: str, memory: GlobalMemory) -> None:
-    """Map the array that a tensor map was made of."""
+    """Map the array from which a tensor map was made."""
     for attribute in ("array", "tensor", "owner"):
-        found = _attribute(value, attribute)
-        if isinstance(found, np.ndarray):
-            memory.add(found, name)
+        array = _attribute(value, attribute)
+        if isinstance(array, np.ndarray):
+            memory.add(array, name)
 
 
 def _sized(raw: bytes, size: int, name: str) -> bytes:

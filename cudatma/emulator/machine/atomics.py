@@ -1,4 +1,4 @@
-"""atom and red: lanes one after the other, each on the memory as the one before left it.
+"""Executes atom and red, lane by lane, so that each lane sees the result of the previous one.
 
 Source: PTX ISA, "atom", "red": operations, types, .noftz and .vec forms.
 """
@@ -27,7 +27,7 @@ _ELEMENT: dict[str, Any] = {
 
 
 def apply(operation: str, old: Array, value: Array, second: Array | None = None) -> Array:
-    """The new memory value; all arrays have the element type. inc, dec wrap as PTX says."""
+    """Return the new memory value; all arrays have the element type. inc and dec wrap as PTX defines."""
     one = old.dtype.type(1)
     if operation == "add":
         result = old + value
@@ -53,7 +53,7 @@ def apply(operation: str, old: Array, value: Array, second: Array | None = None)
 
 
 def _locate(w: Warp, at: int, address: int, size: int, *, space: str, remote: bool, order: str) -> tuple[Region, int]:
-    """Return (region, offset) of one lane's operand. remote: whether another CTA's memory is allowed."""
+    """Return the (region, offset) of one lane's operand; ``remote`` allows another CTA's memory."""
     vector = np.array([address], np.uint64)
     window = address >> 60 if not space else (1 if space == "shared" else 0)
     if space == "shared" or (not space and window == 1):
@@ -72,9 +72,9 @@ def _locate(w: Warp, at: int, address: int, size: int, *, space: str, remote: bo
     return region, address - region.base
 
 
-#: Element types whose operations may be done without an array a lane.
+#: Element types that do not need one array per lane.
 _CODES = {NUMPY[code]: code for code in ("u32", "i32", "u64", "i64", "f32", "f64")}
-#: (old, value, second) -> new on Python integers; sums wrap where they are stored.
+#: (old, value, second) -> new on Python integers; sums wrap when they are stored.
 _ON_INTEGERS: dict[str, Callable[[int, int, int], int]] = {
     "add": lambda old, value, _: old + value,
     "min": lambda old, value, _: min(old, value),
@@ -90,23 +90,23 @@ _ON_INTEGERS: dict[str, Callable[[int, int, int], int]] = {
 
 
 def _on_integers(cells: Array, index: Array, operation: str, operands: list[Array]) -> Array:
-    """Lanes one after the other, on Python integers."""
+    """Apply an operation lane by lane on Python integers and return the old values."""
     kind, bits = cells.dtype.kind, 8 * cells.dtype.itemsize
-    least = -(1 << (bits - 1)) if kind == "i" else 0
+    low_limit = -(1 << (bits - 1)) if kind == "i" else 0
     apply_one = _ON_INTEGERS[operation]
     now: dict[int, int] = {}
     before = []
     for place, value, second in zip(index.tolist(), operands[0].tolist(), operands[-1].tolist(), strict=True):
         old = now[place] if place in now else int(cells[place])
         before.append(old)
-        now[place] = (apply_one(old, value, second) - least & (1 << bits) - 1) + least
+        now[place] = (apply_one(old, value, second) - low_limit & (1 << bits) - 1) + low_limit
     for place, value in now.items():
         cells[place] = value
     return np.array(before, cells.dtype)
 
 
 def _on_floats(cells: Array, index: Array, operation: str, operands: list[Array]) -> Array | None:
-    """Sums of normal numbers into cells that all differ, or into one; None where lanes have to be taken one by one."""
+    """Add normal numbers into one cell or into distinct cells, or return None if each lane needs its own step."""
     if operation != "add" or len(set(index.tolist())) not in (1, index.size):
         return None
     value = operands[0]
@@ -123,16 +123,15 @@ def _on_floats(cells: Array, index: Array, operation: str, operands: list[Array]
 
 
 def _is_plain(*values: Array) -> bool:
-    """Whether all are normal numbers or zero, so that neither NaNs nor subnormal numbers need care."""
-    least = np.finfo(values[0].dtype).tiny
-    return all(bool((np.isfinite(v) & ((v == 0) | (np.abs(v) >= least))).all()) for v in values)
+    """Return whether all values are normal numbers or zero, so that NaNs and subnormals need no care."""
+    tiny = np.finfo(values[0].dtype).tiny
+    return all(bool((np.isfinite(v) & ((v == 0) | (np.abs(v) >= tiny))).all()) for v in values)
 
 
-def _quickly(
+def _apply_fast(
     w: Warp, at: int, addresses: Array, element: np.dtype[Any], operation: str, operands: list[Array]
 ) -> tuple[Array, bool] | None:
-    """Operations on cells of one global region: (lanes,) what each found, and whether anything has changed; None where
-    they are not of the quick ones."""
+    """Return the old values of cells in one global region and whether any has changed, or None if not applicable."""
     size = element.itemsize
     region = access.global_region(w, at, addresses, size)
     if region is None or not region.is_writable or region.base % size:
@@ -158,7 +157,7 @@ def atomic(
     remote: bool,
     returns: bool,
 ) -> Array:
-    """Return (elements, 32) raw values from before the operation; lanes that are not active give 0."""
+    """Execute atom or red and return the (elements, 32) raw old values; inactive lanes return 0."""
     code = "u64" if name == "b128" else unsigned(CODES[name])
     count = len(sources[0])
     size = BYTES[code] * count
@@ -170,10 +169,10 @@ def atomic(
     w.events.atomic(w, at, addresses[active], space, size, order, returns)
     if count == 1 and element in _CODES and int(addresses[active].max()) >> 60 == 0 and space != "shared":
         chosen = [group[0][active].view(element) for group in sources]
-        found = _quickly(w, at, addresses[active], element, operation, chosen)
-        if found is not None:
-            old[0, active] = found[0].view(NUMPY[code])
-            _done(w, at, old[:, active], found[1], int(addresses[active[0]]))
+        quick = _apply_fast(w, at, addresses[active], element, operation, chosen)
+        if quick is not None:
+            old[0, active] = quick[0].view(NUMPY[code])
+            _yield_after(w, at, old[:, active], quick[1], int(addresses[active[0]]))
             return old
     has_changed = False
     for lane in active.tolist():
@@ -185,24 +184,24 @@ def atomic(
         current = before.view(element)
         is_shared = space == "shared" or int(addresses[lane]) >> 60 == 1
         if name == "f32" and operation == "add" and not is_shared:
-            # Global memory alone flushes subnormal numbers.
+            # Only global memory flushes subnormal numbers.
             new = canon(flush(apply(operation, flush(current), flush(operands[0]))))
         else:
             new = apply(operation, current, operands[0], operands[1] if len(operands) > 1 else None)
         place[:] = new.view(np.uint8)
         has_changed = has_changed or bool(np.count_nonzero(place != before))
     address = int(addresses[active[0]]) + (SHARED_WINDOW if space == "shared" else 0)
-    _done(w, at, old[:, active], has_changed, address)
+    _yield_after(w, at, old[:, active], has_changed, address)
     return old
 
 
-def _done(w: Warp, at: int, old: Array, has_changed: bool, address: int) -> None:
-    """Let other splits run after an operation that changed memory, or that did not and comes again.
+def _yield_after(w: Warp, at: int, old: Array, has_changed: bool, address: int) -> None:
+    """Yield to other splits after an operation that changed memory, or that repeats without a change.
 
-    old: the elements before it. address: generic, of the first.
+    ``address`` is the generic address of the first element of ``old``.
     """
     if has_changed:
         w.launch.scheduler.progress += 1
         w.launch.scheduler.synchronized()
     else:
-        access.look(w, at, old, "relaxed", address)
+        access.yield_if_unchanged(w, at, old, "relaxed", address)

@@ -1,4 +1,4 @@
-"""Functions that the CUDA run-time provides to kernels: vprintf, __assertfail, malloc and free.
+"""Functions that the CUDA runtime provides to kernels: vprintf, __assertfail, malloc and free.
 
 Source: CUDA C++ Programming Guide, "Formatted Output", "Assertion", "Dynamic Global Memory Allocation".
 """
@@ -17,13 +17,13 @@ from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import LANES
 
-#: What cudaLimitMallocHeapSize is where nobody sets it.
+#: The default of cudaLimitMallocHeapSize.
 HEAP_BYTES = 8 << 20
 _ALIGN = 16
 
 
 def allocate(launch: Launch, size: int) -> int:
-    """The address of ``size`` fresh bytes, 0 where the heap is full."""
+    """Return the address of ``size`` new bytes, or 0 if the heap is full."""
     if not 0 <= size <= HEAP_BYTES - sum(launch.heap.values()):
         return 0
     raw = np.full(max(size, 1) + _ALIGN, 0xA5, np.uint8)
@@ -34,10 +34,10 @@ def allocate(launch: Launch, size: int) -> int:
 
 
 def release(launch: Launch, address: int) -> None:
-    """Give back what allocate() gave. Raises TrapError for anything else than its addresses and 0."""
+    """Free memory from allocate(); 0 is ignored. Raises TrapError for any other address."""
     if address:
         if launch.heap.pop(address, None) is None:
-            raise TrapError(f"free of {address:#x}, which malloc has not given or free has taken")
+            raise TrapError(f"free of {address:#x}, which is not a live address from malloc")
         launch.memory.remove(address)
 
 
@@ -46,7 +46,7 @@ _LONGEST_STRING = 4096
 
 
 def _argument(w: Warp, name: str, lane: int) -> int:
-    """A pointer-sized or 32-bit argument of one lane."""
+    """Return a pointer-sized or 32-bit argument of one lane."""
     buffer = w.param_buffer(w.split.frame, name, 8).data.reshape(LANES, -1)[lane]
     return int.from_bytes(bytes(buffer[:8]), "little")
 
@@ -54,14 +54,14 @@ def _argument(w: Warp, name: str, lane: int) -> int:
 def _string(w: Warp, address: int) -> str:
     region = w.launch.memory.find(address)
     if region is None:
-        raise TrapError(f"a string at {address:#x}, which is not mapped")
+        raise TrapError(f"string at {address:#x}, which is not mapped")
     start = address - region.base
     raw = bytes(region.data[start : start + _LONGEST_STRING])
     return raw.split(b"\0", 1)[0].decode("utf-8", "replace")
 
 
 def _vprintf(w: Warp, arguments: list[str], results: list[str]) -> None:
-    """Collect the text; local memory holds the values, each at its own alignment."""
+    """Format and collect the text of each lane. Local memory holds the values, each at its natural alignment."""
     for lane in w.split.mask.nonzero()[0].tolist():
         text = _string(w, _argument(w, arguments[0], lane))
         pointer = _argument(w, arguments[1], lane)

@@ -1,7 +1,7 @@
-"""Lanes of a warp part, meet again, call functions and leave the kernel.
+"""Diverges and reconverges the lanes of a warp, calls functions, and ends threads.
 
-They part at a branch and meet at its immediate post-dominator. A compiler may also send diverged lanes to one bar.sync
-or mma by paths that join before that: the lanes that come first wait there for the rest, unless these cannot come.
+Lanes diverge at a branch and reconverge at its immediate post-dominator. A compiler may also send diverged lanes to one
+bar.sync or mma by paths that join before it. The first lanes then wait there for the others, unless those cannot come.
 
 An instruction with a member mask brings together the lanes that the mask names, wherever each of them executes an
 instruction with the same qualifiers and the same mask.
@@ -27,10 +27,10 @@ from cudatma.emulator.ptx.writer import runtime
 
 @dataclass(slots=True)
 class Wait:
-    """A split that waits for other lanes of its warp.
+    """A split's wait for other lanes of its warp.
 
-    members: (32,) bool, the lanes that the instruction names. key: what the instructions that may meet have in common.
-    value: (32,) what each lane brings.
+    ``members`` (32,) bool are the lanes that the instruction names. Instructions with equal ``key`` can meet. ``value``
+    (32,) is each lane's contribution.
     """
 
     split: Split
@@ -41,8 +41,8 @@ class Wait:
 
     @property
     def may_time_out(self) -> bool:
-        """Whether the missing lanes have had their chance. Lanes that left a join early wait for those that poll."""
-        return not self.split.warp.is_parted
+        """Return False if lanes have left a join early; this split then waits for the lanes that poll."""
+        return not self.split.warp.has_left_joins
 
     @property
     def is_joint(self) -> bool:
@@ -50,7 +50,7 @@ class Wait:
 
     @property
     def missing(self) -> Array:
-        """Live lanes that have not come."""
+        """Return the live lanes that have not arrived."""
         lanes: Array = self.members & self.split.warp.alive & ~self.split.mask
         return lanes
 
@@ -58,8 +58,8 @@ class Wait:
         return f"lanes {lane_bits(self.missing):#x} of its warp"
 
 
-def lanes_moved(w: Warp) -> None:
-    """Lanes have left the kernel or wait at a join: let go whom they will not meet any more."""
+def release_hopeless(w: Warp) -> None:
+    """Release splits whose missing lanes have left the kernel or wait at a join."""
     for wait in list(w.waiting):
         if not may_come(w, wait):
             w.waiting.remove(wait)
@@ -67,7 +67,7 @@ def lanes_moved(w: Warp) -> None:
 
 
 def may_come(w: Warp, wait: Wait) -> bool:
-    """Whether all that is missing may still arrive: not parked at a join, nor waiting for these lanes elsewhere."""
+    """Return whether all missing lanes may still arrive: not parked at a join, nor waiting for lanes of this split."""
     missing = wait.missing
     coming = np.zeros_like(missing)
     for other in w.splits:
@@ -79,13 +79,12 @@ def may_come(w: Warp, wait: Wait) -> bool:
     return bool(missing.any()) and not (missing & ~coming).any()
 
 
-#: Deepest chain of calls.
 MAX_CALLS = 256
 
 
 @runtime
 def diverge(w: Warp, taken: Array, target: int, following: int, meet: int) -> int:
-    """Part the running split: lanes in ``taken`` go to target, the rest to following; they meet at ``meet``."""
+    """Split the running lanes: ``taken`` go to ``target``, the others to ``following``; they reconverge at ``meet``."""
     split = w.split
     join = _join_at(w, split, meet)
     others = split.mask & ~taken
@@ -96,7 +95,7 @@ def diverge(w: Warp, taken: Array, target: int, following: int, meet: int) -> in
 
 
 def _join_at(w: Warp, split: Split, meet: int) -> Join | None:
-    """The join for two new splits in place of one."""
+    """Return the join for two new splits that replace one."""
     join = split.join
     if join is not None and join.at == meet and join.frame is split.frame:
         join.missing += 1
@@ -109,7 +108,7 @@ def _join_at(w: Warp, split: Split, meet: int) -> Join | None:
 
 
 def _place(w: Warp, split: Split) -> None:
-    """Put a new split among the warp's, or let it arrive at once where it begins at its join."""
+    """Add a new split to the warp, or let it arrive at once if it starts at its join."""
     w.splits.append(split)
     join = split.join
     if join is not None and split.pc == join.at and split.frame is join.frame:
@@ -119,37 +118,35 @@ def _place(w: Warp, split: Split) -> None:
 
 
 def remove(w: Warp, split: Split) -> None:
-    """A split that is no more."""
     w.splits.remove(split)
     w.launch.scheduler.drop(split)
 
 
 def arrive(w: Warp, split: Split) -> None:
-    """A split has come to its join."""
     join = split.join
     if join is None:
         raise EmulatorError("a split without a join arrived at one")
     remove(w, split)
     join.mask = join.mask | split.mask
-    one_less(w, join)
+    count_down(w, join)
     if w.waiting:
-        lanes_moved(w)
+        release_hopeless(w)
 
 
-def one_less(w: Warp, join: Join) -> None:
-    """A split, or an inner join, that the join waited for has come or never will."""
+def count_down(w: Warp, join: Join) -> None:
+    """Count down the splits and inner joins that a join waits for; continue after the last."""
     join.missing -= 1
     if join.missing:
         return
     mask = join.mask & w.alive
     if mask.any():
-        _go_on(w, join, mask)
+        _resume(w, join, mask)
     elif join.parent is not None:
-        one_less(w, join.parent)
+        count_down(w, join.parent)
 
 
-def _go_on(w: Warp, join: Join, lanes: Array) -> None:
-    """Let lanes that have come to a join run on from there."""
+def _resume(w: Warp, join: Join, lanes: Array) -> None:
+    """Continue execution with the lanes that have arrived at a join."""
     frame, pc = join.frame, join.at
     if pc == -1:
         caller = frame.caller
@@ -160,9 +157,9 @@ def _go_on(w: Warp, join: Join, lanes: Array) -> None:
 
 
 def _release(w: Warp, lanes: Array) -> Array:
-    """Let lanes that others wait for leave the joins where they are parked; return those that have.
+    """Let parked lanes that others wait for leave their joins, and return the released lanes.
 
-    Lanes of a warp run independently: a join saves work, and no lane has to wait there.
+    Lanes of a warp run independently: a join only saves work, and no lane is required to wait there.
     """
     released = np.zeros_like(lanes)
     joins = {id(join): join for split in w.splits for join in _ancestors(split.join)}
@@ -173,20 +170,20 @@ def _release(w: Warp, lanes: Array) -> Array:
             released |= parked
             if join.parent is not None:
                 join.parent.missing += 1
-            _go_on(w, join, parked)
+            _resume(w, join, parked)
     return released
 
 
 def release_parked(w: Warp) -> bool:
-    """Let all lanes that are parked at joins go on without the rest. Return whether any did."""
+    """Let all lanes that are parked at joins continue without the others, and return whether there were any."""
     released = bool(_release(w, w.alive).any())
-    w.is_parted = w.is_parted or released
+    w.has_left_joins = w.has_left_joins or released
     return released
 
 
 @runtime
 def leave(w: Warp, mask: Array | None) -> int:
-    """The running split (or those lanes of it) comes to the function's end."""
+    """Return from a function with the running split, or with the lanes of ``mask``."""
     split = w.split
     if split.frame.caller is None:
         return quit(w, mask)
@@ -205,7 +202,7 @@ def leave(w: Warp, mask: Array | None) -> int:
 
 @runtime
 def quit(w: Warp, mask: Array | None) -> int:
-    """The running split (or those lanes of it) leaves the kernel."""
+    """Leave the kernel with the running split, or with the lanes of ``mask``."""
     split = w.split
     lanes = split.mask if mask is None else split.mask & mask
     rest = split.mask & ~lanes
@@ -214,23 +211,23 @@ def quit(w: Warp, mask: Array | None) -> int:
     if np.count_nonzero(rest):
         split.mask, split.is_full = rest, False
         if w.waiting:
-            lanes_moved(w)
-        sync.lanes_ended(w.block)
+            release_hopeless(w)
+        sync.complete_barriers(w.block)
         return SWITCH
     remove(w, split)
     if split.join is not None:
-        one_less(w, split.join)
+        count_down(w, split.join)
     if w.waiting:
-        lanes_moved(w)
+        release_hopeless(w)
     if w.alive.any():
-        sync.lanes_ended(w.block)
+        sync.complete_barriers(w.block)
     else:
-        _warp_ended(w)
+        _end_warp(w)
     return SWITCH
 
 
-def _warp_ended(w: Warp) -> None:
-    """All lanes of a warp have left the kernel."""
+def _end_warp(w: Warp) -> None:
+    """Update the CTA and the cluster after the last lane of a warp has exited."""
     block = w.block
     block.live_warps -= 1
     if block.is_done:
@@ -238,14 +235,14 @@ def _warp_ended(w: Warp) -> None:
             w.events.cluster_ended()
         w.events.block_ended(block)
     w.events.warp_ended(w)
-    sync.lanes_ended(block)
+    sync.complete_barriers(block)
     if block.is_done:
         w.launch.block_ended(block)
 
 
 @runtime
 def call(w: Warp, program: Program, arguments: list[str], results: list[str], return_to: int) -> int:
-    """Enter a .func with the running split's lanes. arguments, results: the caller's .param variables."""
+    """Enter a .func with the running split; ``arguments`` and ``results`` name .param variables of the caller."""
     split = w.split
     caller = split.frame
     depth, walk = 0, caller
@@ -267,16 +264,16 @@ def call(w: Warp, program: Program, arguments: list[str], results: list[str], re
 
 @runtime
 def meet(w: Warp, at: int) -> int:
-    """Bring the lanes of a warp together for an instruction that all of them have to execute.
+    """Bring the lanes of a warp together for an instruction that all of them must execute.
 
-    0: go on (all have come, or the rest cannot come: the instruction reports it); BLOCK: wait; SWITCH: the running
-    split has grown and begins the segment again.
+    Return 0 to continue (all lanes have arrived, or the others cannot, which the instruction reports), BLOCK to wait,
+    or SWITCH if the running split has grown and starts the segment again.
     """
     split = w.split
     if split.token is not None:  # woken by the barrier that it had joined
         return 0
     for other in list(w.waiting):
-        if other.key[0] != "all" and (other.missing & split.mask).any():  # lanes here will not go there
+        if other.key[0] != "all" and (other.missing & split.mask).any():  # the lanes here will not go there
             other.split.timed_out = True
             w.waiting.remove(other)
             w.launch.scheduler.wake([other.split])
@@ -284,24 +281,24 @@ def meet(w: Warp, at: int) -> int:
     return 0 if isinstance(held, list) else held
 
 
-#: The values of all lanes that have met at an instruction with a member mask, and the groups in which they have met.
+#: The values of all lanes that have met at an instruction with a member mask, and the groups in which they met.
 Met = tuple[Array | None, tuple[Array, ...]]
 
 
 @runtime
 def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, following: int) -> int | Met:
-    """Bring the lanes that a member mask names together; each may execute another instruction of the same kind.
+    """Bring together the lanes that a member mask names; each may execute a different instruction of the same kind.
 
-    Return an int if the running split has to wait or has changed. following: the segment after the instruction.
+    Return an int if the running split must wait or has changed. ``following`` is the segment after the instruction.
     """
     split = w.split
     met: Met | None = split.token
-    if met is not None:  # woken by the last lane that came
+    if met is not None:  # woken by the last lane that arrived
         split.token = None
         return met
     groups = sync.groups_of(members, split.mask)
     if all((lanes | ~lane_mask(bits) | ~w.alive).all() for bits, lanes in groups):
-        _met(w, at, what, groups, [split])
+        _complete_meeting(w, at, what, groups, [split])
         return value, tuple(lanes for _, lanes in groups)
     if len(groups) > 1:
         return diverge(w, groups[0][1], split.pc, split.pc, following)
@@ -314,7 +311,7 @@ def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, fol
         lanes = lanes | other.split.mask
         if value is not None and other.value is not None:
             value = np.where(other.split.mask, other.value, value)
-    _met(w, at, what, [(mask, lanes)], [split, *(other.split for other in held)])
+    _complete_meeting(w, at, what, [(mask, lanes)], [split, *(other.split for other in held)])
     met = value, (lanes,)
     for other in held:
         other.split.token = met
@@ -322,12 +319,12 @@ def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, fol
     return met
 
 
-def _met(w: Warp, at: int, what: str, groups: list[sync.Group], splits: list[Split]) -> None:
-    """The lanes of some splits have met; report lanes that were to come and have left the kernel instead."""
+def _complete_meeting(w: Warp, at: int, what: str, groups: list[sync.Group], splits: list[Split]) -> None:
+    """Complete a meeting of splits, and report awaited lanes that have left the kernel instead."""
     sync.meet(w, at, what, groups)
     for split in splits:
         if (split.released & ~w.alive).any():
-            message = f"{what} names lanes that do not execute it and leave the kernel while others wait for them"
+            message = f"{what} names lanes that leave the kernel without executing it while others wait for them"
             w.events.violation("divergent_warp", w, at, message)
         split.released = NOBODY
 
@@ -335,7 +332,7 @@ def _met(w: Warp, at: int, what: str, groups: list[sync.Group], splits: list[Spl
 def _hold(w: Warp, wait: Wait) -> int | list[Wait]:
     """Wait for the missing lanes.
 
-    Return a scheduler code if the split blocks or was merged; else the waits to release.
+    Return a scheduler code if the split blocks or was merged, else the waits to release.
     """
     split = wait.split
     w.waiting[:] = [known for known in w.waiting if known.split is not split]
@@ -360,7 +357,7 @@ def _hold(w: Warp, wait: Wait) -> int | list[Wait]:
 
 
 def _absorb(w: Warp, split: Split, other: Split) -> None:
-    """Make two splits at one place into one; it goes on to the innermost join that both would have come to."""
+    """Merge two splits at one place; the result continues to the innermost join that both would have reached."""
     w.waiting[:] = [wait for wait in w.waiting if wait.split is not other]
     remove(w, other)
     split.widen(other.mask)
@@ -371,12 +368,12 @@ def _absorb(w: Warp, split: Split, other: Split) -> None:
         common.missing += len(left) - 1
     split.join = common
     for join in left:
-        one_less(w, join)
+        count_down(w, join)
 
 
 def _ancestors(join: Join | None) -> list[Join]:
-    found: list[Join] = []
+    ancestors: list[Join] = []
     while join is not None:
-        found.append(join)
+        ancestors.append(join)
         join = join.parent
-    return found
+    return ancestors

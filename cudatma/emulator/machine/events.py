@@ -1,11 +1,11 @@
-"""The events that the machine reports while it runs, their arguments, and when each comes.
+"""Defines the events that the machine reports while it runs, their arguments, and their order.
 
 An observer of a cluster is a subclass of Observer that overrides the events it needs. The machine calls
-``w.events.shared_read(...)`` and expects no answer: observers do not change what a kernel computes. Hazard checks
+``w.events.shared_read(...)`` and ignores the result: observers do not change what a kernel computes. Hazard checks
 (hazards/) and the trace (trace/recording.py) are observers.
 
-Unless an event's description says otherwise, it comes before its effect: memory, barriers and registers still hold
-what they held before the instruction. Observers of a cluster are called in the order in which they were given.
+Unless its description says otherwise, an event comes before its effect: memory, barriers and registers still hold their
+values from before the instruction. Observers of a cluster are called in the order in which they were given.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from cudatma.emulator.machine.memory import Region
 from cudatma.emulator.machine.program import Program
 from cudatma.emulator.ptx.types import Array
 
-#: Returns whether memory already holds the bytes that a store is about to write.
+#: A function that returns whether memory already holds the bytes that a store is about to write.
 Same = Callable[[], bool]
 
 
 def never() -> bool:
-    """Return False: the ``same`` of a store whose bytes are not compared."""
+    """Return False. This is the ``same`` argument of a store whose bytes are not compared."""
     return False
 
 
@@ -109,13 +109,13 @@ class Observer:
         """A split is about to run a segment of its program."""
 
     def blocked(self, split: Any, reason: Any) -> None:
-        """A split has begun to wait. reason: has ``describe()``, and perhaps ``at`` and ``barrier``."""
+        """A split has started to wait. ``reason`` has ``describe()``, and may have ``at`` and ``barrier``."""
 
     def woken(self, split: Any) -> None:
         """A split can run again."""
 
     def lanes_met(self, w: Any, groups: set[int]) -> None:
-        """Some lanes of a warp, and not all, have met at an instruction with a member mask.
+        """Some lanes of a warp, but not all, have met at an instruction with a member mask.
 
         groups: the lanes of each mask, as bits.
         """
@@ -130,31 +130,31 @@ class Observer:
         """The last thread of a warp has exited."""
 
     def deadlocked(self) -> None:
-        """No warp of the grid can go on. Comes before the deadlock is reported."""
+        """No warp of the grid can proceed. Comes before the deadlock is reported."""
 
     def trapped(self) -> None:
-        """The grid ends in a trap, after a time in which all of its warps only waited."""
+        """The grid ends in a trap after a time in which all of its warps only waited."""
 
     # ---- hazards
 
     def violation(self, kind: str, w: Any, at: int, message: str, places: Sequence[Any] = (), /) -> None:
-        """The machine itself has found a hazard: an instruction breaks a rule that its execution depends on.
+        """The machine has found a hazard: an instruction breaks a rule that its execution depends on.
 
-        kind: a key of hazards.report.CAUSES. places: what it concerns (hazards.report.Place).
+        kind: a key of hazards.report.CAUSES. places: the locations that it concerns (hazards.report.Place).
         """
 
     def warning(self, kind: str, w: Any, at: int, message: str, /) -> None:
-        """The machine has found code that may be intended, though PTX does not promise that it works."""
+        """The machine has found code that may be intended but that PTX does not guarantee to work."""
 
     def hazard_found(self, kind: str, w: Any) -> None:
-        """A hazard has been recorded at a place where it was not known yet, after an access of this warp."""
+        """A hazard has been recorded at a new place, after an access of this warp."""
 
     # ---- plain accesses and fences
 
     def shared_read(
         self, w: Any, at: int, block: Any, offsets: Array, size: int, order: str, together: bool, /
     ) -> None:
-        """Lanes read ``size`` bytes each (ld, ldmatrix). together: as one instruction of the whole warp."""
+        """Lanes read ``size`` bytes each (ld, ldmatrix). together: as one warp-wide instruction."""
 
     def shared_write(
         self, w: Any, at: int, block: Any, offsets: Array, size: int, order: str, together: bool, same: Same, /
@@ -162,7 +162,7 @@ class Observer:
         """Lanes write ``size`` bytes each (st, stmatrix, st.bulk, tensormap.replace)."""
 
     def shared_atomic(self, w: Any, at: int, block: Any, offsets: Array, size: int, order: str, /) -> None:
-        """One lane's atom or red; lanes come one after the other."""
+        """One lane executes atom or red; each lane is a separate event."""
 
     def matrices_read(self, w: Any, at: int, block: Any, offsets: Array, /) -> None:
         """ldmatrix reads rows of matrices, eight offsets for each. Comes after its ``shared_read``."""
@@ -176,19 +176,19 @@ class Observer:
         """Lanes write ``size`` bytes each of one region."""
 
     def atomic(self, w: Any, at: int, addresses: Array, space: str, size: int, order: str, returns: bool, /) -> None:
-        """Lanes execute atom (returns: whether its result is used) or red; before any ``shared_atomic`` of theirs.
+        """Lanes execute atom (returns: whether its result is used) or red. Comes before their ``shared_atomic`` events.
 
         addresses: of the active lanes. space: the opcode's state space, ``""`` for generic addresses.
         """
 
     def fence(self, w: Any, at: int, kind: str, /) -> None:
-        """membar or fence. kind: the opcode after its root."""
+        """A warp executes membar or fence. kind: the opcode after its root."""
 
     def map_fence(self, w: Any, addresses: set[int], scope: int, /) -> None:
-        """fence.proxy.tensormap::generic.acquire of the tensor maps at these addresses."""
+        """A warp executes fence.proxy.tensormap::generic.acquire on the tensor maps at these addresses."""
 
     def grid_waited(self, w: Any, /) -> None:
-        """griddepcontrol.wait: the grid before this one has ended."""
+        """A warp executes griddepcontrol.wait: the previous grid has ended."""
 
     # ---- asynchronous copies
 
@@ -207,7 +207,7 @@ class Observer:
     def shared_source(self, w: Any, at: int, block: Any, offsets: Array, end: Any, /) -> None:
         """An asynchronous operation will read 16-byte chunks of shared memory.
 
-        end: what makes known that it has: the group of a store, or the mbarrier of a copy to another CTA.
+        end: signals that the reads are done: the group of a store, or the mbarrier of a copy to another CTA.
         """
 
     def global_source(self, w: Any, at: int, region: Region, offsets: Array, barrier: Any, /) -> None:
@@ -216,8 +216,8 @@ class Observer:
     def tensor_source(self, copy: Copy, region: Region | None, group: Any, /) -> None:
         """A tensor load will read its box. Comes after its ``copy_issued``.
 
-        region: the memory that holds the tensor, None if no part of the box is in it. group: the issuing thread's open
-        bulk group, whose wait also covers reads of the tensor map.
+        region: the memory that contains the tensor, None if it contains no part of the box. group: the issuing thread's
+        open bulk group, whose wait also covers reads of the tensor map.
         """
 
     def cp_async_source(self, w: Any, at: int, addresses: Array, counts: Array, group: Any, /) -> None:
@@ -231,7 +231,7 @@ class Observer:
     ) -> None:
         """A tensor store will write the chunks of its box that ``written`` marks. Comes before its ``shared_source``.
 
-        operation: of a reduction, else "". is_repeat: whether a lower lane issues the same store.
+        operation: the operation of a reduction, else "". is_repeat: whether a lower lane issues the same store.
         """
 
     def box_stored(
@@ -246,10 +246,13 @@ class Observer:
         """tensormap.replace or tensormap.cp_fenceproxy writes a tensor map. together: by several lanes at once."""
 
     def groups_waited(self, w: Any, at: int, kind: str, waited: list[Any], reads_only: bool, /) -> None:
-        """A wait for groups passes. kind: "bulk" or "cp". reads_only: .read, which waits for reads of the source."""
+        """A wait for groups passes.
+
+        kind: "bulk" or "cp". reads_only: .read, which waits only for reads of the source.
+        """
 
     def cp_arrival_issued(self, w: Any, arrival: Any, /) -> None:
-        """cp.async.mbarrier.arrive: threads will arrive when their copies so far have landed.
+        """A warp executes cp.async.mbarrier.arrive: threads will arrive when their earlier copies have landed.
 
         arrival: identifies it in ``cp_arrived``.
         """
@@ -263,50 +266,56 @@ class Observer:
         """A warp arrives at a state.NamedBarrier."""
 
     def barrier_completed(self, barrier: Any, warps: list[Any], /) -> None:
-        """All have arrived at a state.NamedBarrier. warps: those that wait for it."""
+        """All threads have arrived at a state.NamedBarrier. warps: those that wait for it."""
 
     def cluster_arrived(self, w: Any, is_release: bool, /) -> None:
-        """barrier.cluster.arrive."""
+        """A warp executes barrier.cluster.arrive."""
 
     def cluster_completed(self) -> None:
         """All threads of the cluster have arrived."""
 
     def cluster_waited(self, w: Any, /) -> None:
-        """barrier.cluster.wait passes."""
+        """A warp's barrier.cluster.wait passes."""
 
     # ---- mbarriers
 
     def mbarrier_init(self, w: Any, at: int, barrier: Any, old: Any, lanes: int, /) -> None:
-        """mbarrier.init. old: the live mbarrier at this address, or None. lanes: the threads that do it, as bits."""
+        """A warp executes mbarrier.init.
+
+        old: the live mbarrier at this address, or None. lanes: the executing threads, as bits.
+        """
 
     def mbarrier_inval(self, w: Any, at: int, barrier: Any, /) -> None:
-        """mbarrier.inval."""
+        """A warp executes mbarrier.inval."""
 
     def mbarrier_used(self, w: Any, at: int, barrier: Any, what: str, /) -> None:
-        """An instruction uses an initialised mbarrier. what: its name for messages; "a wait" for a wait."""
+        """An instruction uses an initialized mbarrier. what: its name for messages; "a wait" for a wait."""
 
     def arrivals_over(self, w: Any, program: Program, at: int, barrier: Any, number: int, expects: bool, /) -> None:
-        """More threads arrive than are pending. number: of arrivals by one instruction. expects: with .expect_tx."""
+        """More threads arrive than are pending.
+
+        number: the arrivals of this instruction. expects: whether it has .expect_tx.
+        """
 
     def mbarrier_arrived(self, w: Any, barrier: Any, order: str, is_alone: bool, /) -> None:
-        """Threads arrive at an mbarrier. is_alone: one lane of a warp that has more."""
+        """Threads arrive at an mbarrier. is_alone: a single lane of a warp with several."""
 
     def bytes_expected(self, w: Any, at: int, barrier: Any, /) -> None:
-        """An instruction adds to the bytes that the running phase expects. Comes after its effect."""
+        """An instruction has added to the bytes that the running phase expects."""
 
     def phase_ended(self, barrier: Any, /) -> None:
-        """A phase has ended: ``barrier.phase`` counts it. Waiters have not been woken yet."""
+        """A phase has ended and ``barrier.phase`` counts it. Waiters have not been woken yet."""
 
     def mbarrier_acquired(self, w: Any, at: int, barrier: Any, order: str, /) -> None:
         """A wait for a phase of an mbarrier passes."""
 
     def bytes_over(self, barrier: Any, /) -> None:
-        """The bytes of a phase do not add up, and nothing is left that could change this."""
+        """The byte count of a phase is wrong, and no pending operation can change it."""
 
     # ---- tensor cores
 
     def mma_computed(self, w: Any, at: int, name: str, addends: tuple[Array, ...], /) -> None:
-        """The product of an "mma" or a "wgmma" is computed. Comes after the other events of the instruction.
+        """A warp computes the product of an "mma" or a "wgmma". Comes after the other events of the instruction.
 
         addends: the registers to which it is added.
         """
@@ -321,32 +330,41 @@ class Observer:
         """
 
     def wgmma_issued(self, w: Any, at: int, shared: tuple[Array, ...], /) -> None:
-        """shared: scale-d and the matrix descriptors, which are the same in all threads of a warpgroup."""
+        """A warp issues a wgmma.
+
+        shared: scale-d and the matrix descriptors, which are the same in all threads of a warpgroup.
+        """
 
     def wgmma_fenced(self, w: Any, /) -> None:
-        """wgmma.fence."""
+        """A warp executes wgmma.fence."""
 
     def wgmma_committed(self, w: Any, /) -> None:
-        """wgmma.commit_group."""
+        """A warp executes wgmma.commit_group."""
 
     def wgmma_waited(self, w: Any, at: int, done: int, warps: list[Any], /) -> None:
-        """wgmma.wait_group passes. done: groups that are complete. warps: of the warpgroup."""
+        """A warp's wgmma.wait_group passes.
+
+        done: the number of complete groups. warps: the warps of the warpgroup.
+        """
 
     def registers_set(self, w: Any, at: int, count: int, is_increase: bool, /) -> None:
-        """setmaxnreg. Comes once, before the warp waits for registers."""
+        """A warp executes setmaxnreg. Comes once, before the warp waits for registers."""
 
 
-#: The observer of a cluster that nobody observes.
+#: The observer of a cluster without observers.
 UNOBSERVED = Observer()
 
 
 def combined(observers: Sequence[Observer]) -> Observer:
-    """Return an observer that passes each event on to these, in order."""
+    """Return an observer that passes each event to the given observers in order."""
     return cast(Observer, _Combined(tuple(observers))) if observers else UNOBSERVED
 
 
 class _Combined:
-    """Looks up who handles an event when it first occurs: if a single observer does, events are calls of its method."""
+    """An observer that looks up the handlers of an event when it first occurs.
+
+    If only one observer handles an event, the event is a direct call of its method.
+    """
 
     def __init__(self, observers: tuple[Observer, ...]) -> None:
         self._observers = observers

@@ -1,4 +1,4 @@
-"""One launch under one schedule: its clusters begin, run and end."""
+"""Runs one launch under one schedule: starts its clusters, runs them and ends them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,24 @@ from cudatma.emulator.machine.special_values import SpecialValues
 from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import LANES, NUMPY, Array
 
-#: Shared memory that a GPU reserves for the system in each CTA.
+#: Shared memory in each CTA that the GPU reserves for the system.
 RESERVED_BYTES = 1024
-#: Memory that live clusters may take, as ``Launch.cluster_bytes`` estimates it.
-MOST_LIVE_BYTES = 2 << 30
-#: Bytes that emulator and hazard checks keep for each byte of shared memory, and for each warp besides its clock.
+#: Bound on the host memory of live clusters, as ``Launch.cluster_bytes`` estimates it.
+MAX_LIVE_BYTES = 2 << 30
+#: Host bytes that the emulator and the hazard checks keep per byte of shared memory, and per warp besides its clock.
 _BYTES_PER_SHARED, _BYTES_PER_WARP = 24, 24 << 10
-#: Time that passes where all threads only look at a clock: at first, and after how much a deadlock is one all the same.
-FIRST_IDLE_NS, MOST_IDLE_NS = 1_000_000, 10**13
+#: Emulated time that passes while all threads only read a clock: the first step, and the limit after which the launch
+#: counts as deadlocked.
+FIRST_IDLE_NS, MAX_IDLE_NS = 1_000_000, 10**13
 
 
 @dataclass(slots=True)
 class Setup:
-    """What a launch asks for, checked. parameters: the kernel's parameter buffer, in its layout. registers: of a
-    thread, as ``EmulatedModule.launch`` takes them."""
+    """The validated parameters of a launch.
+
+    ``parameters`` is the kernel's parameter buffer. ``registers`` is the number per thread, see
+    ``EmulatedModule.launch``.
+    """
 
     image: Image
     program: Program
@@ -45,14 +49,17 @@ class Setup:
     step_limit: int
     resident_clusters: int
     registers: int | None = None
-    #: Returns the observers of a cluster, in the order in which events reach them.
+    #: Returns the observers of a cluster in the order in which they receive events.
     observe: Callable[[Launch, Cluster], Sequence[Observer]] = lambda launch, cluster: ()
     show_steps: Callable[[int], None] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
 
 class GridLaunch:
-    """A running grid. Clusters start in an order that the schedule picks; those that are live run interleaved."""
+    """A running grid.
+
+    Clusters start in an order that the schedule picks, and live clusters run interleaved.
+    """
 
     grid: Dim
     block: Dim
@@ -70,13 +77,13 @@ class GridLaunch:
         self.dynamic_bytes = setup.dynamic_bytes
         self.shared_offsets, self.dynamic_start = setup.image.shared_layout(setup.program.function.name)
         self.shared_bytes = self.dynamic_start + setup.dynamic_bytes
-        #: Where cooperative groups keep the barriers of groups of several warps: after all other shared memory.
+        #: Start of the barriers that cooperative groups of several warps use, after all other shared memory.
         self.reserved_start = -(-self.shared_bytes // 16) * 16
         self.reserved_bytes = RESERVED_BYTES if setup.image.reads(setup.program.function.name, "%reserved_smem") else 0
-        #: What malloc has given: address -> bytes.
+        #: Live allocations of malloc: address -> bytes.
         self.heap: dict[int, int] = {}
         self.printed: list[str] = []
-        #: What of the kernel could not be checked, and why.
+        #: Checks that the emulator could not make, with reasons.
         self.unchecked: list[str] = []
         #: (special register, warp) -> its vector, the same in every CTA.
         self.lane_values: dict[tuple[str, int], Array] = {}
@@ -88,25 +95,24 @@ class GridLaunch:
         self._parameters[: len(setup.parameters)] = np.frombuffer(setup.parameters, np.uint8)
         self.param_base = self.memory.add(self._parameters, "kernel parameters")
         self.param_span = (self.param_base, self.param_base + self._parameters.size)
-        #: From an address in the .param space to the generic one.
+        #: Offset from an address in the .param space to the generic address.
         self.param_shift = np.full(LANES, self.param_base - PARAM_START, np.uint64)
-        #: What the driver gives a cooperative launch: the workspace's size in bytes, the grid's barrier.
+        #: The workspace that the driver passes to a cooperative launch: its size in bytes, and the grid's barrier.
         workspace = np.array([8, 0], np.uint32)
         self.workspace_base = self.memory.add(workspace, "grid workspace")
         self.scheduler = Scheduler(self, schedule, seed, setup.step_limit)
-        #: Time that has passed in addition to the steps, in ns, and whether the kernel has looked at a clock since
-        #: then.
-        self._waited_ns, self._looked_at_clock = 0, False
+        #: Emulated time in ns in addition to the steps, and whether the kernel has read a clock since it last advanced.
+        self._waited_ns, self._has_read_clock = 0, False
         #: Clusters that have started and not ended.
         self.resident: list[Cluster] = []
         self._waiting = self._origins()
-        #: Of those that have not started, the ones of which the next is picked.
+        #: The next clusters to start, from which the schedule picks one.
         self._window: list[Dim] = []
         #: The first CTA of each cluster that has started, by the cluster's number.
         self.started: list[Dim] = []
 
     def unmap(self) -> None:
-        """Take the launch's own buffers out of memory."""
+        """Remove the launch's own buffers from memory."""
         for base in (self.param_base, self.workspace_base, *self.heap):
             self.memory.remove(base)
 
@@ -118,32 +124,35 @@ class GridLaunch:
                     yield x, y, z
 
     def run(self) -> None:
-        """Run the whole grid. Raises what the scheduler raises."""
+        """Run the whole grid. Raises what Scheduler.run() raises."""
         with np.errstate(all="ignore"):
             self.admit()
             self.scheduler.run()
 
     def admit(self) -> bool:
-        """Start a cluster that the schedule picks, where one is left and no more are live than may be."""
+        """Start a cluster that the schedule picks, unless none is left or the limit of live clusters is reached."""
         if len(self.resident) >= self.setup.resident_clusters:
             return False
         return self._start(self._take(self.scheduler.pick))
 
     def admit_beyond(self) -> bool:
-        """All live clusters wait, perhaps for clusters that have not started: start the first of these, however many
-        are live. Raises ResidencyError where they would take too much memory."""
+        """Start the next clusters regardless of the limit of live clusters, because all live ones may be waiting for
+        them.
+
+        Raises ResidencyError if they would use too much memory.
+        """
         started = False
-        for _ in range(max(1, len(self.resident) // 4)):  # so that many that wait for many do not take for ever
+        for _ in range(max(1, len(self.resident) // 4)):  # in batches, to keep long chains fast
             origin = self._take(lambda count: 0)
-            if origin is not None and (len(self.resident) + 1) * self.cluster_bytes > MOST_LIVE_BYTES:
+            if origin is not None and (len(self.resident) + 1) * self.cluster_bytes > MAX_LIVE_BYTES:
                 live, blocks = len(self.resident), self.cluster[0] * self.cluster[1] * self.cluster[2]
-                raise ResidencyError(live * blocks, self.cluster_bytes * live, MOST_LIVE_BYTES)
+                raise ResidencyError(live * blocks, self.cluster_bytes * live, MAX_LIVE_BYTES)
             started = self._start(origin) or started
         return started
 
     @property
     def cluster_bytes(self) -> int:
-        """About what a live cluster takes of the host's memory."""
+        """Estimate the host memory of a live cluster."""
         blocks = self.cluster[0] * self.cluster[1] * self.cluster[2]
         warps = -(-self.threads // LANES)
         clock = 8 * blocks * (5 * warps + 2 * self.threads)
@@ -161,7 +170,7 @@ class GridLaunch:
         return True
 
     def _take(self, pick: Callable[[int], int]) -> Dim | None:
-        """Take a cluster out of those that have not started: one of the next few, for a grid may be large."""
+        """Remove and return one of the next clusters that have not started; a window, because grids may be large."""
         window = self._window
         missing = self.setup.resident_clusters - len(window)
         if missing:
@@ -169,24 +178,24 @@ class GridLaunch:
         return window.pop(pick(len(window))) if window else None
 
     def take_cluster(self) -> Dim | None:
-        """The first CTA of a cluster that will not be launched, because a running one does its work."""
+        """Return the first CTA of a cluster that is canceled because a running one does its work, or None."""
         return self._take(self.scheduler.pick)
 
     def block_ended(self, block: Block) -> None:
-        """A CTA's last thread has exited; the next cluster replaces one that is done."""
+        """Remove a cluster whose last CTA has ended, so that another can start."""
         if block.cluster.is_done:
             self.resident.remove(block.cluster)
 
     def parameter(self, name: str, offset: int, code: str, count: int) -> Array:
-        """(count, 32) elements of a kernel parameter, the same for every thread."""
-        found = self._parameter_values.get((name, offset, code, count))
-        if found is None:
+        """Return (count, 32) elements of a kernel parameter, the same for every thread."""
+        values = self._parameter_values.get((name, offset, code, count))
+        if values is None:
             start = self.program.param_offsets[name] + offset
             raw = self._parameters[start : start + NUMPY[code].itemsize * count].copy().view(NUMPY[code])
-            found = np.ascontiguousarray(np.broadcast_to(raw[:, None], (count, LANES)))
-            found.flags.writeable = False
-            self._parameter_values[name, offset, code, count] = found
-        return found
+            values = np.ascontiguousarray(np.broadcast_to(raw[:, None], (count, LANES)))
+            values.flags.writeable = False
+            self._parameter_values[name, offset, code, count] = values
+        return values
 
     def show_steps(self, steps: int) -> None:
         """Report the steps of the running schedule to the caller of the launch."""
@@ -194,8 +203,8 @@ class GridLaunch:
             self.setup.show_steps(steps)
 
     def clock(self, name: str) -> int:
-        """The step counter as %clock, %globaltimer or a half of them, and the time that has passed in idleness."""
-        self._looked_at_clock = True
+        """Return %clock, %globaltimer or a half of them: steps plus the time that has passed while idle."""
+        self._has_read_clock = True
         steps = self.scheduler.steps * 32 + self._waited_ns
         if name in ("clock", "globaltimer_lo"):
             return steps & 0xFFFFFFFF
@@ -203,24 +212,25 @@ class GridLaunch:
 
     @property
     def has_idled(self) -> bool:
-        """Whether there was a time when nobody could do anything but wait."""
+        """Return whether there was a time when all threads waited."""
         return self.scheduler.has_stalled
 
     def pass_time(self) -> bool:
-        """Nobody can do anything but look at a clock: let time pass. False where nobody does, or it has not helped.
+        """Advance the clock because all threads only wait, and return whether that may help.
 
-        A wait that is bounded by a clock ends here; a kernel that merely reads a clock still deadlocks, because it
-        does not read it again. Each time is as long as all before it together.
+        Time passes only if a thread has read a clock since the last advance, up to a limit. Waits bounded by a clock
+        end this way. A kernel that reads a clock once still deadlocks. Each advance is as long as all previous ones
+        together.
         """
-        if not self._looked_at_clock or self._waited_ns > MOST_IDLE_NS:
+        if not self._has_read_clock or self._waited_ns > MAX_IDLE_NS:
             return False
-        self._looked_at_clock = False
+        self._has_read_clock = False
         self._waited_ns += max(FIRST_IDLE_NS, self._waited_ns)
         return True
 
 
 def new_cluster(launch: Launch, first: Dim, number: int) -> Cluster:
-    """A cluster whose first CTA is ``first``, without warps yet. number: how many have started before it."""
+    """Return cluster ``number``, whose first CTA is ``first``, without warps."""
     cluster = Cluster(launch, number)
     shape = launch.cluster
     for z in range(shape[2]):
@@ -233,7 +243,7 @@ def new_cluster(launch: Launch, first: Dim, number: int) -> Cluster:
 
 
 def start(cluster: Cluster) -> None:
-    """Create the warps of all CTAs and hand them to the scheduler."""
+    """Create the warps of all CTAs and pass them to the scheduler."""
     for block in cluster.blocks:
         for number in range(block.warp_count):
             warp = Warp(block, number, block.launch.program, SpecialValues(block, number))
@@ -245,7 +255,7 @@ def start(cluster: Cluster) -> None:
 
 
 def _shared_memory(launch: Launch) -> Array:
-    """A CTA's shared memory: what the kernel asked for, and the system's part, which is zero, where it is used."""
+    """Return a CTA's shared memory: the kernel's part, and the system's zeroed part if the kernel uses it."""
     if not launch.reserved_bytes:
         return _poisoned(launch.shared_bytes)
     data = _poisoned(launch.reserved_start + launch.reserved_bytes)
@@ -254,6 +264,6 @@ def _shared_memory(launch: Launch) -> Array:
 
 
 def _poisoned(size: int) -> Array:
-    """Shared memory as a kernel finds it: with something in it that is not zero."""
+    """Return shared memory filled with a nonzero pattern, because kernels find it uninitialized."""
     rounded = -(-size // 16) * 16
     return np.full(rounded, 0xA5, np.uint8)[:size]

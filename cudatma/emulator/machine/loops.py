@@ -1,4 +1,4 @@
-"""Detect endless loops: warps that return to an earlier state, and the lines they execute."""
+"""Detects endless loops: warps that return to an earlier state, and the lines they execute."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from cudatma.emulator.machine.retries import state_of
 from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.model import Instruction
 
-#: Visits of a split to its first place, and steps of all splits, after which a recording has failed.
+#: Limits of a recording: visits of a split to its first place, and steps of all splits.
 _MAX_COMPARED, _MAX_STEPS = 100, 200_000
-#: Lines of a loop that are named.
+#: Maximum number of lines that the description of a loop names.
 _MAX_LINES = 6
 _READS = ("ld", "ldu", "atom", "mbarrier")
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Instructions that a warp executes repeatedly. at: the first one that reads memory, else the first one."""
+    """Instructions that a warp executes repeatedly.
+
+    ``at`` is the first one that reads memory, or the first one if none does.
+    """
 
     program: Program
     instructions: tuple[tuple[int, Instruction], ...]
@@ -33,7 +36,7 @@ class Loop:
         return (self.reads or self.instructions)[0][0]
 
     def describe(self) -> str:
-        """Name the loop's lines, of the source where they are known."""
+        """Return the loop's source lines, or its PTX lines if the source is unknown."""
         sources: dict[str, set[int]] = {}
         for _, instruction in self.instructions:
             file, _, line = self.program.module.source_of(instruction).partition(",")[0].rpartition(":")
@@ -44,13 +47,13 @@ class Loop:
 
 
 def is_plain(instruction: Instruction) -> bool:
-    """Whether an instruction is a weak load, which need not see what other threads write."""
+    """Return whether an instruction is a weak load, which may not see writes of other threads."""
     root, *rest = instruction.parts
     return root in ("ld", "ldu") and not {"volatile", "relaxed", "acquire", "mmio"} & set(rest)
 
 
 def _ranges(lines: set[int]) -> str:
-    """Line numbers as "3-5, 9"."""
+    """Format line numbers as "3-5, 9"."""
     ends: list[list[int]] = []
     for line in sorted(lines):
         if ends and line == ends[-1][1] + 1:
@@ -62,11 +65,11 @@ def _ranges(lines: set[int]) -> str:
 
 
 class Recorder:
-    """Records for a while which segments the warps of a launch run."""
+    """A record of the segments that the warps of a launch run."""
 
     def __init__(self, splits: Iterable[Split]) -> None:
-        """splits: compared with their present states, to find out whether they return to them."""
-        #: Place -> state -> number of visits: the first when the split goes on, the second when it returns.
+        """Start a recording; the states of ``splits`` now are compared with later ones."""
+        #: Place -> state -> number of visits: the first when the split continues, the second when it returns.
         self._states: dict[tuple[Warp, int], dict[int, int]] = {}
         for split in splits:
             self._states.setdefault((split.warp, split.pc), {})[state_of(split)] = 0
@@ -75,7 +78,7 @@ class Recorder:
         self._steps = 0
 
     def segment_begins(self, split: Split, pc: int) -> None:
-        """Note that a split begins a segment."""
+        """Record that a split starts a segment."""
         self._steps += 1
         visits = self._visits.setdefault(split.warp, {})
         place = split.frame.program, pc
@@ -89,12 +92,12 @@ class Recorder:
 
     @property
     def is_cycle(self) -> bool:
-        """Whether all splits have returned to their first states."""
+        """Return whether all splits have returned to their first states."""
         return all(count > 1 for states in self._states.values() for count in states.values())
 
     @property
     def has_failed(self) -> bool:
-        """Whether a split does not return to its first state."""
+        """Return whether a split does not return to its first state."""
         return self._steps > _MAX_STEPS or any(
             count >= _MAX_COMPARED and min(self._states[place].values()) < 2 for place, count in self._compared.items()
         )
@@ -105,12 +108,12 @@ class Recorder:
         if not visits:
             return None
         program = max(visits, key=lambda place: sum(other[0] is place[0] for other in visits))[0]
-        found: list[tuple[int, Instruction]] = []
+        instructions: list[tuple[int, Instruction]] = []
         for pc in sorted(pc for other, pc in visits if other is program):
             segment = program.flow.segments[pc]
-            found += [(at, program.instruction(at)) for at in range(segment.start, segment.stop)]
-        return Loop(program, tuple(found)) if found else None
+            instructions += [(at, program.instruction(at)) for at in range(segment.start, segment.stop)]
+        return Loop(program, tuple(instructions)) if instructions else None
 
     def warps(self) -> list[Warp]:
-        """The warps that have executed something more than once."""
+        """Return the warps that have executed an instruction more than once."""
         return [warp for warp in self._visits if self.loop(warp) is not None]

@@ -1,8 +1,8 @@
 """Byte memories of the emulated device.
 
-Global addresses are the host addresses of the arrays' own bytes; a tensor map that names a NumPy array's pointer
-works as it is. Shared addresses have the CTA's rank in its cluster in bits 24 and up and begin at 0x400, as on
-Hopper. Generic addresses of shared and local memory lie in windows at 2^60 and 2^61.
+Global addresses are the host addresses of the arrays' bytes, so a tensor map that contains a NumPy array's pointer
+works unchanged. Shared addresses hold the CTA's rank in its cluster in bits 24 and up and start at 0x400, as on Hopper.
+Generic addresses of shared and local memory are in windows at 2^60 and 2^61.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from cudatma.emulator.ptx.types import LANES, NUMPY, Array
 from cudatma.errors import ArgumentError, counted
 
 SHARED_WINDOW, LOCAL_WINDOW = 1 << 60, 1 << 61
-#: Offset of the first byte of a CTA's shared memory: below it the system's own KiB.
+#: Offset of the first byte of a CTA's shared memory; the system reserves the KiB below.
 SHARED_START = 0x400
 RANK_SHIFT = 24
-#: Address of the first kernel parameter in the .param space, where programs keep addresses in 32 bits.
+#: Address of the first kernel parameter in the .param space, where programs use 32-bit addresses.
 PARAM_START = 0x400
 
 
 class Region:
-    """A run of bytes at an address. data: (size,) uint8, shared with the array's owner."""
+    """A contiguous range of bytes at an address. ``data`` is (size,) uint8 and shares memory with the array's owner."""
 
     __slots__ = ("_views", "base", "base_word", "data", "end", "is_writable", "name", "owner", "shadow", "size")
 
     def __init__(self, base: int, data: Array, name: str, owner: Any = None, is_writable: bool = True) -> None:
         self.base, self.data, self.name, self.owner, self.is_writable = base, data, name, owner, is_writable
-        #: The base for each lane: NumPy is twice as fast with a vector as with a number.
+        #: The base in every lane, because NumPy is twice as fast with a vector as with a scalar.
         self.base_word: Array = np.full(LANES, base, np.uint64)
         self.size = int(data.size)
         self.end = base + self.size
         self._views: dict[str, Array] = {}
-        #: What hazard checks know of a global buffer (hazards.global_memory); None while nobody writes it.
+        #: The state of the hazard checks for a global buffer (hazards.global_memory); None until a write.
         self.shadow: Any = None
 
     def view(self, code: str) -> Array:
-        """All whole elements of a type, from the first byte on."""
-        found = self._views.get(code)
-        if found is None:
+        """Return all whole elements of a type, starting at the first byte."""
+        elements = self._views.get(code)
+        if elements is None:
             dtype = NUMPY[code]
-            found = self.data[: self.size - self.size % dtype.itemsize].view(dtype)
-            self._views[code] = found
-        return found
+            elements = self.data[: self.size - self.size % dtype.itemsize].view(dtype)
+            self._views[code] = elements
+        return elements
 
     def inside(self, addresses: Array, size: int) -> Array | None:
-        """Byte offsets, int64, of aligned accesses of ``size`` bytes that all lie here; None where some do not.
+        """Return the int64 byte offsets of aligned accesses of ``size`` bytes, or None if one is outside of the region.
 
-        What is below the region wraps around to far above it; the union of all bits is no less than the largest.
+        Addresses below the region wrap around to large offsets. The union of all bits is at least the largest offset.
         """
         offsets = addresses - self.base_word[: addresses.size]
         bits = int(_union(offsets))
@@ -64,7 +64,7 @@ class Region:
         return result
 
     def gather(self, offsets: Array, code: str, count: int) -> Array:
-        """(count, lanes) elements; offsets: byte offsets, int64, multiples of the element's size."""
+        """Return (count, lanes) elements at int64 byte offsets that are multiples of the element size."""
         first = in_units(offsets, _SHIFTS[code])
         if count == 1:
             result: Array = self.view(code)[first][None]
@@ -72,7 +72,7 @@ class Region:
         return self.view(code)[first[None, :] + _STEPS[:count]]
 
     def scatter(self, offsets: Array, code: str, values: Iterable[Array]) -> None:
-        """Write vectors of elements side by side; of several lanes at one place the last wins."""
+        """Write vectors of consecutive elements; if several lanes write the same place, the last lane wins."""
         first = in_units(offsets, _SHIFTS[code])
         view = self.view(code)
         for step, row in enumerate(values):
@@ -81,14 +81,14 @@ class Region:
 
 _union = np.bitwise_or.reduce
 _STEPS = np.arange(16, dtype=np.int64)[:, None]
-#: Element type -> log2 of its bytes.
+#: Element type -> log2 of its size in bytes.
 _SHIFTS: dict[str, int] = {code: dtype.itemsize.bit_length() - 1 for code, dtype in NUMPY.items()}
-#: Shift -> that shift for each lane: NumPy is twice as fast with a vector as with a number.
+#: Shift -> the shift in every lane, because NumPy is twice as fast with a vector as with a scalar.
 _LANE_SHIFTS: list[Array] = [np.full(LANES, shift, np.int64) for shift in range(6)]
 
 
 def in_units(offsets: Array, shift: int) -> Array:
-    """Non-negative int64 byte offsets in units of 2 ** shift bytes (0..5)."""
+    """Convert nonnegative int64 byte offsets to units of 2 ** shift bytes (shift 0..5)."""
     if not shift:
         return offsets
     shifts = _LANE_SHIFTS[shift]
@@ -97,19 +97,20 @@ def in_units(offsets: Array, shift: int) -> Array:
 
 
 def bytes_of(array: Any, name: str = "array") -> Array:
-    """The bytes of a NumPy array as (n,) uint8 without a copy: of the array that a view with gaps was cut from.
+    """Return the bytes of a NumPy array as (n,) uint8 without a copy.
 
-    Raises ArgumentError where there is no array without gaps.
+    For a view with gaps, returns the bytes of the contiguous array that it belongs to. Raises ArgumentError if there is
+    none.
     """
     if not isinstance(array, np.ndarray):
         raise ArgumentError(name, type(array).__name__, "a NumPy array")
     if array.dtype.hasobject or not array.dtype.isnative:
-        raise ArgumentError(name, f"dtype {array.dtype!s}", "numbers in the machine's own byte order", "convert a copy")
-    array = array.view(np.ndarray)  # subclasses such as np.matrix index in their own ways
+        raise ArgumentError(name, f"dtype {array.dtype!s}", "numbers in native byte order", "convert a copy")
+    array = array.view(np.ndarray)  # subclasses such as np.matrix index differently
     while not (array.flags.c_contiguous or array.flags.f_contiguous) and isinstance(array.base, np.ndarray):
         array = array.base
     if not array.flags.c_contiguous and not array.flags.f_contiguous:
-        raise ArgumentError(name, f"strides {array.strides}", "an array without gaps, or a view of one", "pass a copy")
+        raise ArgumentError(name, f"strides {array.strides}", "a contiguous array, or a view of one", "pass a copy")
     flat = array.reshape(-1, order="A") if array.ndim != 1 else array
     if array.size == 0:
         return np.zeros(0, np.uint8)
@@ -118,12 +119,11 @@ def bytes_of(array: Any, name: str = "array") -> Array:
 
 
 def address_of(array: Array) -> int:
-    """The address of an array's first byte."""
     return int(array.__array_interface__["data"][0])
 
 
-def _united(one: Region, other: Region) -> Region:
-    """One region of the bytes of two that overlap; both owners are kept alive."""
+def _merge(one: Region, other: Region) -> Region:
+    """Return one region for two that overlap; it keeps both owners alive."""
     base, end = min(one.base, other.base), max(one.end, other.end)
     if other.base == base and other.end == end:
         return other
@@ -133,58 +133,55 @@ def _united(one: Region, other: Region) -> Region:
 
 
 class GlobalMemory:
-    """The regions that a kernel may touch: arguments, registered arrays, module variables, parameters."""
+    """The regions that a kernel may access: arguments, registered arrays, module variables and parameters."""
 
     def __init__(self) -> None:
         self._bases: list[int] = []
         self._regions: dict[int, Region] = {}
-        #: By instruction: where its last access was, and its next one probably is.
+        #: Instruction -> the region of its last access, which its next access probably uses too.
         self.recent: dict[int, Region] = {}
 
     def add(self, array: Any, name: str) -> int:
-        """Map an array; returns its address. An array inside a mapped one is not mapped twice."""
+        """Map an array and return its address. An array inside a mapped one is not mapped again."""
         data = bytes_of(array, name)
         address = address_of(array)
         if data.size == 0:
             return address
         base = address_of(data)
-        found = self.find(base)
-        if found is None or base + data.size > found.end:
+        region = self.find(base)
+        if region is None or base + data.size > region.end:
             self._insert(Region(base, data, name, array, bool(array.flags.writeable)))
         return address
 
     def _insert(self, region: Region) -> None:
-        """Add a region; arrays that overlap it, parts of one buffer, become one region with it."""
+        """Add a region, and merge it with regions that overlap it because they are parts of one buffer."""
         near = self._bases[max(0, bisect_right(self._bases, region.base) - 1) : bisect_left(self._bases, region.end)]
         for old in [r for r in map(self._regions.__getitem__, near) if region.base < r.end]:
             self._bases.remove(old.base)
             del self._regions[old.base]
-            region = _united(old, region)
+            region = _merge(old, region)
         insort(self._bases, region.base)
         self._regions[region.base] = region
 
     def remove(self, base: int) -> None:
-        """Forget a region."""
         if base in self._regions:
             self._bases.remove(base)
             del self._regions[base]
         self.recent.clear()
 
     def regions(self) -> list[Region]:
-        """All that is mapped."""
         return list(self._regions.values())
 
     def snapshot(self) -> dict[int, Array]:
-        """Copies of all writable regions' bytes."""
+        """Return copies of the bytes of all writable regions."""
         return {base: region.data.copy() for base, region in self._regions.items() if region.is_writable}
 
     def restore(self, saved: dict[int, Array]) -> None:
-        """Put a snapshot's bytes back."""
         for base, data in saved.items():
             self._regions[base].data[:] = data
 
     def find(self, address: int) -> Region | None:
-        """The region that holds an address."""
+        """Return the region that contains an address, or None."""
         position = bisect_right(self._bases, address) - 1
         if position < 0:
             return None
@@ -192,7 +189,7 @@ class GlobalMemory:
         return region if address < region.end else None
 
     def nearest(self, address: int) -> str:
-        """What is nearest to an address, for error texts."""
+        """Describe the region nearest to an address, for error messages."""
         best = min(self._regions.values(), key=lambda r: max(r.base - address, address - r.end + 1), default=None)
         if best is None:
             return "no memory is mapped"

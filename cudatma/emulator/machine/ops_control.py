@@ -1,4 +1,4 @@
-"""Branches, calls, ends, barriers of a CTA or cluster, and instructions that only take time, or are refused.
+"""Emitters for control flow, barriers of a CTA or a cluster, instructions without effect, and refused ones.
 
 Source: PTX ISA, "Control Flow Instructions", "bar, barrier", "barrier.cluster", "griddepcontrol", "setmaxnreg".
 """
@@ -18,8 +18,8 @@ from cudatma.emulator.ptx.types import CODES, LANES, Array
 from cudatma.emulator.ptx.writer import SegmentWriter, emitter, runtime
 
 
-def _taken(e: SegmentWriter, i: Instruction) -> str | None:
-    """Bind the lanes whose guard holds; None without a guard."""
+def _guard_lanes(e: SegmentWriter, i: Instruction) -> str | None:
+    """Bind the mask of lanes whose guard holds and return its name, or None without a guard."""
     if i.guard is None:
         return None
     register, negated = i.guard
@@ -33,7 +33,7 @@ def bra(e: SegmentWriter, i: Instruction) -> None:
     if not isinstance(label, Sym):
         raise e.error("a branch needs a label")
     target = e.flow.target(label.name, i)
-    taken = _taken(e, i)
+    taken = _guard_lanes(e, i)
     if taken is None:
         e.line(f"return {target}")
         return
@@ -47,7 +47,7 @@ def bra(e: SegmentWriter, i: Instruction) -> None:
 @emitter("brx")
 def brx(e: SegmentWriter, i: Instruction) -> None:
     targets = [e.flow.target(name, i) for name in e.flow.branch_targets(i)]
-    taken = _taken(e, i)
+    taken = _guard_lanes(e, i)
     if taken is not None:
         e.line(f"if not count({taken}): return {e.segment.index + 1}")
         e.line(
@@ -59,10 +59,10 @@ def brx(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def indexed_branch(w: Warp, index: Array, targets: list[int], meet: int, mask: Array) -> int:
-    """Go where each lane's index says; lanes of one index at a time are parted from the rest."""
+    """Branch to each lane's target; lanes with different indices diverge."""
     first = int(index[mask.argmax()])
     if first >= len(targets):
-        raise TrapError(f"brx.idx with index {first}, {len(targets)} targets")
+        raise TrapError(f"brx.idx with index {first}, but only {len(targets)} targets")
     same = (index == first) & mask
     if (same == mask).all():
         return targets[first]
@@ -72,7 +72,7 @@ def indexed_branch(w: Warp, index: Array, targets: list[int], meet: int, mask: A
 @emitter("ret", "exit")
 def leave(e: SegmentWriter, i: Instruction) -> None:
     do = "quit" if i.parts[0] == "exit" else "leave"
-    taken = _taken(e, i)
+    taken = _guard_lanes(e, i)
     if taken is None:
         e.line(f"return {do}(w, m)")
         return
@@ -86,7 +86,7 @@ def leave(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("trap", "brkpt")
 def trap(e: SegmentWriter, i: Instruction) -> None:
-    taken = _taken(e, i)
+    taken = _guard_lanes(e, i)
     if taken is not None:
         e.line(f"if not count({taken}): return {e.segment.index + 1}")
     e.line(f"raise_trap({i.parts[0]!r}, {e.at})")
@@ -100,7 +100,7 @@ def raise_trap(name: str, at: int) -> None:
 
 @emitter("call")
 def call(e: SegmentWriter, i: Instruction) -> None:
-    """call{.uni} (results), function, (arguments): arguments and results are .param variables of the caller."""
+    """Write call{.uni} (results), function, (arguments); both are .param variables of the caller."""
     parts = list(i.operands)
     results = parts.pop(0) if parts and isinstance(parts[0], Vec) else Vec(())
     e.need(bool(parts), "a call without a function")
@@ -109,10 +109,10 @@ def call(e: SegmentWriter, i: Instruction) -> None:
     names: list[list[str]] = []
     for group in (arguments, results):
         items = group.items if isinstance(group, Vec) else ()
-        e.need(all(isinstance(item, Sym) for item in items), "only .param variables are served in calls")
+        e.need(all(isinstance(item, Sym) for item in items), "only .param variables are supported in calls")
         names.append([item.name for item in items if isinstance(item, Sym)])
     following = e.segment.index + 1
-    taken = _taken(e, i)
+    taken = _guard_lanes(e, i)
     if taken is not None:
         e.line(f"if not count({taken}): return {following}")
         e.line(f"if not {taken}[m].all(): return diverge(w, {taken}, {e.segment.index}, {following}, {following})")
@@ -122,7 +122,7 @@ def call(e: SegmentWriter, i: Instruction) -> None:
         target = e.src(callee, "u64")
         e.line(f"return call_pointer(w, {target}, {names[0]}, {names[1]}, {following}, m)")
     else:
-        raise e.error("a call to something that is no function")
+        raise e.error("the target of the call is not a function")
 
 
 @runtime
@@ -133,22 +133,23 @@ def call_function(w: Warp, name: str, arguments: list[str], results: list[str], 
         BUILTINS[name](w, arguments, results)
         return following
     program = w.launch.image.program(name)
-    wanted = (len(program.function.params), len(program.function.returns))
-    if wanted != (len(arguments), len(results)):
-        raise TrapError(f"call of {name} with {len(arguments)} arguments and {len(results)} results; it has {wanted}")
+    expected = (len(program.function.params), len(program.function.returns))
+    if expected != (len(arguments), len(results)):
+        message = f"call of {name} with {len(arguments)} arguments and {len(results)} results"
+        raise TrapError(f"{message}; expected {expected[0]} and {expected[1]}")
     return divergence.call(w, program, arguments, results, following)
 
 
 @runtime
 def call_pointer(w: Warp, target: Array, arguments: list[str], results: list[str], following: int, mask: Array) -> int:
-    """An indirect call; lanes with different targets are parted."""
+    """Call through a pointer; lanes with different targets diverge."""
     first = int(target[mask.argmax()])
     same = (target == np.uint64(first)) & mask
     if not (same == mask).all():
         return divergence.diverge(w, same, w.split.pc, w.split.pc, following)
     name = w.launch.image.function_at(first)
     if name is None:
-        raise TrapError(f"an indirect call to {first:#x}, which is no function")
+        raise TrapError(f"indirect call to {first:#x}, which is not a function")
     return call_function_typed(w, name, arguments, results, following)
 
 
@@ -158,7 +159,7 @@ def call_function_typed(w: Warp, name: str, arguments: list[str], results: list[
 
 @emitter("bar", "barrier")
 def bar(e: SegmentWriter, i: Instruction) -> None:
-    """bar{.cta}.sync/.arrive/.red, barrier..., bar.warp.sync, barrier.cluster.arrive/.wait."""
+    """Write bar{.cta}.sync/.arrive/.red, barrier..., bar.warp.sync and barrier.cluster.arrive/.wait."""
     following = e.segment.index + 1
     parts = set(i.parts)
     if "warp" in parts:
@@ -199,11 +200,14 @@ def nanosleep(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("setmaxnreg", "pmevent", "prefetchu", "applypriority", "discard")
 def no_effect(e: SegmentWriter, i: Instruction) -> None:
-    """Registers, caches and counters have no bearing on values; setmaxnreg.inc may have to wait for registers."""
+    """Write instructions that do not affect values: registers, caches and counters.
+
+    setmaxnreg.inc can block until the CTA's pool has enough registers.
+    """
     if i.parts[0] == "setmaxnreg":
         count = i.operands[0]
         if not isinstance(count, Imm):
-            raise e.error("setmaxnreg wants an immediate")
+            raise e.error("setmaxnreg needs an immediate")
         e.line(f"if register_pool.set_registers(w, {e.at}, {count.bits}, {'inc' in i.parts}): return -1")
     else:
         e.line("pass")
@@ -211,14 +215,14 @@ def no_effect(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("griddepcontrol")
 def griddepcontrol(e: SegmentWriter, i: Instruction) -> None:
-    """Launches run one after the other here: the launch before is done. Observers are notified of the wait."""
+    """Write griddepcontrol. Launches run one after another, so the previous grid has already ended."""
     e.need(i.parts[1] in ("wait", "launch_dependents"), "unknown form of griddepcontrol")
     e.line("sync.grid_wait(w)" if i.parts[1] == "wait" else "pass")
 
 
 @emitter("alloca", "stacksave", "stackrestore")
 def stack(e: SegmentWriter, i: Instruction) -> None:
-    """Local memory after the function's own; all lanes of a warp have the same stack pointer."""
+    """Write alloca and friends: local memory after the function's own, with one stack pointer per warp."""
     code = CODES[i.parts[1]]
     if i.parts[0] == "stackrestore":
         e.line(f"restore_stack(w, {e.src(i.operands[0], code)}, {e.mask})")
@@ -227,7 +231,7 @@ def stack(e: SegmentWriter, i: Instruction) -> None:
         e.dst(i.operands[0], "local_address(w.allocate(0, 1))", "u64")
         return
     align = i.operands[2] if len(i.operands) > 2 else Imm(8)
-    e.need(isinstance(align, Imm) and 1 <= align.bits <= 1 << 16, "the alignment is an immediate of at most 65536")
+    e.need(isinstance(align, Imm) and 1 <= align.bits <= 1 << 16, "the alignment must be an immediate of 1 to 65536")
     size = e.src(i.operands[1], code)
     bits = align.bits if isinstance(align, Imm) else 8
     e.dst(i.operands[0], f"local_address(w.allocate(largest({size}, {e.mask}), {bits}))", "u64")
@@ -235,7 +239,7 @@ def stack(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def largest(value: Array, mask: Array | None) -> int:
-    """The largest value of the active lanes."""
+    """Return the largest value of the active lanes."""
     return int((value if mask is None else value[mask]).max())
 
 

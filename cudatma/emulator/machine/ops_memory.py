@@ -1,4 +1,7 @@
-"""ld, st, atom, red and the like. Source: PTX ISA, "Data Movement and Conversion Instructions", "atom", "red"."""
+"""Emitters for ld, st, atom and red.
+
+Source: PTX ISA, "Data Movement and Conversion Instructions", "atom", "red".
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _SPACES = ("global", "shared", "local", "const", "param")
 
 
 def state_space(i: Instruction) -> tuple[str, bool]:
-    """(space, whether ::cluster); "" is generic."""
+    """Return (space, whether ::cluster); "" is the generic space."""
     for part in i.parts[1:]:
         name, _, detail = part.partition("::")
         if name in _SPACES:
@@ -22,7 +25,7 @@ def state_space(i: Instruction) -> tuple[str, bool]:
 
 
 def order_of(i: Instruction) -> str:
-    """Return the memory order of an access, with its scope where it names one: "acquire.gpu"; "" for a weak one.
+    """Return the memory order of an access with its scope, if any, such as "acquire.gpu"; "" for a weak access.
 
     Atomic operations without an order are relaxed.
     """
@@ -36,33 +39,33 @@ def order_of(i: Instruction) -> str:
 
 
 def _width(e: SegmentWriter, mem: Mem) -> str:
-    """u32 addresses are calculated in 32 bits, so that they wrap as the program's registers do."""
+    """Return the type of the address arithmetic: 32 bits for u32 addresses, so that they wrap as in the program."""
     return "u32" if isinstance(mem.base, Reg) and BYTES[e.classes[mem.base.index]] == 4 else "u64"
 
 
 def address_of(e: SegmentWriter, mem: object) -> str:
-    """The lane addresses of a memory operand, as uint64."""
+    """Return the expression of the lane addresses of a memory operand, as uint64."""
     if not isinstance(mem, Mem):
-        raise e.error("an address in brackets is expected")
+        raise e.error("expected an address in brackets")
     width = _width(e, mem)
     text = e.convert(e.address(mem, width), width, "u64")
     return f"({text} + w.launch.param_shift)" if is_kernel_parameter(e, mem.base) else text
 
 
 def shared_address_of(e: SegmentWriter, i: Instruction, mem: object) -> str:
-    """The lane addresses of an operand in shared memory, which is a generic one if the opcode names no state space."""
+    """Return the lane addresses of an operand in shared memory; they are generic without a state space."""
     text = address_of(e, mem)
     return text if state_space(i)[0] else f"from_generic({text})"
 
 
 def is_kernel_parameter(e: SegmentWriter, base: object) -> bool:
-    """Whether an operand names a parameter of the kernel: its address is one of the .param space."""
+    """Return whether an operand names a parameter of the kernel, which has an address in the .param space."""
     function = e.flow.function
     return isinstance(base, Sym) and function.is_entry and any(p.name == base.name for p in function.params)
 
 
 def _param_name(e: SegmentWriter, mem: Mem, space: str) -> tuple[str, int] | None:
-    """(name, offset) of a .param variable that lives in the activation, not in the kernel's parameter buffer."""
+    """Return the (name, offset) of a .param variable of the activation, or None for other operands."""
     if space != "param" or not isinstance(mem.base, Sym):
         return None
     function = e.flow.function
@@ -75,20 +78,20 @@ def _param_name(e: SegmentWriter, mem: Mem, space: str) -> tuple[str, int] | Non
 
 
 def _kernel_parameter(e: SegmentWriter, mem: Mem, space: str, size: int) -> str | None:
-    """The arguments that name an aligned part of a kernel parameter; None for any other load."""
+    """Return the arguments that name an aligned part of a kernel parameter, or None for any other load."""
     function = e.flow.function
     base = mem.base
     if space != "param" or not function.is_entry or not isinstance(base, Sym):
         return None
     inside = base.offset + mem.offset
-    found = next((p for p in function.params if p.name == base.name), None)
-    if found is None or inside % size or found.align % size or not 0 <= inside <= found.size_bytes - size:
+    param = next((p for p in function.params if p.name == base.name), None)
+    if param is None or inside % size or param.align % size or not 0 <= inside <= param.size_bytes - size:
         return None
     return f"{base.name!r}, {inside}"
 
 
 def _elements(e: SegmentWriter, i: Instruction) -> tuple[str, int]:
-    """(type, how many): .v2, .v4, .v8 and .b128."""
+    """Return (type, count) for .v2, .v4, .v8 and .b128."""
     e.need(i.parts[-1] in CODES, f"unknown type `.{i.parts[-1]}`")
     code = CODES[i.parts[-1]]
     count = next((int(p[1:]) for p in i.parts if p in ("v2", "v4", "v8")), 1)
@@ -99,10 +102,10 @@ def _elements(e: SegmentWriter, i: Instruction) -> tuple[str, int]:
 def ld(e: SegmentWriter, i: Instruction) -> None:
     code, count = _elements(e, i)
     space, remote = state_space(i)
-    e.need(len(i.operands) >= 2, "ld wants a destination and an address")
+    e.need(len(i.operands) >= 2, "ld needs a destination and an address")
     mem = i.operands[1]
     if not isinstance(mem, Mem):
-        raise e.error("an address in brackets is expected")
+        raise e.error("expected an address in brackets")
     raw = unsigned(code) if code in ("f16",) else code
     param = _param_name(e, mem, space)
     fixed = _kernel_parameter(e, mem, space, BYTES[raw] * count)
@@ -131,7 +134,7 @@ def ld(e: SegmentWriter, i: Instruction) -> None:
             e.dst(target, f"pack128({value}[{2 * k}], {value}[{2 * k + 1}])", "b128")
         return
     targets = to.items if isinstance(to, Vec) else (to,)
-    e.need(len(targets) == count, f"{count} destinations are expected")
+    e.need(len(targets) == count, f"expected {count} destinations")
     for k, target in enumerate(targets):
         if not isinstance(target, Sink):
             e.dst(target, f"{value}[{k}]", raw)
@@ -141,10 +144,10 @@ def ld(e: SegmentWriter, i: Instruction) -> None:
 def st(e: SegmentWriter, i: Instruction) -> None:
     code, count = _elements(e, i)
     space, remote = state_space(i)
-    e.need(len(i.operands) >= 2, "st wants an address and a value")
+    e.need(len(i.operands) >= 2, "st needs an address and a value")
     mem = i.operands[0]
     if not isinstance(mem, Mem):
-        raise e.error("an address in brackets is expected")
+        raise e.error("expected an address in brackets")
     raw = unsigned(code)
     source = i.operands[1]
     items = source.items if isinstance(source, Vec) else (source,)
@@ -152,7 +155,7 @@ def st(e: SegmentWriter, i: Instruction) -> None:
         whole = [e.temporary(e.src(item, "b128")) for item in items]
         values = ", ".join(f"{name}[0], {name}[1]" for name in whole)
     else:
-        e.need(len(items) == count, f"{count} values are expected")
+        e.need(len(items) == count, f"expected {count} values")
         values = ", ".join(e.src(item, raw) for item in items)
     param = _param_name(e, mem, space)
     if param:
@@ -174,7 +177,7 @@ _ATOMIC = {"add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"}
 
 @emitter("atom", "red")
 def atom(e: SegmentWriter, i: Instruction) -> None:
-    """atom and red on scalars and vectors; results are the values before the operation."""
+    """Write atom and red on scalars and vectors; results are the values before the operation."""
     operation = next((p for p in i.parts[1:] if p in _ATOMIC), "")
     e.need(bool(operation), "unknown atomic operation")
     name = next((p for p in reversed(i.parts) if p in CODES), "")

@@ -1,4 +1,4 @@
-"""Instructions in which the lanes of a warp look at each other.
+"""Emitters for instructions that exchange values between the lanes of a warp.
 
 Source: PTX ISA, "shfl.sync", "vote.sync", "match.sync", "redux.sync", "activemask", "elect.sync".
 """
@@ -27,9 +27,9 @@ RUNTIME["WHOLE"] = WHOLE
 
 
 def gather_members(e: SegmentWriter, i: Instruction, value: str) -> tuple[str, str]:
-    """Write the meeting of the lanes that the member mask names.
+    """Write the rendezvous of the lanes that the member mask names.
 
-    Return expressions of the values of all lanes that have met, and of the groups in which they have.
+    Return the expressions of the values of all lanes that have met and of the groups in which they have met.
     """
     operand = i.operands[-1]
     member = e.src(operand, "u32")
@@ -44,7 +44,7 @@ def gather_members(e: SegmentWriter, i: Instruction, value: str) -> tuple[str, s
 
 
 def _exchange(e: SegmentWriter, i: Instruction, code: str) -> tuple[str, str]:
-    """Return expressions of the second operand of all lanes that meet, and of the groups in which they do.
+    """Return the expressions of the second operand in all lanes that meet and of the groups in which they meet.
 
     An instruction without .sync has one group, the active lanes.
     """
@@ -57,7 +57,7 @@ def _exchange(e: SegmentWriter, i: Instruction, code: str) -> tuple[str, str]:
 @emitter("shfl")
 def shfl(e: SegmentWriter, i: Instruction) -> None:
     mode = next((p for p in i.parts if p in ("up", "down", "bfly", "idx")), "")
-    e.need(bool(mode), "one of .up, .down, .bfly, .idx is expected")
+    e.need(bool(mode), "expected one of .up, .down, .bfly, .idx")
     value, groups = _exchange(e, i, "u32")
     b, c = (e.src(o, "u32") for o in i.operands[2:4])
     to = i.operands[0]
@@ -84,27 +84,27 @@ def shfl(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def shuffle_lanes(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
-    """(source lane, whether it is in the segment) of every lane."""
+    """Return (source lane, whether it is in the segment) for every lane."""
     b, clamp, segment = b & 31, c & 31, (c >> 8) & 31
-    least = _LANE & segment
-    most = least | (clamp & ~segment)
+    first = _LANE & segment
+    last = first | (clamp & ~segment)
     if mode == "up":
         source = _LANE - b
-        valid = source >= most
+        valid = source >= last
     elif mode == "down":
         source = _LANE + b
-        valid = source <= most
+        valid = source <= last
     elif mode == "bfly":
         source = _LANE ^ b
-        valid = source <= most
+        valid = source <= last
     else:
-        source = least | (b & ~segment)
-        valid = source <= most
+        source = first | (b & ~segment)
+        valid = source <= last
     return np.where(valid, source, _LANE), valid
 
 
 def _by_group(groups: tuple[Array, ...], code: str, result: Callable[[Array], Any]) -> Array:
-    """One result for each group, in all of its lanes."""
+    """Return a vector that holds one result per group in all lanes of the group."""
     if len(groups) == 1:
         return np.full(LANES, result(groups[0]), NUMPY[code])
     values = np.zeros(LANES, NUMPY[code])
@@ -116,14 +116,14 @@ def _by_group(groups: tuple[Array, ...], code: str, result: Callable[[Array], An
 @emitter("vote")
 def vote(e: SegmentWriter, i: Instruction) -> None:
     mode = next((p for p in i.parts if p in ("all", "any", "uni", "ballot")), "")
-    e.need(bool(mode), "one of .all, .any, .uni, .ballot is expected")
+    e.need(bool(mode), "expected one of .all, .any, .uni, .ballot")
     votes, groups = _exchange(e, i, "pred")
     e.dst(i.operands[0], f"cast_votes({mode!r}, {votes}, {groups})", "u32" if mode == "ballot" else "pred")
 
 
 @runtime
 def cast_votes(mode: str, votes: Array, groups: tuple[Array, ...]) -> Array:
-    """A vote of each group."""
+    """Return the vote of each group in its lanes."""
     if mode == "ballot":
         return _by_group(groups, "u32", lambda lanes: lane_bits(votes & lanes))
 
@@ -148,8 +148,8 @@ def active_bits(mask: Array | None) -> Array:
 
 @emitter("match")
 def match(e: SegmentWriter, i: Instruction) -> None:
-    found, groups = _exchange(e, i, kind(e, i, -1))
-    value = e.temporary(f"find_matches({found}, {groups}, {'all' in i.parts})")
+    compared, groups = _exchange(e, i, kind(e, i, -1))
+    value = e.temporary(f"find_matches({compared}, {groups}, {'all' in i.parts})")
     to = i.operands[0]
     if isinstance(to, Pair):
         e.dst(to.first, f"{value}[0]", "u32")
@@ -160,15 +160,15 @@ def match(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def find_matches(value: Array, groups: tuple[Array, ...], every: bool) -> tuple[Array, Array]:
-    """match.any: lanes with the same value; match.all: all lanes where they agree, else none, and a predicate."""
+    """Compute match: .any gives lanes with the same value; .all gives all lanes or 0, and a predicate."""
     if every:
-        found = _by_group(groups, "u32", lambda lanes: lane_bits(lanes) * int(np.unique(value[lanes]).size == 1))
-        return found, found != 0
-    found = np.zeros(LANES, np.uint32)
+        matches = _by_group(groups, "u32", lambda lanes: lane_bits(lanes) * int(np.unique(value[lanes]).size == 1))
+        return matches, matches != 0
+    matches = np.zeros(LANES, np.uint32)
     for lanes in groups:
         table = (value[:, None] == value[None, :]) & lanes[None, :]
-        found[lanes] = np.packbits(table, axis=1, bitorder="little").view(np.uint32)[lanes, 0]
-    return found, FULL
+        matches[lanes] = np.packbits(table, axis=1, bitorder="little").view(np.uint32)[lanes, 0]
+    return matches, FULL
 
 
 @emitter("redux")
@@ -201,27 +201,27 @@ def reduce_lanes(
 
 
 def _extreme(largest: bool, values: Array, keep_nan: bool) -> Array:
-    """The least or largest of some float32, where +0 is above -0; NaN where all are, or, with .NaN, where one is."""
+    """Return the minimum or maximum of float32 (+0 is greater than -0); NaN if all are, or, with .NaN, if any is."""
     numbers = values[~np.isnan(values)]
     if not numbers.size or (keep_nan and numbers.size < values.size):
-        found: Array = canon(np.full(1, np.nan, values.dtype))[0]
-        return found
-    found = numbers.max() if largest else numbers.min()
-    if found == 0:
+        result: Array = canon(np.full(1, np.nan, values.dtype))[0]
+        return result
+    result = numbers.max() if largest else numbers.min()
+    if result == 0:
         signs = np.signbit(numbers[numbers == 0])
         is_negative = signs.all() if largest else signs.any()
-        found = values.dtype.type(-0.0 if is_negative else 0.0)
-    return np.asarray(found)
+        result = values.dtype.type(-0.0 if is_negative else 0.0)
+    return np.asarray(result)
 
 
 @emitter("elect")
 def elect(e: SegmentWriter, i: Instruction) -> None:
-    """elect.sync d|p, members: the lowest lane of the mask that is here."""
+    """Write elect.sync d|p, members, which elects the lowest executing lane of the mask."""
     _, groups = gather_members(e, i, "None")
     value = e.temporary(f"elected({groups})")
     to = i.operands[0]
     if not isinstance(to, Pair):
-        raise e.error("elect.sync wants d|p")
+        raise e.error("elect.sync needs d|p")
     if not isinstance(to.first, Sink):
         e.dst(to.first, f"{value}[0]", "u32")
     e.dst(to.second, f"{value}[1]", "pred")

@@ -1,4 +1,4 @@
-"""What runs: a function, whose segments are compiled to Python on first use, and a module loaded into memory."""
+"""Loads a module into memory and compiles the segments of its functions to Python on first use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SegmentFunction = Callable[[Any, list[Array], Any], int]
 
 
 def lay_out(variables: list[Variable], start: int = 0) -> tuple[dict[str, int], int]:
-    """Offsets of variables placed one after the other at their alignment, and the end."""
+    """Return the offsets of variables placed consecutively at their alignments, and the end."""
     offsets, at = {}, start
     for variable in variables:
         at = -(-at // max(1, variable.align)) * max(1, variable.align)
@@ -32,9 +32,9 @@ def lay_out(variables: list[Variable], start: int = 0) -> tuple[dict[str, int], 
 
 
 class Program:
-    """One function of a module.
+    """A function of a module in executable form.
 
-    local_bytes: of one lane, a multiple of 16. param_offsets: of an entry's parameters in its buffer.
+    ``local_bytes`` is per lane, a multiple of 16. ``param_offsets`` are the offsets of an entry's parameters.
     """
 
     def __init__(self, function: Function, module: Module) -> None:
@@ -57,26 +57,26 @@ class Program:
 
     @cached_property
     def unfenced(self) -> dict[int, int]:
-        """Index of a wgmma -> its registers that some path writes with no wgmma.fence after it."""
+        """Return the index of each wgmma -> its registers that some path writes with no later wgmma.fence."""
         return unfenced_wgmmas(self.flow)
 
     def compile_full(self, index: int) -> SegmentFunction:
-        """The form of a segment for 32 active lanes."""
-        found = self.full[index] = self._compile(index, masked=False)
-        return found
+        """Compile the version of a segment for 32 active lanes."""
+        function = self.full[index] = self._compile(index, masked=False)
+        return function
 
     def compile_masked(self, index: int) -> SegmentFunction:
-        """The form of a segment that takes a mask of lanes."""
-        found = self.masked[index] = self._compile(index, masked=True)
-        return found
+        """Compile the version of a segment that takes a lane mask."""
+        function = self.masked[index] = self._compile(index, masked=True)
+        return function
 
     def source(self, index: int, masked: bool) -> str:
-        """The Python of a segment, for debugging the emulator."""
+        """Return the Python source of a segment, for debugging the emulator."""
         writer = SegmentWriter(self.flow, self.flow.segments[index], self.classes, self.module, masked)
         return writer.write()
 
     def check(self) -> None:
-        """Raise PtxError at the first instruction that cannot be emulated."""
+        """Raise PtxError for the first instruction that cannot be emulated."""
         for segment in self.flow.segments:
             SegmentWriter(self.flow, segment, self.classes, self.module, True).write()
 
@@ -84,20 +84,20 @@ class Program:
         return self.function.body[at]
 
     def live_registers(self, segment: int) -> list[int]:
-        """Indices of the registers that a segment, or one after it, reads before they are written."""
-        found = self._live.get(segment)
-        if found is None:
+        """Return the registers that a segment or its successors read before writing them."""
+        registers = self._live.get(segment)
+        if registers is None:
             live = self.flow.segments[segment].live_in
-            found = self._live[segment] = [index for index in range(live.bit_length()) if live >> index & 1]
-        return found
+            registers = self._live[segment] = [index for index in range(live.bit_length()) if live >> index & 1]
+        return registers
 
     def accesses(self, at: int) -> tuple[int, int]:
-        """(read, written) registers of an instruction, as bit sets."""
-        found = self._accesses.get(at)
-        if found is None:
+        """Return the (read, written) registers of an instruction as bit sets."""
+        accesses = self._accesses.get(at)
+        if accesses is None:
             written, read = self.flow.accesses[at]
-            found = self._accesses[at] = (bit_set(read), bit_set(written))
-        return found
+            accesses = self._accesses[at] = (bit_set(read), bit_set(written))
+        return accesses
 
     def _compile(self, index: int, masked: bool) -> SegmentFunction:
         writer = SegmentWriter(self.flow, self.flow.segments[index], self.classes, self.module, masked)
@@ -110,16 +110,15 @@ class Program:
 
 @lru_cache(maxsize=4096)
 def _code(source: str, name: str) -> CodeType:
-    """Compiled once: kernels that are loaded again, and mutants of one kernel, have most segments in common."""
+    """Compile a segment. The cache serves reloaded kernels and mutants, which share most segments."""
     return compile(source, name, "exec")
 
 
-#: Most bytes of all global and constant variables of a module.
 MAX_VARIABLES_BYTES = 1 << 28
 
 
 class Image:
-    """Programs are made when they are first asked for; variables live as long as the image."""
+    """A module in memory. Programs are created on first use; variables live as long as the image."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -137,7 +136,7 @@ class Image:
         placed = [v for v in module.variables.values() if v.space in ("global", "const")]
         total = sum(v.size_bytes + v.align for v in placed)
         if total > MAX_VARIABLES_BYTES:
-            raise PtxError(f"{total} bytes of global and constant variables; at most {MAX_VARIABLES_BYTES} are held")
+            raise PtxError(f"{total} bytes of global and constant variables; at most {MAX_VARIABLES_BYTES} are allowed")
         for variable in placed:
             self._place(variable)
         for variable in module.variables.values():
@@ -168,37 +167,37 @@ class Image:
             memory.add(data, f"variable {name}")
 
     def function_number(self, name: str) -> int:
-        """The number that represents the address of a function."""
+        """Return the number that serves as the address of a function."""
         return self._numbers[name]
 
     def function_at(self, number: int) -> str | None:
-        """The function that a number of function_number() names."""
+        """Return the function with this number, or None."""
         return next((name for name, value in self._numbers.items() if value == number), None)
 
     def entry(self, name: str) -> Program:
-        """Return the kernel that a name means, see find_name(). Raises ArgumentError."""
+        """Return the kernel that a name refers to, see find_name(). Raises ArgumentError."""
         entries = [f.name for f in self.module.functions.values() if f.is_entry]
         return self.program(find_name(name, entries, "entry", "kernels"))
 
     def check(self, entry: str) -> None:
-        """Raise PtxError at the first instruction, of all functions that an entry reaches, that cannot be emulated."""
+        """Raise PtxError for the first instruction reachable from an entry that cannot be emulated."""
         for name in self.reachable(entry):
             if name not in self._checked and self.module.functions[name].is_defined:
                 self.program(name).check()
                 self._checked.add(name)
 
     def program(self, name: str) -> Program:
-        """A function of the module made runnable."""
-        found = self._programs.get(name)
-        if found is None:
+        """Return the program of a function of the module."""
+        program = self._programs.get(name)
+        if program is None:
             function = self.module.functions.get(name)
             if function is None or not function.is_defined:
                 raise PtxError(f"function `{name}` is called but not defined in this module")
-            found = self._programs[name] = Program(function, self.module)
-        return found
+            program = self._programs[name] = Program(function, self.module)
+        return program
 
     def reachable(self, name: str) -> list[str]:
-        """The function and everything it may call, directly or through a name taken as an address."""
+        """Return a function and all functions that it may call, directly or through an address."""
         known = self._reachable.get(name)
         if known is not None:
             return known
@@ -215,14 +214,14 @@ class Image:
 
     def opcodes(self, entry: str) -> frozenset[str]:
         """Return the opcodes of all instructions that an entry reaches."""
-        found = self._opcodes.get(entry)
-        if found is None:
+        opcodes = self._opcodes.get(entry)
+        if opcodes is None:
             bodies = (self.module.functions[name].body for name in self.reachable(entry))
-            found = self._opcodes[entry] = frozenset(instruction.opcode for body in bodies for instruction in body)
-        return found
+            opcodes = self._opcodes[entry] = frozenset(instruction.opcode for body in bodies for instruction in body)
+        return opcodes
 
     def reads(self, entry: str, register: str) -> bool:
-        """Return whether an entry reads a special register whose name begins with ``register``."""
+        """Return whether an entry reads a special register whose name starts with ``register``."""
         known = self._reads.get((entry, register))
         if known is None:
             known = self._reads[entry, register] = any(
@@ -235,7 +234,7 @@ class Image:
         return known
 
     def splits_warps(self, entry: str) -> bool:
-        """Return whether an instruction that an entry reaches has a member mask that may omit lanes of a warp."""
+        """Return whether an entry reaches an instruction whose member mask may omit lanes of a warp."""
         known = self._splits.get(entry)
         if known is None:
             bodies = (self.module.functions[name].body for name in self.reachable(entry))
@@ -245,9 +244,9 @@ class Image:
         return known
 
     def shared_layout(self, entry: str) -> tuple[dict[str, int], int]:
-        """Offsets of the shared variables that an entry can reach, and where the dynamic part begins.
+        """Return the offsets of the shared variables that an entry can reach, and the start of dynamic shared memory.
 
-        Static variables come first, the widest aligned in front; every extern array begins after them.
+        Static variables come first, in order of decreasing alignment. All extern arrays start after them.
         """
         if entry in self._layouts:
             return self._layouts[entry]
@@ -259,11 +258,11 @@ class Image:
             for operand in instruction.operands
             for part in (operand, getattr(operand, "base", None))
         }
-        found = [v for v in self.module.variables.values() if v.space == "shared" and v.name in used]
+        variables = [v for v in self.module.variables.values() if v.space == "shared" and v.name in used]
         for name in names:
-            found += [v for v in self.module.functions[name].variables.values() if v.space == "shared"]
-        static = sorted((v for v in found if v.size_bytes), key=lambda v: -v.align)
-        dynamic = [v for v in found if not v.size_bytes]
+            variables += [v for v in self.module.functions[name].variables.values() if v.space == "shared"]
+        static = sorted((v for v in variables if v.size_bytes), key=lambda v: -v.align)
+        dynamic = [v for v in variables if not v.size_bytes]
         offsets, end = lay_out(static)
         align = max([v.align for v in dynamic], default=1)
         start = -(-end // align) * align

@@ -1,6 +1,6 @@
-"""The running launch and its schedule, as the machine uses them.
+"""Protocols of the running launch and its scheduler, as the machine uses them.
 
-The machine's own objects are ``Any`` here, because state.py, which defines them, builds on these protocols: w is a
+The machine's objects are ``Any`` here, because state.py, which defines them, depends on these protocols: w is a
 state.Warp, block a state.Block, split a state.Split.
 """
 
@@ -17,7 +17,7 @@ Dim = tuple[int, int, int]
 
 
 class Schedule(Protocol):
-    """Who runs next, and when asynchronous work completes (scheduler.Scheduler)."""
+    """The order in which splits run and asynchronous work completes (scheduler.Scheduler)."""
 
     schedule: int
     seed: int

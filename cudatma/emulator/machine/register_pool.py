@@ -1,4 +1,4 @@
-"""setmaxnreg: the pool of registers to which the warps of a CTA return registers and from which they take them.
+"""Emulates setmaxnreg and the register pool of a CTA, to which warps return registers and from which they take them.
 
 Source: PTX ISA, "setmaxnreg" (a pool for each CTA; .inc blocks until it has enough), ".maxnreg", ".maxntid",
 ".minnctapersm".
@@ -15,19 +15,22 @@ from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.types import LANES
 from cudatma.emulator.ptx.writer import RUNTIME
 
-#: Registers of an SM; what a thread gets is a multiple of the unit, and at most this.
-_SM_REGISTERS, _UNIT, _MOST = 65536, 8, 256
+#: Registers of an SM. A thread's registers are a multiple of the unit, up to the maximum.
+_SM_REGISTERS, _UNIT, _MAX_REGISTERS = 65536, 8, 256
 _UNKNOWN = (
-    "register_pool: nothing says how many registers a thread has when the kernel begins, so that nobody knows whether "
-    "setmaxnreg.inc gets what it asks for; give the kernel __launch_bounds__, or the launch registers="
+    "register_pool: the initial number of registers per thread is unknown, so the waits of setmaxnreg.inc cannot be "
+    "checked; add __launch_bounds__ to the kernel, or pass registers= to the launch"
 )
-_IGNORED = "register_pool: ptxas ignores setmaxnreg in this kernel, its log says why"
+_IGNORED = "register_pool: ptxas ignores setmaxnreg in this kernel; its log says why"
 
 
 @dataclass(slots=True)
 class RegisterPool:
-    """start: registers of a thread when the kernel begins; source: what says so. owned: of a thread now, by warp.
-    freed, taken: registers that .dec has given to the pool, and .inc has had from it."""
+    """The registers of a CTA.
+
+    ``start`` is the number per thread when the kernel starts, by ``source``. ``owned`` maps a warp to its present
+    number per thread. ``freed`` and ``taken`` count the registers that .dec has returned and .inc has taken.
+    """
 
     start: int
     source: str
@@ -40,35 +43,35 @@ class RegisterPool:
 
 @dataclass(slots=True)
 class RegisterWait:
-    """A warp that waits at setmaxnreg.inc."""
+    """A warp's wait at setmaxnreg.inc."""
 
     pool: RegisterPool
     at: int
-    wanted: int
+    count: int
     owned: int
     may_time_out: bool = False
 
     def describe(self) -> str:
-        more = (self.wanted - self.owned) * LANES
-        return f"setmaxnreg.inc {self.wanted} ({more} more registers; {self.pool.freed - self.pool.taken} are free)"
+        more = (self.count - self.owned) * LANES
+        return f"setmaxnreg.inc {self.count} ({more} more registers; {self.pool.freed - self.pool.taken} are free)"
 
     def arithmetic(self) -> str:
-        """What there was, what came and went, and what is missing."""
+        """Return the full account: initial registers, freed, taken and missing ones."""
         pool = self.pool
         return (
-            f"setmaxnreg.inc {self.wanted} asks for {self.wanted} - {self.owned} more registers a thread, "
-            f"{(self.wanted - self.owned) * LANES} for the warp, and the CTA's pool holds {pool.freed - pool.taken}: "
-            f"{pool.warps} warps began with {pool.start} a thread by {pool.source} "
-            f"({pool.start * LANES * pool.warps} in all), setmaxnreg.dec has freed {pool.freed}, "
+            f"setmaxnreg.inc {self.count} needs {self.count} - {self.owned} more registers per thread, "
+            f"{(self.count - self.owned) * LANES} for the warp, but the CTA's pool holds {pool.freed - pool.taken}: "
+            f"{pool.warps} warps started with {pool.start} per thread by {pool.source} "
+            f"({pool.start * LANES * pool.warps} in total), setmaxnreg.dec has freed {pool.freed}, "
             f"setmaxnreg.inc has taken {pool.taken}"
         )
 
 
 def start_of(launch: Launch) -> tuple[int, str] | None:
-    """(registers of a thread when the kernel begins, what says so); None where nothing does."""
-    given = launch.setup.registers
-    if given is not None:
-        return _rounded(given), "the cubin"
+    """Return (registers per thread when the kernel starts, the source of the number), or None if unknown."""
+    registers_per_thread = launch.setup.registers
+    if registers_per_thread is not None:
+        return _rounded(registers_per_thread), "the cubin"
     directives = launch.program.function.directives
     limits = []
     if "maxnreg" in directives:
@@ -78,7 +81,7 @@ def start_of(launch: Launch) -> tuple[int, str] | None:
         warps = -(-prod(threads) // LANES)
         ctas = max(1, directives.get("minnctapersm", (1,))[0])
         registers = _SM_REGISTERS // (max(1, warps) * LANES * ctas) // _UNIT * _UNIT
-        limits.append((min(_MOST, registers), "the launch bounds"))
+        limits.append((min(_MAX_REGISTERS, registers), "the launch bounds"))
     return min(limits, default=None)
 
 
@@ -87,7 +90,7 @@ def _rounded(registers: int) -> int:
 
 
 def set_registers(w: Warp, at: int, count: int, is_inc: bool) -> bool:
-    """setmaxnreg, by a whole warp: True while it has to wait for registers."""
+    """Execute setmaxnreg for a whole warp and return whether it must wait for registers."""
     launch, block = w.launch, w.block
     if not w.async_state.pop("waits_for_registers", False):
         w.events.registers_set(w, at, count, is_inc)

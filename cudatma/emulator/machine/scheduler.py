@@ -1,8 +1,8 @@
-"""Who runs next, and when asynchronous work completes: one seeded, adversarial schedule.
+"""Decides which split runs next and when asynchronous work completes, by one seeded, adversarial schedule.
 
-Schedules: number 0 is in order (each warp runs as far as it can; copies complete at once; CTAs start one after the
-other), number 1 is most delayed (copies complete only when nobody can run; bounded waits give up first; the last CTAs
-start first), the others draw all of it from the seed.
+Schedule 0 is in order: each warp runs as long as it can, copies complete at once, and CTAs start one after another.
+Schedule 1 delays most: copies complete only when no split can run, bounded waits give up first, and the last CTAs start
+first. All other schedules draw these decisions from the seed.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from cudatma.emulator.machine.retries import Retries, Stall
 from cudatma.emulator.machine.state import BLOCK, SWITCH, Split
 from cudatma.errors import counted
 
-#: How often waits that count their tries go on, in a schedule, before what they wait for happens.
+#: Idle rounds in a schedule before the scheduler helps polls that count their tries.
 STARVATION = 2000
-#: How many clusters a drawn schedule keeps live, where as many are left.
+#: Numbers of live clusters that a drawn schedule chooses from.
 WIDTHS = (1, 2, 4, 8)
-#: Segments after which another cluster is let in while the present ones still run (they may wait for it).
+#: Segments after which another cluster starts while the present ones still run, because they may wait for it.
 PATIENCE = 20000
-#: Steps between two looks for progress, and between two looks at a recording.
+#: Steps between two checks for progress, and between two checks of a recording.
 LOOK_PERIOD, RECORD_PERIOD = 10_000, 1000
-#: The longest time slice during a recording: all splits are to have their turn.
+#: Maximum time slice during a recording, so that every split runs.
 RECORD_SLICE = 256
-#: Loops that an error names.
+#: Maximum number of loops that an error names.
 MAX_LOOPS = 4
-#: Steps beyond the step limit, to record the loops.
+#: Steps past the step limit in which the loops are recorded.
 LAST_STEPS = 4096
-#: Segments that a look at a flag which has not changed counts for, until another cluster is let in.
+#: Segments that one poll of an unchanged flag counts for towards PATIENCE.
 SPIN = 200
 
 
 class Grid(Protocol):
-    """What the scheduler asks of the launch that it runs."""
+    """The part of a launch that the scheduler uses."""
 
     resident: list[Any]
 
@@ -48,23 +48,23 @@ class Grid(Protocol):
 
 
 class Deadlock(Exception):  # noqa: N818
-    """No warp can go on and nothing is under way.
+    """The exception raised when no split can proceed and no asynchronous work is pending.
 
-    blocked: all splits that are left. loops: recorded loops of the splits that can run.
+    ``blocked`` holds all remaining splits. ``loops`` is the record of the loops of splits that still run.
     """
 
     def __init__(self, blocked: list[Split], loops: Recorder | None = None) -> None:
-        super().__init__(f"{len(blocked)} groups of lanes wait for ever")
+        super().__init__(f"{len(blocked)} groups of lanes wait forever")
         self.blocked, self.loops = blocked, loops
 
     @property
     def is_endless(self) -> bool:
-        """Whether a split still runs, in an endless loop."""
+        """Return whether a split still runs in an endless loop."""
         return any(split.waits_for is None for split in self.blocked)
 
 
 class Scheduler:
-    """Runs the splits of all resident clusters. ``progress`` counts what may have released a waiter."""
+    """The scheduler of all live clusters' splits. ``progress`` counts events that may have released a waiter."""
 
     def __init__(self, launch: Grid, schedule: int, seed: int, step_limit: int) -> None:
         self.launch = launch
@@ -79,21 +79,21 @@ class Scheduler:
         self.spun = 0
         self.in_order, self.most_delayed = schedule == 0, schedule == 1
         self._completing = self._may_switch = False
-        #: The split that runs, or ran last.
+        #: The running split, or the last one that ran.
         self.running: Split | None = None
         is_drawn = not (self.in_order or self.most_delayed)
-        #: Draws apart from those above: which CTAs start, and which waits time out.
+        #: A second generator for the order of CTAs and for timeouts.
         self._draw = random.Random(f"{seed}:{schedule}:starts")
         self._width = self._draw.choice(WIDTHS) if is_drawn else 1
         self.retries = Retries(0.5 if is_drawn else float(self.most_delayed), self._draw)
         self._stall = Stall()
         self.has_stalled = False
         self._starved = 0
-        #: The recording that runs while nothing happens.
+        #: The current recording, which starts when progress stops.
         self._recorder: Recorder | None = None
         self._next_look, self._look_period = LOOK_PERIOD, LOOK_PERIOD
         self._idle_progress, self._released_at = -1, -1
-        #: Whether the step limit has been met.
+        #: Whether the step limit has been reached.
         self._is_over = False
 
     # ---- splits
@@ -102,13 +102,13 @@ class Scheduler:
         self.ready.append(split)
 
     def drop(self, split: Split) -> None:
-        """A split that is no more."""
+        """Remove a split that has ended."""
         if split in self.ready:
             self.ready.remove(split)
         self.blocked.pop(id(split), None)
 
     def block(self, split: Split, reason: Any) -> int:
-        """The running split cannot go on; the code that releases it calls wake()."""
+        """Block the running split until the code that releases it calls wake()."""
         split.waits_for = reason
         split.warp.guard = None
         self.ready.remove(split)
@@ -117,7 +117,7 @@ class Scheduler:
         return BLOCK
 
     def wake(self, waiters: list[Split]) -> None:
-        """Let splits run again; the list is emptied."""
+        """Make splits ready again and empty the list."""
         self.progress += 1
         for split in waiters:
             if self.blocked.pop(id(split), None) is not None:
@@ -128,17 +128,17 @@ class Scheduler:
         waiters.clear()
 
     def poll(self, split: Split) -> None:
-        """The running split asked for something that is not there yet and goes on: let other splits run."""
+        """Yield to other splits because the running split polled without success."""
         split.polls += 1
         self.is_polling = True
 
     def synchronized(self) -> None:
-        """The running split executed a strong access: a drawn schedule may let other splits run before it goes on."""
+        """In drawn schedules, perhaps yield to other splits after a strong access of the running split."""
         if self._may_switch and self._draw.random() < 0.5:
             self.is_polling = True
 
     def spin(self, split: Split, wait: Any) -> None:
-        """The running split looked at a flag and found what it had found before. wait: has ``at`` and describe()."""
+        """Yield because the running split read an unchanged flag; ``wait`` has ``at`` and describe()."""
         self.spun += SPIN
         split.last_poll = wait
         self.poll(split)
@@ -146,7 +146,7 @@ class Scheduler:
     # ---- asynchronous work
 
     def submit(self, action: Callable[[], None]) -> None:
-        """Something that happens later, at a time the schedule picks."""
+        """Schedule an asynchronous action at a time that the schedule picks."""
         if self.in_order and not self._completing:
             self._completing = True
             try:
@@ -173,7 +173,7 @@ class Scheduler:
     # ---- the loop
 
     def run(self) -> None:
-        """Until every cluster is done. Raises Deadlock, StepLimitError, TrapError and what programs raise."""
+        """Run until every cluster is done. Raises Deadlock, StepLimitError, TrapError and errors of programs."""
         idle, seen, admitted_at = 0, -1, 0
         rate = self.random.choice((0.02, 0.15, 0.5))
         launch = self.launch
@@ -187,13 +187,13 @@ class Scheduler:
                     return
                 self._unlock()
                 continue
-            # Idle: each split that can run has looked for something in vain since the last progress.
+            # Idle: every ready split has polled in vain since the last progress.
             is_idle = self.is_polling and seen == self.progress and all(split.polls for split in self.ready)
             idle, seen = idle + 1 if is_idle else 0, self.progress
             if idle > len(self.ready):
                 idle = 0
                 self._help_pollers()
-            # While nobody does anything each runs up to its next poll, in turn, before anything is done about it.
+            # While idle, each split runs up to its next poll, in turn, before the scheduler intervenes.
             is_idle = idle > 0 and seen == self.progress
             self._quantum(self.ready[0] if is_idle else self._choose(), is_idle)
             if not self.in_order and not self.most_delayed and self.pending and self.random.random() < rate:
@@ -206,10 +206,10 @@ class Scheduler:
                 self._look_for_loops()
 
     def _look_for_loops(self) -> None:
-        """Raise Deadlock if all splits that can run are in endless loops and nothing else can happen.
+        """Raise Deadlock if all ready splits are in endless loops and no other event is possible.
 
-        If there was no progress since the last look, record the next steps until all splits have returned to their
-        states, or one of them fails to; the next look comes later then.
+        Without progress since the last check, records the next steps until all splits have returned to their states, or
+        until one of them fails to, which doubles the time to the next check.
         """
         self.launch.show_steps(self.steps)
         if self.progress != self._idle_progress:
@@ -220,8 +220,8 @@ class Scheduler:
         elif self._recorder.is_cycle:
             recorder = self._recorder
             self._record(None)
-            helps = self._complete_one, self._admit_more, self._release_parked, self._release_once
-            if not any(help() for help in helps):
+            actions = self._complete_one, self._admit_more, self._release_parked, self._release_once
+            if not any(help() for help in actions):
                 raise Deadlock([*self.blocked.values(), *self.ready], recorder)
         elif self._recorder.has_failed:
             self._look_period *= 2
@@ -229,46 +229,47 @@ class Scheduler:
         self._next_look = self.steps + (self._look_period if self._recorder is None else RECORD_PERIOD)
 
     def _admit_more(self) -> bool:
-        """Double the number of live clusters: they may wait for others. Return whether one started."""
-        found = [self.launch.admit() for _ in range(len(self.launch.resident))]
-        return any(found) or self.launch.admit_beyond()
+        """Double the number of live clusters, which may be awaited, and return whether one started."""
+        started = [self.launch.admit() for _ in range(len(self.launch.resident))]
+        return any(started) or self.launch.admit_beyond()
 
     def _release_once(self) -> bool:
-        """Let suspended waits time out, once until the next progress. Return whether there was one."""
+        """Let blocked waits time out, once until the next progress, and return whether there were any."""
         is_new = self._released_at != self.progress
         self._released_at = self.progress
         return is_new and self._release_suspended()
 
     def _record(self, recorder: Recorder | None) -> None:
-        """Start a recording, or end the running one with None."""
+        """Start a recording, or end it with None."""
         self._recorder = recorder
 
     def _help_pollers(self) -> None:
-        """Do what may end the polling of all that are ready."""
+        """Do what may end the polling of all ready splits."""
         if self._starved < STARVATION:
             self._starved += 1
             if not self._stall.repeats(self.progress, self.steps, self.ready):
                 return
         if self._complete_one() or self.launch.admit():
             return
-        # Only what is in global memory can come from a cluster that has not started.
+        # A cluster that has not started can only provide data in global memory.
         if any(not hasattr(split.last_poll, "barrier") for split in self.ready) and self.launch.admit_beyond():
             return
         if not self._release_suspended("is_joint"):
             self._unlock()
 
     def _release_parked(self) -> bool:
-        """Let lanes that are parked where their warp reconverges go on while the rest polls. Return whether any did.
+        """Let lanes that wait at a reconvergence point continue while the others poll, and return whether there were
+        any.
 
-        Every thread makes progress: one that holds a lock releases it though other lanes of its warp still try to get
-        it. Source: CUDA C++ Programming Guide, "Independent Thread Scheduling".
+        Every thread makes progress: a lane that holds a lock releases it while other lanes of its warp still try to
+        take it. Source: CUDA C++ Programming Guide, "Independent Thread Scheduling".
         """
         released = [release_parked(warp) for warp in {split.warp: None for split in self.ready}]
         self.progress += any(released)
         return any(released)
 
     def _unlock(self) -> None:
-        """Nobody can do anything but wait: let time pass, let waits time out. Raises Deadlock where that is no use."""
+        """Let time pass or waits time out because no split can proceed. Raises Deadlock if that cannot help."""
         if self._release_parked():
             return
         self.has_stalled = True
@@ -280,15 +281,15 @@ class Scheduler:
             raise Deadlock(list(self.blocked.values()))
 
     def pick(self, count: int) -> int:
-        """Which of ``count`` clusters starts next."""
+        """Return which of the next ``count`` clusters starts."""
         if self.in_order or self.most_delayed:
             return 0 if self.in_order else count - 1
         return self._draw.randrange(count) if self._draw.random() < 0.5 else 0
 
     def _release_suspended(self, which: str = "may_time_out") -> bool:
-        """Let every suspended try_wait time out once, as hardware does; True where there is one."""
-        able = [split for split in self.blocked.values() if getattr(split.waits_for, which, False)]
-        for split in able:
+        """Let every blocked try_wait time out once, as hardware does, and return whether there were any."""
+        released = [split for split in self.blocked.values() if getattr(split.waits_for, which, False)]
+        for split in released:
             split.timed_out = True
             barrier = getattr(split.waits_for, "barrier", None)
             if barrier is not None:
@@ -296,7 +297,7 @@ class Scheduler:
             split.waits_for = None
             self.blocked.pop(id(split))
             self.ready.append(split)
-        return bool(able)
+        return bool(released)
 
     def _end_at_limit(self) -> None:
         """Record some more steps, then raise StepLimitError with the loops in them."""
@@ -307,7 +308,7 @@ class Scheduler:
             return
         loop = _where(self._recorder) if self._recorder is not None else ""
         raise StepLimitError(
-            f"{self.steps} steps and no end (schedule {self.schedule}, seed {self.seed}): "
+            f"the kernel has not ended after {self.steps} steps (schedule {self.schedule}, seed {self.seed}): "
             f"an endless loop{loop and ' ' + loop}, or step_limit= is too low"
         )
 
@@ -317,8 +318,10 @@ class Scheduler:
         return self.ready[self.random.randrange(len(self.ready))]
 
     def _quantum(self, split: Split, is_whole: bool) -> None:
-        """Run a split until it blocks, ends, polls, or has used its time slice. is_whole: as in schedules that draw no
-        slices."""
+        """Run a split until it blocks, ends, polls, or uses up its time slice.
+
+        ``is_whole`` gives it the long slice of schedules that draw no slices.
+        """
         warp = split.warp
         warp.split = self.running = split
         program, registers = split.frame.program, split.frame.registers
@@ -363,14 +366,14 @@ class Scheduler:
 
 
 def _where(recorder: Recorder) -> str:
-    """Name the lines of the recorded loops and the warps in them; "" without loops."""
+    """Return the lines of the recorded loops and the warps in them, or "" without loops."""
     warps: dict[str, list[Any]] = {}
     for warp in recorder.warps():
         loop = recorder.loop(warp)
         if loop is not None:
             warps.setdefault(loop.describe(), []).append(warp)
-    found = []
-    for lines, those in warps.items():
-        more = f" and {counted(len(those) - 1, 'more warp')}" if len(those) > 1 else ""
-        found.append(f"through {lines} (block {those[0].block.index} warp {those[0].index}{more})")
-    return ", and ".join(found[:MAX_LOOPS])
+    descriptions = []
+    for lines, members in warps.items():
+        more = f" and {counted(len(members) - 1, 'more warp')}" if len(members) > 1 else ""
+        descriptions.append(f"through {lines} (block {members[0].block.index} warp {members[0].index}{more})")
+    return ", and ".join(descriptions[:MAX_LOOPS])

@@ -1,4 +1,4 @@
-"""What the special registers of a warp hold. Source: PTX ISA, "Special Registers"."""
+"""Values of the special registers of a warp. Source: PTX ISA, "Special Registers"."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Block
 from cudatma.emulator.ptx.types import LANES, Array
 
-#: SMs of the imagined GPU.
 _SM_COUNT = 132
 _LANE = np.arange(LANES, dtype=np.uint64)
 _BIT = np.uint64(1) << _LANE
 
 
 def _threads(number: int) -> Array:
-    """The threads of a warp by their number in the CTA."""
-    found: Array = _LANE + np.uint64(LANES * number)
-    return found
+    """Return the numbers in the CTA of a warp's threads."""
+    threads: Array = _LANE + np.uint64(LANES * number)
+    return threads
 
 
-#: Registers that each lane has its own value of, the same in every block: (launch, warp) -> vector.
+#: Registers with a value per lane that is the same in every CTA: (launch, warp) -> vector.
 _OF_LANES: dict[str, Callable[[Launch, int], Array]] = {
     "laneid": lambda launch, number: _LANE,
     "tid.x": lambda launch, number: _threads(number) % launch.block[0],
@@ -35,7 +34,7 @@ _OF_LANES: dict[str, Callable[[Launch, int], Array]] = {
     "lanemask_ge": lambda launch, number: ~(_BIT - np.uint64(1)),
     "lanemask_gt": lambda launch, number: ~(2 * _BIT - np.uint64(1)),
 }
-#: Registers that a CTA's threads agree on.
+#: Registers whose value is the same for all threads of a CTA.
 _OF_BLOCK: dict[str, Callable[[Block], int]] = {
     "nwarpid": lambda block: block.warp_count,
     "smid": lambda block: block.index[0] % _SM_COUNT,
@@ -46,12 +45,12 @@ _OF_BLOCK: dict[str, Callable[[Block], int]] = {
     "dynamic_smem_size": lambda block: block.launch.dynamic_bytes,
     "total_smem_size": lambda block: block.launch.shared_bytes,
     "aggr_smem_size": lambda block: block.launch.shared_bytes + SHARED_START,
-    # Where cooperative groups find the grid's barrier: the halves of an address.
+    # Cooperative groups read the address of the grid's barrier from here, in two halves.
     "envreg1": lambda block: block.launch.workspace_base >> 32,
     "reserved_smem_offset_1": lambda block: block.shared_base + block.launch.reserved_start,
     "envreg2": lambda block: block.launch.workspace_base & 0xFFFFFFFF,
 }
-#: The same with an axis after the name: (block, axis) -> value.
+#: The same for registers with an axis after the name: (block, axis) -> value.
 _OF_AXIS: dict[str, Callable[[Block, int], int]] = {
     "ntid": lambda block, axis: block.launch.block[axis],
     "ctaid": lambda block, axis: block.index[axis],
@@ -65,10 +64,9 @@ _WIDE = {"gridid"}
 
 
 class SpecialValues(dict[str, Array]):
-    """Name -> (32,) vector of one warp, made when a kernel first reads it; never written to.
+    """A mapping from the name of a special register to the (32,) vector of one warp.
 
-    Grids have many CTAs and kernels read few registers; values that are equal for several warps are kept by their CTA
-    or by the launch.
+    Vectors are created on first use and are read-only. The CTA or the launch holds the values that several warps share.
     """
 
     __slots__ = ("block", "number")
@@ -77,16 +75,16 @@ class SpecialValues(dict[str, Array]):
         self.block, self.number = block, number
 
     def __missing__(self, name: str) -> Array:
-        found = self[name] = self._find(name)
-        return found
+        vector = self[name] = self._find(name)
+        return vector
 
     def _find(self, name: str) -> Array:
         block, number = self.block, self.number
         if name in _OF_LANES:
-            kept = block.launch.lane_values
-            if (name, number) not in kept:
-                kept[name, number] = _OF_LANES[name](block.launch, number).astype(np.uint32)
-            return kept[name, number]
+            cache = block.launch.lane_values
+            if (name, number) not in cache:
+                cache[name, number] = _OF_LANES[name](block.launch, number).astype(np.uint32)
+            return cache[name, number]
         if name == "warpid":
             return np.full(LANES, number, np.uint32)
         if name not in block.common_values:

@@ -1,7 +1,7 @@
-"""What exists while a grid runs: clusters, CTAs, their barriers, warps, and groups of lanes at one place.
+"""State of a running grid: clusters, CTAs and their barriers, warps, and splits of diverged lanes.
 
-Lanes of a warp that part at a branch become splits which run independently (so that one may wait for another) and meet
-again at the branch's immediate post-dominator (divergence.py).
+Lanes of a warp that diverge at a branch become splits. Splits run independently, so that one may wait for another, and
+reconverge at the branch's immediate post-dominator (divergence.py).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.ptx.types import LANES, Array
 
-#: What a segment returns when its split stays where it is, or when the warp's splits have changed.
+#: Return codes of a segment whose split stays where it is (BLOCK), or whose warp's splits have changed (SWITCH).
 BLOCK, SWITCH = -1, -2
 FULL = np.ones(LANES, bool)
 FULL.flags.writeable = False
 NOBODY = ~FULL
 NOBODY.flags.writeable = False
 _LANES = np.arange(LANES)
-#: The most local memory of one thread.
+#: Maximum local memory per thread.
 MAX_LOCAL_BYTES = 512 << 10
 
 
 class Frame:
-    """One activation of a function: registers, parameter buffers, where its locals lie, where to return to."""
+    """An activation of a function: registers, parameter buffers, base of its local memory, and return segment."""
 
     __slots__ = (
         "addresses",
@@ -48,13 +48,16 @@ class Frame:
         self.registers: list[Array] = list(program.initial_registers)
         self.params: dict[str, Region] = {}
         self.addresses: dict[tuple[str, int], Array] = {}
-        #: Register -> its lanes that a shuffle has given no value, and the last such shuffle (undefined.py).
+        #: Register -> its lanes that a shuffle left undefined, and the last such shuffle (undefined.py).
         self.undefined: dict[int, Array] = {}
         self.undefined_at = -1
 
 
 class Join:
-    """Where splits meet. at: segment, -1 for the end of the frame's function; missing: splits that may still arrive."""
+    """A point where splits reconverge.
+
+    ``at`` is a segment, or -1 for the end of the frame's function. ``missing`` counts the splits that may still arrive.
+    """
 
     __slots__ = ("at", "frame", "mask", "missing", "parent")
 
@@ -64,10 +67,10 @@ class Join:
 
 
 class Split:
-    """Lanes of one warp that are at the same place.
+    """Lanes of one warp at the same program position.
 
-    is_full: whether they run the form of a segment for all lanes, which follows no undefined values. waits_for: None
-    while they can run.
+    ``is_full`` says whether they run the unmasked version of a segment, which does not track undefined values.
+    ``waits_for`` is the reason why they wait, or None if they can run.
     """
 
     __slots__ = (
@@ -90,43 +93,45 @@ class Split:
         self.is_full = (mask is FULL or bool(mask.all())) and not frame.undefined
         self.waits_for: Any = None
         self.timed_out = False
-        #: Lanes that this split waits for and that have left a join to come (divergence.py).
+        #: Lanes that this split waits for and that have left a join early to arrive (divergence.py).
         self.released: Array = NOBODY
         self.polls = 0
         self.token: Any = None
         self.last_poll: Any = None
 
     def widen(self, lanes: Array) -> None:
-        """Take in the lanes of another split."""
         self.mask = self.mask | lanes
         self.is_full = bool(self.mask.all()) and not self.frame.undefined
 
 
 class Warp:
-    """32 threads of a CTA. ``split`` is the one that runs; ``alive`` the lanes that have not left the kernel."""
+    """32 threads of a CTA.
+
+    ``split`` is the running split; ``alive`` are the lanes that have not left the kernel.
+    """
 
     def __init__(self, block: Block, index: int, program: Program, special: dict[str, Array]) -> None:
-        """special: name of a special register -> (32,) vector."""
+        """Create a warp; ``special`` maps the name of a special register to a (32,) vector."""
         self.block, self.index, self.special = block, index, special
         self.launch, self.events = block.launch, block.cluster.events
         self.alive: Array = FULL if LANES * (index + 1) <= block.threads else _LANES + LANES * index < block.threads
         self.carry: Array = ~FULL
-        #: End of what alloca has taken of local memory; frames of calls begin after it.
+        #: End of alloca's local memory; frames of calls start after it.
         self.stack_top = 0
-        #: How often all live lanes have met at a warp-wide instruction, and how often some of them.
+        #: Number of warp-wide instructions at which all live lanes have met, and at which only some have.
         self.meetings = 0
         self.part_meetings = 0
-        #: Whether lanes have left a join because the rest polled.
-        self.is_parted = False
-        #: Lanes whose guard holds, while a guarded instruction runs that observers are notified of.
+        #: Whether lanes have left a join while the other lanes polled.
+        self.has_left_joins = False
+        #: Lanes whose guard holds, during a guarded instruction that observers see.
         self.guard: Array | None = None
-        #: (instruction, value) of the last strong load: one that finds the same again is spinning.
-        self.looked: tuple[int, bytes] | None = None
+        #: (instruction, value) of the last strong load; reading the same value again is spinning.
+        self.last_read: tuple[int, bytes] | None = None
         self.local = Region(0, np.zeros(0, np.uint8), "local memory")
         self.local_bytes = 0
         self.agent = block.rank * block.warp_count + index
         self.async_state: dict[str, Any] = {}
-        #: Splits that wait for other lanes at an instruction that a warp executes together (divergence.Wait).
+        #: Splits that wait for other lanes at an instruction that lanes execute together (divergence.Wait).
         self.waiting: list[Any] = []
         self.splits: list[Split] = []
         frame = Frame(program, None, -1, 0)
@@ -134,22 +139,22 @@ class Warp:
         self.split = Split(self, 0, self.alive, frame, None)
         self.splits.append(self.split)
 
-    # ---- what generated code asks for
+    # ---- calls from generated code
 
     @property
     def frame(self) -> Frame:
         return self.split.frame
 
     def address(self, name: str, offset: int) -> Array:
-        """The address of a variable in its own space, as (32,) uint64."""
+        """Return the address of a variable in its state space, as (32,) uint64."""
         frame = self.split.frame
-        kept = frame.addresses if name in frame.program.local_offsets else self.block.addresses
-        found = kept.get((name, offset))
-        if found is None:
-            found = np.full(LANES, self._resolve(frame, name) + offset, np.uint64)
-            found.flags.writeable = False
-            kept[name, offset] = found
-        return found
+        cache = frame.addresses if name in frame.program.local_offsets else self.block.addresses
+        vector = cache.get((name, offset))
+        if vector is None:
+            vector = np.full(LANES, self._resolve(frame, name) + offset, np.uint64)
+            vector.flags.writeable = False
+            cache[name, offset] = vector
+        return vector
 
     def _resolve(self, frame: Frame, name: str) -> int:
         program = frame.program
@@ -168,7 +173,7 @@ class Warp:
         return np.full(LANES, self.launch.image.function_number(name), np.uint64)
 
     def clock(self, name: str) -> Array:
-        """Steps of the whole launch serve as clock cycles and nanoseconds."""
+        """Return the clock; steps of the whole launch count as clock cycles and nanoseconds."""
         value = self.launch.clock(name)
         return np.full(LANES, value, np.uint64)
 
@@ -193,18 +198,18 @@ class Warp:
         return inside
 
     def param_buffer(self, frame: Frame, name: str, size: int) -> Region:
-        """The (32 lanes x size) bytes of a .param variable of a frame."""
-        found = frame.params.get(name)
-        if found is None:
+        """Return the (32 lanes x size) bytes of a .param variable of a frame."""
+        buffer = frame.params.get(name)
+        if buffer is None:
             variable = frame.program.function.param_locals.get(name)
             size = max(size, variable.size_bytes if variable else 0)
             size = -(-size // 16) * 16
-            found = Region(0, np.zeros(LANES * size, np.uint8), f"parameter {name}")
-            frame.params[name] = found
-        return found
+            buffer = Region(0, np.zeros(LANES * size, np.uint8), f"parameter {name}")
+            frame.params[name] = buffer
+        return buffer
 
     def allocate(self, size: int, align: int) -> int:
-        """Take local memory for alloca; returns its address."""
+        """Allocate local memory for alloca and return its address."""
         frame = self.split.frame
         top = max(self.stack_top, frame.local_base + frame.program.local_bytes)
         start = -(-top // align) * align
@@ -213,11 +218,11 @@ class Warp:
         return start
 
     def reserve_local(self, size: int) -> None:
-        """Make each lane's local memory at least this large, keeping what is there."""
+        """Grow each lane's local memory to at least ``size`` bytes and keep its contents."""
         if size <= self.local_bytes:
             return
         if size > MAX_LOCAL_BYTES:
-            raise TrapError(f"{size} bytes of local memory for each thread; the stack ends at {MAX_LOCAL_BYTES}")
+            raise TrapError(f"{size} bytes of local memory per thread; at most {MAX_LOCAL_BYTES} are available")
         size = -(-size // 64) * 64
         data = np.zeros((LANES, size), np.uint8)
         if self.local_bytes:
@@ -226,7 +231,10 @@ class Warp:
 
 
 class NamedBarrier:
-    """One of a CTA's 16 barriers (bar.sync id). arrived: threads so far; expected: None until the first arrival."""
+    """One of a CTA's 16 barriers (bar.sync id).
+
+    ``arrived`` counts threads; ``expected`` is None until an arrival gives a count.
+    """
 
     __slots__ = ("arrived", "expected", "number", "reductions", "waiters", "warps")
 
@@ -240,7 +248,7 @@ class NamedBarrier:
 
 
 class ClusterBarrier:
-    """barrier.cluster: every live thread arrives once a phase."""
+    """The barrier.cluster of a cluster, at which every live thread arrives once per phase."""
 
     def __init__(self) -> None:
         self.arrived: dict[int, int] = {}
@@ -249,7 +257,7 @@ class ClusterBarrier:
 
 
 class Cluster:
-    """CTAs that may reach each other's shared memory. events: what observes them."""
+    """CTAs that can access each other's shared memory. ``events`` is their observer."""
 
     def __init__(self, launch: Launch, number: int) -> None:
         self.launch, self.number = launch, number
@@ -263,7 +271,7 @@ class Cluster:
 
 
 class Block:
-    """One block: its shared memory, barriers and warps. index: blockIdx; rank: in its cluster."""
+    """A CTA: its shared memory, barriers and warps. ``index`` is blockIdx; ``rank`` is the rank in its cluster."""
 
     launch: Launch
     cluster: Cluster
@@ -281,11 +289,11 @@ class Block:
         self.shared = Region(self.shared_base, shared, f"shared memory of block {index}", is_writable=True)
         self.barriers = [NamedBarrier(k) for k in range(16)]
         self.mbarriers: dict[int, Any] = {}
-        #: What setmaxnreg gives and takes, once a warp has executed it (register_pool.RegisterPool).
+        #: The pool of setmaxnreg (register_pool.RegisterPool), once a warp has executed it.
         self.register_pool: Any = None
         self.warps: list[Warp] = []
         self.live_warps, self.live_threads = 0, 0
-        #: Special registers and addresses that all warps of the CTA have in common.
+        #: Special registers and addresses that all warps of the CTA share.
         self.common_values: dict[str, Array] = {}
         self.addresses: dict[tuple[str, int], Array] = {}
 

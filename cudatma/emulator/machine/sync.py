@@ -18,7 +18,7 @@ from cudatma.emulator.ptx.writer import RUNTIME, runtime
 
 @dataclass(slots=True)
 class NamedWait:
-    """A split that waits at bar.sync."""
+    """A split's wait at bar.sync."""
 
     barrier: NamedBarrier
     at: int
@@ -31,7 +31,7 @@ class NamedWait:
 
 @dataclass(slots=True)
 class ClusterWait:
-    """A split that waits at barrier.cluster.wait."""
+    """A split's wait at barrier.cluster.wait."""
 
     cluster: Cluster
     at: int
@@ -42,31 +42,31 @@ class ClusterWait:
 
 
 def executing(w: Warp) -> Array:
-    """The lanes that execute the running instruction: those of the split whose guard holds."""
+    """Return the lanes that execute the current instruction: the split's lanes whose guard holds."""
     return w.split.mask if w.guard is None else w.split.mask & w.guard
 
 
-def _join(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> NamedBarrier:
+def _arrive(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> NamedBarrier:
     """Count the running split's arrival at a named barrier."""
     here = executing(w)
     lane = int(here.argmax())
     index = int(number[lane])
     if index > 15:
-        raise TrapError(f"barrier {index}; a block has 0..15")
+        raise TrapError(f"barrier {index} does not exist; allowed: 0..15")
     barrier = w.block.barriers[index]
     w.meetings += 1
     if aligned and not (here == w.alive).all():
-        message = f"bar.sync {index} is executed by {_lanes(here)} alone, and not by other lanes of the warp"
+        message = f"bar.sync {index} is executed by {_lanes(here)} only, not by the other lanes of the warp"
         w.events.violation("divergent_barrier", w, at, message)
     w.events.barrier_arrived(w, barrier)
     # "The arrival count is incremented by the warp size, not the number of active threads in the warp."
     threads = int((w.alive if aligned else here).sum())
     expected = None if count is None else int(count[lane])
     if expected is not None and expected % LANES:
-        raise TrapError(f"bar.sync {index} for {expected} threads; a multiple of 32 is needed")
+        raise TrapError(f"bar.sync {index} for {expected} threads; the count must be a multiple of 32")
     others = barrier.expected if barrier.arrived else None
     if expected is not None and others is not None and expected != others:
-        message = f"barrier {index} is used with {expected} threads, other warps gave {others} in the same phase"
+        message = f"barrier {index} is used with {expected} threads, but by other warps with {others} in the same phase"
         w.events.violation("barrier_count", w, at, message)
     if expected is not None:
         barrier.expected = expected
@@ -81,7 +81,7 @@ def _lanes(mask: Array) -> str:
 
 
 def complete_named(block: Block, barrier: NamedBarrier) -> bool:
-    """Release a named barrier's waiters where everybody has come. True where it did."""
+    """Release the waiters of a named barrier if all threads have arrived, and return whether they have."""
     expected = block.live_threads if barrier.expected is None else barrier.expected
     if barrier.arrived < expected or barrier.arrived == 0:
         return False
@@ -95,7 +95,7 @@ def complete_named(block: Block, barrier: NamedBarrier) -> bool:
 
 
 def _reduced(barrier: NamedBarrier) -> tuple[int, bool, bool] | None:
-    """(popc, and, or) over all threads of a bar.red."""
+    """Return (popc, and, or) over all threads of a bar.red, or None."""
     if not barrier.reductions:
         return None
     votes = np.concatenate([predicate[mask] for _, mask, predicate in barrier.reductions])
@@ -104,12 +104,12 @@ def _reduced(barrier: NamedBarrier) -> tuple[int, bool, bool] | None:
 
 
 def named_sync(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> bool:
-    """bar.sync: True while the split has to wait. A woken split comes back with its token set."""
+    """Execute bar.sync and return whether the split must wait. A released split has its token set."""
     split = w.split
     if split.token is not None:
         split.token = None
         return False
-    barrier = _join(w, at, number, count, aligned)
+    barrier = _arrive(w, at, number, count, aligned)
     barrier.waiters.append(split)
     w.launch.scheduler.block(split, NamedWait(barrier, at))
     complete_named(w.block, barrier)
@@ -117,14 +117,14 @@ def named_sync(w: Warp, at: int, number: Array, count: Array | None, aligned: bo
 
 
 def named_arrive(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> None:
-    """bar.arrive: counts, does not wait."""
-    complete_named(w.block, _join(w, at, number, count, aligned))
+    """Execute bar.arrive, which does not wait."""
+    complete_named(w.block, _arrive(w, at, number, count, aligned))
 
 
 def named_reduce(
     w: Warp, at: int, number: Array, count: Array | None, predicate: Array, kind: str, aligned: bool
 ) -> Array | None:
-    """bar.red: None while the split has to wait, then the reduction over all threads."""
+    """Execute bar.red and return the reduction over all threads, or None while the split must wait."""
     split = w.split
     if split.token is not None:
         total, every, some = split.token
@@ -132,7 +132,7 @@ def named_reduce(
         if kind == "popc":
             return np.full(LANES, total, np.uint32)
         return np.full(LANES, every if kind == "and" else some)
-    barrier = _join(w, at, number, count, aligned)
+    barrier = _arrive(w, at, number, count, aligned)
     barrier.reductions.append((split, executing(w), predicate))
     barrier.waiters.append(split)
     w.launch.scheduler.block(split, NamedWait(barrier, at))
@@ -140,12 +140,12 @@ def named_reduce(
     return None
 
 
-#: A member mask, and the lanes that execute an instruction with it.
+#: A member mask and the lanes that execute an instruction with it.
 Group = tuple[int, Array]
 
 
 def groups_of(members: Array, here: Array) -> list[Group]:
-    """Divide the lanes that are here by their member masks."""
+    """Group the executing lanes by their member masks."""
     first = int(members[here.argmax()])
     if (members[here] == first).all():
         return [(first, here)]
@@ -153,10 +153,10 @@ def groups_of(members: Array, here: Array) -> list[Group]:
 
 
 def meet(w: Warp, at: int, what: str, groups: list[Group]) -> None:
-    """The lanes of each member mask meet, all of the warp or some alone.
+    """Record that the lanes of each member mask have met.
 
-    Reports a mask that lacks lanes which execute the instruction, or that names live lanes which do not. [PTX ISA,
-    shfl.sync: undefined if the executing thread is not in the membermask]
+    Reports a mask that omits executing lanes, or that names live lanes that do not execute. [PTX ISA, shfl.sync:
+    undefined if the executing thread is not in the membermask]
     """
     alive = lane_bits(w.alive)
     named = {bits & alive for bits, _ in groups}
@@ -168,16 +168,16 @@ def meet(w: Warp, at: int, what: str, groups: list[Group]) -> None:
     for bits, lanes in groups:
         here = lane_bits(lanes)
         if outside := here & ~bits:
-            message = f"lanes {outside:#x} execute {what}, whose mask does not name them"
+            message = f"lanes {outside:#x} execute {what}, but its mask does not name them"
             w.events.violation("divergent_warp", w, at, message)
         if missing := bits & alive & ~here:
-            message = f"{what} names lanes {missing:#x}, which do not execute it with the mask {bits:#x}"
+            message = f"{what} names lanes {missing:#x}, but they do not execute it with the mask {bits:#x}"
             w.events.violation("divergent_warp", w, at, message)
 
 
 @runtime
 def all_meet(w: Warp, at: int, what: str, members: Array) -> tuple[Array, ...]:
-    """The groups of a full warp that meet at an instruction with a member mask."""
+    """Return the groups in which a full warp meets at an instruction with a member mask."""
     groups = groups_of(members, w.split.mask)
     meet(w, at, what, groups)
     return tuple(lanes for _, lanes in groups)
@@ -185,9 +185,9 @@ def all_meet(w: Warp, at: int, what: str, members: Array) -> tuple[Array, ...]:
 
 @runtime
 def check_whole_warp(w: Warp, at: int, mask: Array | None, what: str) -> None:
-    """Report an .aligned instruction that not all threads of the warp execute. mask: who does.
+    """Report an .aligned instruction that only some threads of the warp (``mask``) execute.
 
-    Products and matrix loads and stores are undefined, too, where a thread of the warp has exited.
+    Matrix products, loads and stores are also undefined if a thread of the warp has exited.
     """
     here = w.split.mask if mask is None else mask
     if here.all():
@@ -196,23 +196,22 @@ def check_whole_warp(w: Warp, at: int, mask: Array | None, what: str) -> None:
     exited = np.arange(LANES * w.index, LANES * (w.index + 1)) < w.block.threads
     exited &= ~w.alive
     if missing:
-        message = f"{what} is for all threads of a warp, and lanes {missing:#x} do not execute it"
+        message = f"{what} needs all threads of a warp, but lanes {missing:#x} do not execute it"
     elif what.startswith(("mma", "wmma", "ldmatrix", "stmatrix", "movmatrix")) and exited.any():
-        message = f"{what} is for all threads of a warp, and lanes {lane_bits(exited):#x} have left the kernel"
+        message = f"{what} needs all threads of a warp, but lanes {lane_bits(exited):#x} have left the kernel"
     else:
         return
     w.events.violation("divergent_warp", w, at, message)
 
 
 def cluster_arrive(w: Warp, at: int, release: bool) -> None:
-    """barrier.cluster.arrive."""
     cluster = w.block.cluster
     arrived = cluster.barrier.arrived
     here, phases = executing(w), _cluster_phases(w)
     twice = here & (phases >= 0)
     arrived[w.agent] = arrived.get(w.agent, 0) + int((here & (phases < cluster.barrier.phase)).sum())
     if twice.any():
-        message = f"{_lanes(twice)} of the warp arrived before and did not execute barrier.cluster.wait since"
+        message = f"{_lanes(twice)} of the warp arrived again without barrier.cluster.wait in between"
         w.events.violation("arrival_overflow", w, at, message)
     w.events.cluster_arrived(w, release)
     phases[here] = cluster.barrier.phase
@@ -220,13 +219,13 @@ def cluster_arrive(w: Warp, at: int, release: bool) -> None:
 
 
 def _cluster_phases(w: Warp) -> Array:
-    """Of each lane the phase of the cluster's barrier at which it arrived and for which it is yet to wait, or -1."""
+    """Return for each lane the phase of the cluster barrier at which it arrived without waiting yet, or -1."""
     phases: Array = w.async_state.setdefault("cluster_phases", np.full(LANES, -1, np.int64))
     return phases
 
 
 def complete_cluster(cluster: Cluster) -> None:
-    """End a phase of the cluster's barrier where all live threads have arrived."""
+    """End the phase of the cluster barrier if all live threads have arrived."""
     barrier = cluster.barrier
     if not barrier.arrived or any(len(block.warps) < block.warp_count for block in cluster.blocks):
         return
@@ -241,7 +240,7 @@ def complete_cluster(cluster: Cluster) -> None:
 
 
 def cluster_wait(w: Warp, at: int, acquire: bool) -> bool:
-    """barrier.cluster.wait: True while the split has to wait."""
+    """Execute barrier.cluster.wait and return whether the split must wait."""
     cluster = w.block.cluster
     here, phases = executing(w), _cluster_phases(w)
     if (phases[here] < 0).any():
@@ -255,8 +254,8 @@ def cluster_wait(w: Warp, at: int, acquire: bool) -> bool:
     return True
 
 
-def lanes_ended(block: Block) -> None:
-    """Fewer threads are left: barriers that waited for all of them may be complete now."""
+def complete_barriers(block: Block) -> None:
+    """Complete barriers that waited only for threads that have now exited."""
     for barrier in block.barriers:
         if barrier.waiters:
             complete_named(block, barrier)
@@ -264,7 +263,7 @@ def lanes_ended(block: Block) -> None:
 
 
 def grid_wait(w: Warp) -> None:
-    """griddepcontrol.wait: the grid before this one has ended and its writes are visible."""
+    """Execute griddepcontrol.wait: the previous grid has ended and its writes are visible."""
     w.events.grid_waited(w)
 
 

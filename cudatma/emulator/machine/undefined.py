@@ -1,7 +1,7 @@
-"""Undefined values: what a shuffle reads from a lane that does not take part, followed until it has an effect.
+"""Tracks undefined values: what a shuffle reads from a lane that does not participate, until it has an effect.
 
-Each frame knows the lanes of its registers that are undefined. Instructions pass them on from their sources to their
-destinations. An effect is a store, an address, a branch, or an operand of an asynchronous instruction.
+Each frame holds the undefined lanes of its registers, and instructions propagate them from sources to destinations. An
+effect is a store, an address, a branch, or an operand of an asynchronous instruction.
 
 Source: PTX ISA, "shfl.sync": the result is unpredictable if the source lane is inactive or not in the membermask.
 """
@@ -17,7 +17,7 @@ from cudatma.emulator.ptx.flow import registers_of
 from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.ptx.writer import runtime
 
-#: Opcodes of which each result comes from several lanes.
+#: Opcodes whose results depend on several lanes.
 _COLLECTIVE = {"vote", "match", "redux", "mma", "wmma", "ldmatrix", "movmatrix"}
 _EFFECTS = {
     "st",
@@ -41,40 +41,40 @@ GARBAGE = 0xBADBAD
 
 
 @runtime
-def track(w: Warp, at: int, mask: Array, spared: tuple[Array | None, ...] | None) -> None:
-    """Pass undefined values on from the sources of an instruction, or report the effect that they have.
+def track(w: Warp, at: int, mask: Array, irrelevant: tuple[Array | None, ...] | None) -> None:
+    """Propagate undefined values from the sources of an instruction to its destinations, or report their effect.
 
-    spared: the lanes in which each source has no bearing on the result.
+    ``irrelevant`` holds the lanes in which each source cannot affect the result.
     """
     frame = w.split.frame
     undefined, instruction = frame.undefined, frame.program.instruction(at)
     written, read = frame.program.flow.accesses[at]
     sources: list[tuple[Iterable[int], Array | None]] = [(read, None)]
-    if spared is not None:
-        sources = [(registers_of(o), lanes) for o, lanes in zip(instruction.operands[1:], spared, strict=True)]
+    if irrelevant is not None:
+        sources = [(registers_of(o), lanes) for o, lanes in zip(instruction.operands[1:], irrelevant, strict=True)]
         if instruction.guard is not None:
             sources.append((instruction.guard[:1], None))
-    found = np.zeros_like(mask)
+    affected = np.zeros_like(mask)
     for registers, lanes in sources:
         for register in undefined.keys() & registers:
-            found |= undefined[register] if lanes is None else undefined[register] & ~lanes
-    found &= mask
+            affected |= undefined[register] if lanes is None else undefined[register] & ~lanes
+    affected &= mask
     parts = instruction.parts
-    if found.any() and parts[0] in _EFFECTS and parts[1:2] != ("param",):
+    if affected.any() and parts[0] in _EFFECTS and parts[1:2] != ("param",):
         line = frame.program.instruction(frame.undefined_at).line
         text = f"uses an undefined value: the shuffle at PTX line {line} read a non-participating lane"
         w.events.violation("uninitialised_register", w, at, text)
-        found = np.zeros_like(mask)
-    if found.any() and parts[0] in _COLLECTIVE:
-        found = mask
+        affected = np.zeros_like(mask)
+    if affected.any() and parts[0] in _COLLECTIVE:
+        affected = mask
     for register in written:
-        _mark(frame, register, found, mask)
+        _mark(frame, register, affected, mask)
     if not undefined:
         w.split.is_full = bool(w.split.mask.all())
 
 
 def _mark(frame: Frame, register: int, lanes: Array, mask: Array) -> None:
-    """Note which of the lanes that write a register give it an undefined value."""
+    """Record which of the lanes that write a register give it an undefined value."""
     before = frame.undefined.get(register)
     if before is None and not lanes.any():
         return
@@ -89,9 +89,9 @@ def _mark(frame: Frame, register: int, lanes: Array, mask: Array) -> None:
 def shuffled(
     w: Warp, at: int, value: Array, source: Array, groups: tuple[Array, ...], mask: Array | None, of: int, to: int
 ) -> Array:
-    """Each lane's value from its source lane, which is undefined where that one is not in its group.
+    """Return each lane's value from its source lane, which is undefined if the source is not in the lane's group.
 
-    of, to: the registers, -1 where an operand is none.
+    ``of`` and ``to`` are the source and destination registers, or -1 for other operands.
     """
     known: Array = source < 0
     for lanes in groups:

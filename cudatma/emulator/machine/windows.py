@@ -37,7 +37,8 @@ def _local_offsets(w: Warp, at: int, addresses: Array, size: int, mask: Array | 
     inside = addresses.astype(np.int64)
     if int(inside.min()) < 0 or int(inside.max()) + size > w.local_bytes:
         check_window(w, at, int(inside.max()), "an address of the .local state space, from cvta.to.local")
-        message = f"local access of {counted(size, 'byte')} at {int(inside.max()):#x}, {w.local_bytes} bytes are there"
+        end = f"the end of local memory is {w.local_bytes:#x}"
+        message = f"local access of {counted(size, 'byte')} at {int(inside.max()):#x}, but {end}"
         w.events.violation("out_of_bounds", w, at, message)
         trap(w, at, message)
     return inside + lanes * w.local_bytes
@@ -63,7 +64,7 @@ def st_local(w: Warp, at: int, addresses: Array, code: str, values: tuple[Array,
 
 
 def windows(addresses: Array, mask: Array | None) -> list[tuple[int, Array | None]]:
-    """(window, mask) for generic addresses: 0 global, 1 shared, 2 local."""
+    """Return (window, mask) for generic addresses; window 0 is global, 1 is shared and 2 is local memory."""
     top = (addresses >> np.uint64(60)).astype(np.int64)
     active = lanes_of(top, mask)
     if (active == active[0]).all():
@@ -107,13 +108,15 @@ def st_generic(
 def _param(w: Warp, name: str, offset: int, size: int) -> tuple[Region, int]:
     buffer = w.param_buffer(w.split.frame, name, max(offset, 0) + size)
     if offset < 0 or offset + size > buffer.size // LANES:
-        raise TrapError(f"{size} bytes at offset {offset} of parameter {name}, which has {buffer.size // LANES}")
+        raise TrapError(
+            f"access of {size} bytes at offset {offset} of parameter {name}, which has {buffer.size // LANES}"
+        )
     return buffer, buffer.size // LANES
 
 
 @runtime
 def ld_param(w: Warp, name: str, offset: int, code: str, count: int, mask: Array | None) -> Array:
-    """From a .param variable of this activation: a formal parameter, or a callee's result."""
+    """Load from a .param variable of this activation: a formal parameter, or the result of a callee."""
     buffer, pitch = _param(w, name, offset, BYTES[code] * count)
     return buffer.gather(_LANE_NUMBERS * pitch + offset, code, count)
 

@@ -1,4 +1,4 @@
-"""The body of a PTX function: scopes, registers, labels, instructions."""
+"""Parses the body of a PTX function: scopes, registers, labels and instructions."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ from cudatma.emulator.ptx.model import (
     Vec,
 )
 
-#: A register with the bytes or half-words that a video instruction takes of it.
+#: A register with the bytes or half-words that a video instruction selects.
 _SELECTED = re.compile(r"(.+)\.([bh]\d{1,4})$")
 _RANGED = re.compile(r"(.*?)(0|[1-9]\d*)$")
 _MAX_REGISTERS = 1 << 20
-#: Calls that a source place tells; more are left out.
+#: Maximum number of inlined calls in a source location; the outer ones are dropped.
 _MAX_INLINED = 8
-#: Which bytes of the next load the program uses: bit i is byte i.
+#: The bytes that the program uses from the next load: bit i is byte i.
 _USED_BYTES = re.compile(r"used_bytes_mask\s+(0[xX][\da-fA-F]{1,8}|0|[1-9]\d{0,9})")
 
 
 @dataclass(slots=True)
 class _Scope:
-    """One pair of braces. names: registers and variables declared in it; ranges: prefix -> (type, count)."""
+    """A pair of braces and the names declared inside it.
+
+    ``ranges`` maps the prefix of ``%r<10>`` declarations to (type, count).
+    """
 
     number: int
     parent: _Scope | None
@@ -51,7 +54,7 @@ class _Scope:
 
 
 class BodyParser:
-    """Fills a Function from the ``{`` of its body to the matching ``}``."""
+    """A parser that fills a Function from the ``{`` of its body to the matching ``}``."""
 
     def __init__(self, cursor: Cursor, function: Function, module: Module) -> None:
         self.cursor, self.function, self.module = cursor, function, module
@@ -139,7 +142,7 @@ class BodyParser:
                 self.used_bytes = int(used[1], 0)
 
     def _location(self) -> None:
-        """``.loc file line column``; an inlined function's says which earlier .loc it was inlined at."""
+        """Read ``.loc file line column``, which for inlined code also names the .loc of the call."""
         cursor = self.cursor
         place = cursor.integer(), cursor.integer(), cursor.integer()
         self.file, self.source_line = place[:2]
@@ -151,7 +154,7 @@ class BodyParser:
         self._callers[place] = self.inlined_at
 
     def _loc_extra(self) -> tuple[int, int, int] | None:
-        """``function_name $L__info_string0`` (with an optional offset) or ``inlined_at file line column``."""
+        """Read ``function_name $L__info_string0`` with an optional offset, or ``inlined_at file line column``."""
         cursor = self.cursor
         word = cursor.expect_kind("word").text
         if word == "function_name":
@@ -161,7 +164,7 @@ class BodyParser:
         elif word == "inlined_at":
             return cursor.integer(), cursor.integer(), cursor.integer()
         else:
-            raise cursor.error(f"`{word}` in .loc")
+            raise cursor.error(f"unexpected `{word}` in .loc")
         return None
 
     def _registers(self, scope: _Scope) -> None:
@@ -179,7 +182,7 @@ class BodyParser:
                 count = cursor.integer()
                 cursor.expect(">")
                 if not 0 <= count <= _MAX_REGISTERS:
-                    raise cursor.error(f"{count} registers")
+                    raise cursor.error(f"{count} registers; allowed: 0 to {_MAX_REGISTERS}")
                 if name in scope.ranges:
                     raise cursor.error(f"registers `{name}` are declared twice")
                 scope.ranges[name] = (kind, count)
@@ -260,7 +263,7 @@ class BodyParser:
             self.branches.append((len(self.function.body) - 1, scope))
 
     def _branch_around(self, instruction: Instruction, guard: tuple[int, bool]) -> None:
-        """Make the guard of an instruction with a member mask a branch: its lanes meet those that come another way."""
+        """Turn the guard of an instruction with a member mask into a branch around it, where the lanes meet again."""
         body, (register, negated) = self.function.body, guard
         past = f"past instruction {len(body)}"
         branch = replace(instruction, parts=("bra",), operands=(Sym(past),), guard=(register, not negated))
@@ -325,7 +328,7 @@ class BodyParser:
         cursor = self.cursor
         base = self._simple(scope)
         if isinstance(base, Sink | Part):
-            raise cursor.error("`_` and parts of registers are no addresses")
+            raise cursor.error("`_` and parts of registers cannot be addresses")
         offset = 0
         while cursor.token.text in ("+", "-"):
             offset += cursor.integer() if cursor.token.text == "-" or cursor.accept("+") else 0

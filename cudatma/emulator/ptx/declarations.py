@@ -1,4 +1,4 @@
-"""Variables and parameters of a PTX module. Source: PTX ISA, "Variables", "Kernel Function Parameters"."""
+"""Parses variable and parameter declarations. Source: PTX ISA, "Variables", "Kernel Function Parameters"."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from cudatma.emulator.ptx.lexer import TYPE_BYTES, Cursor, number
 from cudatma.emulator.ptx.model import Variable
 
-#: A single variable larger than this is refused (hostile input; no GPU variable comes near it).
+#: Maximum size of a variable, a bound for hostile input; no GPU variable comes near it.
 MAX_VARIABLE_BYTES = 1 << 32
 MAX_ALIGN = 1 << 16
 
 
 def read_variable(cursor: Cursor, space: str, is_extern: bool = False) -> Iterator[Variable]:
-    """The variables of one declaration; the cursor is after the space's directive and ends before ``;`` ``,``
-    ``)``.
+    """Yield the variables of one declaration.
 
-    Forms: ``.align 16 .b8 name[128]``, ``.u64 name``, ``.u64 .ptr .global .align 16 name``, ``.v4 .f32 name``, each
-    with an optional initialiser.
+    The cursor starts after the directive of the state space and stops before ``;``, ``,`` or ``)``. Forms: ``.align 16
+    .b8 name[128]``, ``.u64 name``, ``.u64 .ptr .global .align 16 name``, ``.v4 .f32 name``, each with an optional
+    initializer.
     """
     align, size, count, kind, is_pointer = 0, 0, 1, "", False
     while cursor.token.kind == "directive":
@@ -28,8 +28,8 @@ def read_variable(cursor: Cursor, space: str, is_extern: bool = False) -> Iterat
         elif directive == "align":
             value = cursor.integer()
             if not 1 <= value <= MAX_ALIGN or value & (value - 1):
-                raise cursor.error(f".align {value}: a power of two of at most {MAX_ALIGN} belongs here")
-            if not is_pointer:  # after .ptr it is the alignment of what the pointer points to
+                raise cursor.error(f".align {value} is not a power of two of at most {MAX_ALIGN}")
+            if not is_pointer:  # after .ptr, .align describes the pointer's target
                 align = align or value
         elif directive == "ptr":
             is_pointer = True
@@ -42,16 +42,16 @@ def read_variable(cursor: Cursor, space: str, is_extern: bool = False) -> Iterat
         elif directive in ("texref", "samplerref", "surfref"):
             size, kind = 8, "u64"
         elif directive not in ("global", "shared", "const", "local", "param", "managed"):
-            raise cursor.error(f"`.{directive}` in a declaration")
+            raise cursor.error(f"unexpected `.{directive}` in a declaration")
     if not size:
         raise cursor.error("a declaration without a type")
     while True:
-        yield _read_one(cursor, space, align, size * count, kind, is_extern)
+        yield _read_declarator(cursor, space, align, size * count, kind, is_extern)
         if space == "param" or not cursor.accept(","):
             return
 
 
-def _read_one(cursor: Cursor, space: str, align: int, element: int, kind: str, is_extern: bool) -> Variable:
+def _read_declarator(cursor: Cursor, space: str, align: int, element: int, kind: str, is_extern: bool) -> Variable:
     name = cursor.expect_kind("word").text
     size, has_size = element, True
     while cursor.accept("["):
@@ -61,7 +61,7 @@ def _read_one(cursor: Cursor, space: str, align: int, element: int, kind: str, i
         size *= cursor.integer()
         cursor.expect("]")
         if not 0 <= size <= MAX_VARIABLE_BYTES:
-            raise cursor.error(f"a variable of {size} bytes")
+            raise cursor.error(f"a variable of {size} bytes; allowed: 0 to {MAX_VARIABLE_BYTES}")
     init, patches = b"", []
     if cursor.accept("="):
         values = list(_initialiser(cursor))
@@ -80,7 +80,7 @@ def _read_one(cursor: Cursor, space: str, align: int, element: int, kind: str, i
 
 
 def _initialiser(cursor: Cursor) -> Iterator[int | tuple[str, int]]:
-    """Numbers and (symbol, offset) pairs of a nested initialiser, flat. Floats come as (their bits) ints."""
+    """Yield the numbers and (symbol, offset) pairs of a nested initializer in order; floats as their bits."""
     if cursor.accept("{"):
         while not cursor.accept("}"):
             yield from _initialiser(cursor)
@@ -97,7 +97,7 @@ def _initialiser(cursor: Cursor) -> Iterator[int | tuple[str, int]]:
             cursor.expect(")")
         yield (name, cursor.integer() if cursor.accept("+") else 0)
     else:
-        raise cursor.error(f"`{token.text}` in an initialiser")
+        raise cursor.error(f"unexpected `{token.text}` in an initializer")
 
 
 def _encode(cursor: Cursor, value: int, kind: str) -> bytes:

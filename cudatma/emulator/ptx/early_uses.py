@@ -1,8 +1,8 @@
-"""Registers that are used too early: read where no path has written them, or by wgmmas whose fence is missing.
+"""Finds registers that are used too early: reads before any write, and wgmma operands without a fence.
 
-Source: PTX ISA, "wgmma.fence": it precedes the first wgmma.mma_async, and wherever registers of one (accumulators,
-fragments of A) have been written by other instructions. Compilers move these writes after the fence of a group, which
-the assembler puts right; a group without any fence it does not.
+Source: PTX ISA, "wgmma.fence": a fence precedes the first wgmma.mma_async, and every wgmma.mma_async whose registers
+(accumulators, fragments of A) other instructions have written. Compilers sometimes move such writes past the fence of a
+group, which the assembler repairs. It does not repair a group without any fence.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from cudatma.emulator.ptx.flow import Flow, Segment, bit_set, destinations, registers_of
 from cudatma.emulator.ptx.model import Instruction, Reg, Vec
 
-#: Opcodes that compilers let carry undefined values along: copies, packings, accumulators that are multiplied by 0.
+#: Opcodes that compilers let carry undefined values: copies, packings, and accumulators that are multiplied by 0.
 _CARRIERS = {"mov", "wgmma", "mma", "selp", "prmt", "cvt", "bfi", "shfl"}
 
 
 def unwritten_reads(flow: Flow) -> dict[int, list[tuple[int, int]]]:
-    """Segment -> (index in the body, register) of unguarded reads that no definition on any path reaches."""
+    """Return segment -> (index in the body, register) of unguarded reads that no write on any path reaches."""
     body = flow.function.body
     written = []
     for segment in flow.segments:
@@ -30,24 +30,24 @@ def unwritten_reads(flow: Flow) -> dict[int, list[tuple[int, int]]]:
                 if following >= 0 and after & ~before[following]:
                     before[following] |= after
                     changed = True
-    found: dict[int, list[tuple[int, int]]] = {}
+    early: dict[int, list[tuple[int, int]]] = {}
     for segment in flow.segments:
-        known = before[segment.index]
+        defined = before[segment.index]
         for at in range(segment.start, segment.stop):
             targets, sources = flow.accesses[at]
             if body[at].guard is None and body[at].parts[0] not in _CARRIERS:
                 for register in sources:
-                    if not known >> register & 1:
-                        found.setdefault(segment.index, []).append((at, register))
-            known |= bit_set(targets)
-    return found
+                    if not defined >> register & 1:
+                        early.setdefault(segment.index, []).append((at, register))
+            defined |= bit_set(targets)
+    return early
 
 
 def unfenced_wgmmas(flow: Flow) -> dict[int, int]:
-    """Index in the body of a wgmma -> bit set of its registers that some path writes, with no fence after it and none
-    since the last wgmma.commit_group.
+    """Return, by the index of each wgmma, the bit set of its registers that some path writes without a fence.
 
-    Copies of registers are what compilers rename accumulators with: a copy is as fenced as its source, a constant is.
+    The path has no fence after the write and none since the last wgmma.commit_group. Compilers rename accumulators by
+    copying, so a copy is fenced if its source is, and a constant always is.
     """
     body = flow.function.body
     if not any(instruction.parts[:2] == ("wgmma", "mma_async") for instruction in body):
@@ -55,11 +55,11 @@ def unfenced_wgmmas(flow: Flow) -> dict[int, int]:
     before: list[_State | None] = [None] * len(flow.segments)
     before[0] = (0, True)
     todo = [0]
-    found: dict[int, int] = {}
+    unfenced: dict[int, int] = {}
     while todo:
         segment = flow.segments[todo.pop()]
         state = before[segment.index]
-        dirty, bare = _through(body, segment, state or (0, True), found)
+        dirty, bare = _through(body, segment, state or (0, True), unfenced)
         for following in segment.next:
             if following < 0:
                 continue
@@ -68,15 +68,15 @@ def unfenced_wgmmas(flow: Flow) -> dict[int, int]:
             if joined != known:
                 before[following] = joined
                 todo.append(following)
-    return found
+    return unfenced
 
 
-#: (registers that may have been written since the last fence, whether there may be none since the last commit_group).
+#: (registers possibly written since the last fence, whether a path has no fence since the last commit_group).
 _State = tuple[int, bool]
 
 
-def _through(body: list[Instruction], segment: Segment, state: _State, found: dict[int, int]) -> _State:
-    """The state after a segment; found takes the wgmmas that use what was written."""
+def _through(body: list[Instruction], segment: Segment, state: _State, unfenced: dict[int, int]) -> _State:
+    """Return the state after a segment, and record in ``unfenced`` the wgmmas that use unfenced registers."""
     dirty, bare = state
     for at in range(segment.start, segment.stop):
         instruction = body[at]
@@ -91,13 +91,13 @@ def _through(body: list[Instruction], segment: Segment, state: _State, found: di
             fragment = instruction.operands[1]
             used = accumulators | (bit_set(registers_of(fragment)) if isinstance(fragment, Vec) else 0)
             if bare and dirty & used:
-                found[at] = found.get(at, 0) | (dirty & used)
+                unfenced[at] = unfenced.get(at, 0) | (dirty & used)
             dirty &= ~accumulators
     return dirty, bare
 
 
 def _written(instruction: Instruction, dirty: int) -> int:
-    """The dirty registers after an instruction that is no wgmma."""
+    """Return the dirty registers after an instruction other than wgmma."""
     written, read = destinations(instruction)
     targets = bit_set(written)
     is_copy = instruction.parts[0] == "mov" and all(isinstance(operand, Reg) for operand in instruction.operands[:1])

@@ -1,8 +1,7 @@
-"""Control flow of a function: segments, where diverged lanes meet again, and which registers live across segments.
+"""Control flow of a function: segments, reconvergence points, and the registers that live across segments.
 
-A segment is a straight run of instructions that the machine executes without looking at other warps; instructions
-that may block or that communicate with other warps are segments of their own. Reconvergence is at immediate
-post-dominators.
+A segment is a run of instructions that a warp executes without looking at other warps. An instruction that may block or
+that communicates with other warps is a segment of its own. Lanes reconverge at immediate post-dominators.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from cudatma.emulator.errors import PtxError
 from cudatma.emulator.ptx.model import MEMBERS, Function, Imm, Instruction, Mem, Not, Operand, Pair, Part, Reg, Sym, Vec
 
-#: Segments longer than this are cut, so that one step of a warp stays short.
+#: Longer segments are cut, so that one step of a warp stays short.
 MAX_SEGMENT = 256
 _ALONE = {
     "bar",
@@ -39,9 +38,9 @@ _ALONE = {
     "clusterlaunchcontrol",
 }
 _ENDS = {"bra", "brx", "ret", "exit", "trap"}
-#: Opcodes with a member mask, and the one that is .aligned without saying so.
+#: Opcodes with a member mask, and bar, which is .aligned without the modifier.
 _COLLECTIVE = {*MEMBERS, "bar"}
-#: Opcodes that write nothing to their first operand.
+#: Opcodes whose first operand is not a destination.
 _NO_DESTINATION = {
     "st",
     "red",
@@ -74,7 +73,7 @@ _NO_DESTINATION = {
 
 
 def registers_of(operand: Operand) -> Iterable[int]:
-    """Indices of all registers that an operand names."""
+    """Yield the indices of all registers that an operand names."""
     if isinstance(operand, Reg):
         yield operand.index
     elif isinstance(operand, Mem):
@@ -92,7 +91,6 @@ def registers_of(operand: Operand) -> Iterable[int]:
 
 
 def bit_set(registers: Iterable[int]) -> int:
-    """Registers as a bit set."""
     result = 0
     for register in registers:
         result |= 1 << register
@@ -100,7 +98,7 @@ def bit_set(registers: Iterable[int]) -> int:
 
 
 def destinations(instruction: Instruction) -> tuple[list[int], list[int]]:
-    """(written, read) registers of an instruction; its guard is read."""
+    """Return the (written, read) registers of an instruction; its guard is read."""
     parts, operands = instruction.parts, instruction.operands
     written: list[int] = []
     read: list[int] = [instruction.guard[0]] if instruction.guard else []
@@ -125,8 +123,11 @@ def destinations(instruction: Instruction) -> tuple[list[int], list[int]]:
 
 @dataclass(slots=True)
 class Segment:
-    """Instructions start..stop of the body. next: successors; -1 is the function's end. reconverge: where lanes that
-    part at its end meet again (-1: at the end). touched: bit set of its registers."""
+    """The instructions ``start..stop`` of a function's body.
+
+    ``next`` lists the successors, and -1 is the end of the function. ``reconverge`` is where lanes that diverge at the
+    end of the segment meet again. ``live_in``, ``live_out`` and ``touched`` are bit sets of registers.
+    """
 
     index: int
     start: int
@@ -139,7 +140,7 @@ class Segment:
 
 
 class Flow:
-    """Segments of one function. ``crossing``: bit set of the registers that live across segments."""
+    """The segments of one function. ``crossing`` is the bit set of the registers that live across segments."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -160,15 +161,16 @@ class Flow:
         for index, instruction in enumerate(body):
             root = instruction.parts[0]
             joined = joined and index not in starts
-            # Diverged lanes wait for each other where a segment begins: at each instruction with a member mask, because
-            # each may meet another instruction, and at the first of several instructions of the whole warp.
+            # Diverged lanes wait for each other at the start of a segment. Each instruction with a member mask starts
+            # one, because its lanes may meet lanes at another instruction. So does the first of consecutive whole-warp
+            # instructions.
             is_collective = root in _COLLECTIVE or "aligned" in instruction.parts
             members = instruction.members if is_collective else None
             if members is not None:
                 starts.add(index)
                 joined = instruction.names_all
                 if not isinstance(members, Imm):
-                    starts.add(index + 1)  # lanes with different masks part, and meet again after it
+                    starts.add(index + 1)  # lanes with different masks diverge here and meet after it
             elif is_collective and instruction.guard is None and instruction.is_whole_warp and not joined:
                 starts.add(index)
                 joined = True
@@ -187,7 +189,7 @@ class Flow:
         self.at_start = {segment.start: segment.index for segment in self.segments}
 
     def target(self, name: str, instruction: Instruction) -> int:
-        """Index of the segment that a label begins."""
+        """Return the index of the segment that a label starts."""
         if name not in self.function.labels:
             raise PtxError(f"unknown label `{name}`", instruction.line, text=instruction.text)
         return self.at_start[self.function.labels[name]]
@@ -216,7 +218,7 @@ class Flow:
                 segment.next.append(following)
 
     def branch_targets(self, instruction: Instruction) -> tuple[str, ...]:
-        """Labels that a ``brx.idx`` may go to."""
+        """Return the labels that a ``brx.idx`` can jump to."""
         table = instruction.operands[1] if len(instruction.operands) > 1 else None
         if not isinstance(table, Sym) or table.name not in self.function.branch_targets:
             raise PtxError("brx.idx without .branchtargets", instruction.line, text=instruction.text)
@@ -225,13 +227,13 @@ class Flow:
         return tuple(f"{n}@{scope}" if f"{n}@{scope}" in self.function.labels else n for n in names)
 
     def _continuing(self, segment: Segment) -> list[int]:
-        """Where lanes of a segment go that are to meet again: those that ``@p exit`` takes away are gone."""
+        """Return the successors of a segment, without the function's end if ``@p exit`` or ``@p trap`` leads there."""
         last = self.function.body[segment.stop - 1] if segment.stop > segment.start else None
-        gone = last is not None and last.guard and last.parts[0] in ("exit", "trap")
-        return [s for s in segment.next if s >= 0] if gone else segment.next
+        ends_lanes = last is not None and last.guard and last.parts[0] in ("exit", "trap")
+        return [s for s in segment.next if s >= 0] if ends_lanes else segment.next
 
     def _post_dominators(self) -> None:
-        """Immediate post-dominators (Cooper, Harvey, Kennedy) on the reversed graph with one virtual end."""
+        """Compute immediate post-dominators (Cooper, Harvey, Kennedy) on the reversed graph with one virtual end."""
         end = len(self.segments)
         successors = [[end if s < 0 else s for s in self._continuing(seg)] for seg in self.segments] + [[]]
         predecessors: list[list[int]] = [[] for _ in range(end + 1)]
@@ -257,17 +259,17 @@ class Flow:
                 if node == end:
                     continue
                 done = [s for s in successors[node] if s in parent]
-                found = done[0]
+                dominator = done[0]
                 for other in done[1:]:
-                    found = meet(found, other)
-                if parent.get(node) != found:
-                    parent[node], changed = found, True
+                    dominator = meet(dominator, other)
+                if parent.get(node) != dominator:
+                    parent[node], changed = dominator, True
         for segment in self.segments:
             meeting = parent.get(segment.index, end)
             segment.reconverge = -1 if meeting == end or self._only_leaves(meeting) else meeting
 
     def _only_leaves(self, index: int) -> bool:
-        """Whether a segment of a kernel does nothing but end it: lanes that return early wait there for nobody."""
+        """Return whether a segment only ends the kernel; lanes that return early do not wait there for others."""
         segment = self.segments[index]
         body = self.function.body[segment.start : segment.stop]
         return self.function.is_entry and bool(body) and body[0].parts[0] in ("ret", "exit") and body[0].guard is None
@@ -309,7 +311,7 @@ class Flow:
 
 
 def _post_order(root: int, edges: list[list[int]]) -> list[int]:
-    """Post-order of a depth-first walk, without recursion."""
+    """Return the nodes in post-order of an iterative depth-first traversal."""
     seen, order = {root}, []
     stack = [(root, iter(edges[root]))]
     while stack:

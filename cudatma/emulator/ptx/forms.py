@@ -1,8 +1,8 @@
-"""The instructions of PTX as a table of forms: what the emulator is held to, and which modifiers there are.
+"""Lists the PTX instructions that the emulator supports as a table of forms, with their modifiers.
 
-A line of a table is a form. ``{a,b}`` (without spaces) means each of a and b, ``{,.ftz}`` for an optional part,
-``{r1..4}`` for the vector of r1, r2, r3, r4. Operands name registers by their first letter: p predicate, b 8 bits,
-h 16, r 32, d 64, q 128. The tables are in forms_scalar, forms_memory and forms_warp, by chapters of the PTX ISA 9.1.
+Each line of a table is a form. ``{a,b}`` (without spaces) means each of a and b, ``{,.ftz}`` is an optional part, and
+``{r1..4}`` is the vector of r1, r2, r3, r4. The first letter of a register gives its type: p predicate, b 8 bits, h 16,
+r 32, d 64, q 128. The tables are in forms_scalar, forms_memory and forms_warp, by chapters of the PTX ISA 9.1.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from functools import lru_cache
 from cudatma.emulator.ptx import forms_memory, forms_scalar, forms_warp
 from cudatma.emulator.ptx.model import Instruction
 
-#: Chapter -> forms, a line each.
+#: Chapter -> its forms, one per line.
 FORMS: dict[str, str] = {**forms_scalar.FORMS, **forms_memory.FORMS, **forms_warp.FORMS}
 
 _TEXTURE = "textures and surfaces need their unit's filtering and the driver's objects"
-#: Opcode root -> why it is refused.
+#: Opcode root -> why the emulator refuses it.
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("tex", "tld4", "txq", "istypep", "suld", "sust", "sured", "suq"), _TEXTURE),
     "tcgen05": "tensor memory and the fifth generation of tensor cores (sm_100 and up)",
@@ -29,17 +29,17 @@ REFUSED: dict[str, str] = {
 _VECTOR = re.compile(r"\{([bhrdpq])(\d+)\.\.(\d+)\}")
 _CHOICE = re.compile(r"(\{[^{}\s]*\})")
 _REGISTER = re.compile(r"(?<![\w.:%])([phrdqb]\d+)\b")
-#: Shapes, counts and element types, which emitters check themselves.
+#: Shapes, counts and element types, which the emitters check.
 _PLAIN = re.compile(r"m\d+n\d+(k\d+)?$|\d+$|[1-5]d$|(b|u|s|f|bf|tf)\d+(x\d)?$")
-#: Modifiers of opcodes that are in no table: branches, calls, and warp instructions without .sync.
+#: Modifiers of opcodes without forms: branches, calls, and warp instructions without .sync.
 _MORE = ("uni", "idx", "all", "any", "ballot", "pred")
 
 
 def expand(line: str) -> Iterator[str]:
-    """Every form that a line describes."""
+    """Yield every form that a line describes."""
 
-    def whole(found: re.Match[str]) -> str:
-        letter, first, last = found[1], int(found[2]), int(found[3])
+    def whole(match: re.Match[str]) -> str:
+        letter, first, last = match[1], int(match[2]), int(match[3])
         return "{" + ", ".join(f"{letter}{k}" for k in range(first, last + 1)) + "}"
 
     pieces = _CHOICE.split(_VECTOR.sub(whole, line))
@@ -50,13 +50,12 @@ def expand(line: str) -> Iterator[str]:
 
 
 def forms(chapter: str) -> Iterator[str]:
-    """Every form of a chapter."""
     for line in FORMS[chapter].strip().splitlines():
         yield from expand(line)
 
 
 def module_of(form: str) -> str:
-    """A PTX module with one kernel that holds a form."""
+    """Return a PTX module with one kernel that contains a form."""
     statement = _REGISTER.sub(r"%\1", form)
     registers = {"pred": "p", "b8": "b", "b16": "h", "b32": "r", "b64": "d", "b128": "q"}
     declared = " ".join(f".reg .{kind} %{letter}<10>;" for kind, letter in registers.items())
@@ -67,7 +66,7 @@ def module_of(form: str) -> str:
 
 @lru_cache(maxsize=1)
 def _modifiers() -> frozenset[str]:
-    """Every part of an opcode after its root that some form has."""
+    """Return every modifier that occurs in some form."""
     known = set(_MORE)
     for chapter in FORMS.values():
         for line in chapter.strip().splitlines():
@@ -77,7 +76,7 @@ def _modifiers() -> frozenset[str]:
 
 
 def unknown_modifier(instruction: Instruction) -> str:
-    """A part of an opcode that no form of any instruction has, "" where there is none or the instruction is refused."""
+    """Return the first modifier that occurs in no form, or "" for known modifiers and refused instructions."""
     if instruction.parts[0] in REFUSED:
         return ""
     known = _modifiers()

@@ -1,5 +1,7 @@
-"""Forms of instructions that move data: registers, memory, atomics, asynchronous copies. How they are written stands \
-in forms.py. Source: PTX ISA 9.1."""
+"""Forms of instructions that move data (registers, memory, atomics, asynchronous copies), in the notation of forms.py.
+
+Source: PTX ISA 9.1.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Forms of arithmetic, comparison, logic, conversion and video instructions. How they are written stands in \
-forms.py. Source: PTX ISA 9.1."""
+"""Forms of arithmetic, comparison, logic, conversion and video instructions, in the notation of forms.py.
+
+Source: PTX ISA 9.1.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Forms of instructions of a whole warp: synchronisation, mbarrier, matrices.
+"""Forms of warp-wide instructions (synchronization, mbarrier, matrices), in the notation of forms.py.
 
-How they are written stands in forms.py. Source: PTX ISA 9.1."""
+Source: PTX ISA 9.1.
+"""
 
 from __future__ import annotations
 

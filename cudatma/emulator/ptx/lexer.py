@@ -1,4 +1,7 @@
-"""PTX text to tokens, and a cursor over them. Source: PTX ISA, "Syntax": identifiers, constants, statements."""
+"""Splits PTX text into tokens and provides a cursor over them.
+
+Source: PTX ISA, "Syntax": identifiers, constants, statements.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from typing import NamedTuple
 from cudatma.emulator.errors import PtxError
 from cudatma.emulator.ptx.model import Imm
 
-#: Most characters of PTX that are read; larger text is refused instead of filling the memory.
+#: Maximum length of the PTX text, a bound on memory for hostile input.
 MAX_CHARS = 64 << 20
-#: Most tokens, some 25 MB of what compilers write.
+#: Maximum number of tokens, about 25 MB of compiler output.
 MAX_TOKENS = 1 << 22
 
-#: Newlines, comments, strings, numbers, words, directives; else any single character. Blanks match nothing.
+#: Newlines, comments, strings, numbers, words, directives, or any other single character; blanks do not match.
 _TOKEN = re.compile(
     r"""\n|//[^\n]*|/\*.*?\*/
     |"(?:[^"\\\n]|\\.)*"
@@ -26,7 +29,7 @@ _TOKEN = re.compile(
     |[^ \t\r\f\v]""",
     re.VERBOSE | re.DOTALL,
 )
-#: The first character says of which kind a token is.
+#: The first character of a token decides its kind.
 _KINDS: dict[str, str] = {
     **dict.fromkeys(string.ascii_letters + "_$%", "word"),
     **dict.fromkeys(string.digits, "number"),
@@ -37,7 +40,7 @@ _KINDS: dict[str, str] = {
 
 
 class Token(NamedTuple):
-    """kind: "string", "number", "word", "directive", "punct" or "end"; line: from 1."""
+    """A token: its kind ("string", "number", "word", "directive", "punct" or "end"), text and line, counted from 1."""
 
     kind: str
     text: str
@@ -48,24 +51,27 @@ _make = Token._make
 
 
 def tokenize(text: str) -> list[Token]:
-    """All tokens of a module, with an "end" token last. Raises PtxError at a character that no token begins with."""
+    """Return all tokens of a module, followed by an "end" token.
+
+    Raises PtxError for text that is too large or for a character that starts no token.
+    """
     if len(text) > MAX_CHARS:
-        raise PtxError(f"{len(text)} characters; at most {MAX_CHARS} are read")
+        raise PtxError(f"the text has {len(text)} characters; at most {MAX_CHARS} are allowed")
     text = text.rstrip("\0")
     tokens: list[Token] = []
     line = 1
-    for found in _TOKEN.findall(text):
-        kind = _KINDS.get(found[0])
+    for piece in _TOKEN.findall(text):
+        kind = _KINDS.get(piece[0])
         if kind is None:
-            if found != "\n":
-                raise PtxError(f"unexpected character {found!r}", line)
+            if piece != "\n":
+                raise PtxError(f"unexpected character {piece!r}", line)
             line += 1
-        elif kind == "punct" and len(found) > 1:  # a comment
-            line += found.count("\n")
-        elif found in (".", '"'):
-            raise PtxError(f"unexpected character {found!r}", line)
+        elif kind == "punct" and len(piece) > 1:  # a comment
+            line += piece.count("\n")
+        elif piece in (".", '"'):
+            raise PtxError(f"unexpected character {piece!r}", line)
         else:
-            tokens.append(_make((kind, found, line)))
+            tokens.append(_make((kind, piece, line)))
             if len(tokens) > MAX_TOKENS:
                 raise PtxError(f"more than {MAX_TOKENS} tokens", line)
     tokens.append(Token("end", "", line))
@@ -73,7 +79,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 def number(token: Token, negative: bool = False) -> Imm:
-    """The immediate that a number token spells; a minus sign in front is applied to it."""
+    """Return the immediate that a number token denotes, negated if ``negative``."""
     text = token.text
     if text[:2] in ("0f", "0F"):
         bits = int(text[2:], 16)
@@ -93,7 +99,7 @@ def number(token: Token, negative: bool = False) -> Imm:
         value_int = int(digits, 8)
     else:
         if len(digits) > 40:
-            raise PtxError(f"a constant of {len(digits)} digits", token.line)
+            raise PtxError(f"the constant has {len(digits)} digits; at most 40 are allowed", token.line)
         value_int = int(digits)
     return Imm(-value_int if negative else value_int)
 
@@ -139,7 +145,7 @@ class Cursor:
         return token
 
     def accept(self, text: str) -> bool:
-        """Step over the token if it is this one."""
+        """Advance past the current token and return True if its text is ``text``."""
         if self.token.text == text and self.token.kind != "string":
             self.at += 1
             return True
@@ -156,7 +162,7 @@ class Cursor:
         return self.next()
 
     def integer(self) -> int:
-        """A constant integer, perhaps with a minus sign."""
+        """Read a constant integer with an optional minus sign."""
         negative = self.accept("-")
         token = self.expect_kind("number")
         text = token.text.rstrip("U")
@@ -169,12 +175,12 @@ class Cursor:
         return -value if negative else value
 
     def skip_statement(self) -> None:
-        """Step over everything up to and with the next semicolon."""
+        """Advance past the next semicolon."""
         while not self.accept(";"):
             self.next()
 
     def skip_braces(self) -> None:
-        """Step over a balanced ``{ ... }``."""
+        """Advance past a balanced ``{ ... }``."""
         self.expect("{")
         depth = 1
         while depth:
@@ -182,5 +188,4 @@ class Cursor:
             depth += (text == "{") - (text == "}")
 
     def error(self, message: str) -> PtxError:
-        """An error at the current token, to be raised."""
         return PtxError(message, self.token.line)

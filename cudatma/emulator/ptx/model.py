@@ -1,4 +1,4 @@
-"""A parsed PTX module: plain data, no behaviour.
+"""The data structures of a parsed PTX module.
 
 Source: PTX ISA, chapters "Syntax", "State Spaces, Types, and Variables", "Directives".
 """
@@ -10,14 +10,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Reg:
-    """A register operand: its index in Function.registers."""
+    """A register operand: an index into Function.registers."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Imm:
-    """An immediate. bits: the value as written (a Python int); kind: "int", "f32" or "f64" (bits hold the float's)."""
+    """An immediate operand.
+
+    ``kind`` is "int", "f32" or "f64". ``bits`` is the Python int as written, or the bits of a float.
+    """
 
     bits: int
     kind: str = "int"
@@ -33,7 +36,7 @@ class Sym:
 
 @dataclass(frozen=True, slots=True)
 class Mem:
-    """``[base+offset]`` or ``[base, {coordinates}]`` with further comma-separated parts in ``extra``."""
+    """A memory operand: ``[base+offset]`` or ``[base, {coordinates}]``, with further parts in ``extra``."""
 
     base: Reg | Imm | Sym
     offset: int = 0
@@ -42,14 +45,14 @@ class Mem:
 
 @dataclass(frozen=True, slots=True)
 class Vec:
-    """``{a, b, ...}``."""
+    """A vector operand, ``{a, b, ...}``."""
 
     items: tuple[Operand, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """``a|b``: two destinations."""
+    """A pair of destinations, ``a|b``."""
 
     first: Operand
     second: Operand
@@ -57,19 +60,19 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """``!p`` as a source operand."""
+    """A negated predicate source, ``!p``."""
 
     reg: Operand
 
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """``_``: a destination that is thrown away."""
+    """The sink ``_``: a destination whose value is discarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``%r1.b0``: bytes (b) or half-words (h) of a register, as video instructions select them."""
+    """Bytes (``%r1.b0``) or half-words (``%r1.h1``) of a register, as video instructions select them."""
 
     reg: Reg
     selector: str
@@ -78,16 +81,17 @@ class Part:
 Operand = Reg | Imm | Sym | Mem | Vec | Pair | Not | Sink | Part
 
 
-#: Instructions whose last operand is a member mask, where they say .sync.
+#: Instructions whose last operand is a member mask if they carry .sync.
 MEMBERS = {"shfl", "vote", "match", "redux", "elect"}
 
 
 @dataclass(slots=True)
 class Instruction:
-    """One statement. parts: the opcode split at its dots; guard: predicate register and whether it is negated.
+    """One PTX instruction.
 
-    file, source_line: the .loc in force, 0 where there is none. inlined_at: (file, line) of the calls through which it
-    was inlined, innermost first.
+    ``parts`` is the opcode split at its dots, and ``guard`` is the predicate register and whether it is negated.
+    ``file`` and ``source_line`` come from the .loc in force; source_line is 0 without one. ``inlined_at`` lists (file,
+    line) of the calls through which the code was inlined, innermost first.
     """
 
     parts: tuple[str, ...]
@@ -105,7 +109,7 @@ class Instruction:
 
     @property
     def members(self) -> Operand | None:
-        """The member mask: the operand that names the lanes which execute the instruction together."""
+        """Return the member mask, which names the lanes that execute the instruction together, or None."""
         parts = self.parts
         if parts[:2] == ("bar", "warp") or (parts[0] in MEMBERS and "sync" in parts):
             return self.operands[-1] if self.operands else None
@@ -113,13 +117,13 @@ class Instruction:
 
     @property
     def names_all(self) -> bool:
-        """Whether the member mask is the constant of all lanes."""
+        """Return whether the member mask is a constant that names all lanes."""
         mask = self.members
         return isinstance(mask, Imm) and mask.bits & 0xFFFFFFFF == 0xFFFFFFFF
 
     @property
     def is_whole_warp(self) -> bool:
-        """Whether all lanes of a warp have to execute this very instruction."""
+        """Return whether all lanes of a warp must execute this instruction together."""
         if self.parts[0] == "bar":
             return self.parts[:2] != ("bar", "warp")
         return "aligned" in self.parts
@@ -127,8 +131,11 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable of a state space. size_bytes 0: an extern array. init: bytes, with symbols to patch in. kind: its
-    PTX type."""
+    """A variable of a state space.
+
+    ``kind`` is its PTX type. ``size_bytes`` is 0 for an extern array. ``init`` holds the initial bytes, into which
+    ``relocations`` patches the addresses of symbols: (byte position, symbol, offset).
+    """
 
     name: str
     space: str
@@ -142,11 +149,11 @@ class Variable:
 
 @dataclass(slots=True)
 class Function:
-    """An entry or a .func.
+    """An entry (kernel) or a .func.
 
-    registers: PTX type of each register ("b32", "pred", ...); register_names likewise. body: instructions; labels:
-    name -> index in the body. params, returns: in order, with sizes. variables: .shared and .local ones of the body.
-    used_bytes: of a load, by its index, the bytes that the program uses, as bits.
+    ``registers`` and ``register_names`` hold the PTX type and the name of each register. ``labels`` maps a name to an
+    index in ``body``. ``params`` and ``returns`` are in order. ``variables`` are the .shared and .local variables of
+    the body. ``used_bytes`` maps the index of a load to a bit mask of the bytes that the program uses.
     """
 
     name: str
@@ -167,7 +174,7 @@ class Function:
 
 @dataclass(slots=True)
 class Module:
-    """A PTX module. files: number of .file -> path."""
+    """A PTX module. ``files`` maps the number of each .file directive to its path."""
 
     version: tuple[int, int] = (0, 0)
     target: str = ""
@@ -176,7 +183,7 @@ class Module:
     files: dict[int, str] = field(default_factory=dict)
 
     def source_of(self, instruction: Instruction) -> str:
-        """ "name.cu:12" of the .loc in force, followed by ", inlined at name.cu:30"; "" where there is none."""
+        """Return "name.cu:12, inlined at name.cu:30" for an instruction, or "" if no .loc is in force."""
         if not instruction.source_line:
             return ""
         places = ((instruction.file, instruction.source_line), *instruction.inlined_at)

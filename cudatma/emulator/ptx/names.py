@@ -1,4 +1,4 @@
-"""Kernels and variables by the names that people type: mangled, plain, qualified, or the only one that contains it.
+"""Resolves the names of kernels and variables: mangled, plain, qualified, or an unambiguous part.
 
 Source: Itanium C++ ABI, "External Names (a.k.a. Mangling)".
 """
@@ -16,54 +16,57 @@ from cudatma.emulator.ptx.types import Array
 from cudatma.errors import ArgumentError, ArgumentTypeError
 
 _LENGTH = re.compile(r"\d+")
-#: Names that an error lists.
+#: Maximum number of names that an error lists.
 _LISTED = 8
 
 
 def plain_name(symbol: str) -> str:
-    """``space::kernel`` of ``_ZN5space6kernelILi4EEvPf``, without template arguments; the symbol where it is plain."""
+    """Return ``space::kernel`` for ``_ZN5space6kernelILi4EEvPf``, without template arguments.
+
+    A symbol that is not mangled is returned unchanged.
+    """
     if not symbol.startswith("_Z"):
         return symbol
     at = 2
     while symbol[at : at + 1] in ("N", "L", "K"):
         at += 1
     parts = []
-    while found := _LENGTH.match(symbol, at):
-        at = found.end() + int(found[0][:6])
-        parts.append(symbol[found.end() : at])
+    while length := _LENGTH.match(symbol, at):
+        at = length.end() + int(length[0][:6])
+        parts.append(symbol[length.end() : at])
     return "::".join(parts) or symbol
 
 
-def find_name(name: str, known: Sequence[str], field: str, what: str) -> str:
-    """Return the name in ``known`` that ``name`` means: the whole name, its plain name, a beginning, or a part.
+def find_name(name: str, symbols: Sequence[str], field: str, what: str) -> str:
+    """Return the name in ``symbols`` that ``name`` refers to: a whole name, a plain name, a prefix, or a part.
 
-    "" means the only name. Raises ArgumentError, which names ``field`` and lists candidates, if no name fits or several
-    do. ``what`` says in the plural what the names are.
+    "" refers to the only name. Raises ArgumentError, which names ``field`` and lists candidates, if no name or more
+    than one matches. ``what`` is the plural noun for the names in the message.
     """
     if not isinstance(name, str):
         raise ArgumentTypeError(field, type(name).__name__, "a str")
-    if not known:
+    if not symbols:
         raise ArgumentError(field, name or "none", f"none: the PTX has no {what}")
-    if name in known:
+    if name in symbols:
         return name
-    if not name and len(known) == 1:
-        return known[0]
-    wanted = name.partition("(")[0].partition("<")[0]
-    plain = {symbol: plain_name(symbol) for symbol in known}
+    if not name and len(symbols) == 1:
+        return symbols[0]
+    stem = name.partition("(")[0].partition("<")[0]
+    plain = {symbol: plain_name(symbol) for symbol in symbols}
     for fits in (
-        lambda symbol: plain[symbol] == wanted or plain[symbol].endswith("::" + wanted),
-        lambda symbol: plain[symbol].rpartition("::")[2].startswith(wanted) or symbol.startswith(wanted),
-        lambda symbol: name in symbol or wanted in plain[symbol],
+        lambda symbol: plain[symbol] == stem or plain[symbol].endswith("::" + stem),
+        lambda symbol: plain[symbol].rpartition("::")[2].startswith(stem) or symbol.startswith(stem),
+        lambda symbol: name in symbol or stem in plain[symbol],
     ):
-        found = [symbol for symbol in known if wanted and fits(symbol)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise ArgumentError(field, name, _some(found), f"{len(found)} names fit; give more of one")
+        matches = [symbol for symbol in symbols if stem and fits(symbol)]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise ArgumentError(field, name, _some(matches), f"{len(matches)} names match; give more of the name")
     if not name:
-        raise ArgumentError(field, "none", _some(known), f"the PTX has {len(known)} {what}; name one")
-    near = difflib.get_close_matches(wanted, known, _LISTED, 0.3)
-    raise ArgumentError(field, name, _some([*near, *(symbol for symbol in known if symbol not in near)]))
+        raise ArgumentError(field, "none", _some(symbols), f"the PTX has {len(symbols)} {what}; name one")
+    near = difflib.get_close_matches(stem, symbols, _LISTED, 0.3)
+    raise ArgumentError(field, name, _some([*near, *(symbol for symbol in symbols if symbol not in near)]))
 
 
 def _some(names: Sequence[str]) -> str:
@@ -72,10 +75,11 @@ def _some(names: Sequence[str]) -> str:
 
 
 class Variables(Mapping[str, Array]):
-    """Global and constant variables of a module by name: their bytes, (n,) uint8, writable; see find_name().
+    """A mapping from the names of a module's global and constant variables to their bytes, writable (n,) uint8 arrays.
 
-    ``variables["table"].view(np.float32)[3]`` reads, ``variables["table"] = array`` copies the array's bytes, as many
-    as the variable has. Values last until they are changed or the module is loaded again.
+    Names are resolved by find_name(). ``variables["table"].view(np.float32)[3]`` reads an element; ``variables["table"]
+    = array`` copies the bytes of an array of the same size. Values persist until they are changed or the module is
+    loaded again.
     """
 
     def __init__(self, arrays: dict[str, Array]) -> None:
@@ -85,12 +89,12 @@ class Variables(Mapping[str, Array]):
         return self._arrays[find_name(name, list(self._arrays), "name", "variables")]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        found = self[name]
+        variable = self[name]
         raw = value if isinstance(value, bytes | bytearray | memoryview) else np.ascontiguousarray(value).tobytes()
         data = np.frombuffer(raw, np.uint8)
-        if data.size != found.size:
-            raise ArgumentError(name, f"{data.size} bytes", f"{found.size} bytes")
-        found[:] = data
+        if data.size != variable.size:
+            raise ArgumentError(name, f"{data.size} bytes", f"{variable.size} bytes")
+        variable[:] = data
 
     def __contains__(self, name: object) -> bool:
         try:

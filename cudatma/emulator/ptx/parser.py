@@ -1,4 +1,7 @@
-"""PTX text to a Module. Source: PTX ISA 9.0, "Syntax", "Directives", "Abstracting the ABI"."""
+"""Parses PTX text into a Module.
+
+Source: PTX ISA 9.0, "Syntax", "Directives", "Abstracting the ABI".
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _TARGET = re.compile(r"sm_\d{2,3}[af]?")
 _LINKAGE = {"visible", "extern", "weak", "common"}
 _SPACES = {"global", "const", "shared"}
 _TRIPLES = {"maxntid", "reqntid", "reqnctapercluster", "minnctapersm", "maxnctapersm", "maxnreg", "maxclusterrank"}
-#: A byte each fills the largest parameter space; a kernel has some hundred at most.
+#: One-byte parameters fill the largest parameter space at this count; real kernels have at most about a hundred.
 _MAX_PARAMS = 4096
 _FLAGS = {"explicitcluster", "blocksareclusters", "noreturn", "unified"}
 
@@ -23,12 +26,12 @@ _FLAGS = {"explicitcluster", "blocksareclusters", "noreturn", "unified"}
 def parse(text: str) -> Module:
     """Parse a module as NVRTC and nvcc emit it (PTX 7.x to 9.x).
 
-    Raises PtxError, which names the line, for anything malformed; unknown instructions are found later, when a kernel
-    that holds them is prepared.
+    Raises PtxError, which names the line, if the text is malformed. Unknown instructions are reported later, when a
+    kernel that contains them is prepared.
     """
     if not isinstance(text, str):
-        raise PtxError(f"PTX text is a str, got {type(text).__name__}")
-    # Parsing makes many objects and no cycles: the collector would take a quarter of the time.
+        raise PtxError(f"PTX text must be a str, got {type(text).__name__}")
+    # Parsing creates many objects and no cycles; garbage collection would take a quarter of the time.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -51,7 +54,7 @@ class _ModuleParser:
         if self.module.version == (0, 0):
             raise PtxError("no .version directive: this is not PTX")
         if not self.module.target:
-            raise PtxError("no .target directive: which architecture the code is for is not said")
+            raise PtxError("no .target directive: the architecture of the code is unknown")
         return self.module
 
     def _statement(self) -> None:
@@ -68,17 +71,17 @@ class _ModuleParser:
             number = cursor.expect_kind("number")
             major, _, minor = number.text.partition(".")
             if not major.isdecimal() or not (minor or "0").isdecimal() or len(number.text) > 8:
-                raise PtxError(f"`.version {number.text[:20]}`: a version such as 8.6 belongs here", number.line)
+                raise PtxError(f"`.version {number.text[:20]}` is not a version such as 8.6", number.line)
             self.module.version = (int(major), int(minor or 0))
         elif name == "target":
             self.module.target = cursor.expect_kind("word").text
             if not _TARGET.fullmatch(self.module.target):
-                raise cursor.error(f"`.target {self.module.target[:40]}`: an architecture such as sm_90a belongs here")
+                raise cursor.error(f"`.target {self.module.target[:40]}` is not an architecture such as sm_90a")
             while cursor.accept(","):
                 cursor.expect_kind("word")
         elif name == "address_size":
             if cursor.integer() != 64:
-                raise cursor.error("only .address_size 64 is served")
+                raise cursor.error("only .address_size 64 is supported")
         elif name == "file":
             self._file()
         elif name == "section":
@@ -148,7 +151,7 @@ class _ModuleParser:
         params: list[Variable] = []
         while not cursor.accept(")"):
             if not cursor.accept(".param"):
-                raise cursor.error("parameters in .reg space are not served")
+                raise cursor.error("parameters in .reg space are not supported")
             for param in read_variable(cursor, "param"):
                 if any(param.name == other.name for other in params[-_MAX_PARAMS:]):
                     raise cursor.error(f"parameter `{param.name}` is declared twice")

@@ -1,5 +1,4 @@
-"""Element types inside the emulator, how PTX spells them, what a register holds before it is written, and the special
-registers of a thread.
+"""Element types of the emulator, their PTX spellings, unwritten register values, and special registers.
 
 Source: PTX ISA, "Special Registers".
 """
@@ -13,7 +12,6 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-#: Lanes of a warp.
 LANES = 32
 
 NUMPY: dict[str, np.dtype[Any]] = {
@@ -31,20 +29,20 @@ NUMPY: dict[str, np.dtype[Any]] = {
     "f64": np.dtype(np.float64),
 }
 
-#: What registers hold before they are written, by type. They share these vectors, by which they are known.
+#: One shared vector for each type marks the registers that nothing has written; is_unwritten() checks its identity.
 _UNWRITTEN: dict[str, Array] = {}
 _UNWRITTEN_IDS: set[int] = set()
 
 
 def unwritten(code: str) -> Array:
-    """The value of a register of a type that nothing has written: zeros."""
-    found = _UNWRITTEN.get(code)
-    if found is None:
-        found = np.zeros((2, LANES), np.uint64) if code == "b128" else np.zeros(LANES, NUMPY[code])
-        found.flags.writeable = False
-        _UNWRITTEN[code] = found
-        _UNWRITTEN_IDS.add(id(found))
-    return found
+    """Return the zeros that a register of a type holds before an instruction writes it."""
+    zeros = _UNWRITTEN.get(code)
+    if zeros is None:
+        zeros = np.zeros((2, LANES), np.uint64) if code == "b128" else np.zeros(LANES, NUMPY[code])
+        zeros.flags.writeable = False
+        _UNWRITTEN[code] = zeros
+        _UNWRITTEN_IDS.add(id(zeros))
+    return zeros
 
 
 def lane_bits(mask: Array) -> int:
@@ -53,25 +51,25 @@ def lane_bits(mask: Array) -> int:
 
 
 def lane_mask(bits: int) -> Array:
-    """Return an integer's lanes as (32,) bool."""
+    """Return the lanes in an integer's bits as (32,) bool."""
     lanes: Array = np.unpackbits(np.array([bits], "<u4").view(np.uint8), bitorder="little").view(bool)
     return lanes
 
 
 def active_lanes(mask: Array | None) -> list[int]:
-    """Return the numbers of the lanes of a mask; None: all."""
+    """Return the lane numbers in a mask; None means all lanes."""
     return list(range(LANES)) if mask is None else np.flatnonzero(mask).tolist()
 
 
 def is_unwritten(vector: Array) -> bool:
-    """Return whether a register's vector, or its view in another type, is what no instruction has written."""
+    """Return whether no instruction has written a register's vector, or the base of its view in another type."""
     if vector.flags.writeable:
         return False
     root = vector if vector.base is None else vector.base
     return id(root) in _UNWRITTEN_IDS
 
 
-#: PTX type -> the emulator's. bf16 and the 8-bit floats travel as their bits.
+#: PTX type -> emulator type. bf16 and the 8-bit floats are kept as raw bits.
 CODES: dict[str, str] = {
     "pred": "pred",
     **{f"{kind}{bits}": f"u{bits}" for kind in "bu" for bits in (8, 16, 32, 64)},
@@ -97,11 +95,11 @@ BYTES: dict[str, int] = {**{code: dtype.itemsize for code, dtype in NUMPY.items(
 
 
 def unsigned(code: str) -> str:
-    """The unsigned code of the same width."""
+    """Return the unsigned type of the same width."""
     return code if code in ("pred", "b128") else f"u{8 * BYTES[code]}"
 
 
-#: Scopes of fences and strong accesses. sys is no wider than gpu here: there is one device.
+#: Scopes of fences and strong accesses. sys equals gpu because the emulator has one device.
 SCOPES = {"cta": 0, "cluster": 1, "gpu": 2, "gl": 2, "sys": 2}
 
 
@@ -138,7 +136,7 @@ WIDTHS: dict[str, str] = {
     ),
     "gridid": "u64",
 }
-#: Special registers that always hold the same here: what a driver or a profiler would set.
+#: Special registers that are constant in the emulator; a driver or a profiler would set them.
 CONSTANTS: dict[str, int] = {
     **{f"envreg{k}": 0 for k in range(32) if k not in (1, 2)},
     **{f"pm{k}": 0 for k in range(8)},

@@ -1,8 +1,8 @@
-"""Turns one segment of PTX into the source of one Python function over vectors of 32 lanes.
+"""Translates one segment of PTX into the source of a Python function over vectors of 32 lanes.
 
 Registers are immutable NumPy vectors of 32 elements (bool, unsigned integers or floats); an assignment binds a new
-vector. A segment has two forms: one for all 32 lanes active, and one with a mask, whose assignments keep the other
-lanes' values where the register lives across segments. Immediates become constant vectors.
+vector. A segment has two versions: one with all 32 lanes active, and one with a mask. Assignments in the masked version
+keep the values of inactive lanes if the register lives across segments. Immediates become constant vectors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Helper = TypeVar("Helper", bound=Callable[..., Any])
 #: Opcode root -> the function that writes its Python.
 EMITTERS: dict[str, Emitter] = {}
 
-#: What generated code may name: filled by the modules that define run-time helpers.
+#: Names that generated code can use. Modules add their run-time helpers here.
 RUNTIME: dict[str, Any] = {
     "where": np.where,
     "count": np.count_nonzero,
@@ -45,7 +45,7 @@ RUNTIME: dict[str, Any] = {
 
 
 def emitter(*opcodes: str) -> Callable[[Emitter], Emitter]:
-    """Register a function as the one that writes these opcodes: "st" all of them but those of "st.async"."""
+    """Register an emitter of opcodes; "st" also covers "st.async" unless that has an emitter of its own."""
 
     def register(function: Emitter) -> Emitter:
         for opcode in opcodes:
@@ -62,7 +62,7 @@ def runtime(function: Helper) -> Helper:
 
 
 def storage_classes(flow: Flow) -> list[str]:
-    """The emulator type that each register is kept in: by width, floats where most instructions treat it as one."""
+    """Return the emulator type of each register: floats if most instructions use it as one, else unsigned."""
     function = flow.function
     votes = [0] * len(function.registers)
     for instruction in function.body:
@@ -84,14 +84,17 @@ def storage_classes(flow: Flow) -> list[str]:
     ]
 
 
-#: Opcodes whose observers see the lanes that the guard enables.
+#: Opcodes whose observers need the lanes that the guard enables.
 _WATCHED = {
     *("ld", "st", "atom", "red", "mbarrier", "cp", "fence", "membar", "griddepcontrol", "bar", "barrier", "tensormap"),
 }
 
 
 class SegmentWriter:
-    """Writes the Python of one segment. Emitters call src, dst and line; ``mask`` names the active mask, or "None"."""
+    """A writer of the Python source of one segment.
+
+    Emitters call src(), dst() and line(). ``mask`` is the expression of the active mask, or "None".
+    """
 
     def __init__(self, flow: Flow, segment: Segment, classes: list[str], module: Module, masked: bool) -> None:
         self.flow, self.segment, self.classes, self.module, self.masked = flow, segment, classes, module, masked
@@ -115,14 +118,14 @@ class SegmentWriter:
         self.lines.append("    " * self.indent + text)
 
     def temporary(self, expression: str) -> str:
-        """Bind an expression to a fresh local name."""
+        """Bind an expression to a new local variable and return its name."""
         name = f"t{self.temporaries}"
         self.temporaries += 1
         self.line(f"{name} = {expression}")
         return name
 
     def constant(self, value: Any, key: Any = None) -> str:
-        """A name for an object that generated code refers to."""
+        """Return a name by which generated code refers to an object."""
         key = ("id", id(value)) if key is None else key
         if key not in self._constant_names:
             name = f"c{len(self._constant_names)}"
@@ -130,7 +133,7 @@ class SegmentWriter:
         return self._constant_names[key]
 
     def splat(self, value: int, code: str) -> str:
-        """A constant vector whose lanes all hold the low bits of a value."""
+        """Return the name of a constant vector whose lanes all hold the low bits of a value."""
         bits = value & ((1 << (8 * BYTES[code])) - 1)
         if ("splat", bits, code) not in self._constant_names:
             if code == "pred":
@@ -144,7 +147,7 @@ class SegmentWriter:
         return self._constant_names["splat", bits, code]
 
     def error(self, message: str) -> PtxError:
-        """An error that names the current instruction and its lines, to be raised."""
+        """Return a PtxError that names the current instruction and its source lines."""
         instruction = self.current
         if instruction is None:
             return PtxError(message)
@@ -163,7 +166,7 @@ class SegmentWriter:
         return f"r{index}"
 
     def src(self, operand: Operand, code: str) -> str:
-        """An expression for a source operand as vector of the given type."""
+        """Return an expression for a source operand as a vector of the given type."""
         if isinstance(operand, Reg):
             return self.convert(self._register(operand.index), self.classes[operand.index], code)
         if isinstance(operand, Imm):
@@ -173,13 +176,13 @@ class SegmentWriter:
         if isinstance(operand, Sym):
             return self.symbol(operand, code)
         if isinstance(operand, Sink):
-            raise self.error("`_` as a source")
+            raise self.error("`_` cannot be a source")
         if isinstance(operand, Vec) and len(operand.items) == 1:
             return self.src(operand.items[0], code)
-        raise self.error(f"an operand of this form where a {code} value is expected")
+        raise self.error(f"expected a {code} value, got an operand of another form")
 
     def symbol(self, operand: Sym, code: str) -> str:
-        """A special register's value, or the address of a variable."""
+        """Return an expression for a special register's value or for the address of a variable."""
         name = operand.name
         if name.startswith("%"):
             return self.special(name[1:], code)
@@ -200,13 +203,13 @@ class SegmentWriter:
         return self.convert(f"w.special[{name!r}]", WIDTHS[name], code)
 
     def convert(self, expression: str, have: str, want: str) -> str:
-        """Reinterpret bits; widths that differ are cut or filled with zeros (or the sign of a signed source)."""
+        """Return an expression in another type: reinterpret, truncate, or extend with zeros or the sign."""
         if have == want:
             return expression
         if have == "pred" or want == "pred":
-            raise self.error("a predicate where a value is expected, or the other way round")
+            raise self.error("expected a value and got a predicate, or the reverse")
         if have == "b128" or want == "b128":
-            raise self.error("a 128-bit register where a narrower value is expected, or the other way round")
+            raise self.error("expected a narrower value and got a 128-bit register, or the reverse")
         if not expression.isidentifier():
             expression = f"({expression})"
         if BYTES[have] == BYTES[want]:
@@ -218,17 +221,17 @@ class SegmentWriter:
         return f"{expression}.astype({want})"
 
     def dst(self, operand: Operand, expression: str, code: str) -> None:
-        """Assign a vector of the given type to a destination operand; lanes that are not active keep their value."""
+        """Assign a vector of the given type to a destination operand; inactive lanes keep their values."""
         if isinstance(operand, Sink):
             self.line(expression)
             return
         if isinstance(operand, Vec) and len(operand.items) == 1:
             operand = operand.items[0]
         if not isinstance(operand, Reg):
-            raise self.error("a destination that is no register")
+            raise self.error("the destination is not a register")
         index = operand.index
         if BYTES[code] > BYTES[self.classes[index]]:
-            raise self.error(f"a destination register narrower than {code}")
+            raise self.error(f"the destination register is narrower than {code}")
         value = self.convert(expression, code, self.classes[index])
         crossing = self.flow.crossing >> index & 1
         if (self.guarded or (self.masked and crossing)) and (crossing or index in self.known):
@@ -238,9 +241,9 @@ class SegmentWriter:
         self.line(f"r{index} = {value}")
 
     def address(self, operand: Operand, code: str = "u64") -> str:
-        """The address expression of a memory operand."""
+        """Return the address expression of a memory operand."""
         if not isinstance(operand, Mem):
-            raise self.error("an operand in brackets is expected")
+            raise self.error("expected an operand in brackets")
         base = operand.base
         if isinstance(base, Sym):
             return self.src(Sym(base.name, base.offset + operand.offset), code)
@@ -252,9 +255,9 @@ class SegmentWriter:
     # ---- whole segment
 
     def write(self) -> str:
-        """The source of the segment's function, named ``segment``: (warp, registers, mask) -> next segment.
+        """Return the source of the segment's function ``segment``: (warp, registers, mask) -> next segment.
 
-        Raises PtxError for an instruction that is unknown or whose operands do not fit it.
+        Raises PtxError if an instruction is unknown or its operands do not fit it.
         """
         try:
             return self._write()
@@ -264,12 +267,12 @@ class SegmentWriter:
             raise self._misfit() from error
 
     def _misfit(self) -> PtxError:
-        """Operands or modifiers that an emitter stumbled over."""
+        """Return the error for operands or modifiers that an emitter could not handle."""
         count = len(self.current.operands) if self.current else 0
-        return self.error(f"{count} operands that do not fit the instruction and its modifiers")
+        return self.error(f"{count} operands do not fit the instruction and its modifiers")
 
     def try_one(self, at: int) -> PtxError | None:
-        """Write one instruction of the segment for its error alone."""
+        """Write one instruction of the segment and return its error, if any."""
         self.at, self.current = at, self.flow.function.body[at]
         self.guarded, self.mask = False, self.base_mask
         try:
@@ -297,14 +300,14 @@ class SegmentWriter:
         return "\n".join(["def segment(w, R, m):", *loads, *self.lines, ""])
 
     def _instruction(self, instruction: Instruction) -> bool:
-        """Write one instruction; True where it has returned on every path."""
+        """Write one instruction and return whether the generated code returns on every path."""
         root = instruction.parts[0]
         emit = EMITTERS.get(".".join(instruction.parts[:2])) or EMITTERS.get(root)
         if emit is None:
             raise self.error(f"unknown instruction `{instruction.opcode}`")
-        stranger = unknown_modifier(instruction)
-        if stranger:
-            raise self.error(f"unknown modifier `.{stranger}` of `{root}`")
+        modifier = unknown_modifier(instruction)
+        if modifier:
+            raise self.error(f"unknown modifier `.{modifier}` of `{root}`")
         if root in ("bra", "brx", "ret", "exit", "trap", "call"):
             self._track(instruction)
             self._store_back()
@@ -342,20 +345,22 @@ class SegmentWriter:
         return False
 
     def _check_whole_warp(self, instruction: Instruction) -> None:
-        """Have it reported where not all threads of the warp execute an instruction that is theirs together."""
+        """Write a check that all threads of the warp execute an .aligned instruction together."""
         parts = instruction.parts
         if "aligned" in parts and (parts[0] != "barrier" or parts[1] == "cluster"):  # barrier.sync counts threads
             self.line(f"check_whole_warp(w, {self.at}, {self.mask}, {instruction.opcode!r})")
 
     def _track(self, instruction: Instruction) -> None:
-        """Follow undefined values of shuffles through an instruction (machine/undefined.py)."""
+        """Write code that propagates undefined shuffle results through an instruction (machine/undefined.py)."""
         if not self.masked or not self.flow.has_shuffles or instruction.parts[0] == "shfl":
             return
         if any(self.flow.accesses[self.at]):
-            self.line(f"if w.split.frame.undefined: track(w, {self.at}, {self.mask}, {self._spared(instruction)})")
+            self.line(
+                f"if w.split.frame.undefined: track(w, {self.at}, {self.mask}, {self._irrelevant_lanes(instruction)})"
+            )
 
-    def _spared(self, instruction: Instruction) -> str:
-        """The lanes in which each source has no bearing on the result: of selp, and of ``and`` with 0."""
+    def _irrelevant_lanes(self, instruction: Instruction) -> str:
+        """Return the lanes in which each source cannot affect the result (selp, and, or), or "None"."""
         root, kind, operands = instruction.parts[0], instruction.parts[-1], instruction.operands
         if root == "selp":
             chosen = self.src(operands[3], "pred")
@@ -371,14 +376,14 @@ class SegmentWriter:
         return self.splat(0, self.classes[register])
 
     def _store_back(self) -> None:
-        """Put registers that other segments may read back into the frame."""
+        """Store registers that other segments may read into the frame."""
         for index in sorted(self.written):
             if self.segment.live_out >> index & 1:
                 self.line(f"R[{index}] = r{index}")
 
 
 def immediate_bits(value: Imm, code: str) -> int:
-    """The bits that an immediate has in a type: floats are converted to the width that is asked for."""
+    """Return the bits of an immediate in a type; floats are converted to the width of the type."""
     if value.kind == "int":
         if code in ("f32", "f64", "f16") and value.bits:
             kind = {"f16": "<e", "f32": "<f", "f64": "<d"}[code]

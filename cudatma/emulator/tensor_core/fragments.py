@@ -1,7 +1,7 @@
-"""How matrices, dense and sparse ones, lie in the registers of a warp: mma, wgmma, ldmatrix, stmatrix, movmatrix.
+"""Layouts of dense and sparse matrices in the registers of a warp: mma, wgmma, ldmatrix, stmatrix, movmatrix.
 
-Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type" and its neighbours, "Register Fragments
-for wgmma.mma_async.m64nNk16", "ldmatrix", "stmatrix", "movmatrix", "Sparse matrix storage".
+Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type" and the sections after it, "Register
+Fragments for wgmma.mma_async.m64nNk16", "ldmatrix", "stmatrix", "movmatrix", "Sparse matrix storage".
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from cudatma.emulator.ptx.types import LANES, Array
 
 _GROUP, _THREAD = np.arange(LANES) >> 2, np.arange(LANES) & 3
 
-#: PTX element type -> bits that one takes in a register or in shared memory. 6- and 4-bit floats take a byte each;
-#: "e2m1p" is e2m1 packed two to a byte, as .kind::mxf4 has it.
+#: PTX element type -> bits per element in a register or in shared memory. 6- and 4-bit floats take a byte each; "e2m1p"
+#: is e2m1 packed two to a byte, as in .kind::mxf4.
 ELEMENT_BITS = {
     **dict.fromkeys(("f16", "bf16"), 16),
     **dict.fromkeys(("tf32", "f32", "s32"), 32),
@@ -42,7 +42,7 @@ _VIEWS: dict[str, Any] = {
 
 
 def numbers(raw: Array, kind: str) -> Array:
-    """Raw bits, whole elements of ``kind`` along the last axis, as float64 (integers stay exact in it)."""
+    """Convert raw bits, whole elements of ``kind`` along the last axis, to float64, which holds integers exactly."""
     if kind == "tf32":
         raw = (raw.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
         return raw.astype(np.float64)
@@ -55,21 +55,21 @@ def numbers(raw: Array, kind: str) -> Array:
 
 
 def _narrow(raw: Array, kind: str) -> Array:
-    """Elements of fewer than 8 bits out of bytes."""
-    found: Array
+    """Unpack elements of fewer than 8 bits from bytes."""
+    elements: Array
     if kind == "b1":
         return np.unpackbits(raw, axis=-1, bitorder="little")
     if kind in ("e3m2", "e2m3", "e2m1"):
-        found = values(kind)[(raw >> 2 & 15) if kind == "e2m1" else raw & 63]
-        return found
+        elements = values(kind)[(raw >> 2 & 15) if kind == "e2m1" else raw & 63]
+        return elements
     fields = np.stack((raw & 15, raw >> 4), axis=-1).reshape(*raw.shape[:-1], -1)
-    found = values("e2m1")[fields] if kind == "e2m1p" else fields
-    return (fields ^ 8).view(np.int8) - np.int8(8) if kind == "s4" else found
+    elements = values("e2m1")[fields] if kind == "e2m1p" else fields
+    return (fields ^ 8).view(np.int8) - np.int8(8) if kind == "s4" else elements
 
 
 @lru_cache(maxsize=64)
 def a_order(rows: int, depth: int, bits: int) -> Array:
-    """The place of element (m, k) of operand A in its fragment, flattened as (register, lane, element)."""
+    """Return the place of each element (m, k) of operand A in its fragment, as a flat (register, lane, element)."""
     per = max(1, 32 // bits)
     order = np.zeros((rows, depth), np.int64)
     halves = rows // 8
@@ -83,7 +83,7 @@ def a_order(rows: int, depth: int, bits: int) -> Array:
 
 @lru_cache(maxsize=64)
 def b_order(depth: int, columns: int, bits: int) -> Array:
-    """The place of element (k, n) of operand B in its fragment."""
+    """Return the place of each element (k, n) of operand B in its fragment."""
     per = max(1, 32 // bits)
     order = np.zeros((depth, columns), np.int64)
     for register in range(depth * columns // (LANES * per)):
@@ -96,9 +96,9 @@ def b_order(depth: int, columns: int, bits: int) -> Array:
 
 @lru_cache(maxsize=64)
 def c_order(rows: int, columns: int) -> Array:
-    """Element (m, n), as m * columns + n, of each place (register, lane) of an accumulator of 32- or 64-bit elements.
+    """Return the element (m, n), as m * columns + n, at each place (register, lane) of an accumulator of 32 or 64 bits.
 
-    (registers, 32): registers 4 j and 4 j + 1 hold columns 8 j + 2 t and the next of row g, the other two those of row
+    Registers 4 j and 4 j + 1 hold columns 8 j + 2 t and 8 j + 2 t + 1 of row g; the next two hold those columns of row
     g + 8.
     """
     halves = rows // 8
@@ -112,17 +112,17 @@ def c_order(rows: int, columns: int) -> Array:
 
 @lru_cache(maxsize=64)
 def c_places(rows: int, columns: int) -> Array:
-    """(rows, columns): the place of each element in the accumulator, the inverse of c_order."""
+    """Return the place of each element in the accumulator, (rows, columns); the inverse of c_order()."""
     return np.argsort(c_order(rows, columns), axis=None).reshape(rows, columns)
 
 
 def gather_a(registers: tuple[Array, ...], rows: int, depth: int, kind: str) -> Array:
-    """Operand A as (rows, depth) float64."""
+    """Return operand A as (rows, depth) float64."""
     return _gather(registers, a_order(rows, depth, ELEMENT_BITS[kind]), kind)
 
 
 def gather_b(registers: tuple[Array, ...], depth: int, columns: int, kind: str) -> Array:
-    """Operand B as (depth, columns) float64."""
+    """Return operand B as (depth, columns) float64."""
     return _gather(registers, b_order(depth, columns, ELEMENT_BITS[kind]), kind)
 
 
@@ -131,7 +131,7 @@ def _gather(registers: tuple[Array, ...], order: Array, kind: str) -> Array:
 
 
 def gather_c(registers: tuple[Array, ...], rows: int, columns: int, kind: str) -> Array:
-    """An accumulator as (rows, columns) float64."""
+    """Return an accumulator as (rows, columns) float64."""
     flat = np.concatenate(registers).reshape(len(registers), -1)
     if kind == "f16":
         flat = flat.view(np.float16).reshape(len(registers), LANES, 2).transpose(0, 2, 1)
@@ -142,7 +142,7 @@ def gather_c(registers: tuple[Array, ...], rows: int, columns: int, kind: str) -
 
 
 def rounded_bits(values_of: Array, kind: str) -> Array:
-    """float64 to the bits of f16, f32 or f64 elements, one unsigned integer each; NaN is canonical."""
+    """Round float64 to the bits of f16, f32 or f64, one unsigned integer per element; NaN is canonical."""
     if kind == "f16":
         return canon16(values_of.astype(np.float16).reshape(-1)).reshape(values_of.shape).view(np.uint16)
     if kind == "f64":
@@ -151,7 +151,7 @@ def rounded_bits(values_of: Array, kind: str) -> Array:
 
 
 def scatter_c(matrix: Array, kind: str) -> Array:
-    """(registers, 32) raw bits of an accumulator: uint32, or uint64 for f64."""
+    """Return an accumulator as (registers, 32) raw bits: uint32, or uint64 for f64."""
     rows, columns = matrix.shape
     placed = matrix.reshape(-1)[c_order(rows, columns)]
     if kind == "s32":
@@ -163,7 +163,7 @@ def scatter_c(matrix: Array, kind: str) -> Array:
 
 
 def load_rows(rows: Array, transposed: bool) -> Array:
-    """ldmatrix: (8 n, 16) uint8 rows to (n, 32) uint32 registers."""
+    """Convert (8 n, 16) uint8 rows of ldmatrix to (n, 32) uint32 registers."""
     if not transposed:
         return np.ascontiguousarray(rows).view(np.uint32).reshape(-1, LANES)
     matrices = np.ascontiguousarray(rows).view(np.uint16).reshape(-1, 8, 8)
@@ -171,15 +171,18 @@ def load_rows(rows: Array, transposed: bool) -> Array:
 
 
 def load_square_rows(rows: Array) -> Array:
-    """ldmatrix.m16n16.trans: (16 n, 16) bytes to (2 n, 32) registers: columns g and g + 8, four rows to a thread."""
+    """Convert (16 n, 16) uint8 rows of ldmatrix.m16n16.trans to (2 n, 32) registers.
+
+    A thread holds four rows of columns g and g + 8.
+    """
     matrices = np.ascontiguousarray(rows).reshape(-1, 16, 16).transpose(0, 2, 1)
     return np.ascontiguousarray(matrices).view(np.uint32).reshape(-1, LANES)
 
 
 def spread_bits(rows: Array, source: str) -> Array:
-    """Rows of 16 bytes of which the first 8 (.b4x16_p64) or 12 (.b6x16_p32) hold elements, to one element a byte.
+    """Unpack 16-byte rows whose first 8 (.b4x16_p64) or 12 (.b6x16_p32) bytes hold elements to one element per byte.
 
-    4-bit elements go to the middle of their byte, 6-bit ones to its low bits, as mma takes them.
+    4-bit elements go to the middle of their byte and 6-bit elements to its low bits, as mma expects them.
     """
     bits = 4 if source == "b4x16_p64" else 6
     flat = np.unpackbits(rows[:, : 2 * bits], axis=1, bitorder="little").reshape(len(rows), 16, bits)
@@ -190,7 +193,7 @@ def spread_bits(rows: Array, source: str) -> Array:
 
 
 def store_rows(registers: Array, transposed: bool) -> Array:
-    """stmatrix: (n, 32) uint32 registers to (8 n, 16) uint8 rows."""
+    """Convert (n, 32) uint32 registers of stmatrix to (8 n, 16) uint8 rows."""
     matrices = np.ascontiguousarray(registers).view(np.uint16).reshape(-1, 8, 8)
     if transposed:
         matrices = np.ascontiguousarray(matrices.transpose(0, 2, 1))
@@ -198,20 +201,26 @@ def store_rows(registers: Array, transposed: bool) -> Array:
 
 
 def store_byte_rows(registers: Array) -> Array:
-    """stmatrix.m16n8.trans of bytes: (n, 32) registers, accumulator fragments of bytes, to (8 n, 16): their columns."""
+    """Convert (n, 32) registers of stmatrix.m16n8.trans, accumulator fragments of bytes, to (8 n, 16) uint8.
+
+    The result holds the columns of the fragments.
+    """
     parts = np.ascontiguousarray(registers).view(np.uint8).reshape(-1, 8, 4, 2, 2)
-    # (matrix, row g, thread, half: row g or g + 8, column 2 t or 2 t + 1) -> column by column
+    # (matrix, row g, thread, half: row g or g + 8, column 2 t or 2 t + 1), to be ordered by column
     return np.ascontiguousarray(parts.transpose(0, 2, 4, 3, 1)).reshape(-1, 16)
 
 
 _ROWS = 16
-#: Types whose metadata are 16 bits of row g and 16 bits of row g + 8 in each thread; those of other types fill a
+#: Types whose metadata in each thread are 16 bits of row g and 16 bits of row g + 8. For other types a thread holds a
 #: word of one row.
 _HALF_WORDS = ("f16", "bf16", "tf32")
 
 
 def _metadata_bits(metadata: Array, selector: int, kind: str, stored: int) -> Array:
-    """(16, metadata bits of a row) of what the threads chosen by the selector hold. stored: elements of a row of A."""
+    """Return (16, metadata bits per row) from the threads that the selector chooses.
+
+    ``stored`` is the number of stored elements per row of A.
+    """
     bits = stored * {"tf32": 4, "s4": 1, "u4": 1, "e2m1p": 1}.get(kind, 2)
     words = np.ascontiguousarray(metadata).reshape(LANES // 4, 4)
     if kind in _HALF_WORDS:
@@ -227,22 +236,22 @@ def _metadata_bits(metadata: Array, selector: int, kind: str, stored: int) -> Ar
 
 
 def _sparse_columns(metadata: Array, selector: int, kind: str, stored: int) -> Array:
-    """(16, stored) columns that the stored elements of each row of A have in the whole matrix."""
+    """Return the (16, stored) columns in the whole matrix of the stored elements of each row of A."""
     bits = _metadata_bits(metadata, selector, kind, stored)
     pairs = bits[:, 0::2].astype(np.int64) + 2 * bits[:, 1::2]
     place = np.arange(stored)
     if kind == "tf32":
-        # One of two: the index counts halves of an element, 0 or 2 first.
-        found: Array = 2 * place[None, :] + pairs[:, 0::2] // 2
+        # One of two elements is stored; the index counts half-elements, so its first value is 0 or 2.
+        columns: Array = 2 * place[None, :] + pairs[:, 0::2] // 2
     elif kind in ("s4", "u4", "e2m1p"):
-        found = 8 * (place // 4)[None, :] + 2 * np.repeat(pairs, 2, axis=1) + place % 2
+        columns = 8 * (place // 4)[None, :] + 2 * np.repeat(pairs, 2, axis=1) + place % 2
     else:
-        found = 4 * (place // 2)[None, :] + pairs
-    return found
+        columns = 4 * (place // 2)[None, :] + pairs
+    return columns
 
 
 def expand_sparse(stored: Array, metadata: Array, selector: int, kind: str) -> Array:
-    """(16, K) matrix out of (16, K / 2) stored elements."""
+    """Expand (16, K / 2) stored elements to a (16, K) matrix."""
     whole = np.zeros((_ROWS, 2 * stored.shape[1]))
     np.put_along_axis(whole, _sparse_columns(metadata, selector, kind, stored.shape[1]), stored, axis=1)
     return whole

@@ -1,6 +1,6 @@
-"""ldmatrix, stmatrix, movmatrix and mma.sync at run time; wgmma is in wgmma.py.
+"""Executes ldmatrix, stmatrix, movmatrix and mma.sync; wgmma is in wgmma.py.
 
-Products and sums are formed in float64 and rounded once: the hardware's order of additions is not documented, and
+Products and sums are computed in float64 and rounded once. The hardware's order of additions is not documented, so
 results agree within the error of fp32 accumulation. Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate
 Instructions".
 """
@@ -25,10 +25,10 @@ ROW_BYTES = 16
 
 
 def _rows(w: Warp, at: int, addresses: Array, count: int) -> tuple[Any, Array]:
-    """Return the CTA and the offsets of the rows that the first ``count`` lanes point at."""
+    """Return the CTA and the offsets of the rows that the first ``count`` lanes point to."""
     first = addresses[:count]
     if np.bitwise_or.reduce(first) & np.uint64(ROW_BYTES - 1):
-        access.trap(w, at, "a matrix row that is not aligned to 16 bytes")
+        access.trap(w, at, "a matrix row is not aligned to 16 bytes")
     block, offsets = access.shared_offsets(w, at, first, ROW_BYTES, False)
     w.meetings += 1
     return block, offsets
@@ -38,8 +38,11 @@ _BYTES = np.arange(ROW_BYTES)
 
 
 def ldmatrix(w: Warp, at: int, addresses: Array, count: int, form: str) -> Array:
-    """(registers, 32) of ``count`` matrices. form: "", "trans", "square" (m16n16) or a packed source format of m8n16,
-    the latter two with "square." in front for m16n16."""
+    """Load ``count`` matrices as (registers, 32).
+
+    ``form`` is "", "trans", "square" (m16n16), a packed source format (m8n16), or "square." and a packed format
+    (m16n16).
+    """
     is_square = form.startswith("square")
     block, offsets = _rows(w, at, addresses, (16 if is_square else 8) * count)
     w.events.shared_read(w, at, block, offsets, ROW_BYTES, "", True)
@@ -52,18 +55,18 @@ def ldmatrix(w: Warp, at: int, addresses: Array, count: int, form: str) -> Array
 
 
 def stmatrix(w: Warp, at: int, addresses: Array, registers: tuple[Array, ...], form: str) -> None:
-    """form: "", "trans" or "bytes" (m16n8 of .b8)."""
+    """Store matrices; ``form`` is "", "trans" or "bytes" (m16n8 of .b8)."""
     block, offsets = _rows(w, at, addresses, 8 * len(registers))
     stacked = np.stack(registers)
     rows = fragments.store_byte_rows(stacked) if form == "bytes" else fragments.store_rows(stacked, form == "trans")
     data, places = block.shared.data, offsets[:, None] + _BYTES
-    # Not together: the lanes meet before it, not after it.
+    # The lanes synchronize before the store, not after it: it is no warp-wide access.
     w.events.shared_write(w, at, block, offsets, ROW_BYTES, "", False, lambda: bool((data[places] == rows).all()))
     data[places] = rows
 
 
 def movmatrix(register: Array) -> Array:
-    """The 8 x 8 matrix of 16-bit elements, transposed."""
+    """Return the transpose of an 8 x 8 matrix of 16-bit elements."""
     result: Array = fragments.load_rows(fragments.store_rows(register[None], True), False)[0]
     return result
 
@@ -77,8 +80,11 @@ def mma_traced(w: Warp, at: int, *operands: Any) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Mma:
-    """What the opcode of an mma says. kinds: D, A, B, C; scale: type of the block scales, scale_count: their number
-    along K; sparse: A holds half of its elements; logic: xor or and, for single bits."""
+    """The form of an mma.
+
+    ``kinds`` are the types of D, A, B, C. ``scale`` is the type of the block scales, with ``scale_count`` along K. If
+    ``sparse``, A holds half of its elements. ``logic`` is xor or and, for single bits.
+    """
 
     shape: tuple[int, int, int]
     kinds: tuple[str, str, str, str]
@@ -97,9 +103,9 @@ def mma(
     metadata: tuple[Array, int] | None = None,
     scales: tuple[tuple[Array, int, int], tuple[Array, int, int]] | None = None,
 ) -> Array:
-    """mma.sync: (registers, 32) raw bits of D = A B + C.
+    """Compute D = A B + C of mma.sync as (registers, 32) raw bits.
 
-    metadata: of a sparse A, with the selector. scales: (data, byte, thread) for A and for B.
+    ``metadata`` belongs to a sparse A and comes with the selector. ``scales`` are (data, byte, thread) for A and for B.
     """
     m, n, k = form.shape
     d_kind, a_kind, b_kind, c_kind = form.kinds
@@ -117,18 +123,18 @@ def mma(
 
 
 def product_of(left: Array, right: Array, logic: str) -> Array:
-    """A B; of single bits the count of set bits of A and B, or of A xor B."""
+    """Return A B. For single bits, count the set bits of A and B or of A xor B."""
     product: Array = left @ right
     if logic == "xor":
-        found: Array = left.sum(axis=1)[:, None] + right.sum(axis=0)[None, :] - 2 * product
-        return found
+        count: Array = left.sum(axis=1)[:, None] + right.sum(axis=0)[None, :] - 2 * product
+        return count
     return product
 
 
 def block_scales(data: Array, byte: int, thread: int, form: Mma, of_a: bool) -> Array:
-    """(rows of A or columns of B, K) scale factors.
+    """Return the scale factors, (rows of A or columns of B, K).
 
-    For A a pair of threads of each group of four has rows g and g + 8, for B one thread has column g.
+    For A, a pair of threads in each group of four holds rows g and g + 8; for B, one thread holds column g.
     """
     count = form.scale_count
     raw = np.ascontiguousarray(data).view(np.uint8).reshape(8, 4, 4)[:, :, byte : byte + count]
@@ -141,12 +147,15 @@ def block_scales(data: Array, byte: int, thread: int, form: Mma, of_a: bool) -> 
 
 
 _LANE = np.arange(LANES)
-#: Which of the four products a lane works on, and its row (or column) of four in the half of the warp.
+#: The product (of four) that a lane works on, its index among four rows or columns, and the offset of its half-warp.
 _QUAD, _INDEX, _HIGH = _LANE % 16 // 4, _LANE % 4, 4 * (_LANE // 16)
 
 
 def _operand(registers: tuple[Array, ...], along_k: bool) -> Array:
-    """(4 products, 8, 4): rows of A or columns of B, by k. along_k: a lane holds four neighbours in k."""
+    """Return rows of A or columns of B by k, (4 products, 8, 4).
+
+    If ``along_k``, a lane holds four neighbors along k.
+    """
     elements = np.stack(registers, axis=1).view(np.float16).astype(np.float64)
     out = np.zeros((4, 8, 4))
     for i in range(4):
@@ -158,7 +167,7 @@ def _operand(registers: tuple[Array, ...], along_k: bool) -> Array:
 
 
 def _places(kind: str) -> tuple[Array, Array]:
-    """(rows, columns) of the eight elements of each lane of an accumulator, both (32, 8)."""
+    """Return (rows, columns) of the eight elements of each lane of an accumulator, both (32, 8)."""
     i, lane = np.arange(8)[None, :], _LANE[:, None]
     if kind == "f16":
         return (_INDEX + _HIGH)[:, None] + 0 * i, i + 0 * lane
@@ -168,9 +177,10 @@ def _places(kind: str) -> tuple[Array, Array]:
 def quad_mma(
     kinds: tuple[str, str], columns_of_a: bool, columns_of_b: bool, a: tuple[Array, ...], b: tuple[Array, ...], c: Array
 ) -> Array:
-    """mma.m8n8k4 of f16: four products at once, each by four lanes of the lower and four of the upper half of a warp.
+    """Compute mma.m8n8k4 of f16: four products, each by four lanes of the lower and four lanes of the upper half-warp.
 
-    (registers, 32) raw bits of D = A B + C. kinds: of D and C; c: (registers, 32) raw bits.
+    Returns D = A B + C as (registers, 32) raw bits. ``kinds`` are the types of D and C; ``c`` is (registers, 32) raw
+    bits.
     """
     left, right = _operand(a, not columns_of_a), _operand(b, columns_of_b)
     product = left @ right.transpose(0, 2, 1)

@@ -1,4 +1,4 @@
-"""ldmatrix, stmatrix, movmatrix, mma, mma.sp, wgmma, wmma.
+"""Emitters for ldmatrix, stmatrix, movmatrix, mma, mma.sp, wgmma and wmma.
 
 Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions", "Asynchronous Warpgroup Level Matrix
 Instructions", "wmma.load", "wmma.store", "wmma.mma".
@@ -21,33 +21,33 @@ _PACKED = ("b6x16_p32", "b4x16_p64")
 
 
 def items_of(operand: Operand) -> tuple[Operand, ...]:
-    """The parts of a vector operand, or the operand alone."""
+    """Return the parts of a vector operand, or the operand itself as the only part."""
     return operand.items if isinstance(operand, Vec) else (operand,)
 
 
 def tuple_of(e: SegmentWriter, operand: Operand, code: str) -> str:
-    """A tuple expression of all parts of an operand as vectors of a type."""
+    """Return a tuple expression of all parts of an operand as vectors of a type."""
     return "(" + ", ".join(e.src(item, code) for item in items_of(operand)) + ",)"
 
 
 def shape_of(e: SegmentWriter, i: Instruction) -> tuple[int, int, int]:
-    """(m, n, k) that the opcode names."""
+    """Return the (m, n, k) of the opcode."""
     for part in i.parts:
-        found = _SHAPE.match(part)
-        if found:
-            return int(found[1]), int(found[2]), int(found[3])
-    raise e.error("a shape is expected")
+        shape = _SHAPE.match(part)
+        if shape:
+            return int(shape[1]), int(shape[2]), int(shape[3])
+    raise e.error("expected a shape")
 
 
 def types_of(i: Instruction) -> list[str]:
-    """The element types that the opcode names, in order."""
+    """Return the element types of the opcode, in order."""
     return [part for part in i.parts if part in ELEMENT_BITS]
 
 
 def immediate(e: SegmentWriter, operand: Operand, what: str) -> int:
-    """The value of an operand that must be an immediate."""
+    """Return the value of an operand that must be an immediate."""
     if not isinstance(operand, Imm):
-        raise e.error(f"{what} is an immediate")
+        raise e.error(f"{what} must be an immediate")
     return operand.bits
 
 
@@ -57,22 +57,25 @@ def _count(i: Instruction) -> int:
 
 @emitter("ldmatrix")
 def ldmatrix(e: SegmentWriter, i: Instruction) -> None:
-    """m8n8 of b16; m16n16 of b8, which is always transposed; m8n16 and m16n16 of packed 4- and 6-bit elements."""
+    """Write ldmatrix: m8n8 of b16, m16n16 of b8 (always .trans), m8n16 and m16n16 of packed 4- and 6-bit elements."""
     count, transposed = _count(i), "trans" in i.parts
     source = next((p for p in i.parts if p in _PACKED), "")
     is_square = "m16n16" in i.parts
     if is_square:
-        e.need(transposed and count < 4 and bool(source or "b8" in i.parts), ".m16n16 has .trans, .x1 or .x2 and .b8")
+        e.need(
+            transposed and count < 4 and bool(source or "b8" in i.parts),
+            ".m16n16 needs .trans, .x1 or .x2, and .b8 or a packed format",
+        )
         form = f"square.{source}" if source else "square"
     elif "m8n16" in i.parts:
-        e.need(bool(source) and not transposed, ".m8n16 has a packed source format and no .trans")
+        e.need(bool(source) and not transposed, ".m8n16 needs a packed source format and no .trans")
         form = source
     else:
-        e.need("m8n8" in i.parts and "b16" in i.parts, ".m8n8 of .b16, or .m16n16 of .b8, is expected")
+        e.need("m8n8" in i.parts and "b16" in i.parts, "expected .m8n8 of .b16 or .m16n16 of .b8")
         form = "trans" if transposed else ""
     items = items_of(i.operands[0])
     size = 2 * count if is_square else count
-    e.need(len(items) == size, f"{size} destinations are expected")
+    e.need(len(items) == size, f"expected {size} destinations")
     address = shared_address_of(e, i, i.operands[1])
     value = e.temporary(f"tensorcore.ldmatrix(w, {e.at}, {address}, {count}, {form!r})")
     for k, item in enumerate(items):
@@ -81,14 +84,14 @@ def ldmatrix(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("stmatrix")
 def stmatrix(e: SegmentWriter, i: Instruction) -> None:
-    """m8n8 of b16; m16n8 of b8, which is always transposed."""
+    """Write stmatrix: m8n8 of b16, or m16n8 of b8 (always .trans)."""
     count, form = _count(i), "trans" if "trans" in i.parts else ""
     if "m16n8" in i.parts:
-        e.need("b8" in i.parts and bool(form), ".m16n8 has .trans and .b8")
+        e.need("b8" in i.parts and bool(form), ".m16n8 needs .trans and .b8")
         form = "bytes"
     else:
-        e.need("m8n8" in i.parts and "b16" in i.parts, ".m8n8 of .b16, or .m16n8 of .b8, is expected")
-    e.need(len(items_of(i.operands[1])) == count, f"{count} values are expected")
+        e.need("m8n8" in i.parts and "b16" in i.parts, "expected .m8n8 of .b16 or .m16n8 of .b8")
+    e.need(len(items_of(i.operands[1])) == count, f"expected {count} values")
     address = shared_address_of(e, i, i.operands[0])
     e.line(f"tensorcore.stmatrix(w, {e.at}, {address}, {tuple_of(e, i.operands[1], 'u32')}, {form!r})")
 
@@ -98,7 +101,7 @@ def movmatrix(e: SegmentWriter, i: Instruction) -> None:
     e.dst(i.operands[0], f"tensorcore.movmatrix({e.src(i.operands[1], 'u32')})", "u32")
 
 
-#: Element type -> K of the dense m16n8 and m8n8 products that PTX has.
+#: Element type -> the values of K of dense products: m16n8, and m8n8 for the types in _SMALL.
 _DEPTHS = {
     **dict.fromkeys(("f16", "bf16"), (8, 16)),
     "tf32": (4, 8),
@@ -111,15 +114,15 @@ _DEPTHS = {
     "f64": (4, 8, 16),
 }
 _SMALL = {"s8": 16, "u8": 16, "s4": 32, "u4": 32, "b1": 128, "f64": 4}
-#: The least K of sparse products; twice of it is the other.
+#: The smaller K of sparse products; the larger one is twice as large.
 _SPARSE = {"f16": 16, "bf16": 16, "tf32": 8, "s8": 32, "u8": 32, "s4": 64, "u4": 64}
 _SCALES = {"scale_vec::1X": 1, "scale_vec::2X": 2, "scale_vec::4X": 4}
 
 
 def _kinds(e: SegmentWriter, i: Instruction) -> tuple[str, str, str, str]:
-    """D, A, B, C; packed e2m1 has a name of its own."""
+    """Return the types of D, A, B and C; packed e2m1 is "e2m1p"."""
     kinds = types_of(i)
-    e.need(len(kinds) == 4, "four element types are expected")
+    e.need(len(kinds) == 4, "expected four element types")
     if {"kind::mxf4", "kind::mxf4nvf4"} & set(i.parts):
         kinds = [f"{kind}p" if kind == "e2m1" else kind for kind in kinds]
     e.need(kinds[1] in _DEPTHS and kinds[2] in _DEPTHS and kinds[0] in ("f16", "f32", "f64", "s32"), "unknown types")
@@ -127,27 +130,27 @@ def _kinds(e: SegmentWriter, i: Instruction) -> tuple[str, str, str, str]:
 
 
 def _form(e: SegmentWriter, i: Instruction) -> Mma:
-    """What the opcode says, with its shape checked against the types."""
+    """Return the form of an mma after checking its shape against the types."""
     kinds, (m, n, k) = _kinds(e, i), shape_of(e, i)
     sparse = i.parts[1].startswith("sp")
     a_kind = kinds[1]
     if sparse:
-        least = _SPARSE.get(a_kind, 128 if a_kind == "e2m1p" else 64)
-        allowed = (m, n) == (16, 8) and (k == least or (k == 2 * least and a_kind in _SPARSE))
+        min_k = _SPARSE.get(a_kind, 128 if a_kind == "e2m1p" else 64)
+        allowed = (m, n) == (16, 8) and (k == min_k or (k == 2 * min_k and a_kind in _SPARSE))
     else:
         allowed = ((m, n) == (16, 8) and k in _DEPTHS[a_kind]) or (m, n, k) == (8, 8, _SMALL.get(a_kind))
     e.need(allowed, f"no product of .{a_kind} has the shape m{m}n{n}k{k}")
     scale, count = "", 0
     if "block_scale" in i.parts:
         scale = next((p for p in i.parts if p in ("ue8m0", "ue4m3")), "")
-        e.need(bool(scale), "a type of scales is expected")
+        e.need(bool(scale), "expected a type of scales")
         count = next((_SCALES[p] for p in i.parts if p in _SCALES), 2 if "kind::mxf4" in i.parts else 1)
     logic = next((p for p in i.parts if p in ("xor", "and")), "")
     return Mma((m, n, k), kinds, "satfinite" in i.parts, sparse, scale, count, logic)
 
 
 def _registers(form: Mma) -> tuple[int, int, int, int]:
-    """Registers of the fragments of D, A, B and C."""
+    """Return the numbers of registers of the fragments of D, A, B and C."""
     m, n, k = form.shape
 
     def count(elements: int, kind: str) -> int:
@@ -161,7 +164,10 @@ def _registers(form: Mma) -> tuple[int, int, int, int]:
 
 @emitter("mma")
 def mma(e: SegmentWriter, i: Instruction) -> None:
-    """mma{.sp}.sync.aligned.shape.row.col{...}.d.a.b.c d, a, b, c{, metadata, selector}{, scales and selectors}."""
+    """Write mma{.sp}.sync.aligned.shape.row.col{...}.d.a.b.c.
+
+    Operands: d, a, b, c{, metadata, selector}{, scales and their selectors}.
+    """
     e.need("sync" in i.parts, "mma without .sync")
     if shape_of(e, i) == (8, 8, 4) and types_of(i)[1:3] == ["f16", "f16"]:
         _quad(e, i)
@@ -169,7 +175,7 @@ def mma(e: SegmentWriter, i: Instruction) -> None:
     form = _form(e, i)
     extra = list(i.operands[4:])
     for operand, size in zip(i.operands, _registers(form), strict=False):
-        e.need(len(items_of(operand)) == size, f"a fragment of {size} registers is expected")
+        e.need(len(items_of(operand)) == size, f"expected a fragment of {size} registers")
     wide = ["u64" if kind == "f64" else "u32" for kind in form.kinds]
     parts = [tuple_of(e, operand, code) for operand, code in zip(i.operands[1:4], wide[1:], strict=True)]
     if form.sparse:
@@ -186,7 +192,7 @@ def mma(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _scale(e: SegmentWriter, data: Operand, selectors: Operand) -> str:
-    """(data, byte, thread) of one operand's scales; the selectors may be registers that all lanes agree on."""
+    """Return the expression (data, byte, thread) of one operand's scales; all lanes have the same selectors."""
     byte, thread = (
         str(item.bits & 3) if isinstance(item, Imm) else f"int({e.src(item, 'u16')}[0]) & 3"
         for item in items_of(selectors)
@@ -195,7 +201,7 @@ def _scale(e: SegmentWriter, data: Operand, selectors: Operand) -> str:
 
 
 def _quad(e: SegmentWriter, i: Instruction) -> None:
-    """mma.m8n8k4 of f16."""
+    """Write mma.m8n8k4 of f16."""
     kinds = types_of(i)
     layouts = [p for p in i.parts if p in ("row", "col")]
     parts = [tuple_of(e, operand, "u32") for operand in i.operands[1:4]]
@@ -222,15 +228,15 @@ def wgmma(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _mma_async(e: SegmentWriter, i: Instruction) -> None:
-    """{d}, a-desc | {a}, b-desc{, metadata, selector}, scale-d, then scale-a, scale-b{, trans-a}, trans-b."""
+    """Write wgmma.mma_async {d}, a-desc | {a}, b-desc{, metadata, selector}, scale-d, scale-a, scale-b{, trans}."""
     shape, kinds, operands = shape_of(e, i), types_of(i), list(i.operands)
-    e.need(len(kinds) == 3 and kinds[0] in ("f16", "f32", "s32"), "these types are not served")
+    e.need(len(kinds) == 3 and kinds[0] in ("f16", "f32", "s32"), "these types are not supported")
     _, n, k = shape
     sparse = "sp" in i.parts
-    e.need(n % 8 == 0 and 8 <= n <= 256, f"N of {n}: multiples of 8 up to 256 are allowed")
-    e.need(k * ELEMENT_BITS[kinds[1]] == (512 if sparse else 256), f"K of {k} for .{kinds[1]}")
+    e.need(n % 8 == 0 and 8 <= n <= 256, f"N is {n}; allowed: multiples of 8 up to 256")
+    e.need(k * ELEMENT_BITS[kinds[1]] == (512 if sparse else 256), f"K of {k} is not allowed for .{kinds[1]}")
     to, metadata = items_of(operands[0]), "None"
-    e.need(len(to) == n // (4 if kinds[0] == "f16" else 2), f"{n // 2} accumulators are expected")
+    e.need(len(to) == n // (4 if kinds[0] == "f16" else 2), f"expected {n // 2} accumulators")
     from_registers = isinstance(operands[1], Vec)
     a = tuple_of(e, operands[1], "u32") if from_registers else e.src(operands[1], "u64")
     b = e.src(operands[2], "u64")
@@ -258,7 +264,7 @@ def _code(kind: str) -> str:
 
 @emitter("wmma")
 def wmma(e: SegmentWriter, i: Instruction) -> None:
-    """wmma.load.{a,b,c}, wmma.store.d, wmma.mma."""
+    """Write wmma.load.{a,b,c}, wmma.store.d and wmma.mma."""
     form, shape, kinds = i.parts[1], shape_of(e, i), types_of(i)
     space, by_column = state_space(i)[0], "col" in i.parts
     if form == "load":
@@ -280,9 +286,9 @@ def wmma(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _wmma_mma(e: SegmentWriter, i: Instruction, shape: tuple[int, int, int], kinds: list[str]) -> None:
-    """Of f16 factors the opcode names D and C alone."""
+    """Write wmma.mma. With f16 factors the opcode names only the types of D and C."""
     whole = [kinds[0], "f16", "f16", kinds[1]] if len(kinds) == 2 else kinds
-    e.need(len(whole) == 4, "two or four element types are expected")
+    e.need(len(whole) == 4, "expected two or four element types")
     logic = next((p for p in i.parts if p in ("and", "xor")), "")
     form = Mma(shape, (whole[0], whole[1], whole[2], whole[3]), "satfinite" in i.parts, logic=logic)
     parts = [tuple_of(e, o, _code(kind)) for o, kind in zip(i.operands[1:4], whole[1:], strict=True)]

@@ -1,8 +1,7 @@
-"""wgmma.mma_async: shared-memory matrix descriptors and the product of one warp's 16 rows.
+"""Executes wgmma.mma_async: decodes matrix descriptors and computes one warp's 16 rows of the product.
 
-Each warp of a warpgroup computes rows 16 i .. 16 i + 15, i its number in the group. Source: PTX ISA, "Asynchronous
-Warpgroup Level Matrix Instructions": matrix descriptor format, "Strides" (leading and stride dimension byte offsets),
-canonical layouts.
+Warp i of a warpgroup computes rows 16 i .. 16 i + 15. Source: PTX ISA, "Asynchronous Warpgroup Level Matrix
+Instructions": matrix descriptor format, "Strides" (leading and stride dimension byte offsets), canonical layouts.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from cudatma.emulator.tensor_core import fragments
 from cudatma.emulator.tensor_core.mma import Mma, product_of
 from cudatma.layout import Swizzle, swizzle
 
-#: The descriptor's codes are in the opposite order of the tensor map's.
+#: The descriptor numbers the swizzle modes in the opposite order of a tensor map.
 _SWIZZLES = {0: Swizzle.NONE, 1: Swizzle.B128, 2: Swizzle.B64, 3: Swizzle.B32}
 CHUNK = 16
 WARP_ROWS = 16
@@ -32,7 +31,7 @@ _ADDRESS_BITS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class MatrixDescriptor:
-    """A 64-bit matrix descriptor: all fields in bytes."""
+    """The fields of a 64-bit matrix descriptor, in bytes."""
 
     start: int
     leading: int
@@ -50,9 +49,9 @@ class MatrixDescriptor:
 
 @lru_cache(maxsize=256)
 def chunk_pattern(descriptor: MatrixDescriptor, extent: int, depth_bytes: int, mn_major: bool) -> Array:
-    """Unswizzled distances of 16-byte chunks from the start address.
+    """Return the unswizzled distances of 16-byte chunks from the start address.
 
-    K-major: (extent, depth_bytes / 16): chunk j of row r. MN-major (16-bit elements): (depth, extent / 8): the chunk
+    K-major: (extent, depth_bytes / 16), chunk j of row r. MN-major (16-bit elements): (depth, extent / 8), the chunk
     that holds elements 8 j .. 8 j + 7 of column k.
     """
     span = descriptor.mode.span_bytes
@@ -75,8 +74,8 @@ def chunk_pattern(descriptor: MatrixDescriptor, extent: int, depth_bytes: int, m
 class Operand:
     """The matrix that a descriptor describes.
 
-    places: offsets in shared memory of its 16-byte chunks, (rows, chunks of a row), or (k, chunks of 8 elements) if
-    MN-major. columns: the column of each chunk in its swizzled row if the base offset is 0.
+    ``places`` are the offsets in shared memory of its 16-byte chunks: (rows, chunks per row), or (k, chunks of 8
+    elements) if MN-major. ``columns`` are the columns of the chunks in their swizzled rows for base offset 0.
     """
 
     descriptor: MatrixDescriptor
@@ -96,7 +95,8 @@ def operand_of(bits: int, extent: int, depth_bytes: int, mn_major: bool) -> Oper
 def _offsets(descriptor: MatrixDescriptor, addresses: Array) -> Array:
     """Return the offsets in shared memory of chunks at unswizzled addresses.
 
-    The swizzle uses absolute address bits; base_offset is subtracted from the row that they give (measured on an H200).
+    The swizzle uses absolute address bits. The base offset is subtracted from the row in these bits (measured on an
+    H200).
     """
     rows = addresses - (descriptor.base_offset << 7)
     absolute = addresses ^ rows ^ swizzle(rows, descriptor.mode)
@@ -107,7 +107,7 @@ def _offsets(descriptor: MatrixDescriptor, addresses: Array) -> Array:
 def read_matrix(
     w: Warp, at: int, bits: int, first: int, extent: int, depth: int, kind: str, mn_major: bool
 ) -> tuple[Array, Array]:
-    """(extent, depth) numbers of rows first .. first + extent - 1, and the offsets of the chunks that were read."""
+    """Return (extent, depth) numbers of the rows from ``first``, and the offsets of their chunks."""
     descriptor = MatrixDescriptor.read(bits)
     total = first + extent
     pattern = chunk_pattern(descriptor, total, depth * fragments.ELEMENT_BITS[kind] // 8, mn_major)
@@ -118,7 +118,7 @@ def read_matrix(
     if int(offsets.min()) < 0 or int(offsets.max()) + CHUNK > shared.size:
         message = (
             f"a wgmma matrix descriptor (start {start:#x}, leading {descriptor.leading}, stride {descriptor.stride}, "
-            f"{descriptor.mode.label}) reaches outside of the block's {shared.size} bytes of shared memory"
+            f"{descriptor.mode.label}) reaches beyond the CTA's {shared.size} bytes of shared memory"
         )
         w.events.violation("out_of_bounds", w, at, message)
         access.trap(w, at, message)
@@ -140,17 +140,18 @@ def mma_async(
     transposes: tuple[bool, bool],
     metadata: tuple[Array, int] | None = None,
 ) -> Array:
-    """(registers, 32) raw bits of this warp's 16 rows of D = A B + D.
+    """Compute this warp's 16 rows of D = A B + D as (registers, 32) raw bits.
 
-    a: fragment registers or a descriptor vector; sign: of the product; metadata: of a sparse A, with the selector.
+    ``a`` is fragment registers or a descriptor vector. ``sign`` is the sign of the product. ``metadata`` belongs to a
+    sparse A and comes with the selector.
     """
     _, n, k = form.shape
     stored = k // 2 if form.sparse else k
     d_kind, a_kind, b_kind, _ = form.kinds
     if not w.split.mask.all():
-        access.trap(w, at, "wgmma by a part of a warp")
+        access.trap(w, at, "wgmma executed by only a part of a warp")
     if w.block.warp_count - 4 * (w.index // 4) < 4:
-        access.trap(w, at, "wgmma by a warpgroup of fewer than four warps")
+        access.trap(w, at, "wgmma executed by a warpgroup with fewer than four warps")
     b_bits = int(b[0])
     right, b_chunks = read_matrix(w, at, b_bits, 0, n, k, b_kind, transposes[1])
     group = w.async_state.get("wgmma", 0)
@@ -179,14 +180,14 @@ def mma_async(
 
 
 def fence(w: Warp, at: int) -> None:
-    """wgmma.fence: orders register and shared-memory accesses before the wgmmas that follow."""
+    """Execute wgmma.fence, which orders accesses to registers and shared memory before later wgmmas."""
     w.meetings += 1
     w.events.wgmma_fenced(w)
 
 
 @dataclass(slots=True)
 class GroupWait:
-    """A warp that waits until its whole warpgroup has issued a group: wgmma is one operation of four warps."""
+    """A warp's wait for the other warps of its warpgroup, which must also commit the group."""
 
     at: int
     number: int
@@ -197,13 +198,12 @@ class GroupWait:
 
 
 def warpgroup(w: Warp) -> list[Warp]:
-    """The four warps that execute wgmma together."""
+    """Return the four warps that execute wgmma together."""
     first = w.index // WARPS * WARPS
     return w.block.warps[first : first + WARPS]
 
 
 def commit(w: Warp, at: int) -> None:
-    """wgmma.commit_group."""
     w.meetings += 1
     w.async_state["wgmma"] = w.async_state.get("wgmma", 0) + 1
     w.events.wgmma_committed(w)
@@ -214,9 +214,9 @@ def commit(w: Warp, at: int) -> None:
 
 
 def wait(w: Warp, at: int, newest: int) -> bool:
-    """wgmma.wait_group: True while the split has to wait.
+    """Execute wgmma.wait_group and return whether the split must wait.
 
-    Products are formed when they are issued; a group is complete when all four warps have committed it.
+    Products are computed when they are issued. A group is complete when all four warps have committed it.
     """
     group = warpgroup(w)
     number = w.async_state.get("wgmma", 0) - newest

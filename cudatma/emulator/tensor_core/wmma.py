@@ -1,9 +1,8 @@
-"""wmma: whole matrices from and to memory, and their product.
+"""Executes wmma: loads, stores and multiplies whole matrices.
 
-PTX leaves open which lane holds which element of a fragment. Here element e = row * columns + column of a matrix of
-m x n elements is held by lane e % 32 and is its element e // 32, in a fragment of as many elements as the ISA gives
-it; larger fragments hold the matrix again. Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate
-Operations Using wmma Instructions".
+PTX does not specify which lane holds which element of a fragment. Here, element e = row * columns + column of an m x n
+matrix is element e // 32 of lane e % 32. Fragments have the size that the ISA specifies; larger ones repeat the matrix.
+Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate Operations Using wmma Instructions".
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from cudatma.emulator.ptx.writer import RUNTIME
 from cudatma.emulator.tensor_core import fragments
 from cudatma.emulator.tensor_core import mma as tensorcore
 
-#: Element type -> the code of the registers that hold it.
+#: Element type -> type of its registers, if not u32.
 _CODES = {"f64": "u64"}
-#: Elements of a load or a store that fill one memory access: bytes for those of 8 bits and fewer.
+#: Bits of an element -> type of a memory access. Elements of fewer than 16 bits are accessed as bytes.
 _MEMORY = {16: "u16", 32: "u32", 64: "u64"}
 
 
@@ -31,12 +30,12 @@ def _shape(operand: str, shape: tuple[int, int, int]) -> tuple[int, int]:
 
 
 def _elements(kind: str) -> int:
-    """Elements in a register."""
+    """Return the number of elements per register."""
     return max(1, 32 // fragments.ELEMENT_BITS[kind])
 
 
 def pack(matrix: Array, kind: str, registers: int) -> Array:
-    """(rows, columns) raw elements, an unsigned integer each, to (registers, 32)."""
+    """Pack (rows, columns) raw elements, one unsigned integer each, into (registers, 32)."""
     per = _elements(kind)
     flat = np.resize(matrix.reshape(-1), registers * per * LANES).reshape(registers, per, LANES)
     if per == 1:
@@ -49,7 +48,7 @@ def pack(matrix: Array, kind: str, registers: int) -> Array:
 
 
 def unpack(registers: tuple[Array, ...], kind: str, rows: int, columns: int) -> Array:
-    """(registers, 32) to (rows, columns) raw elements."""
+    """Unpack (registers, 32) into (rows, columns) raw elements."""
     per, stacked = _elements(kind), np.stack(registers)
     if per > 1:
         bits = 32 // per
@@ -60,19 +59,19 @@ def unpack(registers: tuple[Array, ...], kind: str, rows: int, columns: int) -> 
 
 
 def _addresses(w: Warp, base: int, rows: int, columns: int, kind: str, by_column: bool, stride: int) -> Array:
-    """(rows or columns, units) addresses of the memory units of a matrix, line by line."""
+    """Return the (rows or columns, units) addresses of a matrix in memory, line by line."""
     bits = fragments.ELEMENT_BITS[kind]
     lines, along = (columns, rows) if by_column else (rows, columns)
     unit = max(bits // 8, 1)
     units = along * bits // 8 // unit
     pitch = stride * bits // 8
     line: Array = np.arange(lines, dtype=np.uint64)[:, None] * np.uint64(pitch)
-    found: Array = np.uint64(base) + line + np.arange(units, dtype=np.uint64)[None, :] * np.uint64(unit)
-    return found
+    addresses: Array = np.uint64(base) + line + np.arange(units, dtype=np.uint64)[None, :] * np.uint64(unit)
+    return addresses
 
 
 def _chunks(addresses: Array) -> list[tuple[Array, Array | None, int]]:
-    """(32 addresses, mask, how many count) at a time."""
+    """Return groups of (32 addresses, mask, number of valid ones)."""
     flat, out = addresses.reshape(-1), []
     for first in range(0, flat.size, LANES):
         part = flat[first : first + LANES]
@@ -93,7 +92,7 @@ def load(
     address: Array,
     stride: Array | None,
 ) -> Array:
-    """wmma.load: (registers, 32)."""
+    """Execute wmma.load and return (registers, 32)."""
     rows, columns = _shape(operand, shape)
     pitch = int(stride[0]) if stride is not None else (rows if by_column else columns)
     places = _addresses(w, int(address[0]), rows, columns, kind, by_column, pitch)
@@ -111,17 +110,17 @@ def load(
 
 def _load(w: Warp, at: int, space: str, lanes: Array, code: str, mask: Array | None) -> Array:
     if space == "shared":
-        found = access.ld_shared(w, at, lanes, code, 1, mask, False)
+        rows = access.ld_shared(w, at, lanes, code, 1, mask, False)
     elif space == "global":
-        found = access.ld_global(w, at, lanes, code, 1, mask)
+        rows = access.ld_global(w, at, lanes, code, 1, mask)
     else:
-        found = windows.ld_generic(w, at, lanes, code, 1, mask)
-    result: Array = found[0]
+        rows = windows.ld_generic(w, at, lanes, code, 1, mask)
+    result: Array = rows[0]
     return result
 
 
 def _fields(units: Array, bits: int) -> Array:
-    """Bytes to the elements of fewer bits that they hold."""
+    """Unpack bytes into elements of fewer bits."""
     if bits >= 8:
         return units
     per = 8 // bits
@@ -140,7 +139,6 @@ def store(
     registers: tuple[Array, ...],
     stride: Array | None,
 ) -> None:
-    """wmma.store.d."""
     rows, columns = _shape("d", shape)
     pitch = int(stride[0]) if stride is not None else (rows if by_column else columns)
     places = _addresses(w, int(address[0]), rows, columns, kind, by_column, pitch)
@@ -176,7 +174,7 @@ def mma(
     b: tuple[Array, ...],
     c: tuple[Array, ...],
 ) -> Array:
-    """wmma.mma: (registers, 32) of D = A B + C."""
+    """Execute wmma.mma and return D = A B + C as (registers, 32)."""
     m, n, k = form.shape
     d_kind, a_kind, b_kind, c_kind = form.kinds
     w.meetings += 1

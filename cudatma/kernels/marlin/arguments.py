@@ -143,7 +143,7 @@ def dependent_smem_bytes(config: MarlinConfig, target: Target) -> int:
 
     It is enlarged if more than ``ctas_per_sm`` CTAs would fit on an SM, including those of the previous launch. The
     GPU places a dependent launch's CTAs on any SM that holds them: while CTAs of the previous launch still occupy SMs,
-    some would get too many and some none. Measured: 43 us instead of 30 (docs/lab/marlin_skinny.md).
+    some would get too many and some none. Measured: 43 us instead of 30 (docs/lab/marlin.md).
     """
     too_much = target.smem_share_bytes(config.ctas_per_sm + 1) + 1
     return max(config.smem_bytes, min(target.smem_share_bytes(config.ctas_per_sm), too_much))

@@ -1,7 +1,6 @@
 """The configurations of marlin_gemm's kernels that are worth ranking, and their predicted times.
 
-docs/lab/marlin_skinny.md, marlin_wgmma.md and marlin_mma_sync.md hold the measurements that tiles and limits
-come from.
+docs/lab/marlin.md has the measurements that tiles and limits come from.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Preset:
     activation_load_path: Sequence[str] = ("tma",)
 
 
-#: Paths from global to shared memory. Calls choose TMA; docs/lab/marlin_mma_sync.md compares the two.
+#: Paths from global to shared memory. Calls choose TMA; docs/lab/marlin.md compares the two.
 LOAD_PATHS = ("tma", "cp_async")
 #: Every kernel by its name: in dumps, tuning files and reports.
 PRESETS: Mapping[str, Preset] = {
@@ -460,7 +460,7 @@ class MarlinConfig(KernelConfig):
     def prefetch_stages(self, weight_bytes: int) -> int:
         """Return the number of stages whose weights a dependent launch loads before it waits for the previous launch.
 
-        With more stages, too many weights delay the first activations. [docs/lab/marlin_skinny.md, "Chains of
+        With more stages, too many weights delay the first activations. [docs/lab/marlin.md, "Chains of
         dependent launches"] Two are 0 to 4 % faster for long layers up to M = 16 with wgmma. [H200]
         """
         max_rows = 16 if self.version == "wgmma" and self.cluster_k == 1 else MMA_COLUMNS

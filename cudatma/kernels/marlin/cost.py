@@ -3,7 +3,7 @@
 A time is a sum: the launch, the clocks of the busiest SM, the bytes of all memory, the operations of all tensor cores.
 Memory and tensor cores work while the SMs do, which hides a part of their time; the rest adds to the sum. The
 factors were fitted on an H200 to 8,800 readings, which ``benchmarks/results/marlin_readings.json`` holds;
-docs/lab/cost_model.md compares them with the predictions, and tests/marlin/test_marlin_cost.py bounds what the
+docs/lab/marlin.md compares them with the predictions, and tests/marlin/test_marlin_cost.py bounds what the
 choice loses. Pure: no device, no file.
 
 A choice table evaluates all configurations of a kernel at all M at once: ``m`` is an int or an int64 array, and

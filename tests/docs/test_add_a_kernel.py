@@ -1,4 +1,4 @@
-"""docs/adding_a_kernel.md is true of the family that it shows: its files, their lines, its excerpts, what it touches.
+"""docs/howto/add_a_kernel.md is true: its files exist, its excerpts are current, and the family touches nothing else.
 
 test_docs_run.py runs the commands of the page.
 """
@@ -10,7 +10,7 @@ import re
 import pytest
 from test_docs_run import ROOT, Block, blocks_of
 
-PAGE = ROOT / "docs" / "adding_a_kernel.md"
+PAGE = ROOT / "docs" / "howto" / "add_a_kernel.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 EXCERPTS = [block for block in blocks_of(PAGE) if not block.language]
 #: A path from the top of the checkout, in backquotes.
