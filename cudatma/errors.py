@@ -87,7 +87,7 @@ class TuneFileWarning(RuntimeWarning):
 
 
 class FieldError(CudaTmaError):
-    """A value that breaks a rule; base class of most errors.
+    """A value breaks a rule; base class of most errors.
 
     Parameters
     ----------
@@ -132,19 +132,19 @@ class FieldError(CudaTmaError):
 
 
 class ArgumentError(FieldError, ValueError):
-    """A wrong value of an argument: shape, pitch, alignment, range, device or overlap."""
+    """An argument has a wrong value: shape, pitch, alignment, range, device, or overlap with another one."""
 
 
 class ArgumentTypeError(FieldError, TypeError):
-    """A wrong type or dtype of an argument."""
+    """An argument has a wrong type or dtype."""
 
 
 class DescriptorError(FieldError, ValueError):
-    """A tensor map that the driver or the hardware would reject."""
+    """The driver or the hardware does not accept a tensor map, or an access through it."""
 
 
 class TargetError(FieldError, ValueError):
-    """An unknown architecture, or one without a required feature."""
+    """An architecture is unknown or lacks a required feature."""
 
 
 class QuantizationError(FieldError, ValueError):
@@ -152,15 +152,17 @@ class QuantizationError(FieldError, ValueError):
 
 
 class WeightFileError(FieldError, ValueError):
-    """A weight file that is corrupt, truncated, of an unknown version, or without a required tensor."""
+    """A weight file is corrupt or truncated, has an unknown version, or lacks a tensor."""
 
 
 class TemplateError(CudaTmaError, ValueError):
-    """A template that cannot be rendered: an unknown name, an unprintable value or a missing file."""
+    """A template cannot be rendered: it has an unknown name, an unprintable value, or a missing file."""
 
 
 class CompileError(CudaTmaError, RuntimeError):
-    """NVRTC rejected the source; the message shows the first error with the lines around it.
+    """NVRTC does not compile the source; the message shows the first error with the lines around it.
+
+    The parameters are also attributes.
 
     Parameters
     ----------
@@ -189,11 +191,13 @@ class CompileError(CudaTmaError, RuntimeError):
 
 
 class LaunchError(FieldError, RuntimeError):
-    """A launch that the device cannot run: shared memory, cluster shape or arguments."""
+    """A launch cannot work on this device: too much shared memory, a wrong cluster, or a wrong list of arguments."""
 
 
 class DriverError(CudaTmaError, RuntimeError):
-    """A CUDA driver or NVRTC call that failed, or a missing driver.
+    """A call of the CUDA driver or of NVRTC failed, or there is no driver.
+
+    The parameters are also attributes.
 
     Parameters
     ----------
@@ -216,13 +220,13 @@ class DriverError(CudaTmaError, RuntimeError):
 
 
 class CacheError(CudaTmaError, RuntimeError):
-    """The kernel cache is not private to its user, not writable, or locked for too long."""
+    """The kernel cache cannot be used: it is not private or not writable, or another process keeps its lock."""
 
 
 class HazardError(CudaTmaError, RuntimeError):
     """The emulator found a race, a deadlock or another hazard.
 
-    The arrays hold the results of the last schedule.
+    The arrays hold the results of the last schedule. ``hazards`` is also an attribute.
 
     Parameters
     ----------
@@ -242,6 +246,8 @@ class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
 
     The message lists the waiting threads and what they wait for. The kernel has ended and the context is usable, but
     the results of the kernel are not valid.
+
+    The parameters are also attributes.
 
     Parameters
     ----------
@@ -266,6 +272,8 @@ class PeerTimeout(CudaTmaError, RuntimeError):  # noqa: N818
 
     The rank has ended, or it is still busy. All results since then are NaN, and the group needs a new AllReduce. A rank
     that gives up stops sending, so ``rank`` may itself have waited for another one.
+
+    The parameters are also attributes.
 
     Parameters
     ----------

@@ -3,7 +3,7 @@
 Bit n is bit n % 8 of byte n // 8. FIELDS has the layout. Its evidence:
 
 - All fields but the next three equal the bytes of an H200's driver, bit for bit, and no other bit is set
-  (docs/lab/verification.md has the counts).
+  (docs/lab/emulator.md has the counts).
 - Swizzle atomicity (sm_100 and up) and the packed formats follow public descriptions; no such GPU was available.
 - Im2col corners have W in the lowest bits of each 16-bit half.
 - Im2col wide (sm_100 and up): no document gives the positions of its corners, pixels and mode. encode_shared() encodes
