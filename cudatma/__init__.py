@@ -1,4 +1,4 @@
-"""cudatma: NVIDIA's Tensor Memory Accelerator from Python, and a Marlin GEMM that uses it."""
+"""NVIDIA's Tensor Memory Accelerator from Python, with int4 and dense GEMM and attention kernels that use it."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -173,7 +173,7 @@ __all__ = [
     "workspace_bytes",
 ]
 
-#: Module -> the public names that it gives, imported when they are first asked for (PEP 562).
+#: Module -> its public names, imported on first use (PEP 562).
 _PUBLIC = {
     "backend": "selected_backend",
     "build.kernel": "compile debugging",

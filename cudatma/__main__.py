@@ -1,4 +1,4 @@
-"""``python -m cudatma``: the console script, where it is not on the PATH."""
+"""``python -m cudatma``, the same as the console script."""
 
 from cudatma.cli import main
 

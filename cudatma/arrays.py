@@ -1,7 +1,7 @@
-"""Arrays of any library as pointer, shape, byte strides, dtype and device; results of the same library.
+"""Arrays of any library as pointer, shape, strides, dtype and device, and results in the same library.
 
-CuPy arrays and torch tensors are read through their attributes; everything else through ``__cuda_array_interface__``
-(version 2 and 3) or DLPack. No library is imported for an array that is not its own, and nothing is ever copied.
+CuPy arrays and torch tensors are read through their attributes, everything else through ``__cuda_array_interface__``
+(versions 2 and 3) or DLPack. An array imports no library but its own, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cudatma.library_streams import current_stream, working_on
 
 _ACCEPTED = "a CuPy, torch or NumPy array, or an object with __cuda_array_interface__ or __dlpack__"
 
-#: torch's dtype names and what they are in NumPy; its quantized and sub-byte types have no counterpart.
+#: torch's dtype names -> NumPy dtypes. The quantized and sub-byte types of torch have no counterpart.
 _TORCH_DTYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(name)
     for name in (
@@ -47,12 +47,12 @@ _ADDRESSES = 1 << 64
 class ArrayInfo:
     """The properties of an array that cudatma uses.
 
-    pointer: address of element [0, ..., 0] (0 is possible where the array has no elements).
-    shape: in NumPy order. strides_bytes: one a dimension, always filled, may be 0 or negative.
-    dtype: NumPy's; bf16 is ml_dtypes.bfloat16. device: CUDA ordinal, None for host memory.
-    owner: the object that keeps the memory alive. kind: "cupy", "torch", "numpy", "cai" or "dlpack".
-    readonly: whether the producer forbids writing. producer: handle of the stream that a reader has to wait for
-    (streams.order_after_producers), None where the array's library keeps the order itself or no stream is named.
+    pointer: address of element [0, ..., 0]; may be 0 if the array has no elements. shape: in NumPy order.
+    strides_bytes: one per dimension; may be 0 or negative. dtype: NumPy's; bf16 is ml_dtypes.bfloat16.
+    device: CUDA ordinal, None for host memory. owner: the object that keeps the memory alive.
+    kind: "cupy", "torch", "numpy", "cai" or "dlpack". readonly: whether the producer forbids writing.
+    producer: handle of the stream that a reader has to wait for (streams.order_after_producers). None if the library of
+    the array orders its work itself, or names no stream.
     """
 
     pointer: int
@@ -74,7 +74,7 @@ class ArrayInfo:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """First byte and one past the last byte that an element occupies; empty (equal) where there are no elements."""
+        """The first byte of the elements and the byte after the last; equal if there are no elements."""
         if self.size_elems == 0:
             return self.pointer, self.pointer
         spans = [(n - 1) * s for n, s in zip(self.shape, self.strides_bytes, strict=True)]
@@ -83,7 +83,7 @@ class ArrayInfo:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements are in C order without gaps (dimensions of one element do not count)."""
+        """Whether the elements are dense in C order. Dimensions of size 1 are ignored."""
         if self.size_elems == 0:
             return True
         return all(
@@ -93,7 +93,7 @@ class ArrayInfo:
 
     @property
     def is_disjoint(self) -> bool:
-        """Whether each axis steps over all elements of the axes with smaller strides, so that no two share a byte."""
+        """Whether no two elements share a byte: each axis steps over all elements of the axes with smaller strides."""
         end = self.dtype.itemsize
         for stride, extent in sorted((abs(s), n) for n, s in zip(self.shape, self.strides_bytes, strict=True)):
             if extent > 1:
@@ -104,12 +104,12 @@ class ArrayInfo:
 
 
 def place_name(device: int | None) -> str:
-    """The location of an array, for errors: ``"the host"`` or ``"device 0"``."""
+    """Return the location of an array for errors: ``"the host"`` or ``"device 0"``."""
     return "the host" if device is None else f"device {device}"
 
 
 def dense_strides(shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]:
-    """Byte strides of a C-ordered array without gaps."""
+    """Return the byte strides of a dense array in C order."""
     strides: list[int] = []
     step = dtype.itemsize
     for extent in reversed(shape):
@@ -119,11 +119,11 @@ def dense_strides(shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]
 
 
 def describe(array: object, field: str = "array") -> ArrayInfo:
-    """An array of any library as an ArrayInfo; an ArrayInfo is returned as it is.
+    """Return the ArrayInfo of an array of any library; an ArrayInfo is returned unchanged.
 
-    ``field`` names the argument in errors. Raises ArgumentTypeError for an object that is no dense array, DriverError
-    where a ``__cuda_array_interface__`` pointer must be located and there is no driver. Nothing waits for the array's
-    producer.
+    ``field`` is the name of the argument in errors. Raises ArgumentTypeError for an object that is not a dense array,
+    and DriverError without a driver if a ``__cuda_array_interface__`` pointer has to be located. Does not wait for the
+    producer of the array.
     """
     if isinstance(array, ArrayInfo):
         return array
@@ -160,7 +160,7 @@ def _from_torch(torch: Any, tensor: Any, field: str) -> ArrayInfo:
     if dtype is None:
         raise ArgumentTypeError(field, str(tensor.dtype), ", ".join(_TORCH_DTYPES), "view it as uint8")
     if tensor.is_neg() or (dtype.kind == "c" and tensor.is_conj()):
-        # The memory holds other values than the tensor shows.
+        # The memory does not hold the values of the tensor.
         raise ArgumentTypeError(
             field, "a lazily negated or conjugated tensor", "a tensor whose memory holds its values", "clone"
         )
@@ -177,7 +177,7 @@ def _from_torch(torch: Any, tensor: Any, field: str) -> ArrayInfo:
 
 
 def _from_cuda_array_interface(array: object, interface: Mapping[str, Any], field: str) -> ArrayInfo:
-    """Source: Numba documentation, CUDA Array Interface (Version 3)."""
+    """Return the ArrayInfo of an object with the CUDA Array Interface. [Numba documentation, Version 3]"""
     if interface.get("mask") is not None:
         raise ArgumentTypeError(field, "a masked array", "an array without a mask")
     try:
@@ -191,10 +191,12 @@ def _from_cuda_array_interface(array: object, interface: Mapping[str, Any], fiel
             field, f"a broken __cuda_array_interface__ ({error})", "typestr, shape and data as in version 3"
         ) from error
     if len(strides) != len(shape):
-        raise ArgumentTypeError(field, f"{len(strides)} strides for {len(shape)} dimensions", "one stride a dimension")
+        raise ArgumentTypeError(
+            field, f"{len(strides)} strides for {len(shape)} dimensions", "one stride per dimension"
+        )
     if any(n < 0 for n in shape):
         raise ArgumentError(f"{field}.shape", shape, "extents of 0 and up")
-    # The interface gives arrays without elements the address 0; with elements it would be written to.
+    # The interface uses address 0 for arrays without elements.
     if not 0 <= pointer < _ADDRESSES or (pointer == 0 and 0 not in shape):
         raise ArgumentError(f"{field}.pointer", hex(pointer), "the address of the array's memory on a device")
     producer = _named_stream(interface, field)
@@ -203,7 +205,7 @@ def _from_cuda_array_interface(array: object, interface: Mapping[str, Any], fiel
 
 
 def _named_stream(interface: Mapping[str, Any], field: str) -> int | None:
-    """The handle that __cuda_array_interface__ gives; 0 would be ambiguous and is not allowed there."""
+    """Return the stream handle of a ``__cuda_array_interface__``; 0 would be ambiguous and is not allowed."""
     producer = interface.get("stream")
     if producer is not None and (type(producer) is not int or producer <= 0):
         raise ArgumentError(f"{field}.stream", repr(producer), "None, or a handle from 1 up")
@@ -211,7 +213,7 @@ def _named_stream(interface: Mapping[str, Any], field: str) -> int | None:
 
 
 def producer_of(array: object) -> int | None:
-    """ArrayInfo.producer of what a tensor map was made from, as the array says it now; None for what is no array."""
+    """Return the present ArrayInfo.producer of a tensor map's owner, None if it is not an array."""
     cupy = sys.modules.get("cupy")
     if array is None or is_torch(array) or (cupy is not None and isinstance(array, cupy.ndarray)):
         return None
@@ -220,10 +222,9 @@ def producer_of(array: object) -> int | None:
 
 
 def pointer_device(pointer: int, field: str = "pointer") -> int:
-    """Ordinal of the device that a device pointer belongs to; the current device for a null pointer.
+    """Return the ordinal of the device that owns a pointer; the current device for a null pointer.
 
-    [CUDA driver API, cuPointerGetAttribute] Raises DriverError without a driver, ArgumentError for an address that CUDA
-    does not know.
+    Raises DriverError without a driver, ArgumentError for an address that CUDA does not know. [cuPointerGetAttribute]
     """
     if pointer == 0:
         return context.current_device()
@@ -237,12 +238,12 @@ def pointer_device(pointer: int, field: str = "pointer") -> int:
 
 @lru_cache(maxsize=1)
 def _pointer_attribute() -> Any:
-    """libcuda's own: cuda.bindings 13.3 says device 0 for every pointer (NVIDIA/cuda-python issue 2928)."""
+    """Return libcuda's cuPointerGetAttribute: that of cuda.bindings 13.3 returns device 0 (cuda-python issue 2928)."""
     return ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute
 
 
 def _from_dlpack(array: Any, field: str) -> ArrayInfo:
-    """Source: DLPack specification, Python interface; Python array API standard, __dlpack_device__."""
+    """Return the ArrayInfo of a DLPack producer. [DLPack; Python array API standard, __dlpack_device__]"""
     try:
         place, _ = (int(part) for part in array.__dlpack_device__())
     except (TypeError, ValueError) as error:
@@ -256,8 +257,8 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
             return _from_numpy(np.from_dlpack(array), array, "dlpack")
         import cupy
 
-        # CuPy hands its current stream to the producer, which orders its work before it: who reads on another stream
-        # waits for that one.
+        # CuPy passes its current stream to the producer, which orders its work before that stream. A reader on another
+        # stream has to wait for CuPy's.
         view = cupy.from_dlpack(array)
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise ArgumentTypeError(field, f"a DLPack producer that cannot be read ({error})", _ACCEPTED) from error
@@ -267,9 +268,9 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
 
 
 def overlaps(a: ArrayInfo, b: ArrayInfo) -> bool:
-    """Whether two arrays may share a byte; False only where they certainly do not.
+    """Return whether two arrays may share a byte; False only if they certainly do not.
 
-    Compares byte extents. Windows of one buffer that are side by side in rows of the same pitch are distinguished.
+    Compares the byte extents, and distinguishes adjacent windows of one buffer with the same row pitch.
     """
     if a.device != b.device or a.size_elems == 0 or b.size_elems == 0:
         return False
@@ -280,12 +281,12 @@ def overlaps(a: ArrayInfo, b: ArrayInfo) -> bool:
     b_pitch, b_width = _rows(b)
     if a_pitch == 0 or a_pitch != b_pitch or max(a_width, b_width) > a_pitch:
         return True
-    # Every byte of `a` is in [a_low, a_low + a_width) modulo the pitch, and likewise for `b`.
+    # Modulo the pitch, every byte of `a` is in [a_low, a_low + a_width), and likewise for `b`.
     return (b_low - a_low) % a_pitch < a_width or (a_low - b_low) % a_pitch < b_width
 
 
 def _rows(array: ArrayInfo) -> tuple[int, int]:
-    """The largest stride (the pitch, 0 if there is none) and the bytes from first to last within one row of it."""
+    """Return the largest stride (the pitch, or 0) and the bytes that one row of it spans."""
     spans = [(abs(s), n) for s, n in zip(array.strides_bytes, array.shape, strict=True) if n > 1 and s != 0]
     low, end = array.extent
     if not spans:
@@ -295,30 +296,30 @@ def _rows(array: ArrayInfo) -> tuple[int, int]:
 
 
 def empty_like_library(reference: object, shape: Sequence[int], dtype: object, stream: int | None = None) -> Any:
-    """An uninitialised C-ordered array of the reference's library and device.
+    """Return an uninitialized C-ordered array of the reference's library and device.
 
-    CuPy, torch and NumPy allocate their own; ``__cuda_array_interface__`` and DLPack producers give CuPy on the device
-    and NumPy on the host. ``dtype`` is anything NumPy takes. stream: handle of the one that will write it, None: the
-    library's current one. A library reuses memory in the order of the stream on which it was allocated, so
-    that memory from another stream may still be read by its last user. Raises ArgumentTypeError for a dtype that torch
-    lacks.
+    CuPy, torch and NumPy allocate their own arrays; for ``__cuda_array_interface__`` and DLPack producers the result is
+    a CuPy array on the device or a NumPy array on the host. ``stream`` is the handle of the stream that writes the
+    array first, by default the current stream of the library: a library reuses memory in the order of the stream on
+    which it was allocated, so its last user may still read memory from another stream. Raises ArgumentTypeError for a
+    dtype that torch lacks.
     """
-    info, found = describe(reference, "reference"), np.dtype(dtype)  # type: ignore[call-overload]
+    info, element = describe(reference, "reference"), np.dtype(dtype)  # type: ignore[call-overload]
     if info.kind == "torch":
         torch = sys.modules["torch"]
-        name = found.name
+        name = element.name
         if name not in _TORCH_DTYPES or not hasattr(torch, name):
             raise ArgumentTypeError("dtype", name, ", ".join(_TORCH_DTYPES))
         place = "cpu" if info.device is None else f"cuda:{info.device}"
         with working_on("torch", info.device, stream):
             return torch.empty(tuple(shape), dtype=getattr(torch, name), device=place)
     if info.device is None:
-        return np.empty(tuple(shape), found)
-    return empty_in_cupy(tuple(shape), found, info.device, stream)
+        return np.empty(tuple(shape), element)
+    return empty_in_cupy(tuple(shape), element, info.device, stream)
 
 
 def empty_in_cupy(shape: tuple[int, ...], dtype: np.dtype[Any], device: int, stream: int | None) -> Any:
-    """An uninitialised CuPy array; stream: as in empty_like_library(). DriverError where CuPy cannot make it."""
+    """Return an uninitialized CuPy array; ``stream`` as in empty_like_library(). Raises DriverError if CuPy fails."""
 
     def make(cupy: Any) -> Any:
         with cupy.cuda.Device(device), working_on("cupy", device, stream):
@@ -327,13 +328,15 @@ def empty_in_cupy(shape: tuple[int, ...], dtype: np.dtype[Any], device: int, str
     return with_cupy("cupy.empty", make)
 
 
-#: cudaErrorInsufficientDriver, which is also said where there is no driver, and cudaErrorNoDevice.
+#: cudaErrorInsufficientDriver, also reported without a driver, and cudaErrorNoDevice.
 _NO_DRIVER, _NO_DEVICE = 35, 100
 
 
 def with_cupy(call: str, function: Callable[[Any], Any]) -> Any:
-    """``function(cupy)``. DriverError that names ``call`` where CuPy is not installed, finds no driver or GPU, or is
-    refused by the CUDA runtime."""
+    """Return ``function(cupy)``.
+
+    Raises DriverError that names ``call`` if CuPy is not installed, finds no driver or GPU, or the CUDA runtime fails.
+    """
     try:
         import cupy
     except ImportError as error:
@@ -348,6 +351,6 @@ def with_cupy(call: str, function: Callable[[Any], Any]) -> Any:
 
 
 def is_torch(owner: object) -> bool:
-    """Whether an object is a torch tensor; imports nothing."""
+    """Return whether an object is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(owner, torch.Tensor)

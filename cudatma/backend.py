@@ -1,4 +1,4 @@
-"""Where results are computed: on the GPU, or on the CPU by the emulator or the reference."""
+"""The backend that computes a result: the GPU, the emulator or the NumPy reference."""
 
 from __future__ import annotations
 
@@ -12,29 +12,48 @@ from cudatma.target import detect
 
 BACKENDS = ("auto", "cuda", "reference", "emulator")
 BACKEND_VARIABLE = "CUDATMA_BACKEND"
-# Said once a process, unless the program has a filter of its own for it.
+# Warn once per process, unless the program has its own filter.
 warnings.simplefilter("once", BackendWarning, append=True)
 
 
 def selected_backend(backend: str | None = None) -> str:
-    """``"cuda"``, ``"reference"`` or ``"emulator"``: the one that is named, else $CUDATMA_BACKEND, else "auto".
+    """Return the backend that a call uses.
 
-    "auto" is "cuda" where the first GPU is one that cudatma launches on, else "emulator"; "cuda" is not
-    checked: a missing driver is reported at the first launch. Raises ArgumentError for another name.
+    Parameters
+    ----------
+    backend : {"auto", "cuda", "reference", "emulator"}, optional
+        The caller's choice. Default: the environment variable ``CUDATMA_BACKEND``, else "auto".
+
+    Returns
+    -------
+    str
+        ``"cuda"``, ``"reference"`` or ``"emulator"``. "auto" is "cuda" if cudatma can launch on the first GPU, else
+        "emulator". "cuda" is returned without a check; the first launch reports a missing driver.
+
+    Raises
+    ------
+    ArgumentError
+        If the name is unknown.
+
+    Examples
+    --------
+    >>> import cudatma
+    >>> cudatma.selected_backend("emulator")
+    'emulator'
     """
-    named = _named(backend)
-    if named == "auto":
+    requested = _requested(backend)
+    if requested == "auto":
         return "cuda" if _has_usable_gpu() else "emulator"
-    return named
+    return requested
 
 
 def backend_for(function: str, explicit: str | None, *, has_reference: bool = True) -> str:
-    """Return selected_backend(), and warn if it is the emulator although neither the call nor the user chose it.
+    """Return selected_backend(), with a BackendWarning if neither the call nor the user chose the CPU.
 
-    The warning is a BackendWarning. The user chooses with $CUDATMA_BACKEND.
+    The user chooses with $CUDATMA_BACKEND.
     """
     chosen = selected_backend(explicit)
-    if chosen != "cuda" and _named(explicit) == "auto":
+    if chosen != "cuda" and _requested(explicit) == "auto":
         faster = f"{BACKEND_VARIABLE}=reference (NumPy) is faster. " if has_reference else ""
         warnings.warn(
             f"{function} computes on the CPU ({chosen}): there is no usable NVIDIA GPU here. {faster}"
@@ -48,8 +67,7 @@ def backend_for(function: str, explicit: str | None, *, has_reference: bool = Tr
 
 
 def _user_stacklevel() -> int:
-    """Return the ``stacklevel`` with which a warning of the caller names the user's line: the nearest frame outside of
-    cudatma and of torch, which calls cudatma's operators and modules."""
+    """Return the ``stacklevel`` of the nearest frame outside cudatma and torch: the user's line."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("cudatma", "torch"):
         frame, level = frame.f_back, level + 1
@@ -57,26 +75,33 @@ def _user_stacklevel() -> int:
 
 
 def device_remedy(remedy: str, device: int | None = None) -> str:
-    """What to do about a host array where a device array is needed: ``remedy``, unless this machine has no GPU for it.
-    device: "" where the array is on one and the backend is wrong."""
+    """Return the remedy for a host array where a device array is needed.
+
+    It is ``remedy`` if the machine has a usable GPU. ``device`` is the ordinal of an array that is on a device: then it
+    is "", because only the backend is wrong.
+    """
     if device is not None:
         return ""
     if _has_usable_gpu():
         return remedy
-    named = os.environ.get(BACKEND_VARIABLE)
-    remedy = f"{BACKEND_VARIABLE} is {named}; unset it, or pass backend='emulator'" if named else "backend='emulator'"
+    requested = os.environ.get(BACKEND_VARIABLE)
+    remedy = (
+        f"{BACKEND_VARIABLE} is {requested}; unset it, or pass backend='emulator'"
+        if requested
+        else "backend='emulator'"
+    )
     return f"this machine has no usable NVIDIA GPU; {remedy} for host arrays"
 
 
-def _named(explicit: str | None) -> str:
-    named, field = explicit, "backend"
-    if named is None:
-        named, field = os.environ.get(BACKEND_VARIABLE) or "auto", BACKEND_VARIABLE
-    if not isinstance(named, str):
-        raise ArgumentTypeError(field, type(named).__name__, ", ".join(BACKENDS))
-    if named not in BACKENDS:
-        raise ArgumentError(field, named, ", ".join(BACKENDS))
-    return named
+def _requested(explicit: str | None) -> str:
+    requested, field = explicit, "backend"
+    if requested is None:
+        requested, field = os.environ.get(BACKEND_VARIABLE) or "auto", BACKEND_VARIABLE
+    if not isinstance(requested, str):
+        raise ArgumentTypeError(field, type(requested).__name__, ", ".join(BACKENDS))
+    if requested not in BACKENDS:
+        raise ArgumentError(field, requested, ", ".join(BACKENDS))
+    return requested
 
 
 @lru_cache(maxsize=1)

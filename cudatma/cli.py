@@ -1,6 +1,6 @@
-"""The console script ``cudatma``: one subcommand for each module of tools/, and the four words that need no module.
+"""The console script ``cudatma``: one subcommand for each module in COMMANDS.
 
-Errors of cudatma are one line on stderr and exit status 2; a closed pipe ends quietly.
+An error of cudatma is one line on stderr and exit status 2; a closed pipe ends quietly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cudatma.errors import ArgumentError, CompileError, CudaTmaError, TuneFileWa
 
 _formatwarning = warnings.formatwarning
 
-#: Subcommand -> (module of tools/, what it does). A subcommand exists where its module does.
+#: Subcommand -> (module of tools/, description). A subcommand exists if its module does.
 COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor", "check driver, GPU, NVRTC, cache and tools; say what does not work, and why"),
     "demo": ("demo", "quantize one real layer and run its GEMM, on the GPU or on the CPU"),
@@ -30,10 +30,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "header": ("export_header", "export the primitives as one self-contained .cuh"),
     "bench": ("bench", "run the benchmarks of a checkout"),
     "tune": ("tune", "find the fastest configurations of a GEMM or of attention on this GPU, and keep them"),
-    "targets": ("targets", "the architectures and their features"),
-    "convert": ("convert", "convert a model of Hugging Face into one with packed int4 layers"),
-    "cache": ("artifacts", "where the compiled kernels are, how much space they take, and how to clear them"),
-    "version": ("version", "versions of cudatma and of what it uses"),
+    "targets": ("targets", "list the architectures and their features"),
+    "convert": ("convert", "convert a Hugging Face model into one with packed int4 layers"),
+    "cache": ("artifacts", "show where the compiled kernels are and how much space they take, or clear them"),
+    "version": ("version", "show the versions of cudatma and its dependencies"),
 }
 
 EXAMPLES = """examples:
@@ -46,8 +46,10 @@ EXAMPLES = """examples:
 
 
 def tools_package() -> ModuleType:
-    """The package ``cudatma.tools``. An installed cudatma has it; in a plain checkout the folder tools/ next to the
-    package gets that name."""
+    """Return the package ``cudatma.tools``.
+
+    An installed cudatma has it; in a checkout, the folder tools/ next to the package takes that name.
+    """
     try:
         return importlib.import_module("cudatma.tools")
     except ModuleNotFoundError as error:
@@ -65,7 +67,7 @@ def tools_package() -> ModuleType:
 
 
 def available() -> dict[str, str]:
-    """Subcommand -> what it does, for those whose module is there."""
+    """Return the description of each subcommand whose module exists."""
     package = tools_package().__name__
     return {
         command: summary
@@ -75,7 +77,7 @@ def available() -> dict[str, str]:
 
 
 def one_line(error: CudaTmaError) -> str:
-    """An error as one line: the first line of its text and, of a failed compile, NVRTC's first complaint."""
+    """Return an error as one line: its first line and, for a CompileError, the first error of NVRTC."""
     lines = str(error).strip().splitlines() or [""]
     parts = [f"cudatma: {type(error).__name__}: {lines[0]}"]
     if isinstance(error, CompileError):
@@ -115,18 +117,18 @@ def _run(argv: Sequence[str]) -> int:
     return int(module.main(arguments) or 0)
 
 
-def _one_line_of_ours(
+def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning of cudatma's without the line of its own code that gave it."""
+    """Format a warning of cudatma without the line of cudatma's code that issued it."""
     if issubclass(category, TuneFileWarning):
         return f"cudatma: {message}\n"
     return _formatwarning(message, category, filename, lineno, line)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma``; returns the exit status: 0 done, 1 a check failed, 2 a wrong call or an error of cudatma."""
-    warnings.formatwarning = _one_line_of_ours
+    """Run ``cudatma`` and return the exit status: 0 done, 1 a check failed, 2 a wrong call or an error of cudatma."""
+    warnings.formatwarning = _format_warning
     try:
         status = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
@@ -138,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"cudatma: out of memory: {error or 'the operands are too large for this machine'}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # The reader has gone; give Python an open stdout to flush at its end.
+        # The reader is gone; Python needs an open stdout to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
-"""Devices and their primary contexts, and what a fork does to them.
+"""Devices, their primary contexts, and the state of the process, also after a fork.
 
-cudatma works in each device's primary context, the one that CuPy, torch and the CUDA runtime use, and keeps it retained
-for the life of the process. Source: CUDA driver API, "Primary Context Management" and "Context Management".
+cudatma works in the primary context of each device, which CuPy, torch and the CUDA runtime use too, and retains it for
+the life of the process. Source: CUDA driver API, "Primary Context Management" and "Context Management".
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Device:
 
 
 class Cache(dict[Any, _Part]):
-    """The newest values by their keys, at most ``limit`` of them. Read without a lock; safe from many threads."""
+    """The newest ``limit`` values by their keys. Readers need no lock; safe from many threads."""
 
     __slots__ = ("limit",)
 
@@ -39,7 +39,7 @@ class Cache(dict[Any, _Part]):
         self.limit = limit
 
     def put(self, key: Any, value: _Part) -> None:
-        """Keep a value. Drops the older half if there are ``limit`` already."""
+        """Store a value, and drop the older half of the cache if it is full."""
         if len(self) >= self.limit:
             for old in list(self)[: max(1, self.limit // 2)]:
                 self.pop(old, None)
@@ -47,10 +47,10 @@ class Cache(dict[Any, _Part]):
 
 
 class Runtime:
-    """The state that lives as long as the process: kernels, calls, plans, workspaces and choice tables.
+    """The state of the process: kernels, calls, plans, workspaces and tables of choices.
 
-    Each module keeps its part under a key of its own, made at its first use. A forked child starts with a new Runtime.
-    Tests run in one of their own: ``with using_runtime(Runtime()): ...``. Safe from many threads.
+    Each module stores its part under its own key at the first use. A forked child starts with a new Runtime. A test can
+    use its own: ``with using_runtime(Runtime()): ...``. Safe from many threads.
     """
 
     def __init__(self) -> None:
@@ -58,24 +58,24 @@ class Runtime:
         self._lock = threading.RLock()
 
     def part(self, key: Any, make: Callable[[], _Part] | None = None) -> _Part:
-        """Return the part under a key. ``make`` makes it if it is missing; by default the key is its class."""
-        found: _Part | None = self.parts.get(key)
-        if found is None:
+        """Return the part with this key, created by ``make`` (default: the key, a class) if it is missing."""
+        part: _Part | None = self.parts.get(key)
+        if part is None:
             with self._lock:
-                found = self.parts.get(key)
-                if found is None:
-                    found = self.parts[key] = (make or key)()
-        return found
+                part = self.parts.get(key)
+                if part is None:
+                    part = self.parts[key] = (make or key)()
+        return part
 
 
 def runtime() -> Runtime:
-    """Return the Runtime in use."""
+    """Return the current Runtime."""
     return in_use
 
 
 @contextlib.contextmanager
 def using_runtime(other: Runtime) -> Iterator[Runtime]:
-    """Use another Runtime, in all threads, until the block ends."""
+    """Use another Runtime in all threads until the block ends."""
     global in_use
     previous, in_use = in_use, other
     try:
@@ -89,19 +89,19 @@ _STREAM_CAPTURE_IMPLICIT = 906
 _lock = threading.Lock()
 _devices: dict[int, Device] = {}
 _contexts: dict[int, Any] = {}
-#: Whether this process has called cuInit through us, and whether it is the fork of one that had.
+#: Whether this process has called initialise(), and whether it was forked from one that had.
 _initialised = False
 forked = False
-#: What must be renewed in a forked child, by the object's identity.
+#: Object -> the function that renews its locks and handles in a forked child.
 _renewals: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 _Renewed = TypeVar("_Renewed")
-#: The Runtime in use, which the hot path reads here.
+#: The current Runtime; the hot path reads it directly.
 in_use = Runtime()
 
 
 def _note_fork() -> None:
     global _lock, forked, _initialised, in_use
-    _lock = threading.Lock()  # another thread of the parent may have held it
+    _lock = threading.Lock()  # another thread of the parent may hold the old one
     forked = forked or _initialised
     _initialised = False
     in_use = Runtime()
@@ -115,12 +115,12 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def after_fork(renewed: _Renewed, renew: Callable[[_Renewed], None]) -> None:
-    """Call ``renew(renewed)`` in each forked child for as long as the object lives: for its locks and handles."""
+    """Call ``renew(renewed)`` in each forked child as long as the object lives, to replace its locks and handles."""
     _renewals[renewed] = renew
 
 
 def require_no_fork() -> None:
-    """Raise LaunchError in a process that was forked from one that had initialised CUDA: no context survives that."""
+    """Raise LaunchError if the process was forked after CUDA was initialized: no context survives a fork."""
     if forked:
         raise LaunchError(
             "process",
@@ -131,7 +131,10 @@ def require_no_fork() -> None:
 
 
 def initialise() -> Any:
-    """cuda.bindings' driver module after cuInit. Raises DriverError without a driver, LaunchError after a fork."""
+    """Return cuda.bindings' driver module after cuInit.
+
+    Raises DriverError without a driver, LaunchError after a fork.
+    """
     global _initialised
     require_no_fork()
     from cuda.bindings import driver
@@ -143,7 +146,7 @@ def initialise() -> Any:
             if not isinstance(error, DriverError):
                 no_driver("cuInit", error)
             if error.code == int(driver.CUresult.CUDA_ERROR_NOT_INITIALIZED):
-                # What the driver answers in the fork of a process in which another library had initialised it.
+                # The result in a process that was forked after another library initialized the driver.
                 detail = f"{error.detail}; if this process was forked after CUDA was used, start it with 'spawn'"
                 raise DriverError("cuInit", error.code, detail) from error
             raise
@@ -152,7 +155,7 @@ def initialise() -> Any:
 
 
 def device(ordinal: int) -> Device:
-    """The GPU with this ordinal. Raises LaunchError for an invalid ordinal, DriverError without a driver."""
+    """Return the GPU with this ordinal. Raises LaunchError for an invalid ordinal, DriverError without a driver."""
     known = _devices.get(ordinal)
     if known is not None:
         return known
@@ -175,7 +178,7 @@ def device(ordinal: int) -> Device:
 
 
 def primary_context(ordinal: int) -> Any:
-    """The device's primary context (CUcontext), retained once."""
+    """Return the primary context of a device (CUcontext), retained once."""
     context = _contexts.get(ordinal)
     if context is None:
         device(ordinal)
@@ -190,7 +193,7 @@ def primary_context(ordinal: int) -> Any:
 
 
 def current_device() -> int:
-    """Ordinal of the calling thread's current context, 0 if it has none."""
+    """Return the ordinal of the calling thread's current context, 0 if it has none."""
     driver = initialise()
     if int(check(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")) == 0:
         return 0
@@ -199,19 +202,19 @@ def current_device() -> int:
 
 @contextlib.contextmanager
 def using(ordinal: int) -> Iterator[Any]:
-    """Run a block with the device's primary context current; yields cuda.bindings' driver module.
+    """Run a block with the primary context of a device current; yields the driver module of cuda.bindings.
 
-    A thread that has no context keeps this one, as with the CUDA runtime; any other comes back afterwards.
+    A thread without a context keeps this one, as with the CUDA runtime. Any other context is restored.
     """
-    driver, wanted = initialise(), primary_context(ordinal)
+    driver, primary = initialise(), primary_context(ordinal)
     current = int(check(driver.cuCtxGetCurrent(), "cuCtxGetCurrent"))
-    if current == int(wanted):
+    if current == int(primary):
         yield driver
     elif current == 0:
-        check(driver.cuCtxSetCurrent(wanted), "cuCtxSetCurrent")
+        check(driver.cuCtxSetCurrent(primary), "cuCtxSetCurrent")
         yield driver
     else:
-        check(driver.cuCtxPushCurrent(wanted), "cuCtxPushCurrent")
+        check(driver.cuCtxPushCurrent(primary), "cuCtxPushCurrent")
         try:
             yield driver
         finally:
@@ -220,9 +223,9 @@ def using(ordinal: int) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def outside_captures(driver: Any) -> Iterator[None]:
-    """Run driver calls that allocate, free or load although this or another thread may be capturing a graph.
+    """Run driver calls that allocate, free or load while this or another thread may be capturing a graph.
 
-    [CUDA driver API, cuThreadExchangeStreamCaptureMode] In the default mode such a call spoils every open capture.
+    In the default mode such a call invalidates every open capture. [CUDA driver API, cuThreadExchangeStreamCaptureMode]
     """
     call = "cuThreadExchangeStreamCaptureMode"
     relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -234,10 +237,10 @@ def outside_captures(driver: Any) -> Iterator[None]:
 
 
 def is_capturing(driver: Any, stream: int) -> bool:
-    """Whether a stream is being captured into a graph. The current context is the stream's.
+    """Return whether a graph capture is in progress on a stream of the current context.
 
     Raises LaunchError for the legacy default stream while another stream captures: the driver does not answer then, and
-    a launch would spoil the capture. Raises DriverError. [CUDA driver API, cuStreamIsCapturing]
+    a launch would invalidate the capture. Raises DriverError. [CUDA driver API, cuStreamIsCapturing]
     """
     result = driver.cuStreamIsCapturing(stream)
     if int(result[0]) == _STREAM_CAPTURE_IMPLICIT:

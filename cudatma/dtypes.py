@@ -1,4 +1,4 @@
-"""One table of element types: NumPy/CuPy dtype <-> CUDA C++ type <-> TMA enum <-> bytes.
+"""Element types: NumPy or CuPy dtype, CUDA C++ type, TMA enumeration and size.
 
 Source: CUDA driver API, CUtensorMapDataType; PTX ISA, "Tensor Data Types".
 """
@@ -20,12 +20,11 @@ BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 class TmaType:
     """One of the 16 element types of a tensor map.
 
-    name: the driver's name without its prefix, lower case. driver_value: CUtensorMapDataType.
-    descriptor_format: the number in bits 71-74 of the 128 bytes (tf32 is f32 with bit 80).
-    element_bits: bits of one element in global memory (4 and 6 for the packed types).
-    element_bytes: bytes of one element in shared memory and in strides; 1 for the packed types, which are counted in
-    groups of 16 (packed_elems).
-    numpy: the dtype that an array must have to be described without naming a type; None where NumPy has none.
+    name: the driver's name without its prefix, in lower case. driver_value: CUtensorMapDataType.
+    descriptor_format: the number in bits 71-74 of the 128 bytes (tf32 is f32 with bit 80 set).
+    element_bits: bits of an element in global memory (4 or 6 for the packed types).
+    numpy: the dtype of arrays with this type by default, None if NumPy has none.
+    packed: whether elements are counted in groups of 16.
     """
 
     name: str
@@ -38,6 +37,7 @@ class TmaType:
 
     @property
     def element_bytes(self) -> int:
+        """Bytes of an element in shared memory and in strides; 1 for the packed types."""
         return max(1, self.element_bits // 8)
 
     @property
@@ -71,31 +71,31 @@ TMA_TYPES: dict[str, TmaType] = {
     )
 }
 
-#: NumPy dtypes that TMA has no type of its own for, and the unsigned type of the same width that carries their bits.
+#: NumPy dtypes without a TMA type -> the unsigned type of the same width that carries their bits.
 _CARRIED = {"int8": "uint8", "bool": "uint8", "int16": "uint16"}
 _BY_NUMPY = {t.numpy: t for t in TMA_TYPES.values() if t.numpy is not None}
 
 
 def tma_type(dtype: object) -> TmaType:
-    """The TmaType for a name (``"tfloat32"``), a TmaType or anything NumPy takes as a dtype (bf16 through ml_dtypes).
+    """Return the TmaType for a name (``"tfloat32"``), a TmaType or a NumPy dtype (bf16 through ml_dtypes).
 
-    int8, bool and int16 are carried as unsigned integers of their width. Raises DescriptorError otherwise.
+    Unsigned integers of the same width carry int8, bool and int16. Raises DescriptorError for anything else.
     """
     if isinstance(dtype, TmaType):
         return dtype
     if isinstance(dtype, str) and dtype.lower() in TMA_TYPES:
         return TMA_TYPES[dtype.lower()]
     try:
-        found = None if dtype is None else np.dtype(dtype)  # type: ignore[call-overload]
+        array_dtype = None if dtype is None else np.dtype(dtype)  # type: ignore[call-overload]
     except TypeError:
-        found = None
-    if found is not None:
-        if found in _BY_NUMPY and found.isnative:
-            return _BY_NUMPY[found]
-        if found.name in _CARRIED:
-            return TMA_TYPES[_CARRIED[found.name]]
+        array_dtype = None
+    if array_dtype is not None:
+        if array_dtype in _BY_NUMPY and array_dtype.isnative:
+            return _BY_NUMPY[array_dtype]
+        if array_dtype.name in _CARRIED:
+            return TMA_TYPES[_CARRIED[array_dtype.name]]
     remedy = "convert the array, or describe it as uint8"
-    if found == np.complex64:
+    if array_dtype == np.complex64:
         remedy = 'dtype="uint64" copies its bits; TMA has no complex type'
     raise DescriptorError("dtype", dtype, ", ".join(TMA_TYPES), remedy)
 
@@ -117,7 +117,7 @@ ACTIVATION_TYPES: dict[str, ActivationType] = {
 
 
 def activation_type(dtype: object, field: str = "dtype") -> ActivationType:
-    """fp16 or bf16 from a name or anything NumPy takes as a dtype; ArgumentTypeError otherwise."""
+    """Return fp16 or bf16 for a name or a NumPy dtype. Raises ArgumentTypeError for anything else."""
     if isinstance(dtype, ActivationType):
         return dtype
     try:

@@ -1,7 +1,7 @@
-"""All errors of cudatma, and the check of results of the driver and NVRTC.
+"""Errors and warnings of cudatma, and the check of CUDA driver and NVRTC results.
 
-The first line of an error names the field, what it got, what is allowed, and what to do. Each class is also a
-ValueError, TypeError or RuntimeError, so that code can catch it without importing cudatma.
+An error states which field is wrong, what it got, what is allowed and what to do. Each class also derives from
+ValueError, TypeError or RuntimeError, so code that does not know cudatma can catch it.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any, NoReturn, TypeVar
 
 _Error = TypeVar("_Error", bound="FieldError")
 
-#: Lines of a log that names no line which a CompileError shows.
+#: Lines of the log in a CompileError if the log names no line of the source.
 _LOG_LINES = 12
 _LONGEST_NAME = 80
 _LONG_INT = 10**40
-#: Characters of a text that an error shows.
+#: Longest text, in characters, that an error shows in full.
 _LONG_TEXT = 200
 
 
 def counted(count: int, noun: str) -> str:
-    """``"1 block"``, ``"2 blocks"``."""
+    """Return a count with its noun: ``"1 block"``, ``"2 blocks"``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def duration(seconds: float) -> str:
-    """Return a time with the unit that suits it: ``"4.76 us"``, ``"221 ms"``, ``"43.1 s"``, ``"2 min 5 s"``."""
+    """Return a time in a suitable unit: ``"4.76 us"``, ``"221 ms"``, ``"43.1 s"``, ``"2 min 5 s"``."""
     if not seconds:
         return "0 s"
     if seconds < 0.9995:
@@ -41,43 +41,45 @@ def duration(seconds: float) -> str:
 
 
 def similar(got: str, known: Iterable[str]) -> str:
-    """The name that may be meant, or "" if no name is similar. Names with other numbers do not count as similar:
-    sm_80 is no typing error for sm_90."""
+    """Return the known name that ``got`` may be a misspelling of, or "".
+
+    Names with different numbers are not similar: sm_80 is not a misspelling of sm_90.
+    """
     digits = re.sub(r"\D", "", got)
     candidates = [name for name in known if " " not in name and re.sub(r"\D", "", name) == digits]
     close = difflib.get_close_matches(got, candidates, 3) if candidates and len(got) < _LONGEST_NAME else []
     longer = [name for name in close if name.startswith(got)]
-    found = [*longer, *close]
-    return found[0] if found and found[0] != got else ""
+    names = [*longer, *close]
+    return names[0] if names and names[0] != got else ""
 
 
 def shown(value: object) -> str:
-    """``repr(value)``; of an int too long to be read, its size."""
+    """Return ``repr(value)``, or the size of an int that is too long to read."""
     if isinstance(value, int) and abs(value) >= _LONG_INT:
         return f"an int of {value.bit_length()} bits"
     return repr(value)
 
 
 def _given(got: object) -> str:
-    """Return a value as the first line of an error shows it: unquoted text, unless it would break the line."""
+    """Return a value as the first line of an error shows it: printable text without quotes, long text cut off."""
     text = shown(got) if not isinstance(got, str) else got if got.isprintable() else repr(got)
     return text if len(text) <= _LONG_TEXT else f"{text[:_LONG_TEXT]}... ({len(text)} characters)"
 
 
-#: CUDA release -> PyPI packages with the driver bindings, NVRTC and CuPy, as in the extras of pyproject.toml.
+#: CUDA release -> packages with the driver bindings, NVRTC and CuPy; the same as the extras of pyproject.toml.
 CUDA_PACKAGES = {
     12: "'cuda-python>=12.9,<13' 'nvidia-cuda-nvrtc-cu12>=12.9,<13' 'cupy-cuda12x>=13.6'",
     13: "'cuda-python>=13.0,<14' 'nvidia-cuda-nvrtc>=13.0,<14' 'cupy-cuda13x>=14.0'",
 }
-INSTALL_CUDA = f"pip install {CUDA_PACKAGES[13]}; where the driver stops at CUDA 12: {CUDA_PACKAGES[12]}"
+INSTALL_CUDA = f"pip install {CUDA_PACKAGES[13]}; for a driver that supports only CUDA 12: {CUDA_PACKAGES[12]}"
 
 
 class CudaTmaError(Exception):
-    """Base of all errors raised by cudatma."""
+    """Base class of all errors that cudatma raises."""
 
 
 class BackendWarning(RuntimeWarning):
-    """A public function computes on the CPU because this machine has no usable GPU."""
+    """A function computes on the CPU because this machine has no usable GPU."""
 
 
 class TuneFileWarning(RuntimeWarning):
@@ -85,24 +87,28 @@ class TuneFileWarning(RuntimeWarning):
 
 
 class FieldError(CudaTmaError):
-    """A value breaks a rule.
+    """A value breaks a rule; base class of most errors.
 
-    Attributes
+    Parameters
     ----------
     field : str
-        Name of the value, dotted and indexed: ``"box[1]"``.
+        Name of the argument or field, dotted and indexed: ``"box[1]"``.
     got : object
         The value.
     allowed : str
         Values that are allowed.
-    remedy : str
-        What to do, or "".
+    remedy : str, default: ""
+        What to do.
+
+    Notes
+    -----
+    The parameters are also attributes. The first line of the message states the field, the value and what is allowed.
     """
 
     def __init__(self, field: str, got: object, allowed: str, remedy: str = "") -> None:
         self.field, self.got, self.allowed, self.remedy = field, got, allowed, remedy
         is_typed = isinstance(got, str) and not field.endswith(".dtype") and not got.startswith(("torch.", "no "))
-        meant = similar(str(got), allowed.split(", ")) if is_typed else ""  # else it is no typing error
+        meant = similar(str(got), allowed.split(", ")) if is_typed else ""  # only a typed name is misspelled
         text = f"{field}: got {_given(got)}{f' (did you mean {meant}?)' if meant else ''}; allowed: {allowed}"
         super().__init__(f"{text}. {remedy}" if remedy else text)
 
@@ -110,7 +116,18 @@ class FieldError(CudaTmaError):
         return (type(self), (self.field, self.got, self.allowed, self.remedy))
 
     def renamed(self: _Error, names: Mapping[str, str]) -> _Error:
-        """Return the same error with the caller's name of the field, ``names[field]``, if that exists."""
+        """Return the same error with the caller's name of the field.
+
+        Parameters
+        ----------
+        names : mapping of str to str
+            Field -> name in the caller's signature. Other fields keep their names.
+
+        Returns
+        -------
+        FieldError
+            An error of the same class.
+        """
         return type(self)(names.get(self.field, self.field), self.got, self.allowed, self.remedy)
 
 
@@ -143,18 +160,22 @@ class TemplateError(CudaTmaError, ValueError):
 
 
 class CompileError(CudaTmaError, RuntimeError):
-    """NVRTC does not compile the source.
+    """NVRTC does not compile the source; the message shows the first error with the lines around it.
 
-    The message shows the first error with the lines around it, and the folder of the artifacts.
+    The parameters are also attributes.
 
-    Attributes
+    Parameters
     ----------
-    log, source : str
-        The whole log and source.
-    excerpt : str
-        The lines of both that the message shows.
-    folder : str or None
-        The folder that contains them, None if they were not kept.
+    message : str
+        First line of the error.
+    log : str, default: ""
+        Complete compiler log.
+    source : str, default: ""
+        Complete CUDA source.
+    folder : str, optional
+        Folder with the artifacts, None if nothing was kept.
+    excerpt : str, default: ""
+        Part of the log and the source that the message shows. Default: the first lines of the log.
     """
 
     def __init__(
@@ -176,14 +197,18 @@ class LaunchError(FieldError, RuntimeError):
 class DriverError(CudaTmaError, RuntimeError):
     """A call of the CUDA driver or of NVRTC failed, or there is no driver.
 
-    Attributes
+    The parameters are also attributes.
+
+    Parameters
     ----------
     call : str
         Name of the function.
     code : int or None
-        Its result, None without a driver.
-    detail, remedy : str
-        Name of the result, and what to do.
+        Result of the function, None without a driver.
+    detail : str
+        Name of the result, or what is missing.
+    remedy : str, default: ""
+        What to do.
     """
 
     def __init__(self, call: str, code: int | None, detail: str, remedy: str = "") -> None:
@@ -195,18 +220,20 @@ class DriverError(CudaTmaError, RuntimeError):
 
 
 class CacheError(CudaTmaError, RuntimeError):
-    """The cache of artifacts cannot be used: it is not private or not writable, or another process keeps its lock."""
+    """The kernel cache cannot be used: it is not private or not writable, or another process keeps its lock."""
 
 
 class HazardError(CudaTmaError, RuntimeError):
     """The emulator found a race, a deadlock or another hazard.
 
-    The arrays contain the results of the last schedule.
+    The arrays hold the results of the last schedule. ``hazards`` is also an attribute.
 
-    Attributes
+    Parameters
     ----------
-    hazards : tuple of Hazard
-        The hazards, as in ``Report.hazards``.
+    message : str
+        Report of the hazards.
+    hazards : sequence of Hazard
+        The same as ``hazards`` of a Report.
     """
 
     def __init__(self, message: str, hazards: Sequence[Any] = ()) -> None:
@@ -215,16 +242,20 @@ class HazardError(CudaTmaError, RuntimeError):
 
 
 class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
-    """A kernel compiled with ``debug=True`` waited too long, or was about to cause a trap.
+    """A kernel compiled with ``debug=True`` waited too long, or attempted an operation that the hardware would trap.
 
-    The message has a table of the waits. The kernel has ended and the context is usable, but the results of the kernel
-    are not valid.
+    The message lists the waiting threads and what they wait for. The kernel has ended and the context is usable, but
+    the results of the kernel are not valid.
 
-    Attributes
+    The parameters are also attributes.
+
+    Parameters
     ----------
-    waits : tuple of hang.StuckWait
-        The waits, first the one that expired or was refused.
-    kernel : str
+    message : str
+        The report.
+    waits : sequence of StuckWait
+        The waits. The first one timed out or was refused.
+    kernel : str, default: ""
         Name of the kernel.
     """
 
@@ -237,19 +268,21 @@ class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
 
 
 class PeerTimeout(CudaTmaError, RuntimeError):  # noqa: N818
-    """A rank of a process group did not send its part of an all-reduce in time: it ended, or it is still busy.
+    """A rank of a process group did not send its part of an all-reduce in time.
 
-    The results since then are NaNs, and the group needs a new AllReduce. A rank that gave up sends nothing more, so
-    ``rank`` may itself have waited in vain for another rank.
+    The rank has ended, or it is still busy. All results since then are NaN, and the group needs a new AllReduce. A rank
+    that gives up stops sending, so ``rank`` may itself have waited for another one.
 
-    Attributes
+    The parameters are also attributes.
+
+    Parameters
     ----------
     rank : int
         The rank that did not send.
     launch : int
         Number of the all-reduce.
     seconds : float
-        Time that this rank waited.
+        Time waited.
     """
 
     def __init__(self, rank: int, launch: int, seconds: float) -> None:
@@ -262,15 +295,15 @@ class PeerTimeout(CudaTmaError, RuntimeError):  # noqa: N818
 
 
 def no_driver(call: str, error: Exception) -> NoReturn:
-    """Turn cuda.bindings' missing-library exception into a DriverError. [cuda.bindings raises instead of returning]"""
+    """Raise a DriverError for the exception with which cuda.bindings reports a missing library."""
     remedy = "install NVIDIA's driver, or compute on the CPU: NumPy arrays and backend='emulator'"
     raise DriverError(call, None, f"no CUDA driver on this machine ({error})", remedy) from error
 
 
 def check(result: tuple[Any, ...], call: str) -> Any:
-    """Unpack a ``cuda.bindings`` result tuple ``(code, value...)``.
+    """Return the values of a cuda.bindings result ``(code, value...)``: None, one value or a tuple.
 
-    Returns the value (None, one value, or a tuple); raises DriverError that names ``call`` unless the code is 0.
+    Raises DriverError with the name of the call unless the code is 0.
     """
     code = result[0]
     if int(code) != 0:

@@ -1,13 +1,13 @@
-"""What a TMA box looks like in shared memory: swizzle, pitch, footprint, alignment and banks. Pure arithmetic.
+"""The layout of a TMA box in shared memory: swizzle, pitch, footprint, alignment and bank conflicts.
 
-**NumPy order and TMA order.** NumPy lists the outermost dimension first, a tensor map lists the innermost first.
-to_tma_order() is the one place where the first becomes the second; whatever carries ``dims``, ``box``,
-``element_strides`` or ``coords`` in this project is in TMA order unless its docstring says otherwise.
+**NumPy order and TMA order.** NumPy lists the outermost dimension first, a tensor map the innermost. Only
+to_tma_order() converts between them. In this project ``dims``, ``box``, ``element_strides`` and ``coords`` are in TMA
+order unless a docstring says otherwise.
 
 Sources: PTX ISA 5.5.7 "Swizzling Modes", 5.5.6 "Interleave Layout", 5.5.3.2 "Traversal-Stride"; CUDA driver API,
 cuTensorMapEncodeTiled. The 32B, 64B and 128B swizzles, the padding of rows to the swizzle span and the bytes of
-interleaved boxes are measured on an H200; the ATOM swizzles (sm_100 and up) follow the PTX ISA's tables and are not
-measured.
+interleaved boxes were measured on an H200. The ATOM swizzles (sm_100 and up) follow the tables of the PTX ISA and were
+not measured.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ WARP_LANES = 32
 
 
 class Mode(IntEnum):
-    """Base of the tensor map's enumerations: the values are the driver's."""
+    """Base class of the enumerations of a tensor map, with the values of the driver."""
 
     @property
     def label(self) -> str:
-        """The name that people write: ``"none"``, ``"128B"``, ``"128B_ATOM_32B"``."""
+        """The name in text: ``"none"``, ``"128B"``, ``"128B_ATOM_32B"``."""
         if not (self.name.startswith("B") and self.name[1:2].isdigit()):
             return self.name.lower()
         width, _, rest = self.name[1:].partition("_")
@@ -43,7 +43,7 @@ class Mode(IntEnum):
 
     @classmethod
     def parse(cls: type[M], value: object, field: str) -> M:
-        """A member from a member, its integer value or its label in any case; DescriptorError that names ``field``."""
+        """Return the member with a value or label, in any case. Raises DescriptorError that names ``field``."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
@@ -56,7 +56,7 @@ class Mode(IntEnum):
 
 
 class Swizzle(Mode):
-    """How 16-byte chunks are permuted in shared memory (CUtensorMapSwizzle)."""
+    """Permutation of 16-byte chunks in shared memory (CUtensorMapSwizzle)."""
 
     NONE = 0
     B32 = 1
@@ -68,20 +68,20 @@ class Swizzle(Mode):
 
     @property
     def span_bytes(self) -> int:
-        """Bytes within which chunks are permuted, and the least pitch of a row; 0 without swizzle."""
+        """Bytes within which chunks are permuted, and the minimum row pitch; 0 without swizzle."""
         return 0 if self is Swizzle.NONE else min(16 << int(self), 128)
 
     @property
     def is_atom(self) -> bool:
-        """Whether it is one of the 128B swizzles with 32B or 64B atomicity (target feature ``swizzle_atoms``)."""
+        """Whether it is a 128B swizzle with 32B or 64B atomicity (feature ``swizzle_atoms``)."""
         return self >= Swizzle.B128_ATOM_32B
 
 
 class Interleave(Mode):
     """Interleaved channel slices, NC/8HWC8 and NC/16HWC16 (CUtensorMapInterleave).
 
-    The dimensions of such a map are, innermost first, W, H, D, C, N (no H and D at rank 3, no D at rank 4). One element
-    of W is a whole slice of channels, and one step of C leads to the next slice.
+    The dimensions of such a map are W, H, D, C, N, innermost first (no H and D at rank 3, no D at rank 4). An element
+    of W is a whole slice of channels, and a step of C moves to the next slice.
     """
 
     NONE = 0
@@ -95,11 +95,11 @@ class Interleave(Mode):
 
 
 def to_tma_order(values: Iterable[int]) -> tuple[int, ...]:
-    """NumPy's outermost-first order reversed into TMA's innermost-first order."""
+    """Return values in NumPy order, outermost first, in TMA order, innermost first."""
     return tuple(reversed(tuple(values)))
 
 
-#: (mask, shift) pairs: address bits under the mask are XORed with the bits ``shift`` places higher.
+#: (mask, shift) pairs: the address bits of the mask are XORed with the bits ``shift`` positions higher.
 _XOR: dict[Swizzle, tuple[tuple[int, int], ...]] = {
     Swizzle.NONE: (),
     Swizzle.B32: ((0x10, 3),),
@@ -116,11 +116,11 @@ def swizzle(address: int, mode: Swizzle) -> int: ...
 @overload
 def swizzle(address: NDArray[np.int64], mode: Swizzle) -> NDArray[np.int64]: ...
 def swizzle(address: int | NDArray[np.int64], mode: Swizzle) -> int | NDArray[np.int64]:
-    """The place under ``mode`` of the byte that the plain layout puts at ``address``.
+    """Return the address at which a swizzle stores the byte that the plain layout stores at ``address``.
 
-    ``address`` is an absolute shared-memory byte address (an int or an int64 array), never an offset into a buffer:
-    the hardware XORs address bits. The function is its own inverse. Source: PTX ISA 5.5.7 and, for 32B, 64B and
-    128B, measurement; in the flip mode every odd 128-byte line also swaps the halves of its 16-byte chunks.
+    ``address`` is an absolute byte address in shared memory (an int or an int64 array), never an offset into a buffer:
+    the hardware XORs address bits. The function is its own inverse. Source: PTX ISA 5.5.7 and, for 32B, 64B and 128B,
+    measurement. In the flip mode every odd 128-byte line also swaps the halves of its 16-byte chunks.
     """
     result = address
     for mask, shift in _XOR[mode]:
@@ -129,18 +129,18 @@ def swizzle(address: int | NDArray[np.int64], mode: Swizzle) -> int | NDArray[np
 
 
 def required_alignment(mode: Swizzle) -> int:
-    """Bytes to which the shared-memory destination is to be aligned: 128, 256, 512 or 1024.
+    """Return the alignment of the shared-memory destination in bytes: 128, 256, 512 or 1024.
 
-    128 is what cp.async.bulk.tensor asks for; a swizzle's pattern repeats after 256 (32B), 512 (64B) or 1024 bytes
-    (128B), and a base on that boundary makes the pattern start with its first line, as wgmma descriptors expect.
-    The ATOM modes repeat sooner, but the PTX ISA names 1024 for every 128-byte swizzle.
+    cp.async.bulk.tensor requires 128. The pattern of a swizzle repeats after 256 (32B), 512 (64B) or 1024 bytes (128B);
+    with this alignment a box starts at the first line of the pattern, as wgmma descriptors expect. The ATOM modes
+    repeat sooner, but the PTX ISA specifies 1024 for every 128-byte swizzle.
     """
     return max(128, 8 * mode.span_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class BoxLayout:
-    """A box in shared memory: ``rows`` rows of ``row_bytes`` each, ``pitch_bytes`` apart."""
+    """A box in shared memory: ``rows`` rows of ``row_bytes`` bytes at a distance of ``pitch_bytes``."""
 
     rows: int
     row_bytes: int
@@ -148,19 +148,19 @@ class BoxLayout:
 
     @property
     def expected_bytes(self) -> int:
-        """What the mbarrier counts: the box without padding, elements outside of the tensor included."""
+        """Bytes that the mbarrier counts: the box without padding, including elements outside the tensor."""
         return self.rows * self.row_bytes
 
     @property
     def footprint_bytes(self) -> int:
-        """What the box occupies in shared memory, padding of narrow rows to the swizzle span included."""
+        """Shared memory of the box, including the padding of narrow rows to the swizzle span."""
         return self.rows * self.pitch_bytes
 
 
 def traversed(box: Sequence[int], element_strides: Sequence[int], interleave: Interleave) -> tuple[int, ...]:
-    """Elements that arrive in each dimension (TMA order): ceil(box[i] / element_strides[i]).
+    """Return the elements that arrive in each dimension (TMA order): ceil(box[i] / element_strides[i]).
 
-    Without interleave element_strides[0] is ignored: all of box[0] arrives.
+    Without interleave the hardware ignores element_strides[0], and all of box[0] arrives.
     """
     counts = [-(-size // step) for size, step in zip(box, element_strides, strict=True)]
     if interleave is Interleave.NONE:
@@ -169,20 +169,21 @@ def traversed(box: Sequence[int], element_strides: Sequence[int], interleave: In
 
 
 def box_layout(counts: Sequence[int], element_bits: int, mode: Swizzle = Swizzle.NONE) -> BoxLayout:
-    """The layout of ``counts`` elements in each dimension (TMA order, innermost first, all positive), no interleave.
+    """Return the layout of a box without interleave.
 
-    ``element_bits`` is the size of an element in shared memory. Rows narrower than the swizzle span are padded to it.
+    ``counts`` are the elements of each dimension in TMA order, all positive, and ``element_bits`` the size of an
+    element in shared memory. Rows narrower than the swizzle span are padded to it.
     """
     row_bytes = counts[0] * element_bits // 8
     return BoxLayout(prod(counts[1:]), row_bytes, max(row_bytes, mode.span_bytes))
 
 
 def interleaved_layout(pixels: int, rows: int, interleave: Interleave, mode: Swizzle = Swizzle.NONE) -> BoxLayout:
-    """The layout of ``rows`` rows of ``pixels`` pixels along W, each one slice of channels.
+    """Return the layout of ``rows`` rows of ``pixels`` pixels along W, each pixel one slice of channels.
 
-    Whatever the element type is, a pixel counts and takes one slice: 16 or 32 bytes. Rows follow each other without
-    gaps, also where they are narrower than the swizzle span (1500 boxes on an H200), so that all of them are given as
-    one; its pitch is a multiple of the span, within which chunks are permuted.
+    A pixel counts and occupies one slice, 16 or 32 bytes, with any element type. Rows are contiguous even if they are
+    narrower than the swizzle span (1500 boxes on an H200), so the layout has a single row. Its pitch is a multiple of
+    the span within which chunks are permuted.
     """
     size = rows * pixels * interleave.slice_bytes
     span = max(mode.span_bytes, interleave.slice_bytes)
@@ -190,12 +191,12 @@ def interleaved_layout(pixels: int, rows: int, interleave: Interleave, mode: Swi
 
 
 def wavefronts(addresses: Iterable[int | None], access_bytes: int) -> tuple[int, int]:
-    """Shared-memory wavefronts of one warp access, and the least number that the same lanes could need.
+    """Return the shared-memory wavefronts of one warp access, and the minimum for these lanes.
 
-    addresses: a byte address for each lane, None for an inactive one; at most 32.
-    access_bytes: 1, 2, 4, 8 or 16 for each lane; addresses must be multiples of it.
-    There are 32 banks of 4 bytes. Wide accesses are served in groups of 32, 16 or 8 lanes that together move at most
-    128 bytes; lanes that touch the same word share it. Raises ArgumentError.
+    ``addresses`` has a byte address for each lane, at most 32, or None for an inactive lane; ``access_bytes`` is 1, 2,
+    4, 8 or 16, and divides the addresses. Shared memory has 32 banks of 4 bytes. It serves a wide access in groups of
+    32, 16 or 8 lanes that together move at most 128 bytes; lanes that access the same word share it. Raises
+    ArgumentError.
     """
     lanes = list(addresses)
     if access_bytes not in (1, 2, 4, 8, 16):
@@ -206,7 +207,7 @@ def wavefronts(addresses: Iterable[int | None], access_bytes: int) -> tuple[int,
         if address is not None and (address < 0 or address % access_bytes):
             raise ArgumentError(f"addresses[{lane}]", address, f"non-negative multiples of {access_bytes}")
     group = min(WARP_LANES, BANKS * BANK_BYTES // access_bytes)
-    total = least = 0
+    total = minimum = 0
     for start in range(0, len(lanes), group):
         words = {
             word
@@ -218,14 +219,11 @@ def wavefronts(addresses: Iterable[int | None], access_bytes: int) -> tuple[int,
         for word in words:
             loads[word % BANKS] += 1
         total += max(loads)
-        least += 1 if words else 0
-    return total, least
+        minimum += 1 if words else 0
+    return total, minimum
 
 
 def bank_conflicts(addresses: Iterable[int | None], access_bytes: int) -> int:
-    """Wavefronts that a warp's shared-memory access costs beyond the least possible; 0 is free of conflicts.
-
-    See wavefronts() for the arguments and errors.
-    """
-    total, least = wavefronts(addresses, access_bytes)
-    return total - least
+    """Return the wavefronts of a warp access beyond the minimum; 0 means no conflicts. See wavefronts()."""
+    total, minimum = wavefronts(addresses, access_bytes)
+    return total - minimum

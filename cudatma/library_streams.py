@@ -1,4 +1,4 @@
-"""Streams of CuPy, torch and other libraries by their handles: the current stream of a library, and work on another."""
+"""Streams of CuPy, torch and other libraries: their handles, the current stream, and work on another stream."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _HANDLES = 1 << 64
 
 
 def current_stream(kind: str, device: int) -> int:
-    """Handle of the stream that the array's library works on now: torch's for "torch", else CuPy's (0 without CuPy)."""
+    """Return the handle of a library's current stream: torch's for "torch", else CuPy's (0 without CuPy)."""
     if kind == "torch":
         try:
-            # What torch's own code generator calls; a Stream object would cost ten times as much.
+            # torch's code generator calls this function: a Stream object costs ten times more.
             return sys.modules["torch"]._C._cuda_getCurrentRawStream(device)  # type: ignore[no-any-return]
         except AttributeError:
             return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
@@ -25,13 +25,13 @@ def current_stream(kind: str, device: int) -> int:
         return 0
     try:
         return int(cupy.cuda.get_current_stream(device).ptr)
-    except RuntimeError as error:  # CuPy asks the runtime, which needs a driver and a GPU
+    except RuntimeError as error:  # CuPy calls the CUDA runtime, which needs a driver and a GPU
         raise DriverError("cupy.cuda.get_current_stream", getattr(error, "status", None), str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
 class _Foreign:
-    """A stream by its handle, as the CUDA stream protocol wants it."""
+    """A stream handle with the CUDA stream protocol."""
 
     handle: int
 
@@ -40,28 +40,34 @@ class _Foreign:
 
 
 def _cupy_stream(library: Any, stream: int, device: int) -> Any:
-    """CuPy's stream of a handle on the current device, which owns nothing. library: ``cupy.cuda``."""
-    made = getattr(getattr(library, "Stream", None), "from_external", None)
-    return made(_Foreign(stream)) if made else library.ExternalStream(stream, device)  # CuPy 13 has only the latter
+    """Return a CuPy stream for a handle on the current device, without ownership; ``library`` is ``cupy.cuda``."""
+    from_handle = getattr(getattr(library, "Stream", None), "from_external", None)
+    if from_handle is None:  # CuPy 13
+        return library.ExternalStream(stream, device)
+    return from_handle(_Foreign(stream))
 
 
 def working_on(kind: str, device: int | None, stream: int | None) -> contextlib.AbstractContextManager[Any]:
-    """A context in which torch (kind "torch") or CuPy works on a stream, by its handle. None, or the stream that it
-    works on anyway: nothing is entered."""
+    """Return a context in which torch (kind "torch") or CuPy works on the stream with this handle.
+
+    It does nothing if the stream is None or already current.
+    """
     if stream is None or device is None or stream == current_stream(kind, device):
         return contextlib.nullcontext()
     library: Any = sys.modules[kind].cuda
     if kind != "torch":
         return _cupy_stream(library, stream, device)  # type: ignore[no-any-return]
-    # torch takes an external stream of handle 0 for a new one.
+    # torch creates a new stream for handle 0.
     known = library.ExternalStream(stream, device=device) if stream else library.default_stream(device)
     return library.stream(known)  # type: ignore[no-any-return]
 
 
 def stream_handle(stream: object, kind: str, device: int) -> int:
-    """Handle of an explicit stream: an int, a CuPy or torch stream, cuda.bindings' CUstream, anything with
-    ``__cuda_stream__``. None is current_stream(kind, device). Raises ArgumentTypeError for anything else, ArgumentError
-    for a number that is no handle."""
+    """Return the handle of a stream: an int, a CuPy or torch stream, a CUstream, or an object with ``__cuda_stream__``.
+
+    None means current_stream(kind, device). Raises ArgumentTypeError for anything else, ArgumentError for a number that
+    is not a handle.
+    """
     if stream is None:
         return current_stream(kind, device)
     name = _handle_names.get(type(stream))
@@ -70,16 +76,16 @@ def stream_handle(stream: object, kind: str, device: int) -> int:
     else:
         handle = stream if isinstance(stream, int) and not isinstance(stream, bool) else _handle_of(stream)
     if not 0 <= handle < _HANDLES:
-        raise ArgumentError("stream", handle, "a handle, 0 and up in 64 bits")
+        raise ArgumentError("stream", handle, "a 64-bit handle, 0 and up")
     return handle
 
 
-#: CuPy's classes of streams and torch's, once they have been seen, and where their handle is.
+#: Stream classes of CuPy and torch that were seen -> the attribute with the handle.
 _handle_names: dict[type, str] = {}
 
 
 def _handle_of(stream: object) -> int:
-    """What a stream object says its handle is."""
+    """Return the handle of a stream object."""
     for name in ("cuda_stream", "ptr"):
         handle = getattr(stream, name, None)
         if isinstance(handle, int):
@@ -89,7 +95,7 @@ def _handle_of(stream: object) -> int:
     allowed = "None, an int handle, a CuPy, torch or cuda.core stream"
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        # A method by the protocol; early producers made it an attribute.
+        # The protocol defines a method; early producers have an attribute.
         try:
             return int((protocol() if callable(protocol) else protocol)[1])
         except (TypeError, ValueError, LookupError) as error:

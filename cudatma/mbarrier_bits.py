@@ -1,16 +1,15 @@
-"""The 8 bytes of an mbarrier: what is known of them, in one place.
+"""The 8 bytes of an mbarrier and what is known of their layout.
 
-The PTX ISA calls them opaque. The layout is what an H200 (compute capability 9.0) showed, and it agrees with what
-ptxas computes: for ``mbarrier.init`` with count n it stores ``(2**20 - n) << 1`` into the low word and ``(2**20 - n)
-<< 11`` into the high one, and ``mbarrier.pending_count`` is ``2**20 - (high >> 11 & 0xfffff)``. All counters count up:
-arrivals from ``2**20 - count``, bytes from minus what was announced. A phase whose arrivals are complete while bytes
-are pending has 0 in their field, and its parity as before.
+The PTX ISA calls them opaque. The layout is the one observed on an H200 (compute capability 9.0), and agrees with the
+code of ptxas: ``mbarrier.init`` with count n stores ``(2**20 - n) << 1`` into the low word and ``(2**20 - n) << 11``
+into the high word, and ``mbarrier.pending_count`` is ``2**20 - (high >> 11 & 0xfffff)``. All counters count up:
+arrivals from ``2**20 - count``, bytes from the negative number of announced bytes. If all arrivals of a phase are
+complete while bytes are pending, their field is 0 and the parity is still that of the phase.
 
-The state is not in memory while the barrier lives. On the H200 a plain load, and a bulk copy out of shared memory, saw
-what the 8 bytes held before ``mbarrier.init``, whatever had been done to the barrier since; after ``mbarrier.inval`` a
-plain load sees the state. ``ptx_templates/probes/mbarrier_bits.cu.j2`` asks a GPU that way, and
-``tests/runtime/test_mbarrier_bits_gpu.py`` compares its answers with encode(); ``tests/shared/barrier_states.py`` has
-the H200's.
+Memory does not hold the state while the barrier is alive. On the H200, a plain load and a bulk copy out of shared
+memory read the 8 bytes from before ``mbarrier.init``; after ``mbarrier.inval`` a plain load reads the state.
+``ptx_templates/probes/mbarrier_bits.cu.j2`` reads a GPU that way, ``tests/runtime/test_mbarrier_bits_gpu.py`` compares
+the result with encode(), and ``tests/shared/barrier_states.py`` has the states of the H200.
 """
 
 from __future__ import annotations
@@ -19,29 +18,29 @@ from dataclasses import dataclass
 
 from cudatma.errors import ArgumentError
 
-#: Most arrivals and bytes of a phase. [PTX ISA, mbarrier]
+#: Maximum arrivals and bytes of a phase. [PTX ISA, mbarrier]
 MAX_COUNT = (1 << 20) - 1
-#: Field -> (first bit, bits, where it is known from).
+#: Field -> (first bit, bits, evidence).
 FIELDS: dict[str, tuple[int, int, str]] = {
     "next_arrivals": (1, 20, "H200, and SASS of mbarrier.init from sm_90a to sm_121a: 2**20 - count"),
     "tx_bytes": (21, 21, "H200: signed, minus the announced bytes that have not come"),
     "pending_arrivals": (43, 20, "H200, and SASS of mbarrier.init and .pending_count: 2**20 - pending; 0: none"),
     "parity": (63, 1, "H200: of the current phase"),
 }
-#: Bits 0 and 42 are in no field; they were 0 in every state that the H200 showed.
+#: Bits 0 and 42 belong to no field; they were 0 in every state of the H200.
 UNKNOWN_BITS = 1 << 0 | 1 << 42
-#: Compute capabilities of GPUs that have shown this layout.
+#: Compute capabilities on which the layout was verified.
 VERIFIED_ON: tuple[tuple[int, int], ...] = ((9, 0),)
 _FULL = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class BarrierBits:
-    """A barrier's state.
+    """The state of an mbarrier.
 
-    arrivals: of the next phase, as mbarrier.init said. pending_arrivals, tx_bytes: what the current phase waits for;
-    tx_bytes below 0: more came than was announced. parity: of the current phase, as a wait for it names it. unknown:
-    set bits of UNKNOWN_BITS.
+    arrivals: count of the next phase, as passed to mbarrier.init. pending_arrivals, tx_bytes: what the current phase
+    still waits for; tx_bytes is negative if more bytes came than were announced. parity: of the current phase, as a
+    wait for it passes it. unknown: bits of UNKNOWN_BITS that are set.
     """
 
     arrivals: int
@@ -57,9 +56,9 @@ def _field(raw: int, name: str) -> int:
 
 
 def decode(raw: int) -> BarrierBits:
-    """The state that 8 bytes, as a little-endian integer, encode. Any 64 bits decode to something.
+    """Return the state that 8 bytes, as a little-endian integer, encode. Every 64-bit number has a state.
 
-    Raises ArgumentError for what is no 64-bit number.
+    Raises ArgumentError for a number outside 64 bits.
     """
     if not 0 <= raw < 1 << 64:
         raise ArgumentError("raw", raw, "64 bits")
@@ -74,7 +73,7 @@ def decode(raw: int) -> BarrierBits:
 
 
 def encode(state: BarrierBits) -> int:
-    """The 8 bytes of a state, as an integer. Counters that do not fit lose their upper bits, as in the hardware."""
+    """Return the 8 bytes of a state as an integer. Counters that do not fit lose their upper bits, as in hardware."""
     values = {
         "next_arrivals": _FULL - state.arrivals,
         "tx_bytes": -state.tx_bytes,
@@ -89,5 +88,5 @@ def encode(state: BarrierBits) -> int:
 
 
 def is_verified(compute_capability: tuple[int, int]) -> bool:
-    """Whether such a GPU has shown that the layout is right."""
+    """Return whether the layout was verified on GPUs of this compute capability."""
     return compute_capability in VERIFIED_ON

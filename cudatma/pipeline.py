@@ -1,9 +1,9 @@
-"""What a ring of shared-memory slots holds, counts and waits for: stages, phases, expected bytes, arrivals. Pure.
+"""Numbers of a ring of shared-memory slots: stages, phases, expected bytes and arrivals.
 
-The device side is ``TmaPipeline<Stages>`` in ``ptx_templates/parts/pipeline.cuh.j2``. A slot has two mbarriers: `full`
-(completed by the producer's arrivals and by the bytes that TMA delivers) and `empty` (completed by the consumers'
-arrivals). Kernel configs describe their ring here and take every offset and count from it; a contradiction raises an
-error before a kernel can hang. Source: PTX ISA, "mbarrier" (ranges of counts, phases) and "cp.async.bulk" (alignment).
+The device side is ``TmaPipeline<Stages>`` in ``ptx_templates/parts/pipeline.cuh.j2``. A slot has two mbarriers. The
+arrivals of the producer and the bytes of its TMA loads complete `full`; the arrivals of the consumers complete `empty`.
+Kernel configs describe their ring here and read every offset and count from it, so a contradiction raises an error
+before a kernel can hang. Source: PTX ISA, "mbarrier" (counts, phases) and "cp.async.bulk" (alignment).
 """
 
 from __future__ import annotations
@@ -15,39 +15,51 @@ from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.target import Target
 
 MBARRIER_BYTES = 8
-#: Largest arrival count and most outstanding bytes of one phase (PTX ISA, "Contents of the mbarrier object").
+#: Maximum arrival count and outstanding bytes of a phase (PTX ISA, "Contents of the mbarrier object").
 MBARRIER_MAX_COUNT = (1 << 20) - 1
 MBARRIER_MAX_TX_BYTES = (1 << 20) - 1
-#: CTAs of the largest cluster, where a kernel asks for a non-portable size (CUDA C++ programming guide).
+#: CTAs of the largest cluster of non-portable size (CUDA C++ Programming Guide).
 MAX_CLUSTER = 16
 #: Bulk copies move multiples of 16 bytes to addresses that are multiples of 16 (PTX ISA, "cp.async.bulk").
 BULK_UNIT_BYTES = 16
 
 
 def align_up(value: int, alignment: int) -> int:
-    """The least multiple of ``alignment`` that is at least ``value``."""
+    """Return the smallest multiple of ``alignment`` that is at least ``value``."""
     return -(-value // alignment) * alignment
 
 
-def _whole(field: str, value: object, least: int, most: int | None = None, remedy: str = "") -> int:
-    allowed = f"{least} and up" if most is None else f"{least}..{most}"
+def _whole(field: str, value: object, minimum: int, maximum: int | None = None, remedy: str = "") -> int:
+    allowed = f"{minimum} and up" if maximum is None else f"{minimum}..{maximum}"
     if isinstance(value, bool) or not isinstance(value, int):
         raise ArgumentTypeError(field, value, f"an int, {allowed}", remedy)
-    if value < least or (most is not None and value > most):
+    if value < minimum or (maximum is not None and value > maximum):
         raise ArgumentError(field, value, allowed, remedy)
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One array that a stage holds.
+    """An array in each stage of a ring.
 
-    name: an identifier, unique in its ring.
-    footprint_bytes: shared memory that one stage of it takes; more than what arrives where rows are padded to the
-    swizzle span (``TensorMap.footprint_bytes``).
-    expected_bytes: bytes that the loads of one stage report to `full` (``TensorMap.expected_bytes``, out-of-bounds
-    elements included); 0 for an operand that threads bring themselves (cp.async, plain stores).
-    alignment: of each stage's copy, bytes; 128 for a TMA box, 256, 512 or 1024 under the 32-, 64- or 128-byte swizzle.
+    Parameters
+    ----------
+    name : str
+        An identifier, unique in its ring.
+    footprint_bytes : int
+        Shared memory of one stage. It exceeds ``expected_bytes`` if rows are padded to the swizzle span
+        (``TensorMap.footprint_bytes``).
+    expected_bytes : int
+        Bytes that the loads of one stage report to `full`, including elements outside the tensor
+        (``TensorMap.expected_bytes``). 0 if threads write the operand (cp.async, ordinary stores).
+    alignment : int, default: 128
+        Alignment of each stage's copy in bytes: 128 for a TMA box, 256, 512 or 1024 with the 32, 64 or 128 byte
+        swizzle.
+
+    Raises
+    ------
+    ArgumentError
+        If the numbers contradict each other.
     """
 
     name: str
@@ -66,7 +78,7 @@ class Operand:
             raise ArgumentError(f"{field}.alignment", self.alignment, "a power of two", "128 suits an unswizzled box")
         if self.expected_bytes % BULK_UNIT_BYTES:
             allowed = f"a multiple of {BULK_UNIT_BYTES}"
-            raise ArgumentError(f"{field}.expected_bytes", self.expected_bytes, allowed, "TMA moves no other amounts")
+            raise ArgumentError(f"{field}.expected_bytes", self.expected_bytes, allowed, "TMA copies units of 16 bytes")
         if self.expected_bytes > self.footprint_bytes:
             raise ArgumentError(
                 f"{field}.footprint_bytes",
@@ -78,20 +90,45 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class PipelineSpec:
-    """A ring of ``stages`` slots, each with every operand, for one producer and many consumers.
+    """A ring of slots that one producer fills and many consumers read.
 
-    producer_arrivals: arrivals at `full` a lap: one for the thread that calls expect_tx, plus one for each thread that
-    arrives without bytes (cp.async, plain stores).
-    consumer_arrivals: how many times the consumers of one CTA call release() for a slot in a lap. 0: the ring has no
-    `empty` barriers, because its producer knows without them when a slot may be filled again: one thread loads and
-    stores, and waits for its own bulk groups (``parts/copy_ring.cuh.j2``).
-    expect_tx_bytes: what the kernel passes to expect_tx, where it counts for itself; it must agree with the operands.
-    cluster: CTAs of a cluster that fill each other's slots by multicast. Each consumer then releases a slot in every
-    CTA of the cluster. An operand's expected_bytes include the bytes that other CTAs send.
-    by_operand: True puts all slots of the first operand first, then those of the next one.
+    The slots come first, with the operands in their order, each at its alignment; then full[stages], empty[stages].
 
-    The slots come first, operands in the order given, each at its alignment; then full[stages], empty[stages].
-    Raises ArgumentError or ArgumentTypeError for numbers that contradict each other, and says what would happen.
+    Parameters
+    ----------
+    stages : int
+        Number of slots.
+    operands : tuple of Operand
+        Contents of a slot.
+    producer_arrivals : int, default: 1
+        Arrivals at `full` per lap: one for the thread that calls expect_tx, and one for each thread that arrives
+        without bytes (cp.async, ordinary stores).
+    consumer_arrivals : int, default: 1
+        Calls of release() per slot and lap by the consumers of one CTA. 0 is a ring without `empty` barriers, in which
+        one thread loads and stores and waits for its own bulk groups (``parts/copy_ring.cuh.j2``).
+    expect_tx_bytes : int, optional
+        Bytes that the kernel passes to expect_tx if it counts them itself. They must agree with the operands.
+    cluster : int, default: 1
+        CTAs of a cluster that fill each other's slots by multicast. Each consumer then releases a slot in every CTA.
+        ``expected_bytes`` of an operand include the bytes that other CTAs send.
+    by_operand : bool, default: False
+        Whether all slots of the first operand come first, then all slots of the next.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If the numbers contradict each other. The message says what would happen.
+
+    Examples
+    --------
+    >>> import cudatma
+    >>> a = cudatma.Operand("a", footprint_bytes=16384, expected_bytes=16384, alignment=1024)
+    >>> b = cudatma.Operand("b", footprint_bytes=8192, expected_bytes=8192, alignment=1024)
+    >>> ring = cudatma.PipelineSpec(stages=4, operands=(a, b), consumer_arrivals=2)
+    >>> ring.stage_tx_bytes, ring.offset("b"), ring.smem_bytes
+    (24576, 16384, 98368)
+    >>> [(ring.slot(i), ring.consumer_parity(i)) for i in range(3, 6)]
+    [(3, 0), (0, 1), (1, 1)]
     """
 
     stages: int
@@ -112,15 +149,15 @@ class PipelineSpec:
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ArgumentError("operands", ", ".join(repeated), "different names", "rename one of them")
-        waiter = "`full` would never complete: consumers wait for ever"
+        waiter = "`full` would never complete: consumers would wait forever"
         _whole("producer_arrivals", self.producer_arrivals, 1, MBARRIER_MAX_COUNT, waiter)
         _whole("consumer_arrivals", self.consumer_arrivals, 0, MBARRIER_MAX_COUNT, "0 is a ring without `empty`")
         _whole("cluster", self.cluster, 1, MAX_CLUSTER)
         if self.empty_arrivals > MBARRIER_MAX_COUNT:
             allowed = f"at most {MBARRIER_MAX_COUNT} arrivals of all CTAs"
-            raise ArgumentError("consumer_arrivals * cluster", self.empty_arrivals, allowed, "release once a warp")
+            raise ArgumentError("consumer_arrivals * cluster", self.empty_arrivals, allowed, "release once per warp")
         if self.stage_tx_bytes > MBARRIER_MAX_TX_BYTES:
-            allowed = f"at most {MBARRIER_MAX_TX_BYTES} bytes a stage"
+            allowed = f"at most {MBARRIER_MAX_TX_BYTES} bytes per stage"
             raise ArgumentError("operands", self.stage_tx_bytes, allowed, "the barrier's byte count would overflow")
         if self.consumer_arrivals == 0 and self.cluster > 1:
             raise ArgumentError(
@@ -132,20 +169,33 @@ class PipelineSpec:
             _whole("expect_tx_bytes", self.expect_tx_bytes, 0)
             self.check_expected(self.expect_tx_bytes)
 
-    # What a stage counts.
+    # Counts of a stage.
 
     @property
     def stage_tx_bytes(self) -> int:
-        """Bytes that the loads of one stage report to `full`: the argument of expect_tx."""
+        """Bytes that the loads of one stage report to `full`, the argument of expect_tx."""
         return sum(o.expected_bytes for o in self.operands)
 
     @property
     def empty_arrivals(self) -> int:
-        """Arrivals that free a slot, of the consumers of all CTAs: the consumer_arrivals that init() is told."""
+        """Arrivals of the consumers of all CTAs that free a slot, the count of `empty`."""
         return self.cluster * self.consumer_arrivals
 
     def check_expected(self, expect_tx_bytes: int, *, field: str = "expect_tx_bytes") -> None:
-        """Raise ArgumentError unless expect_tx announces exactly the bytes that the loads of one stage deliver."""
+        """Raise ArgumentError unless expect_tx announces exactly the bytes that a stage's loads deliver.
+
+        Parameters
+        ----------
+        expect_tx_bytes : int
+            Bytes that the kernel announces.
+        field : str, default: "expect_tx_bytes"
+            Name of the argument in the error.
+
+        Raises
+        ------
+        ArgumentError
+            If the numbers differ.
+        """
         delivered = self.stage_tx_bytes
         if expect_tx_bytes == delivered:
             return
@@ -158,24 +208,53 @@ class PipelineSpec:
         raise ArgumentError(field, expect_tx_bytes, f"{delivered} = {parts or '0'}", fate)
 
     def check_arrivals(self, *, produced: int | None = None, released: int | None = None) -> None:
-        """Raise ArgumentError unless the arrivals of one CTA for one slot and lap are those that init() expects."""
-        for field, told, count, waiter in (
+        """Raise ArgumentError unless the arrivals of one CTA per slot and lap match the ring.
+
+        Parameters
+        ----------
+        produced : int, optional
+            Arrivals at `full`.
+        released : int, optional
+            Arrivals of this CTA's consumers at `empty`.
+
+        Raises
+        ------
+        ArgumentError
+            If the numbers differ.
+        """
+        for field, expected, count, waiter in (
             ("producer_arrivals", self.producer_arrivals, produced, "consumers"),
             ("consumer_arrivals", self.consumer_arrivals, released, "the producer"),
         ):
-            if count is None or count == told:
+            if count is None or count == expected:
                 continue
             fate = (
-                f"an arrival is missing: {waiter} would wait for ever"
-                if count < told
-                else f"an arrival too many completes the next phase too: {waiter} would go on before the slot is ready"
+                f"an arrival is missing: {waiter} would wait forever"
+                if count < expected
+                else f"an extra arrival also completes the next phase: {waiter} would continue before the slot is ready"
             )
-            raise ArgumentError(field, told, f"{count}, the arrivals that the kernel makes", fate)
+            raise ArgumentError(field, expected, f"{count}, the number of arrivals in the kernel", fate)
 
-    # Places of a stage's operands.
+    # Shared memory.
 
     def offset(self, name: str) -> int:
-        """Offset of an operand's copy in slot 0 from the ring's base, bytes."""
+        """Return the offset of an operand in slot 0.
+
+        Parameters
+        ----------
+        name : str
+            Name of the operand.
+
+        Returns
+        -------
+        int
+            Offset from the base of the ring in bytes.
+
+        Raises
+        ------
+        ArgumentError
+            If the operand does not exist.
+        """
         position = 0
         for operand in self.operands:
             position = align_up(position, operand.alignment)
@@ -186,19 +265,35 @@ class PipelineSpec:
 
     @property
     def alignment(self) -> int:
-        """Alignment of the ring's base in shared memory, bytes."""
+        """Alignment of the ring in shared memory, in bytes."""
         return max(o.alignment for o in self.operands)
 
     @property
     def stage_bytes(self) -> int:
-        """Shared memory of one stage, bytes; the padding of every operand's alignment included."""
+        """Shared memory of one stage in bytes, including padding for alignment."""
         if self.by_operand:
             return sum(self.slot_distance(o.name) for o in self.operands)
         last = self.operands[-1]
         return align_up(self.offset(last.name) + last.footprint_bytes, self.alignment)
 
     def slot_distance(self, name: str) -> int:
-        """Distance from an operand's copy in one slot to the one in the next slot, bytes."""
+        """Return the distance between an operand's copies in consecutive slots.
+
+        Parameters
+        ----------
+        name : str
+            Name of the operand.
+
+        Returns
+        -------
+        int
+            Distance in bytes.
+
+        Raises
+        ------
+        ArgumentError
+            If the operand does not exist.
+        """
         if not self.by_operand:
             return self.stage_bytes
         operand = next((o for o in self.operands if o.name == name), None)
@@ -207,12 +302,30 @@ class PipelineSpec:
         return align_up(operand.footprint_bytes, operand.alignment)
 
     def address(self, name: str, slot: int) -> int:
-        """Offset of an operand's copy in slot 0..stages-1 from the ring's base, bytes."""
+        """Return the offset of an operand's copy in a slot.
+
+        Parameters
+        ----------
+        name : str
+            Name of the operand.
+        slot : int
+            Slot from 0 to ``stages - 1``.
+
+        Returns
+        -------
+        int
+            Offset from the base of the ring in bytes.
+
+        Raises
+        ------
+        ArgumentError
+            If the operand or the slot does not exist.
+        """
         return _whole("slot", slot, 0, self.stages - 1) * self.slot_distance(name) + self.offset(name)
 
     @property
     def barriers_offset(self) -> int:
-        """Offset of the barriers (TmaPipeline's base_address) from the ring's base, bytes."""
+        """Offset of the barriers (base_address of TmaPipeline) from the base of the ring, in bytes."""
         if self.by_operand:
             last = self.operands[-1]
             end = self.offset(last.name) + self.slot_distance(last.name) * self.stages
@@ -226,58 +339,120 @@ class PipelineSpec:
 
     @property
     def stage_barrier_bytes(self) -> int:
-        """Shared memory of one stage's barriers, `full` and, if it has one, `empty`, bytes."""
+        """Bytes of the barriers of one stage."""
         return (1 + self.has_empty_barriers) * MBARRIER_BYTES
 
     @property
     def barrier_bytes(self) -> int:
-        """Shared memory of full[stages] and empty[stages], bytes."""
+        """Bytes of full[stages] and empty[stages]."""
         return self.stages * self.stage_barrier_bytes
 
     def barrier_layout(self, *, base: int = 0) -> list[tuple[str, int, int]]:
-        """(name, offset, bytes) of the barriers. base: offset of the first one."""
+        """Return the position of the barriers.
+
+        Parameters
+        ----------
+        base : int, default: 0
+            Offset of the first barrier in bytes.
+
+        Returns
+        -------
+        list of tuple
+            (name, offset, bytes) of each array of barriers.
+        """
         size = self.stages * MBARRIER_BYTES
         empty = [("empty_barriers", base + size, size)] if self.has_empty_barriers else []
         return [("full_barriers", base, size), *empty]
 
     @property
     def smem_bytes(self) -> int:
-        """Shared memory of the ring and its barriers, from a base of the right alignment, bytes."""
+        """Shared memory of the ring and its barriers in bytes."""
         return self.barriers_offset + self.barrier_bytes
 
     def check_fits(self, target: Target, *, other_bytes: int = 0, least_stages: int = 1) -> None:
-        """Raise ArgumentError unless the ring and ``other_bytes`` more fit into one CTA's shared memory.
+        """Raise ArgumentError unless the ring fits into the shared memory of a CTA.
 
-        least_stages: the fewest with which the kernel works; the error suggests no fewer.
+        Parameters
+        ----------
+        target : Target
+            The architecture.
+        other_bytes : int, default: 0
+            Other shared memory of the kernel.
+        least_stages : int, default: 1
+            Fewest stages with which the kernel works; the error suggests no fewer.
+
+        Raises
+        ------
+        ArgumentError
+            If the ring does not fit. The message says how many stages do.
         """
         total, limit = self.smem_bytes + other_bytes, target.smem_per_block_bytes
         if total > limit:
-            most = max(0, (limit - other_bytes) // (self.stage_bytes + self.stage_barrier_bytes))
-            while most > 0 and replace(self, stages=most).smem_bytes + other_bytes > limit:
-                most -= 1  # the padding between the arrays of a ring by operand
-            remedy = f"at most {most} stages fit"
-            if most < least_stages:
-                least = "one stage fits" if least_stages == 1 else f"{least_stages} stages fit"
-                remedy = f"not even {least}: choose smaller boxes"
+            max_stages = max(0, (limit - other_bytes) // (self.stage_bytes + self.stage_barrier_bytes))
+            while max_stages > 0 and replace(self, stages=max_stages).smem_bytes + other_bytes > limit:
+                max_stages -= 1  # for the padding between the arrays of a ring by operand
+            remedy = f"at most {max_stages} stages fit"
+            if max_stages < least_stages:
+                fewest = "one stage fits" if least_stages == 1 else f"{least_stages} stages fit"
+                remedy = f"not even {fewest}: choose smaller boxes"
             raise ArgumentError("stages", f"{self.stages} ({total} bytes)", f"{limit} bytes on {target.name}", remedy)
 
-    # When who waits for what: iteration i = 0, 1, .. of a producer's or a consumer's loop.
+    # Waits in iteration i = 0, 1, ... of the loop of a producer or consumer.
 
     def slot(self, iteration: int) -> int:
-        """The slot that iteration i fills or reads."""
+        """Return the slot of an iteration.
+
+        Parameters
+        ----------
+        iteration : int
+            Iteration of the producer or consumer, from 0.
+
+        Returns
+        -------
+        int
+            The slot that the iteration fills or reads.
+        """
         return iteration % self.stages
 
     def consumer_parity(self, iteration: int) -> int:
-        """The parity that wait() passes: it ends with the producer's fill number i // stages of the slot."""
+        """Return the parity for which a consumer waits.
+
+        Parameters
+        ----------
+        iteration : int
+            Iteration of the consumer, from 0.
+
+        Returns
+        -------
+        int
+            Parity for wait(); the producer's fill number ``iteration // stages`` of the slot ends the wait.
+        """
         return iteration // self.stages & 1
 
     def producer_parity(self, iteration: int) -> int:
-        """The parity that acquire() passes: it ends with the release of the slot's lap before this one; on the first
-        lap at once, because on a fresh barrier the phase of parity 1 counts as ended."""
+        """Return the parity for which the producer waits.
+
+        Parameters
+        ----------
+        iteration : int
+            Iteration of the producer, from 0.
+
+        Returns
+        -------
+        int
+            Parity for acquire(); the release of the slot in the previous lap ends the wait. On the first lap the wait
+            ends at once, because the phase of parity 1 counts as complete on a new barrier.
+        """
         return self.consumer_parity(iteration) ^ 1
 
     def notes(self) -> tuple[str, ...]:
-        """What each stage holds, for the comment that a rendered kernel opens with."""
+        """Describe the contents of a stage for the opening comment of a rendered kernel.
+
+        Returns
+        -------
+        tuple of str
+            Lines of the comment.
+        """
         lines = [
             f"ring: {self.stages} stages of {self.stage_bytes} bytes, expect_tx {self.stage_tx_bytes}, "
             f"{self.producer_arrivals} producer and {self.empty_arrivals} consumer arrivals; "
@@ -291,8 +466,7 @@ class PipelineSpec:
         return tuple(lines)
 
 
-def most_stages(target: Target, operands: Iterable[Operand], other_bytes: int = 0) -> int:
-    """How many stages of these operands fit into one CTA's shared memory together with ``other_bytes``; 0 if none
-    does."""
-    one = PipelineSpec(1, tuple(operands))
-    return max(0, (target.smem_per_block_bytes - other_bytes) // (one.stage_bytes + 2 * MBARRIER_BYTES))
+def max_stages(target: Target, operands: Iterable[Operand], other_bytes: int = 0) -> int:
+    """Return how many stages of these operands, and ``other_bytes``, fit into a CTA's shared memory; 0 if none."""
+    ring = PipelineSpec(1, tuple(operands))
+    return max(0, (target.smem_per_block_bytes - other_bytes) // (ring.stage_bytes + 2 * MBARRIER_BYTES))

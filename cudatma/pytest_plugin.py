@@ -1,6 +1,6 @@
-"""pytest plugin: the fixture ``emulate`` runs a kernel on the emulator and fails the test where it races or hangs.
+"""pytest plugin: the fixture ``emulate`` runs a kernel on the emulator and fails the test if it races or hangs.
 
-Loaded by pytest itself where cudatma is installed. docs/howto/test_a_kernel.md shows how it is used.
+pytest loads it if cudatma is installed; docs/howto/test_a_kernel.md shows how to use it.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
     from cudatma.emulator import EmulatedModule, Report, Trace
     from cudatma.runtime.launch import Kernel
 
-#: Schedules of a launch where neither the test nor the command line says how many.
+#: Schedules of a launch if neither the test nor the command line sets them.
 SCHEDULES = 10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("cudatma", "kernels on cudatma's emulator")
     group.addoption(
-        "--emulator-schedules", type=int, metavar="N", help=f"schedules of each launch, for all tests ({SCHEDULES})"
+        "--emulator-schedules", type=int, metavar="N", help=f"schedules of each launch, in all tests ({SCHEDULES})"
     )
     group.addoption("--emulator-seed", type=int, metavar="S", help="seed of the random schedules (0)")
-    group.addoption("--emulator-replay", type=int, metavar="K", help="run schedule K of the seed alone")
+    group.addoption("--emulator-replay", type=int, metavar="K", help="run only schedule K of the seed")
     group.addoption(
-        "--emulator-trace", type=Path, metavar="DIR", help="write the pipeline of failing launches there, SVG and JSON"
+        "--emulator-trace", type=Path, metavar="DIR", help="write failing schedules to DIR, as SVG and JSON"
     )
 
 
 @pytest.fixture
 def emulate(request: pytest.FixtureRequest) -> Emulate:
-    """``emulate(kernel, grid, block, args, ...) -> Report``: run a kernel on the CPU; see Emulate.__call__."""
+    """Return ``emulate(kernel, grid, block, args, ...) -> Report``, which runs a kernel on the CPU."""
     return Emulate(request)
 
 
 class Emulate:
-    """The fixture's value."""
+    """Value of the fixture ``emulate``."""
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._test, self._folder = request.node.nodeid, request.path.parent
@@ -68,15 +68,36 @@ class Emulate:
     ) -> Report:
         """Run a kernel under several schedules; the arrays hold the result of the last one.
 
-        kernel: PTX or CUDA text, a .ptx or .cu file (relative to the test's folder, or to the working directory), a
-        cudatma.Kernel, or an emulator module. args: NumPy arrays, numbers, tensor maps. entry, grid, block, cluster,
-        shared_bytes, target, and ``more`` (arrays, step_limit, ...): as in ``EmulatedModule.launch``.
-        schedules, seed: the command line overrides the test; the defaults are 10 and 0. options: for NVRTC.
-        template: whether CUDA text is a template, as a .j2 file always is, see cudatma.compile().
-        hazards: "fail" fails the test and lists the hazards; "collect" puts them into the report for the test to check.
-        trace: filled; by default one is made where --emulator-trace asks for it.
+        Parameters
+        ----------
+        kernel : str, Path, Kernel or EmulatedModule
+            PTX or CUDA text, or a .ptx or .cu file relative to the test's folder or the working directory.
+        grid, block, entry, cluster, shared_bytes, target
+            As in ``EmulatedModule.launch``.
+        args : sequence
+            NumPy arrays, numbers and tensor maps.
+        schedules, seed : int, optional
+            Number of schedules and their seed, 10 and 0 by default. The command line overrides them.
+        hazards : {"fail", "collect"}
+            "fail" fails the test and lists the hazards; "collect" leaves them in the report.
+        template : bool, default: False
+            Whether CUDA text is a template, as a .j2 file always is; see cudatma.compile().
+        options : sequence of str
+            Options for NVRTC.
+        trace : Trace, optional
+            Receives the schedule. Default: a new one if --emulator-trace is given.
+        **more
+            Other arguments of ``EmulatedModule.launch``: arrays, step_limit, ...
 
-        Raises what the launch raises: ArgumentError, CompileError, PtxError, StepLimitError.
+        Returns
+        -------
+        Report
+            The report of the launch.
+
+        Raises
+        ------
+        ArgumentError, CompileError, PtxError, StepLimitError
+            As the launch does.
         """
         from cudatma.errors import ArgumentError
 
@@ -105,7 +126,7 @@ class Emulate:
         return report
 
     def _first(self, option: str, of_test: int | None, default: int) -> int:
-        """A number from the command line, else from the test, else the default."""
+        """Return a number from the command line, else from the test, else the default."""
         numbers = (self._option(option), of_test, default)
         return next(number for number in numbers if number is not None)
 
@@ -122,7 +143,7 @@ class Emulate:
         source = ptx_source(kernel, entry=entry, target=target, template=template, options=options)
         return load(source.ptx, lines=source.lines), source
 
-    # ---- when something is wrong
+    # ---- failures
 
     def _trace(self) -> Trace | None:
         if self._option("--emulator-trace") is None:
@@ -132,14 +153,14 @@ class Emulate:
         return Trace()
 
     def _failure(self, report: Report, trace: Trace | None) -> str:
-        """Describe every hazard, how to reproduce it, and where its picture is."""
+        """Describe every hazard, how to reproduce the first one, and where its picture is."""
         from cudatma.errors import counted
 
-        found = report.hazards
-        more = f" and {counted(len(found) - 1, 'more hazard')}" if len(found) > 1 else ""
-        first = found[0]
+        hazards = report.hazards
+        more = f" and {counted(len(hazards) - 1, 'more hazard')}" if len(hazards) > 1 else ""
+        first = hazards[0]
         lines = [f"{report.kernel}: {first.kind} at {first.source or first.place}{more} on the emulator", ""]
-        for number, hazard in enumerate(found, 1):
+        for number, hazard in enumerate(hazards, 1):
             shown = str(hazard).splitlines()
             lines += [f"{number}. {line}" if not at else f"   {line}" for at, line in enumerate(shown)]
         lines += [f"warning: {warning}" for warning in report.warnings]

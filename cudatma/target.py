@@ -1,7 +1,7 @@
-"""The architectures that cudatma generates code for, and their features: one row each.
+"""Architectures that cudatma generates code for, and their features.
 
-Nothing else in the project compares architecture numbers; code asks a Target for a feature. Sources: PTX ISA, the
-"Target ISA Notes" and "PTX ISA Notes" of each instruction; CUDA C++ Programming Guide, "Compute Capabilities".
+No other module compares architecture numbers; code checks a Target for a feature. Sources: PTX ISA, "Target ISA Notes"
+and "PTX ISA Notes" of each instruction; CUDA C++ Programming Guide, "Compute Capabilities".
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from functools import lru_cache
 from cudatma.errors import DriverError, TargetError, check, no_driver
 
 KIB = 1024
-#: What the system reserves of an SM's shared memory for each thread block. [CUDA C++ Programming Guide]
+#: Shared memory that the system reserves for each resident thread block. [CUDA C++ Programming Guide]
 SMEM_RESERVED_BYTES = KIB
 
-#: Least PTX ISA version of each feature that a Target may have, and what it is.
+#: Feature -> (minimum PTX ISA version, instructions).
 FEATURES: dict[str, tuple[tuple[int, int], str]] = {
     "tma": ((8, 0), "cp.async.bulk.tensor, cp.async.bulk, cp.reduce.async.bulk"),
     "mbarrier_expect_tx": ((8, 0), "mbarrier.expect_tx, mbarrier.try_wait"),
@@ -40,18 +40,38 @@ FEATURES: dict[str, tuple[tuple[int, int], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One architecture.
+    """An architecture.
 
-    name: what NVRTC's ``--gpu-architecture`` takes, ``"sm_90a"``.
-    compute_capability: the first GPU it is for; loads_on() says which GPUs run its cubin.
-    ptx_isa: least PTX ISA version that knows the target.
-    smem_per_block_bytes: most dynamic + static shared memory of one thread block (opt-in limit).
-    smem_per_sm_bytes: shared memory of one SM; each thread block costs SMEM_RESERVED_BYTES besides its own.
-    max_cluster_blocks: largest portable cluster, in CTAs; 1 where clusters are to be treated as absent.
-    features: names out of FEATURES.
-    runs_here: whether cudatma launches on it; sm_100 is compiled and described only.
-    tensormap_knows_allocation: drivers derive bits of a tensor map from the allocation at its address, so that a
-    new address is the driver's business (cuTensorMapReplaceAddress); elsewhere it is the first eight bytes.
+    Parameters
+    ----------
+    name : str
+        Name for NVRTC's ``--gpu-architecture``, such as ``"sm_90a"``.
+    compute_capability : tuple of int
+        Compute capability of the first GPU with this architecture; ``loads_on`` covers the others.
+    ptx_isa : tuple of int
+        Minimum PTX ISA version.
+    smem_per_block_bytes : int
+        Maximum dynamic plus static shared memory of a thread block (opt-in limit).
+    smem_per_sm_bytes : int
+        Shared memory of an SM. The system reserves 1 KiB of it for each resident block.
+    max_cluster_blocks : int
+        Largest portable cluster in CTAs; 1 if cudatma does not use clusters.
+    features : frozenset of str
+        Names from ``FEATURES``.
+    runs_here : bool, default: True
+        Whether cudatma launches kernels on it. For sm_100 it only compiles and describes them.
+    tensormap_knows_allocation : bool, default: False
+        Whether bits of a tensor map depend on the allocation of its address. If so, only the driver can change the
+        address (cuTensorMapReplaceAddress); otherwise the address is the first eight bytes.
+
+    Examples
+    --------
+    >>> import cudatma
+    >>> target = cudatma.get_target("sm_90a")
+    >>> target.mma, target.smem_per_block_bytes
+    ('wgmma', 232448)
+    >>> target.has("multicast")
+    True
     """
 
     name: str
@@ -65,13 +85,42 @@ class Target:
     tensormap_knows_allocation: bool = False
 
     def has(self, feature: str) -> bool:
-        """Whether the target has a feature of FEATURES; TargetError for an unknown name."""
+        """Return whether the target has a feature.
+
+        Parameters
+        ----------
+        feature : str
+            A name from ``FEATURES``.
+
+        Returns
+        -------
+        bool
+            Whether the target has the feature.
+
+        Raises
+        ------
+        TargetError
+            If the name is unknown.
+        """
         if feature not in FEATURES:
             raise TargetError("feature", feature, ", ".join(sorted(FEATURES)))
         return feature in self.features
 
     def require(self, feature: str, purpose: str) -> None:
-        """Raise TargetError unless the target has the feature; ``purpose`` names what requires it."""
+        """Raise TargetError unless the target has a feature.
+
+        Parameters
+        ----------
+        feature : str
+            A name from ``FEATURES``.
+        purpose : str
+            What needs the feature; the message names it.
+
+        Raises
+        ------
+        TargetError
+            If the target lacks the feature, or the name is unknown.
+        """
         if not self.has(feature):
             able = [t.name for t in TARGETS.values() if feature in t.features]
             allowed = f"a target with {feature} ({', '.join(able)})"
@@ -80,28 +129,56 @@ class Target:
             raise TargetError("target", self.name, allowed, remedy)
 
     def smem_share_bytes(self, blocks: int) -> int:
-        """Most shared memory of each thread block where ``blocks`` of them are resident on one SM."""
+        """Return the shared memory available to each of several resident thread blocks.
+
+        Parameters
+        ----------
+        blocks : int
+            Thread blocks on one SM.
+
+        Returns
+        -------
+        int
+            Maximum dynamic plus static shared memory of each block, in bytes.
+        """
         return min(self.smem_per_block_bytes, self.smem_per_sm_bytes // blocks - SMEM_RESERVED_BYTES)
 
     @property
     def has_multicast(self) -> bool:
+        """Whether TMA loads can multicast to a cluster."""
         return "multicast" in self.features
 
     @property
     def has_wgmma(self) -> bool:
+        """Whether the target has wgmma.mma_async."""
         return "wgmma" in self.features
 
     @property
     def has_setmaxnreg(self) -> bool:
+        """Whether warpgroups can move registers between each other."""
         return "setmaxnreg" in self.features
 
     @property
     def mma(self) -> str:
-        """The tensor-core instruction family to generate: ``"wgmma"`` or ``"mma_sync"``."""
+        """Tensor core instructions to generate: ``"wgmma"`` or ``"mma_sync"``."""
         return "wgmma" if self.has_wgmma else "mma_sync"
 
     def loads_on(self, compute_capability: tuple[int, int]) -> bool:
-        """Whether a cubin of this target loads on a GPU. "a": only its own; "f": its family; plain: same major."""
+        """Return whether a cubin for this target loads on a GPU.
+
+        A target that ends in "a" loads on its own GPU only, one that ends in "f" on its family, any other on GPUs of
+        the same major version.
+
+        Parameters
+        ----------
+        compute_capability : tuple of int
+            Compute capability of the GPU, such as ``(9, 0)``.
+
+        Returns
+        -------
+        bool
+            True if it loads.
+        """
         if self.name.endswith("a"):
             return compute_capability == self.compute_capability
         return (
@@ -134,7 +211,29 @@ TARGETS: dict[str, Target] = {
 
 
 def get_target(target: str | Target) -> Target:
-    """A Target by name (``"sm_120a"``, ``"120a"``); a Target is returned as it is. TargetError if unknown."""
+    """Return the target with a name.
+
+    Parameters
+    ----------
+    target : str or Target
+        Name with or without "sm", in any case: ``"sm_120a"``, ``"120a"``. A Target is returned unchanged.
+
+    Returns
+    -------
+    Target
+        The target.
+
+    Raises
+    ------
+    TargetError
+        If the name is unknown.
+
+    Examples
+    --------
+    >>> import cudatma
+    >>> cudatma.get_target("120a").name
+    'sm_120a'
+    """
     if isinstance(target, Target):
         return target
     if isinstance(target, str):
@@ -142,21 +241,21 @@ def get_target(target: str | Target) -> Target:
         name = name if name.startswith("sm_") else f"sm_{name}"
         if name in TARGETS:
             return TARGETS[name]
-    remedy = "leave it out for that of the GPU, or for sm_90a where there is none"
+    remedy = "omit it to use the target of the GPU, or sm_90a without a GPU"
     if isinstance(target, str) and re.fullmatch(r"(sm_)?[5-8]\d[af]?", target.strip().lower()):
-        remedy = "TMA begins with sm_90, Hopper"
+        remedy = "TMA needs sm_90 (Hopper) or later"
     raise TargetError("target", target, ", ".join(TARGETS), remedy)
 
 
 def target_for(compute_capability: tuple[int, int]) -> Target:
-    """The best target for a GPU: its own "a" target, else its family's, else the plain one of its generation.
+    """Return the best target for a GPU: its own "a" target, else its family, else the plain target of its generation.
 
-    Raises TargetError for a GPU without TMA (before 9.0) or one that no target's cubin loads on.
+    Raises TargetError for a GPU without TMA (before 9.0), or one on which no target loads.
     """
     shown = f"compute capability {compute_capability[0]}.{compute_capability[1]}"
     if compute_capability < (9, 0):
         raise TargetError(
-            "device", shown, "9.0 and up", "TMA begins with Hopper; compute on the CPU: backend='emulator'"
+            "device", shown, "9.0 and up", "TMA needs Hopper or later; compute on the CPU: backend='emulator'"
         )
     fitting = [t for t in TARGETS.values() if t.loads_on(compute_capability)]
     if not fitting:
@@ -167,8 +266,25 @@ def target_for(compute_capability: tuple[int, int]) -> Target:
 
 
 def detect(device: int = 0) -> Target:
-    """The target for an installed GPU, by its ordinal. Raises DriverError without a driver or GPU, TargetError for
-    a GPU that no target serves. Creates no context."""
+    """Return the target for an installed GPU, without creating a context.
+
+    Parameters
+    ----------
+    device : int, default: 0
+        CUDA ordinal of the GPU.
+
+    Returns
+    -------
+    Target
+        The best target for this GPU.
+
+    Raises
+    ------
+    DriverError
+        Without a driver.
+    TargetError
+        If the GPU does not exist or has no target.
+    """
     if not isinstance(device, int) or isinstance(device, bool):
         raise TargetError("device", device, "an ordinal, 0 and up")
     return _detect(device)

@@ -27,7 +27,7 @@ from typing import Any
 from cudatma.emulator import Report
 from cudatma.errors import ArgumentError, counted
 from cudatma.mutants import EXEMPT, REPORTED, SURVIVED, WRONG_KIND, Call, Mutant, Outcome, Trial
-from cudatma.mutants.trial import LEAST_REPORTED, VERDICTS, by_operator, by_verdict, reported_share
+from cudatma.mutants.trial import MIN_REPORTED, VERDICTS, by_operator, by_verdict, reported_share
 
 from .command_line import Parser
 from .emulate import add_launch_options
@@ -57,7 +57,7 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        return self.unchanged.is_clean and reported_share(by_verdict(self.outcomes)) >= LEAST_REPORTED
+        return self.unchanged.is_clean and reported_share(by_verdict(self.outcomes)) >= MIN_REPORTED
 
     def as_data(self) -> dict[str, Any]:
         """As plain data, for --json."""

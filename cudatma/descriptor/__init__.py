@@ -1,5 +1,4 @@
-"""Tensor maps: what is asked for (spec), the driver's rules (rules), the hardware's (access), the 128 bytes (codec),
-the driver (driver), and TensorMap, which kernels take (encode)."""
+"""Tensor maps: configs, the rules of the driver and the hardware, the 128 bytes, and TensorMap, which kernels take."""
 
 from cudatma.descriptor.access import REDUCE_TYPES, check_load, check_reduce, check_store, check_target
 from cudatma.descriptor.cluster import check_cluster, multicast_mask

@@ -1,8 +1,8 @@
-"""What the hardware asks of one access, beyond the rules that the driver checks when a tensor map is made.
+"""Requirements of the hardware on an access, beyond the rules that the driver checks.
 
-The driver accepts descriptors and coordinates that then trap (CUDA_ERROR_ILLEGAL_INSTRUCTION, the context is lost) or
-write past a row without an error. These checks are the same rules in Python, before anything is launched. Unless a
-source is named they are measured on an H200. Coordinates are in TMA order, innermost first.
+The driver accepts descriptors and coordinates that later trap (CUDA_ERROR_ILLEGAL_INSTRUCTION, the context is lost) or
+write past a row without an error. These functions check the same rules in Python, before a launch. Rules without a
+source were measured on an H200. Coordinates are in TMA order, innermost first.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from cudatma.target import Target
 _INT32 = 1 << 31
 _ARITHMETIC = ("uint32", "int32", "uint64", "int64", "float16", "bfloat16")
 
-#: Dimensions may be larger in a tensor map, but then every access traps.
+#: A tensor map may have larger dimensions, but then every access traps.
 MAX_REACHED_DIM = 1 << 31
 _SUMMED_FLOATS = ("float32", "float32_ftz", "tfloat32", "tfloat32_ftz", "float64", "float16", "bfloat16")
-#: Element types of each tensor reduction; all others trap. [PTX ISA, cp.reduce.async.bulk.tensor; measured: and/or/xor
-#: trap on int64, add takes f32.ftz, tf32 and f64]
+#: Tensor reduction -> its element types; all others trap. [PTX ISA, cp.reduce.async.bulk.tensor; measured: and, or
+#: and xor trap on int64, add accepts f32.ftz, tf32 and f64]
 REDUCE_TYPES: dict[str, tuple[str, ...]] = {
     "add": ("uint32", "int32", "uint64", *_SUMMED_FLOATS),
     "min": _ARITHMETIC,
@@ -36,11 +36,11 @@ REDUCE_TYPES: dict[str, tuple[str, ...]] = {
 
 
 def check_target(spec: AnySpec, target: Target) -> None:
-    """Whether a GPU of this architecture can use the map at all.
+    """Check that a GPU of this architecture can use the map.
 
-    Raises TargetError where it lacks TMA, packed types, ATOM swizzles or the wide im2col modes, and DescriptorError
-    where one box is larger than shared memory, or is interleaved and takes more than one slice of channels or a swizzle
-    that does not go with it.
+    Raises TargetError if it lacks TMA, packed types, ATOM swizzles or the wide im2col modes. Raises DescriptorError if
+    a box is larger than shared memory, or is interleaved and has more than one slice of channels or an unsuitable
+    swizzle.
     """
     target.require("tma", "a tensor map")
     if spec.dtype.packed:
@@ -62,9 +62,9 @@ def check_target(spec: AnySpec, target: Target) -> None:
 
 
 def check_described_bytes(spec: AnySpec, target: Target) -> None:
-    """The driver's own rule of size: described_bytes are at most the shared memory of an SM, 228 KiB on an H200.
+    """Check the driver's limit: described_bytes is at most the shared memory of an SM, 228 KiB on an H200.
 
-    DescriptorError otherwise. That the shared memory of an SM is the limit on other GPUs too is inferred.
+    Raises DescriptorError otherwise. The limit on other GPUs is inferred.
     """
     if spec.described_bytes > target.smem_per_sm_bytes:
         raise DescriptorError(
@@ -76,37 +76,39 @@ def check_described_bytes(spec: AnySpec, target: Target) -> None:
 
 
 def _check_interleaved_swizzle(spec: AnySpec) -> None:
-    """Interleave 32B goes with swizzle 32B, says CUDA's documentation. The driver encodes other swizzles all the same,
-    and an H200 serves them like any other."""
+    """Require swizzle 32B with interleave 32B, as CUDA's documentation does.
+
+    The driver encodes other swizzles too, and an H200 applies them.
+    """
     if spec.interleave is Interleave.B32 and spec.swizzle is not Swizzle.B32:
         raise DescriptorError("swizzle", spec.swizzle.label, "32B with interleave 32B")
 
 
 def _check_channel_slice(spec: AnySpec) -> None:
-    """Interleaved boxes take one slice of channels: of a wider one an H200 delivers the first slice only."""
+    """Require one slice of channels in an interleaved box: an H200 delivers only the first slice of a wider box."""
     if not isinstance(spec, TiledSpec) or spec.interleave is Interleave.NONE:
         return
-    most = 8 * spec.interleave.slice_bytes // rules.smem_bits(spec.dtype)
-    if spec.box[-2] > most:
+    max_channels = 8 * spec.interleave.slice_bytes // rules.smem_bits(spec.dtype)
+    if spec.box[-2] > max_channels:
         raise DescriptorError(
             f"box[{spec.rank - 2}]",
             spec.box[-2],
-            f"at most {most} channels, one slice, with interleave {spec.interleave.label}",
-            "load each slice with a copy of its own",
+            f"at most {max_channels} channels, one slice, with interleave {spec.interleave.label}",
+            "load each slice with its own copy",
         )
 
 
 def check_load(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | None = None) -> None:
-    """Whether a load (or a prefetch) at ``coords`` is legal. Coordinates may be negative or lie outside.
+    """Check that a load (or a prefetch) at ``coords`` is legal. Coordinates may be negative or outside the tensor.
 
-    coords: as in check_traps(). offsets: im2col only, rank - 2 of them, W first, 0..2**16 - 1 at rank 3,
-    2**8 - 1 at rank 4, 2**5 - 1 at rank 5. [PTX ISA 5.5.4.1] Raises DescriptorError.
+    ``coords`` as in check_traps(). ``offsets``, for im2col only, has rank - 2 values, W first: 0 to 2**16 - 1 at rank
+    3, 2**8 - 1 at rank 4, 2**5 - 1 at rank 5. [PTX ISA 5.5.4.1] Raises DescriptorError.
     """
     if spec.swizzle is Swizzle.B128_ATOM_64B and rules.is_padded(spec.dtype):
         raise DescriptorError("swizzle", spec.swizzle.label, f"stores only for {spec.dtype.name}")
     check_traps(spec, coords)
     if isinstance(spec, Im2colWideSpec):
-        # From the documents: the first pixel may lie left of the bounding box, not right of it. [PTX ISA 5.5.5.1]
+        # The first pixel may be to the left of the bounding box, but not to the right. [PTX ISA 5.5.5.1, not measured]
         last = spec.dims[1] - 1 + spec.upper_corner_w
         if rules.as_int(coords[1], "coords[1]") > last:
             raise DescriptorError("coords[1]", coords[1], f"up to {last}, the right end of the bounding box")
@@ -116,24 +118,24 @@ def check_load(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | No
         raise DescriptorError("offsets", offsets, "None for a map that is not im2col")
     values = rules.as_ints(offsets, "offsets")
     rules.check_length(values, spec.rank - 2, "offsets", spec.rank)
-    most = rules.CORNER_RANGE[spec.rank][1] * 2 + 1
+    max_offset = rules.CORNER_RANGE[spec.rank][1] * 2 + 1
     for index, value in enumerate(values):
-        if not 0 <= value <= most:
-            raise DescriptorError(f"offsets[{index}]", value, f"0..{most} at rank {spec.rank}")
+        if not 0 <= value <= max_offset:
+            raise DescriptorError(f"offsets[{index}]", value, f"0..{max_offset} at rank {spec.rank}")
 
 
 def check_store(spec: AnySpec, coords: Sequence[int] | None = None) -> None:
-    """Whether a store is legal and writes nothing outside of the tensor.
+    """Check that a store is legal and writes nothing outside the tensor.
 
-    The innermost dimension is clipped at 16 bytes, not at the element: where dims[0] ends inside a chunk, a box that
-    reaches the end overwrites up to 15 bytes after it. Negative coordinates trap. Without ``coords`` the map as a whole
-    is judged: any box might reach the end. Raises DescriptorError.
+    The hardware clips the innermost dimension at 16 bytes, not at the element: if dims[0] ends inside a chunk, a box
+    that reaches the end overwrites up to 15 bytes after it. Negative coordinates trap. Without ``coords`` any box may
+    reach the end. Raises DescriptorError.
     """
     _check_write(spec, coords)
 
 
 def check_reduce(spec: AnySpec, op: str, coords: Sequence[int] | None = None) -> None:
-    """Whether a tensor reduction is legal: check_store(), and an element type that ``op`` knows (REDUCE_TYPES)."""
+    """Check that a tensor reduction is legal: check_store(), and an element type of ``op`` (REDUCE_TYPES)."""
     if op not in REDUCE_TYPES:
         raise DescriptorError("op", op, ", ".join(REDUCE_TYPES))
     if spec.dtype.name not in REDUCE_TYPES[op]:
@@ -157,16 +159,17 @@ def _check_write(spec: AnySpec, coords: Sequence[int] | None) -> None:
             "dims[0]",
             f"{spec.dims[0]} elements of {spec.dtype.element_bits} bits",
             f"rows of whole {rules.CHUNK_BYTES}-byte chunks in a store",
-            f"it would overwrite {past} bytes after each row: describe rows with their padding where that is yours, or "
+            f"it would overwrite {past} bytes after each row: include the padding in the rows if you own it, or "
             "use plain stores",
         )
 
 
 def check_traps(spec: AnySpec, coords: Sequence[int]) -> None:
-    """What the hardware stops in any access with an illegal instruction. Raises DescriptorError.
+    """Check the conditions under which the hardware raises an illegal instruction in any access.
 
-    coords: one int32 for each dimension. Without interleave the innermost must start a 16-byte chunk, in im2col mode
-    too. An im2col column begins inside of the bounding box. No dimension has more than 2**31 elements.
+    ``coords`` has an int32 for each dimension. Without interleave the innermost must start a 16-byte chunk, also in
+    im2col mode. An im2col column starts inside the bounding box. No dimension has more than 2**31 elements. Raises
+    DescriptorError.
     """
     values = _coordinates(spec, coords)
     for index, dim in enumerate(spec.dims):
@@ -179,7 +182,7 @@ def check_traps(spec: AnySpec, coords: Sequence[int]) -> None:
 
 
 def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:
-    """check_traps() for stores and reductions: no negative coordinate, no im2col bounding box beyond the tensor."""
+    """Check check_traps(), and for stores and reductions no negative coordinate and no padding of an im2col map."""
     check_traps(spec, coords)
     for index, value in enumerate(coords):
         if value < 0:
@@ -193,19 +196,19 @@ def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:
 
 
 def first_pixel_dim(spec: Im2colSpec) -> int:
-    """The dimension of an im2col map that W is: 1, or 0 with interleave."""
+    """Return the dimension of W in an im2col map: 1, or 0 with interleave."""
     return 1 if spec.interleave is Interleave.NONE else 0
 
 
 def bounding_box(spec: Im2colSpec) -> tuple[list[int], list[int]]:
-    """Lowest and highest position of an im2col map's bounding box, W first."""
+    """Return the lowest and highest position of an im2col map's bounding box, W first."""
     first = first_pixel_dim(spec)
     dims = spec.dims[first : first + spec.rank - 2]
     return list(spec.lower_corner), [dim - 1 + upper for dim, upper in zip(dims, spec.upper_corner, strict=True)]
 
 
 def _reaches_end(spec: AnySpec, coords: Sequence[int] | None) -> bool:
-    """Whether a box at ``coords`` covers the last element of a row; any might where no coordinates are given."""
+    """Return whether a box at ``coords`` covers the last element of a row; any box may without coordinates."""
     if coords is None:
         return True
     inner = spec.box[0] if isinstance(spec, TiledSpec) else spec.channels_per_pixel
@@ -213,14 +216,14 @@ def _reaches_end(spec: AnySpec, coords: Sequence[int] | None) -> bool:
 
 
 def _coordinates(spec: AnySpec, coords: Sequence[int]) -> tuple[int, ...]:
-    """Coordinates as ints: one int32 a dimension, the first on a 16-byte chunk without interleave."""
+    """Return coordinates as ints: an int32 for each dimension, the first on a 16-byte chunk without interleave."""
     values = rules.as_ints(coords, "coords")
     rules.check_length(values, spec.rank, "coords", spec.rank)
     for index, value in enumerate(values):
         if not -_INT32 <= value < _INT32:
             raise DescriptorError(f"coords[{index}]", value, "a signed 32-bit integer")
     if isinstance(spec, TiledSpec | Im2colSpec) and spec.interleave is Interleave.NONE:
-        # Padded packed types are counted in whole groups of 128 values; nothing smaller is ever loaded.
+        # Padded packed types come in whole groups of 128 values.
         multiple = 128 if rules.is_padded(spec.dtype) else 8 * rules.CHUNK_BYTES // spec.dtype.element_bits
         if values[0] % multiple:
             raise DescriptorError(

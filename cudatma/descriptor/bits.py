@@ -1,7 +1,7 @@
-"""Every one of the 1024 bits by name, and how well each is known: measured on an H200, documented, or not known;
-and two tensor maps compared bit for bit.
+"""The name and evidence of all 1024 bits of a tensor map, and the comparison of two maps.
 
-codec.py holds the places. This page of facts says where they come from, and what is known of other GPUs and drivers.
+codec.py has the positions. This module states their evidence (measured on an H200, documented or unknown) and what is
+known of other GPUs and drivers.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from cudatma.dtypes import TMA_TYPES
 from cudatma.errors import DescriptorError
 
 _PACKED_FORMATS = {t.descriptor_format for t in TMA_TYPES.values() if t.packed}
-#: Set by drivers for GPUs of sm_100 and up. NVIDIA asks to clear it where the tensor's allocation is small
-#: and the tensor not dense; what it tells the GPU is not published. [NVIDIA driver 595.71.05, release notes]
+#: Drivers set this bit for GPUs of sm_100 and up. It must be cleared if the tensor's allocation is small and the
+#: tensor is not dense; its meaning is not published. [NVIDIA driver 595.71.05, release notes]
 ALLOCATION_BIT = 85
 
 
 class Evidence(Enum):
-    """Where the meaning of a bit comes from."""
+    """How the meaning of a bit is known."""
 
     MEASURED = "measured on an H200"
     DOCUMENTED = "documents only"
@@ -32,10 +32,10 @@ class Evidence(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BitRange:
-    """A field of a tensor map, or a run of bits that belongs to none.
+    """A field of a tensor map, or a run of bits that belongs to no field.
 
-    name: of codec.FIELDS, or ``"unknown"``. first, bits: its position. value: what it holds. evidence: how its meaning
-    is known. note: what else there is to say; empty for most.
+    name: a name of codec.FIELDS, or ``"unknown"``. first, bits: the position. value: the contents. evidence: how its
+    meaning is known. note: a remark, usually empty.
     """
 
     first: int
@@ -47,16 +47,16 @@ class BitRange:
 
     @property
     def place(self) -> str:
-        """``"64"`` or ``"65-67"``."""
+        """The position: ``"64"`` or ``"65-67"``."""
         return str(self.first) if self.bits == 1 else f"{self.first}-{self.first + self.bits - 1}"
 
 
 def explain(data: bytes | bytearray | memoryview, *, wide: bool = False) -> tuple[BitRange, ...]:
-    """All 1024 bits of a map in order, without gaps, whether or not the map is valid.
+    """Return all 1024 bits of a map in order, without gaps, valid or not.
 
-    Bits of no field are runs named ``"unknown"`` with their contents, zero or not. wide: the map is an im2col wide
-    one, which no published bit distinguishes: only the fields that all kinds share are named, at the places that
-    they are assumed to have. Raises DescriptorError unless ``data`` has 128 bytes.
+    Bits of no field are runs named ``"unknown"``. ``wide`` means that the map is im2col wide, which no published bit
+    distinguishes: then only the fields that all kinds share have names, at their assumed positions. Raises
+    DescriptorError unless ``data`` has 128 bytes.
     """
     kind, fields = read_fields(data)
     value = int.from_bytes(bytes(data), "little")
@@ -76,7 +76,7 @@ def explain(data: bytes | bytearray | memoryview, *, wide: bool = False) -> tupl
 
 
 def _gap(value: int, start: int, end: int) -> list[BitRange]:
-    """Bits of no field; the allocation bit is separate."""
+    """Return the runs of bits of no field; the allocation bit is a separate run."""
     cuts = sorted({start, end, *(c for c in (ALLOCATION_BIT, ALLOCATION_BIT + 1) if start <= c <= end)})
     runs = []
     for first, last in pairwise(cuts):
@@ -90,7 +90,7 @@ def _field(name: str, first: int, bits: int, fields: dict[str, int]) -> BitRange
     value, evidence, note = fields[name], Evidence.MEASURED, ""
     index = int(name[name.index("[") + 1 : -1]) if "[" in name else 0
     if name.startswith("stride_"):
-        index += 1  # a pitch belongs to the dimension that it steps in
+        index += 1  # stride i is the pitch of dimension i + 1
     if name == "swizzle_atomicity" or (name == "format" and value in _PACKED_FORMATS):
         evidence, note = Evidence.DOCUMENTED, "sm_100 and up"
     elif name in DERIVED:
@@ -102,10 +102,10 @@ def _field(name: str, first: int, bits: int, fields: dict[str, int]) -> BitRange
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that may differ from GPU to GPU or driver to driver.
+    """A property that may differ between GPUs or drivers.
 
-    what: in a few words. h200: as verified there (driver 580.159). others: what is known of sm_100a and sm_120a, from
-    documents. source: which ones.
+    what: the property. h200: as verified with driver 580.159. others: what documents say about sm_100a and sm_120a.
+    source: these documents.
     """
 
     what: str
@@ -114,7 +114,7 @@ class Difference:
     source: str
 
 
-#: What is known to differ; everything in the column ``others`` is from documents and was not verified.
+#: Known differences; everything in the column ``others`` is from documents and was not verified.
 DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "bits 65-67, `version`",
@@ -177,8 +177,8 @@ _KIND_BIT = 64
 class FieldDifference:
     """A field in which two maps differ.
 
-    name: of codec.FIELDS, ``"unknown"`` for bits of no field, ``"a / b"`` where the two kinds of map have different
-    fields there. first, bits: its position. left, right: the numbers there. differing: the bits that differ,
+    name: a name of codec.FIELDS, ``"unknown"`` for bits of no field, or ``"a / b"`` if the two kinds of map have
+    different fields there. first, bits: the position. left, right: the values. differing: the bits that differ,
     numbered from the start of the map.
     """
 
@@ -197,10 +197,10 @@ class FieldDifference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What compare() found.
+    """Result of compare().
 
-    left, right: the 128 bytes. names: what they are. fields: the differences in the order of their bits. note: what
-    the comparison cannot show; empty where it shows everything.
+    left, right: the 128 bytes. names: their names. fields: the differences, in the order of their bits. note: what the
+    comparison cannot show, or "".
     """
 
     left: bytes
@@ -211,16 +211,16 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether all 1024 bits are the same."""
+        """Whether all 1024 bits are equal."""
         return not self.fields
 
     @property
     def bits(self) -> tuple[int, ...]:
-        """Every bit that differs, ascending."""
+        """Every bit that differs, in ascending order."""
         return tuple(bit for field in self.fields for bit in field.differing)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: names, equal, bits, note, and the fields with name, place and both values."""
+        """Return plain data: names, equal, bits, note, and each field with its position and values."""
         shown = [
             {
                 "name": f.name,
@@ -235,28 +235,28 @@ class Comparison:
         return {"names": self.names, "equal": self.equal, "bits": self.bits, "note": self.note, "fields": shown}
 
     def __str__(self) -> str:
-        one, other = self.names
+        left_name, right_name = self.names
         if self.equal:
-            lines = [f"{one} and {other}: all {8 * DESCRIPTOR_BYTES} bits are the same"]
+            lines = [f"{left_name} and {right_name}: all {8 * DESCRIPTOR_BYTES} bits are the same"]
         else:
-            lines = [f"{one} and {other} differ in {len(self.bits)} of {8 * DESCRIPTOR_BYTES} bits:"]
+            lines = [f"{left_name} and {right_name} differ in {len(self.bits)} of {8 * DESCRIPTOR_BYTES} bits:"]
             lines += [f"  {field}" for field in self.fields]
         return "\n".join([*lines, *([self.note] if self.note else [])])
 
 
 def compare(left: bytes, right: bytes, names: tuple[str, str] = ("left", "right"), note: str = "") -> Comparison:
-    """Compare two tensor maps of 128 bytes, whether or not they are valid. DescriptorError for another length."""
+    """Compare two tensor maps of 128 bytes, valid or not. Raises DescriptorError for another length."""
     for name, data in zip(names, (left, right), strict=True):
         if len(data) != DESCRIPTOR_BYTES:
             raise DescriptorError(name, f"{len(data)} bytes", f"{DESCRIPTOR_BYTES} bytes")
-    one, other = int.from_bytes(left, "little"), int.from_bytes(right, "little")
-    return Comparison(left, right, names, tuple(_differences(one, other)), note)
+    left_bits, right_bits = int.from_bytes(left, "little"), int.from_bytes(right, "little")
+    return Comparison(left, right, names, tuple(_differences(left_bits, right_bits)), note)
 
 
 def field_at(bit: int, kind: str) -> tuple[str, int, int]:
-    """Name, first bit and width of the field that a bit belongs to; ``("unknown", bit, 1)`` for a bit of no field.
+    """Return name, first bit and width of the field with a bit; ``("unknown", bit, 1)`` for a bit of no field.
 
-    kind: ``"tiled"`` or ``"im2col"``.
+    ``kind`` is ``"tiled"`` or ``"im2col"``.
     """
     for name, (first, bits) in FIELDS[kind].items():
         if first <= bit < first + bits:
@@ -264,11 +264,11 @@ def field_at(bit: int, kind: str) -> tuple[str, int, int]:
     return UNKNOWN, bit, 1
 
 
-def _differences(one: int, other: int) -> Iterator[FieldDifference]:
-    kinds = ["im2col" if value >> _KIND_BIT & 1 else "tiled" for value in (one, other)]
+def _differences(left: int, right: int) -> Iterator[FieldDifference]:
+    kinds = ["im2col" if value >> _KIND_BIT & 1 else "tiled" for value in (left, right)]
     groups: list[tuple[str, int, int, list[int]]] = []  # name, first bit, width, differing bits
     for bit in range(8 * DESCRIPTOR_BYTES):
-        if not (one ^ other) >> bit & 1:
+        if not (left ^ right) >> bit & 1:
             continue
         name, first, bits = _place(bit, kinds)
         if groups:
@@ -283,10 +283,10 @@ def _differences(one: int, other: int) -> Iterator[FieldDifference]:
         groups.append((name, first, bits, [bit]))
     for name, first, bits, differing in groups:
         mask = (1 << bits) - 1
-        yield FieldDifference(name, first, bits, one >> first & mask, other >> first & mask, tuple(differing))
+        yield FieldDifference(name, first, bits, left >> first & mask, right >> first & mask, tuple(differing))
 
 
 def _place(bit: int, kinds: list[str]) -> tuple[str, int, int]:
-    """field_at() where both kinds of map have the same field; else the bit alone, under both names."""
+    """Return field_at() if both kinds of map have the same field there, else the bit alone with both names."""
     left, right = (field_at(bit, kind) for kind in kinds)
     return left if left == right else (f"{left[0]} / {right[0]}", bit, 1)

@@ -1,4 +1,4 @@
-"""Clusters of thread blocks (CTAs), as far as TMA's multicast needs them: the mask, and whether a grid can have one.
+"""Clusters of CTAs for TMA multicast: the mask, and the shapes that a grid allows.
 
 Sources: PTX ISA, cp.async.bulk.tensor (ctaMask) and %cluster_ctarank; CUDA C++ Programming Guide, "Thread Block
 Clusters"; CUDA driver API, cuLaunchKernelEx.
@@ -12,7 +12,7 @@ from math import prod
 from cudatma.errors import LaunchError
 from cudatma.target import Target, get_target
 
-#: Bits of the ctaMask operand: the most CTAs that a multicast can reach.
+#: Bits of the ctaMask operand: the maximum number of CTAs that a multicast can reach.
 MASK_BITS = 16
 _AXES = {"x": 0, "y": 1, "z": 2}
 
@@ -24,11 +24,37 @@ def multicast_mask(
     block: Sequence[int] = (0, 0, 0),
     ranks: Iterable[int] | None = None,
 ) -> int:
-    """The 16-bit ctaMask of a multicast load; bit r is the CTA of rank r = x + cluster_x * (y + cluster_y * z).
+    """Return the 16-bit ctaMask of a multicast load.
 
-    cluster: its shape (x, y, z), shorter ones are filled with 1. Give one of
-    axis: ``"x"``, ``"y"`` or ``"z"``: the CTAs that share the other two places of ``block`` (x, y, z);
-    ranks: the CTAs by rank; or none of the two: the whole cluster. Raises LaunchError.
+    Bit r is the CTA of rank r = x + cluster_x * (y + cluster_y * z). Without ``axis`` and ``ranks`` the mask covers the
+    whole cluster; give at most one of them.
+
+    Parameters
+    ----------
+    cluster : sequence of int
+        Shape (x, y, z); missing dimensions are 1.
+    axis : {"x", "y", "z"}, optional
+        Select the CTAs that differ from ``block`` along this axis only.
+    block : sequence of int, default: (0, 0, 0)
+        Position (x, y, z) of a CTA in the cluster.
+    ranks : iterable of int, optional
+        Select CTAs by rank.
+
+    Returns
+    -------
+    int
+        The mask.
+
+    Raises
+    ------
+    LaunchError
+        If an argument is wrong, or the cluster has more than 16 CTAs.
+
+    Examples
+    --------
+    >>> import cudatma
+    >>> bin(cudatma.multicast_mask((2, 2), axis="x", block=(0, 1)))
+    '0b1100'
     """
     shape = _shape(cluster, "cluster")
     size = prod(shape)
@@ -55,10 +81,35 @@ def multicast_mask(
 
 
 def check_cluster(grid: Sequence[int], cluster: Sequence[int], *, target: Target | str) -> tuple[int, int, int]:
-    """Whether a grid can be launched in clusters of this shape on a target; the shape filled up to (x, y, z).
+    """Check that a grid can be launched in clusters of a shape.
 
-    A cluster of more than one CTA needs the target feature ``cluster``, has at most ``target.max_cluster_blocks``
-    CTAs, and divides the grid in every dimension. Raises LaunchError, TargetError.
+    A cluster of more than one CTA needs the feature ``cluster``, has at most ``max_cluster_blocks`` CTAs and divides
+    the grid in every dimension.
+
+    Parameters
+    ----------
+    grid, cluster : sequence of int
+        Shapes (x, y, z) in CTAs; missing dimensions are 1.
+    target : Target or str
+        The architecture.
+
+    Returns
+    -------
+    tuple of int
+        The shape of the cluster, (x, y, z).
+
+    Raises
+    ------
+    LaunchError
+        If the cluster is too large or does not divide the grid.
+    TargetError
+        If the target has no clusters.
+
+    Examples
+    --------
+    >>> import cudatma
+    >>> cudatma.check_cluster((8, 4), (2,), target="sm_90a")
+    (2, 1, 1)
     """
     blocks, shape, gpu = _shape(grid, "grid"), _shape(cluster, "cluster"), get_target(target)
     size = prod(shape)
@@ -75,7 +126,7 @@ def check_cluster(grid: Sequence[int], cluster: Sequence[int], *, target: Target
 
 
 def _shape(values: Sequence[int], field: str) -> tuple[int, int, int]:
-    """Three positive ints; missing ones are 1."""
+    """Return three positive ints; missing ones are 1."""
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise LaunchError(field, values, "a sequence of 1 to 3 ints")
     if not 1 <= len(values) <= 3:
@@ -88,7 +139,7 @@ def _shape(values: Sequence[int], field: str) -> tuple[int, int, int]:
 
 
 def _line(shape: tuple[int, int, int], axis: str, block: Sequence[int]) -> list[int]:
-    """Ranks of the CTAs on the line through ``block`` along an axis."""
+    """Return the ranks of the CTAs on the line through ``block`` along an axis."""
     if axis not in _AXES:
         raise LaunchError("axis", axis, ", ".join(_AXES))
     if not isinstance(block, Sequence) or len(block) > 3:

@@ -1,16 +1,17 @@
-"""The 128 bytes of a tensor map, bit for bit, in pure Python: encode() and decode().
+"""The 128 bytes of a tensor map, bit by bit, in pure Python: encode() and decode().
 
-Bit n is bit n % 8 of byte n // 8. FIELDS has the layout. What is known of it:
+Bit n is bit n % 8 of byte n // 8. FIELDS has the layout. Its evidence:
 
-- All fields but those of the next line: equal to the bytes of an H200's driver, bit for bit, and no other bit is set
+- All fields but the next three equal the bytes of an H200's driver, bit for bit, and no other bit is set
   (docs/lab/emulator.md has the counts).
-- Swizzle atomicity (sm_100 and up) and the packed formats: after public descriptions; no such GPU was at hand.
-- Im2col corners: W in the lowest bits of each 16-bit half.
-- Im2col wide (sm_100 and up): no document gives the places of its corners, pixels and mode. encode_shared() makes what
-  it has in common with the other modes, which is assumed to be in the same places.
-- ``version``: 0 on an H200, as when a map is built by tensormap.replace on zeros; other GPUs may have another.
-- ``smem_bytes``: the spec's described_bytes. ``smem_pattern``: bytes after which the swizzle repeats, 8 spans, and 16
-  without swizzle. A map built by tensormap.replace on zeros has 0 in both, and loads the same.
+- Swizzle atomicity (sm_100 and up) and the packed formats follow public descriptions; no such GPU was available.
+- Im2col corners have W in the lowest bits of each 16-bit half.
+- Im2col wide (sm_100 and up): no document gives the positions of its corners, pixels and mode. encode_shared() encodes
+  the fields that it has in common with the other modes, and assumes that their positions are the same.
+- ``version`` is 0 on an H200, and in a map that tensormap.replace builds on zeros; other GPUs may differ.
+- ``smem_bytes`` is the config's described_bytes. ``smem_pattern`` is the number of bytes after which the swizzle
+  repeats, 8 spans, or 16 without swizzle. A map that tensormap.replace builds on zeros has 0 in both, and loads the
+  same.
 
 There are three numberings of element types: the driver's enumeration, PTX's in tensormap.replace, and the one in these
 bits (``TmaType.descriptor_format``), in which tf32 is fp32 with bit 80 set.
@@ -51,7 +52,7 @@ _COMMON: dict[str, tuple[int, int]] = {
     "smem_bytes": (512, 32),
     "smem_pattern": (576, 16),
 }
-#: Name -> (first bit, bits) of a tiled and of an im2col map.
+#: Kind of map -> name -> (first bit, bits).
 FIELDS: dict[str, dict[str, tuple[int, int]]] = {
     "tiled": {**_COMMON, **{f"box_minus_1[{i}]": (440 + 8 * i, 8) for i in range(5)}},
     "im2col": {
@@ -62,9 +63,9 @@ FIELDS: dict[str, dict[str, tuple[int, int]]] = {
         "pixels_minus_1": (480, 10),
     },
 }
-#: Fields that no argument of the driver's functions sets; decode() does not hold them against a map.
+#: Fields that no argument of the driver's functions sets; decode() accepts any value.
 DERIVED = ("version", "smem_bytes", "smem_pattern")
-#: The places of the fields that field_writer() knows.
+#: Positions of the fields that field_writer() writes.
 _DIM_WORD, _STRIDE_WORD = _COMMON["dim_minus_1[0]"][0] // 32, _COMMON["stride_low[0]"][0] // 32
 _SMEM_WORD, _STRIDE_HIGH_BYTE = _COMMON["smem_bytes"][0] // 32, _COMMON["stride_high[0]"][0] // 8
 _BOX_BYTE = FIELDS["tiled"]["box_minus_1[0]"][0] // 8
@@ -74,10 +75,10 @@ _DERIVED_BITS = sum(((1 << bits) - 1) << first for first, bits in (_COMMON[name]
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A tensor map read back.
+    """A decoded tensor map.
 
-    version, smem_bytes, smem_pattern: derived by the encoder of the map. unknown: the set bits (as an integer, bit n of
-    the object) that the spec does not account for: those of no field, and of dimensions beyond the rank.
+    version, smem_bytes, smem_pattern: fields that the encoder derived. unknown: the set bits (an integer, bit n of the
+    object) that the spec does not account for: bits that belong to no field, and fields of dimensions beyond the rank.
     """
 
     spec: TiledSpec | Im2colSpec
@@ -88,8 +89,10 @@ class Decoded:
 
 
 def encode(spec: AnySpec, version: int = 0) -> bytes:
-    """The 128 bytes of a spec, as the driver makes them. Raises DescriptorError for an im2col wide spec, whose bits are
-    not known, and for a version outside 0..7."""
+    """Return the 128 bytes of a config, as the driver makes them.
+
+    Raises DescriptorError for an im2col wide config, whose bits are not known, and for a version outside 0..7.
+    """
     if not 0 <= version < 8:
         raise DescriptorError("version", version, "0..7")
     fields = _common_fields(spec) | {"version": version}
@@ -113,12 +116,10 @@ def encode(spec: AnySpec, version: int = 0) -> bytes:
 def field_writer(
     words: Any, raw: Any, spec: AnySpec, fields: Sequence[tuple[str, int]]
 ) -> Callable[[Sequence[int]], None]:
-    """Return a function that writes values into fields of a tiled map in place and checks nothing.
+    """Return a function that writes values into fields of a tiled map in place, without checks.
 
-    Nothing else may write these fields later.
-
-    words, raw: 32-bit words and bytes of the map. spec: its rank and dtype. fields: kind ("dim", "stride" or "box") and
-    index of each value.
+    Nothing else may write these fields later. ``words`` and ``raw`` are the 32-bit words and the bytes of the map;
+    ``spec`` has its rank and dtype; ``fields`` has the kind ("dim", "stride" or "box") and index of each value.
     """
     dims: list[tuple[int, int]] = []
     strides: list[tuple[int, int, int, int]] = []
@@ -137,7 +138,7 @@ def field_writer(
             words[word] = values[place] - 1
         for place, word, high, shift in strides:
             value = values[place]
-            if value != written.get(place):  # strides seldom change
+            if value != written.get(place):  # strides rarely change
                 written[place] = value
                 words[word] = value >> 4 & _MASK_32
                 raw[high] = raw[high] & ~(15 << shift) | value >> 36 << shift
@@ -151,9 +152,9 @@ def field_writer(
 
 
 def encode_shared(spec: AnySpec) -> bytes:
-    """The fields that all kinds of map share, at their places in tiled and im2col maps; 0 everywhere else.
+    """Return the fields that all kinds of map share, at their positions in tiled and im2col maps; 0 everywhere else.
 
-    For an im2col wide spec this is as far as documents go: that its shared fields are there is assumed, not verified.
+    For an im2col wide config the positions are assumed, not verified.
     """
     return _assemble(_COMMON, _common_fields(spec))
 
@@ -177,7 +178,7 @@ def _common_fields(spec: AnySpec) -> dict[str, int]:
         "tf32": int(spec.dtype.name.startswith("tfloat32")),
         "l2_promotion": int(spec.l2_promotion),
         "swizzle_atomicity": atomicity,
-        # A box of 4 GiB is no GPU's, but a valid spec; it must not reach into the next field.
+        # No GPU holds a box of 4 GiB, but its config is valid; the number must not overflow into the next field.
         "smem_bytes": spec.described_bytes & _MASK_32,
         "smem_pattern": 8 * spec.swizzle.span_bytes or CHUNK_BYTES,
     }
@@ -191,7 +192,7 @@ def _common_fields(spec: AnySpec) -> dict[str, int]:
 
 
 def read_fields(data: bytes | bytearray | memoryview) -> tuple[str, dict[str, int]]:
-    """Kind (``"tiled"`` or ``"im2col"``) and every field of FIELDS as a plain number, whether or not it makes sense.
+    """Return the kind (``"tiled"`` or ``"im2col"``) and every field of FIELDS as a number, valid or not.
 
     Raises DescriptorError unless ``data`` has 128 bytes.
     """
@@ -201,10 +202,10 @@ def read_fields(data: bytes | bytearray | memoryview) -> tuple[str, dict[str, in
 
 
 def decode(data: bytes | bytearray | memoryview) -> Decoded:
-    """The spec that 128 bytes describe, with the bits outside of it.
+    """Return the config that 128 bytes describe, and the bits outside it.
 
-    Raises DescriptorError for a wrong length, for field values that name nothing (format 14, swizzle atomicity without
-    a 128B swizzle, a rank above 5), and for values that break a rule of the spec.
+    Raises DescriptorError for a wrong length, for field values without a meaning (format 14, swizzle atomicity without
+    a 128B swizzle, a rank above 5), and for values that break a rule of the config.
     """
     kind, fields = read_fields(data)
     rank = fields["rank_minus_1"] + 1

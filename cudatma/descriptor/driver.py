@@ -1,6 +1,6 @@
-"""The driver's side of tensor maps: cuTensorMapEncodeTiled, ...Im2col, ...Im2colWide and ...ReplaceAddress.
+"""The driver's tensor map functions: cuTensorMapEncodeTiled, ...Im2col, ...Im2colWide and ...ReplaceAddress.
 
-The only file of the descriptor package that touches the driver; cuda.bindings is imported when a function is called.
+The only module of the descriptor package that calls the driver; it imports cuda.bindings when a function is called.
 Source: CUDA driver API, Tensor Map Object Management.
 """
 
@@ -16,8 +16,10 @@ from cudatma.errors import DriverError, check, no_driver
 
 
 def encode(spec: AnySpec, device: int | None = None) -> bytes:
-    """The 128 bytes of a spec as the driver makes them, in the primary context of ``device`` (the current context if
-    None). Raises DriverError, also where cuda.bindings or the driver is too old for the function."""
+    """Return the 128 bytes of a config from the driver, in the primary context of ``device`` or the current context.
+
+    Raises DriverError, also if cuda.bindings or the driver is too old for the function.
+    """
     driver = _driver()
     with _context(driver, device):
         if isinstance(spec, TiledSpec):
@@ -40,11 +42,11 @@ def encode(spec: AnySpec, device: int | None = None) -> bytes:
 
 
 def _call(driver: Any, name: str, spec: AnySpec, extents: tuple[Any, ...], mode: str | None = None) -> Any:
-    """One cuTensorMapEncode function; the three differ in the arguments between strides and element strides."""
+    """Call a cuTensorMapEncode function; the three differ in the arguments between strides and element strides."""
     function: Callable[..., Any] | None = getattr(driver, name, None)
     if function is None:
         raise DriverError(name, None, "this cuda.bindings has no such function; install cuda-python 13 or later")
-    # Rank 1 has no strides, but an empty list becomes a null pointer, which the driver refuses: pass one it ignores.
+    # Rank 1 has no strides, but the driver rejects the null pointer of an empty list: pass a stride that it ignores.
     strides = [driver.cuuint64_t(stride) for stride in spec.strides_bytes or (16,)]
     wide = () if mode is None else (getattr(driver, mode)(int(spec.mode)),)  # type: ignore[union-attr]
     result = function(
@@ -69,7 +71,7 @@ def _u32s(driver: Any, values: Sequence[int]) -> list[Any]:
 
 
 def _driver() -> Any:
-    """cuda.bindings' driver module, initialised; DriverError where there is none."""
+    """Return the driver module of cuda.bindings after cuInit; raise DriverError without a driver."""
     try:
         from cuda.bindings import driver
 
@@ -83,7 +85,7 @@ def _driver() -> Any:
 
 @lru_cache(maxsize=1)
 def has_driver() -> bool:
-    """Whether this process can ask a CUDA driver with at least one device; what ``encoder="auto"`` goes by."""
+    """Return whether there is a CUDA driver with at least one device; ``encoder="auto"`` depends on it."""
     try:
         return int(check(_driver().cuDeviceGetCount(), "cuDeviceGetCount")) > 0
     except DriverError:
@@ -92,7 +94,7 @@ def has_driver() -> bool:
 
 @contextmanager
 def _context(driver: Any, device: int | None) -> Iterator[None]:
-    """Make the primary context of ``device`` current for the call; None leaves what is current."""
+    """Make the primary context of ``device`` current for the block; None keeps the current context."""
     if device is None:
         yield
         return
@@ -109,14 +111,14 @@ def _context(driver: Any, device: int | None) -> Iterator[None]:
 
 
 def current_device() -> int:
-    """Ordinal of the calling thread's current device, 0 where it has no context yet."""
+    """Return the ordinal of the calling thread's current device, 0 without a context."""
     driver = _driver()
     code, device = driver.cuCtxGetDevice()
     return int(device) if int(code) == 0 else 0
 
 
 def replace_address(pointer: int, address: int) -> None:
-    """cuTensorMapReplaceAddress on the 128 bytes at host address ``pointer``, in place."""
+    """Call cuTensorMapReplaceAddress on the 128 bytes at host address ``pointer``, in place."""
     from cuda.bindings import driver
 
     check(driver.cuTensorMapReplaceAddress(driver.CUtensorMap(pointer), address), "cuTensorMapReplaceAddress")

@@ -1,6 +1,6 @@
-"""TensorMap: a spec turned into the 128 bytes that a kernel takes, by the driver or by the codec.
+"""TensorMap: the 128 bytes of a config, made by the driver or by the codec.
 
-A kernel takes a TensorMap as ``const __grid_constant__`` parameter; its bytes are copied when the launch is recorded.
+A kernel takes a TensorMap as a ``const __grid_constant__`` parameter. A launch copies its bytes.
 """
 
 from __future__ import annotations
@@ -30,19 +30,48 @@ from cudatma.layout import Interleave, Swizzle
 from cudatma.target import Target, detect, get_target
 
 ENCODERS = ("auto", "driver", "codec")
-#: CUDA 12 asks for 64 bytes, CUDA 13 for 128.
+#: CUDA 12 requires 64 bytes, CUDA 13 requires 128.
 _ALIGNMENT = 128
 
 
 class TensorMap:
-    """A tensor map: 128 bytes, the spec they were made from, and the array they point into.
+    """A tensor map: 128 bytes, the config from which they were made, and the array that they describe.
 
-    Make one with from_array(), from_address(), tiled(), im2col() or im2col_wide(). The map keeps its array alive.
-    replace_address() is the only thing that changes it; do not call it while another thread launches with the map.
+    Create one with ``from_array``, ``from_address``, ``tiled``, ``im2col`` or ``im2col_wide``. The map keeps its array
+    alive. Only ``replace_address`` changes it; do not call that while another thread launches with the map.
 
-    data: the 128 bytes as a ctypes buffer, 128-byte aligned. device: CUDA ordinal, None for host memory and where it
-    was not given. owner: what keeps the memory alive. encoder: ``"driver"`` or ``"codec"``. target: the architecture
-    that the map was checked against, None if it was not.
+    Parameters
+    ----------
+    spec : TiledSpec, Im2colSpec or Im2colWideSpec
+        The config.
+    device : int, optional
+        CUDA ordinal of the memory. Default: the current device with the driver, None with the codec.
+    owner : object, optional
+        Object that owns the memory; the map keeps it alive.
+    target : Target or str, optional
+        Architecture to check the map for. Default: the device's with the driver, none with the codec.
+    encoder : {"auto", "driver", "codec"}, default: "auto"
+        What makes the bytes. "auto" is the driver if there is one.
+    on_host : bool, default: False
+        Whether the memory is on the host, which the driver cannot describe.
+
+    Attributes
+    ----------
+    data : ctypes array
+        The 128 bytes, 128-byte aligned.
+    device, owner, target : see Parameters
+        CUDA ordinal, owner of the memory, and the architecture that the map was checked for; each may be None.
+    encoder : str
+        "driver" or "codec".
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cudatma
+    >>> x = np.zeros((512, 1024), np.float16)
+    >>> tensor_map = cudatma.TensorMap.from_array(x, box=(128, 64), swizzle="128B", target="sm_90a")
+    >>> tensor_map.expected_bytes, tensor_map.smem_alignment_bytes, len(bytes(tensor_map))
+    (16384, 1024, 128)
     """
 
     __slots__ = ("_address", "_axes", "_spec", "_storage", "data", "device", "encoder", "owner", "target")
@@ -57,7 +86,6 @@ class TensorMap:
         encoder: str = "auto",
         on_host: bool = False,
     ) -> None:
-        """tiled() and from_array() say what the arguments mean; on_host forbids the driver."""
         self.encoder = _choose(encoder, on_host)
         self.target = get_target(target) if target is not None else None
         if self.encoder == "driver":
@@ -89,13 +117,46 @@ class TensorMap:
         target: Target | str | None = None,
         encoder: str = "auto",
     ) -> TensorMap:
-        """A tiled map over an array: CuPy, torch, ``__cuda_array_interface__``, DLPack, or NumPy (codec only).
+        """Return a tiled map over an array.
 
-        box, element_strides: one value for each axis of the array, in the array's order.
-        dtype: another TMA type of the same width (``"tfloat32"`` for fp32); by default the array's.
-        axes: the array's axes from innermost to outermost; by default C or Fortran order, whichever the array is in.
-        Others: tiled(). Raises DescriptorError, which counts axes as the array does, ArgumentTypeError, TargetError,
-        DriverError.
+        Parameters
+        ----------
+        array : array
+            CuPy, torch, NumPy (codec only), or an object with ``__cuda_array_interface__`` or DLPack.
+        box : sequence of int
+            Elements of a box along each axis, in the order of the array.
+        dtype : TmaType, str or dtype, optional
+            TMA type of the same width, such as ``"tfloat32"`` for fp32. Default: the array's.
+        axes : sequence of int, optional
+            Axes of the array from innermost to outermost. Default: C or Fortran order, as the array is.
+        element_strides : sequence of int, optional
+            Traversal step of each axis; all 1 by default.
+        interleave, swizzle, l2_promotion, oob_fill : enumeration member or str, optional
+            Modes, see TiledSpec.
+        target : Target or str, optional
+            Architecture to check the map for. Default: the device's with the driver, none with the codec.
+        encoder : {"auto", "driver", "codec"}, default: "auto"
+            What makes the bytes. "auto" is the driver if there is one and the array is on a device.
+
+        Returns
+        -------
+        TensorMap
+            The map.
+
+        Raises
+        ------
+        DescriptorError
+            If a field breaks a rule. The error counts axes as the array does.
+        ArgumentTypeError, TargetError, DriverError
+            If the object is not an array, the target cannot use the map, or the driver fails.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import cudatma
+        >>> tensor_map = cudatma.TensorMap.from_array(np.zeros((64, 256), np.float32), box=(16, 32))
+        >>> tensor_map.spec.dims, tensor_map.spec.box
+        ((256, 64), (32, 16))
         """
         from cudatma.arrays import describe
 
@@ -119,9 +180,9 @@ class TensorMap:
         )
         host = info.device is None
         with _counted_as(order):
-            made = cls(spec, device=info.device, owner=info.owner, target=target, encoder=encoder, on_host=host)
-        made._axes = order
-        return made
+            tensor_map = cls(spec, device=info.device, owner=info.owner, target=target, encoder=encoder, on_host=host)
+        tensor_map._axes = order
+        return tensor_map
 
     @classmethod
     def from_address(
@@ -139,10 +200,31 @@ class TensorMap:
         encoder: str = "auto",
         **options: Any,
     ) -> TensorMap:
-        """A tiled map over raw device memory.
+        """Return a tiled map over raw device memory.
 
-        shape, strides_bytes (bytes; C order without gaps if left out), box: in NumPy order, outermost first.
-        options: the other fields of TiledSpec, element_strides in NumPy order. Others: from_array() and tiled().
+        Parameters
+        ----------
+        address : int
+            Device address of the first element.
+        shape : sequence of int
+            Size of each axis in elements, outermost first.
+        box : sequence of int
+            Elements of a box along each axis.
+        dtype : TmaType, str or dtype
+            Element type.
+        strides_bytes : sequence of int, optional
+            Pitch of each axis in bytes. Default: dense C order.
+        axes : sequence of int, optional
+            Axes from innermost to outermost, see ``from_array``.
+        device, owner, target, encoder : optional
+            As in TensorMap.
+        **options
+            Other fields of TiledSpec; ``element_strides`` in NumPy order.
+
+        Returns
+        -------
+        TensorMap
+            The map.
         """
         kind = tma_type(dtype)
         sizes = rules.as_ints(shape, "shape")
@@ -161,12 +243,24 @@ class TensorMap:
         target: Target | str | None = None,
         encoder: str = "auto",
     ) -> TensorMap:
-        """A map of a tiled spec.
+        """Return the map of a TiledSpec.
 
-        device: CUDA ordinal of the memory; by default the current device. owner: kept alive with the map.
-        target: checked against (features, shared memory of a block); by default the device's own with the driver, and
-        nothing without. encoder: ``"driver"``, ``"codec"``, or ``"auto"``: the driver where there is one.
-        Raises DescriptorError, TargetError, DriverError.
+        Parameters
+        ----------
+        spec : TiledSpec
+            The config.
+        device, owner, target, encoder : optional
+            As in TensorMap.
+
+        Returns
+        -------
+        TensorMap
+            The map.
+
+        Raises
+        ------
+        DescriptorError, TargetError, DriverError
+            If a rule is broken, the target cannot use the map, or the driver fails.
         """
         _expect(spec, TiledSpec)
         return cls(spec, device=device, owner=owner, target=target, encoder=encoder)
@@ -181,7 +275,20 @@ class TensorMap:
         target: Target | str | None = None,
         encoder: str = "auto",
     ) -> TensorMap:
-        """A map of an im2col spec; arguments and errors as in tiled()."""
+        """Return the map of an Im2colSpec.
+
+        Parameters
+        ----------
+        spec : Im2colSpec
+            The config.
+        device, owner, target, encoder : optional
+            As in TensorMap.
+
+        Returns
+        -------
+        TensorMap
+            The map.
+        """
         _expect(spec, Im2colSpec)
         return cls(spec, device=device, owner=owner, target=target, encoder=encoder)
 
@@ -194,13 +301,31 @@ class TensorMap:
         owner: object = None,
         target: Target | str | None = None,
     ) -> TensorMap:
-        """A map of an im2col wide spec (sm_100 and up): the driver only, DriverError where it has no such function."""
+        """Return the map of an Im2colWideSpec, for sm_100 and up.
+
+        Parameters
+        ----------
+        spec : Im2colWideSpec
+            The config.
+        device, owner, target : optional
+            As in TensorMap.
+
+        Returns
+        -------
+        TensorMap
+            The map.
+
+        Raises
+        ------
+        DriverError
+            Without a driver that has cuTensorMapEncodeIm2colWide: the codec does not know these bytes.
+        """
         _expect(spec, Im2colWideSpec)
         return cls(spec, device=device, owner=owner, target=target, encoder="driver")
 
     @property
     def spec(self) -> AnySpec:
-        """What the map was made from, with its present address."""
+        """The config of the map, with its present address."""
         if self._spec.address != self._address:
             self._spec = replace(self._spec, address=self._address)
         return self._spec
@@ -212,17 +337,17 @@ class TensorMap:
 
     @property
     def expected_bytes(self) -> int:
-        """What the mbarrier counts for one load."""
+        """Bytes that the mbarrier counts for one load."""
         return self._spec.expected_bytes
 
     @property
     def footprint_bytes(self) -> int:
-        """Shared memory of one box, padding included."""
+        """Shared memory of a box in bytes, including padding."""
         return self._spec.footprint_bytes
 
     @property
     def smem_alignment_bytes(self) -> int:
-        """Alignment of the box in shared memory."""
+        """Alignment of a box in shared memory, in bytes."""
         return self._spec.smem_alignment_bytes
 
     @property
@@ -237,24 +362,45 @@ class TensorMap:
         return f"TensorMap({self.spec!r}, device={self.device}, encoder={self.encoder!r})"
 
     def compare(self) -> Comparison:
-        """The driver's 128 bytes against the codec's, bit for bit, with the names of the fields that differ.
+        """Compare the driver's 128 bytes with the codec's, bit by bit.
 
-        A map that the driver made is compared as it is; for one of the codec the driver is asked. Of an im2col wide map
-        (sm_100 and up) only the shared fields are known: all other bits that the driver set are listed as they are.
-        Raises DriverError where there is no driver, or where it refuses the map.
+        The driver encodes the config again unless it made this map. Only the fields that an im2col wide map (sm_100 and
+        up) shares with other maps are compared; all other bits that the driver set are listed.
+
+        Returns
+        -------
+        Comparison
+            The fields that differ.
+
+        Raises
+        ------
+        DriverError
+            Without a driver, or if it rejects the map.
         """
-        made = bytes(self) if self.encoder == "driver" else driver.encode(self.spec, self.device)
+        encoded = bytes(self) if self.encoder == "driver" else driver.encode(self.spec, self.device)
         if isinstance(self.spec, Im2colWideSpec):
             note = "im2col wide: from documents only; its own fields and the places of the shared ones are not verified"
-            return compare(made, codec.encode_shared(self.spec), ("driver", "codec, shared fields"), note)
-        return compare(made, codec.encode(self.spec), ("driver", "codec"))
+            return compare(encoded, codec.encode_shared(self.spec), ("driver", "codec, shared fields"), note)
+        return compare(encoded, codec.encode(self.spec), ("driver", "codec"))
 
     def replace_address(self, array: object) -> None:
-        """Point the map at other memory of the same shape. [CUDA driver API, cuTensorMapReplaceAddress]
+        """Change the address of the map to other memory of the same shape.
 
-        array: a device address (an int), or an array whose dtype width, shape, strides and device are those of the
-        array that the map was made from. The map then keeps the new array alive; with an address its owner is the
-        caller's business. Raises ArgumentError, DescriptorError, DriverError.
+        The map keeps a new array alive. For an address, the caller is responsible.
+
+        Parameters
+        ----------
+        array : array or int
+            An array with the dtype width, shape, strides and device of the original one, or a device address.
+
+        Raises
+        ------
+        ArgumentError, DescriptorError, DriverError
+            If the array differs, the address is not aligned, or the driver fails.
+
+        References
+        ----------
+        CUDA driver API, cuTensorMapReplaceAddress.
         """
         if isinstance(array, int) and not isinstance(array, bool):
             address, owner = array, None
@@ -268,7 +414,7 @@ class TensorMap:
         self._address, self.owner = address, owner
 
     def _same_shape(self, array: object) -> tuple[int, object]:
-        """Address and owner of an array that fits the map; ArgumentError if it does not."""
+        """Return the address and owner of an array; raise ArgumentError unless it fits the map."""
         from cudatma.arrays import describe
 
         info, spec = describe(array), self._spec
@@ -290,7 +436,7 @@ class TensorMap:
 
 @contextmanager
 def _counted_as(order: Sequence[int]) -> Iterator[None]:
-    """DescriptorErrors about a spec count the axes of the array that it describes."""
+    """Rename the fields of DescriptorErrors so that they count the axes of the array."""
     try:
         yield
     except DescriptorError as error:
@@ -309,7 +455,7 @@ def _choose(encoder: str, on_host: bool) -> str:
 
 def _dense_strides(sizes: Sequence[int], dtype: TmaType) -> tuple[int, ...]:
     if dtype.packed:
-        raise DescriptorError("dtype", dtype.name, "an unpacked type", "make a TiledSpec: dims there count values")
+        raise DescriptorError("dtype", dtype.name, "an unpacked type", "use a TiledSpec, whose dims count values")
     strides = [dtype.element_bytes]
     for size in reversed(sizes[1:]):
         strides.append(strides[-1] * size)

@@ -1,6 +1,6 @@
-"""Named tensor maps for the arrays of a W4A16 GEMM, and the coordinates of their boxes.
+"""Tensor maps for the arrays of a W4A16 GEMM, and the coordinates of their boxes.
 
-The shapes are those of packed weights, layout version 1 (docs/design/packed_weights.md).
+The shapes follow version 1 of the packed weight layout (docs/design/packed_weights.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cudatma.target import Target
 if TYPE_CHECKING:
     from cudatma.arrays import ArrayInfo
 
-#: Bytes of one packed 64 x 64 block of weights, and the same counted in uint64.
+#: Size of a packed 64 x 64 block of weights, in bytes and in uint64.
 BLOCK_BYTES = 2048
 BLOCK_WORDS = BLOCK_BYTES // 8
 
@@ -28,13 +28,38 @@ BLOCK_WORDS = BLOCK_BYTES // 8
 def create_weight_tma_desc(
     qweight: object, block_k64: int, *, target: Target | str | None = None, encoder: str = "auto"
 ) -> TensorMap:
-    """A 2D map over packed weights; there is no 4-bit type below sm_100, so their bytes are described.
+    """Return a 2D map over packed int4 weights.
 
-    qweight: uint8 (rows, 2048), row n64 * K64 + k64 one 64 x 64 block; rows dense, their pitch a multiple of 16.
-    block_k64: 64-deep blocks a load, 1..256 (2048 bytes of shared memory each). A block is described as 256 uint64,
-    since a box has at most 256 elements a dimension: the map has dims (256, rows), box (256, block_k64), coordinates
-    (0, n64 * K64 + k64). A box may run from one n64 into the next: K64 should be a multiple of block_k64, or the
-    surplus blocks be ignored. Raises DescriptorError, TargetError, DriverError.
+    There is no 4-bit type below sm_100, and a box has at most 256 elements per dimension, so a block of 64 x 64 weights
+    is described as 256 uint64. The map has dims (256, rows), box (256, block_k64) and coordinates (0, n64 * K64 + k64).
+    A box may continue into the next n64 unless block_k64 divides K64; the kernel then ignores the surplus blocks.
+
+    Parameters
+    ----------
+    qweight : array of uint8, shape (rows, 2048)
+        Packed weights: row n64 * K64 + k64 is a 64 x 64 block. Rows are dense, their pitch is a multiple of 16 bytes.
+    block_k64 : int
+        Blocks along K per load, 1 to 256; each takes 2048 bytes of shared memory.
+    target, encoder : optional
+        As in TensorMap.
+
+    Returns
+    -------
+    TensorMap
+        The map.
+
+    Raises
+    ------
+    DescriptorError, TargetError, DriverError
+        As in TensorMap.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cudatma
+    >>> qweight = np.zeros((4 * 16, 2048), np.uint8)  # N = 256, K = 1024
+    >>> cudatma.create_weight_tma_desc(qweight, block_k64=2).expected_bytes
+    4096
     """
     info = _packed_rows(qweight)
     spec = weight_map_spec(info.shape[0], block_k64, info.strides_bytes[0], info.pointer)
@@ -58,12 +83,33 @@ def create_weight_tile_tma_desc(
     target: Target | str | None = None,
     encoder: str = "auto",
 ) -> TensorMap:
-    """A 3D map over packed weights of which one load brings a whole tile; blocks outside arrive as zeros.
+    """Return a 3D map over packed weights whose loads fetch a whole tile.
 
-    qweight: as in create_weight_tma_desc, whole rows of ``k64`` blocks. block_k64, block_n64: blocks along K
-    and N a load, 1..256 each. The map has dims (256, K64, N64) of uint64, box (256, block_k64, block_n64), coordinates
-    (0, k64, n64). half_rows: a load brings 32 of each block's 64 columns, box (128, ..), coordinate 0 or 128.
-    Raises DescriptorError, TargetError, DriverError.
+    The map has dims (256, K64, N64) of uint64, box (256, block_k64, block_n64) and coordinates (0, k64, n64). Blocks
+    outside the weight arrive as zeros.
+
+    Parameters
+    ----------
+    qweight : array of uint8, shape (rows, 2048)
+        Packed weights as in ``create_weight_tma_desc``, whole rows of ``k64`` blocks.
+    k64 : int
+        Blocks along K.
+    block_k64, block_n64 : int
+        Blocks along K and N per load, 1 to 256 each.
+    half_rows : bool, default: False
+        Whether a load fetches 32 of the 64 columns of each block: box (128, ...), coordinate 0 or 128.
+    target, encoder : optional
+        As in TensorMap.
+
+    Returns
+    -------
+    TensorMap
+        The map.
+
+    Raises
+    ------
+    DescriptorError, TargetError, DriverError
+        As in TensorMap.
     """
     info = _packed_rows(qweight)
     if k64 < 1 or info.shape[0] % k64:
@@ -92,7 +138,7 @@ def weight_tile_map_spec(
 
 
 def _packed_rows(qweight: object) -> ArrayInfo:
-    """uint8 (rows, 2048) with dense rows; DescriptorError for anything else."""
+    """Return the ArrayInfo of packed weights; raise DescriptorError unless they are uint8 (rows, 2048), rows dense."""
     from cudatma.arrays import describe
 
     info = describe(qweight, "qweight")
@@ -114,12 +160,38 @@ def create_scale_tma_desc(
     target: Target | str | None = None,
     encoder: str = "auto",
 ) -> TensorMap:
-    """A map over scales (fp16, bf16) or zero points (uint8).
+    """Return a map over scales (fp16, bf16) or zero points (uint8).
 
-    scales: (N,) or (1, N) for whole-column scales: a 1D map, box (tile_n,), coordinate (n,). Otherwise (G, N): a 2D
-    map, box (tile_n, block_groups), coordinates (n, group). tile_n: 1..256, a multiple of 16 bytes.
-    whole_column: by default where there is one row; False describes a single group in 2D all the same.
-    Raises DescriptorError, TargetError, DriverError.
+    Parameters
+    ----------
+    scales : array, shape (N,), (1, N) or (groups, N)
+        One row is a scale per column: a 1D map, box (tile_n,), coordinate (n,). Otherwise a 2D map, box
+        (tile_n, block_groups), coordinates (n, group).
+    tile_n : int
+        Columns per load, 1 to 256; a multiple of 16 bytes.
+    block_groups : int, default: 1
+        Groups per load.
+    whole_column : bool, optional
+        Whether the map is 1D. Default: if there is one row.
+    target, encoder : optional
+        As in TensorMap.
+
+    Returns
+    -------
+    TensorMap
+        The map.
+
+    Raises
+    ------
+    DescriptorError, TargetError, DriverError
+        As in TensorMap.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cudatma
+    >>> cudatma.create_scale_tma_desc(np.ones((8, 256), np.float16), tile_n=64).spec.box
+    (64, 1)
     """
     from cudatma.arrays import describe
 
@@ -165,13 +237,44 @@ def create_activation_tma_desc(
     target: Target | str | None = None,
     encoder: str = "auto",
 ) -> TensorMap:
-    """A map over activations (M, K), fp16 or bf16, K innermost; rows and columns outside arrive as zeros.
+    """Return a map over activations, K innermost.
 
-    tile_m: rows a load, 1..256. tile_k: elements of K a load; tile_k elements must fit the swizzle span (64 with
-    128B). The pitch of x must be a multiple of 16 bytes. Box (tile_k, tile_m), coordinates (k, m).
-    blocks: more than one: a 3D map whose loads bring ``blocks`` times tile_k elements of K, for a K that is a multiple
-    of tile_k. Box (tile_k, tile_m, blocks), coordinates (0, m, k / tile_k): in shared memory one block after
-    another. Raises DescriptorError, TargetError, DriverError.
+    Rows and columns outside x arrive as zeros. The map has box (tile_k, tile_m) and coordinates (k, m).
+
+    Parameters
+    ----------
+    x : array of fp16 or bf16, shape (M, K)
+        Activations; the pitch is a multiple of 16 bytes.
+    tile_m : int
+        Rows per load, 1 to 256.
+    tile_k : int, default: 64
+        Elements of K per load; they must fit into the swizzle span (64 with 128B).
+    blocks : int, default: 1
+        If more than 1, a load fetches ``blocks`` times tile_k elements of K, where tile_k divides K: a 3D map with box
+        (tile_k, tile_m, blocks) and coordinates (0, m, k / tile_k). Shared memory holds one block after another.
+    swizzle : Swizzle or str, default: "128B"
+        Permutation of 16-byte chunks.
+    target, encoder : optional
+        As in TensorMap.
+
+    Returns
+    -------
+    TensorMap
+        The map.
+
+    Raises
+    ------
+    DescriptorError, TargetError, DriverError
+        As in TensorMap.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cudatma
+    >>> x = np.zeros((32, 1024), np.float16)
+    >>> tensor_map = cudatma.create_activation_tma_desc(x, tile_m=16)
+    >>> tensor_map.spec.box, tensor_map.spec.swizzle.label
+    ((64, 16), '128B')
     """
     from cudatma.arrays import describe
 
@@ -181,7 +284,7 @@ def create_activation_tma_desc(
     if len(info.shape) != 2:
         raise DescriptorError("x.shape", info.shape, "(M, K)", "reshape the leading dimensions into M")
     if type(blocks) is not int or blocks < 1:
-        raise DescriptorError("blocks", blocks, "an int from 1 up")
+        raise DescriptorError("blocks", blocks, "an int, 1 or more")
     options: dict[str, Any] = {"swizzle": swizzle, "l2_promotion": L2Promotion.B128}
     if blocks > 1:
         shape, strides = _blocks_of_depths(info, tile_k)
@@ -195,10 +298,10 @@ def create_activation_tma_desc(
 
 
 def _blocks_of_depths(info: ArrayInfo, tile_k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(M, K) seen as (K / tile_k, M, tile_k): shape and strides."""
+    """Return shape and strides of (K / tile_k, M, tile_k), a view of (M, K)."""
     m, k = info.shape
     if type(tile_k) is not int or tile_k < 1 or k % tile_k:
-        why = "a box knows no end inside of its blocks; take blocks=1"
+        why = "TMA does not clip inside a block; use blocks=1"
         raise DescriptorError("tile_k", tile_k, f"a divisor of K = {k}", why)
     pitch, step = info.strides_bytes
     return (k // tile_k, m, tile_k), (tile_k * step, pitch, step)
@@ -213,8 +316,11 @@ def _spec(
     names: Mapping[str, str] | None = None,
     **options: Any,
 ) -> TiledSpec:
-    """Return a spec in C order. box: the caller's argument -> extent, outermost first; errors name the argument.
-    names: the caller's names of other fields."""
+    """Return a TiledSpec in C order.
+
+    ``box`` maps the caller's arguments to extents, outermost first, and ``names`` maps other fields; errors name the
+    caller's argument.
+    """
     axes = tuple(reversed(range(len(shape))))
     names = {f"box[{axis}]": name for axis, name in enumerate(box)} | dict(names or {})
     try:
@@ -232,21 +338,21 @@ def _map(info: ArrayInfo, spec: TiledSpec, target: Target | str | None, encoder:
 
 
 def _box_extent(spec: AnySpec) -> tuple[int, ...]:
-    """Elements of the tensor that one box steps over in each dimension, in TMA order; DescriptorError unless tiled."""
+    """Return the elements that one box spans in each dimension, in TMA order; raise DescriptorError unless tiled."""
     if not isinstance(spec, TiledSpec):
         raise DescriptorError("spec", type(spec).__name__, "TiledSpec", "im2col boxes have no fixed extent")
     return spec.box
 
 
 def tile_counts(spec: AnySpec) -> tuple[int, ...]:
-    """Boxes that cover the tensor in each dimension, in TMA order: ceil(dims[i] / box[i])."""
+    """Return the number of boxes that cover the tensor in each dimension, in TMA order: ceil(dims[i] / box[i])."""
     return tuple(-(-dim // size) for dim, size in zip(spec.dims, _box_extent(spec), strict=True))
 
 
 def box_coordinates(spec: AnySpec, tile: Sequence[int]) -> tuple[int, ...]:
-    """Coordinates of box number ``tile`` in each dimension, in TMA order: tile[i] * box[i].
+    """Return the coordinates of the box with number ``tile`` in each dimension, in TMA order: tile[i] * box[i].
 
-    A tile that would lie wholly outside (0 <= tile[i] < tile_counts(spec)[i] does not hold) raises DescriptorError.
+    Raises DescriptorError unless 0 <= tile[i] < tile_counts(spec)[i].
     """
     indices = rules.as_ints(tile, "tile")
     rules.check_length(indices, spec.rank, "tile", spec.rank)

@@ -1,8 +1,8 @@
-"""The driver's enumerations and rules for tensor maps, each once; a broken rule raises DescriptorError.
+"""The driver's enumerations and rules for tensor maps; a broken rule raises DescriptorError.
 
 Everything is in TMA order: index 0 is the innermost dimension. Sources: CUDA driver API, cuTensorMapEncodeTiled,
-cuTensorMapEncodeIm2col and cuTensorMapEncodeIm2colWide. Swizzle and Interleave are in cudatma.layout. access.py has
-what the hardware requires beyond them.
+cuTensorMapEncodeIm2col and cuTensorMapEncodeIm2colWide. cudatma.layout has Swizzle and Interleave, access.py the
+further requirements of the hardware.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cudatma.layout import Interleave, Mode, Swizzle
 
 
 class L2Promotion(Mode):
-    """Granularity at which L2 fetches from DRAM."""
+    """Granularity at which L2 fetches from DRAM (CUtensorMapL2promotion)."""
 
     NONE = 0
     B64 = 1
@@ -25,14 +25,14 @@ class L2Promotion(Mode):
 
 
 class OobFill(Mode):
-    """What loads put where the box leaves the tensor: zeros, or NaN (floats only; read as zero by FMA)."""
+    """Value that loads write for elements outside the tensor: zero, or NaN (floating point; FMA reads it as zero)."""
 
     ZEROS = 0
     NAN = 1
 
 
 class Im2colWideMode(Mode):
-    """Elements loaded along W: ``pixels_per_column`` of them, or always 128."""
+    """Number of pixels loaded along W: ``pixels_per_column``, or always 128."""
 
     W = 0
     W128 = 1
@@ -44,9 +44,9 @@ STRIDE_LIMIT = 1 << 40
 MAX_BOX = 256
 MAX_ELEMENT_STRIDE = 8
 MAX_PIXELS = 1024
-#: Box rows are moved in chunks of this many bytes.
+#: TMA moves the rows of a box in chunks of this size.
 CHUNK_BYTES = 16
-#: Smallest and largest im2col corner by rank: 16, 8 and 5 signed bits.
+#: Rank -> smallest and largest im2col corner: 16, 8 and 5 signed bits.
 CORNER_RANGE = {3: (-(1 << 15), (1 << 15) - 1), 4: (-(1 << 7), (1 << 7) - 1), 5: (-(1 << 4), (1 << 4) - 1)}
 
 _PADDED = ("16u4_align16b", "16u6_align16b")
@@ -59,7 +59,7 @@ _WIDE_SWIZZLES = (Swizzle.B64, Swizzle.B128, Swizzle.B128_ATOM_32B)
 
 
 def as_int(value: object, field: str) -> int:
-    """A Python int from any integer type (NumPy's too); DescriptorError for a bool, a float or anything else."""
+    """Return a Python int for any integer, including NumPy's. Raises DescriptorError for anything else, even a bool."""
     if not isinstance(value, bool):
         try:
             return operator.index(value)  # type: ignore[arg-type]
@@ -69,44 +69,44 @@ def as_int(value: object, field: str) -> int:
 
 
 def as_ints(values: object, field: str) -> tuple[int, ...]:
-    """A tuple of ints from any sequence of integers; DescriptorError that names the index of a wrong one."""
+    """Return a tuple of ints for a sequence of integers. Raises DescriptorError that names the index of a wrong one."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise DescriptorError(field, values, "a sequence of integers")
     return tuple(as_int(value, f"{field}[{index}]") for index, value in enumerate(values))
 
 
 def is_padded(dtype: TmaType) -> bool:
-    """Whether 16 packed values take 16 bytes of shared memory, 4 or 8 of them a gap."""
+    """Return whether 16 packed values occupy 16 bytes of shared memory, with a gap of 4 or 8 bytes."""
     return dtype.name in _PADDED
 
 
 def smem_bits(dtype: TmaType) -> int:
-    """Bits that one element takes in shared memory: its own, or 8 for the padded packed types."""
+    """Return the bits of an element in shared memory: its own, or 8 for the padded packed types."""
     return 8 if is_padded(dtype) else dtype.element_bits
 
 
 def address_alignment(dtype: TmaType, interleave: Interleave) -> int:
-    """Bytes to which the base address and every stride are to be multiples: 16 or 32."""
+    """Return the alignment of the address and of every stride in bytes: 16 or 32."""
     return 32 if interleave is Interleave.B32 or is_padded(dtype) else 16
 
 
 def check_length(values: Sequence[int], length: int, field: str, rank: int) -> None:
-    """One value for each dimension that needs one."""
+    """Require ``length`` values."""
     if len(values) != length:
         raise DescriptorError(field, values, f"{counted(length, 'value')} for rank {rank}")
 
 
-def check_rank(rank: int, least: int, interleave: Interleave) -> None:
-    """1..5 tiled, 3..5 im2col, and at least 3 with interleave."""
+def check_rank(rank: int, min_rank: int, interleave: Interleave) -> None:
+    """Require rank 1 to 5, at least ``min_rank``, and at least 3 with interleave."""
     if interleave is not Interleave.NONE:
-        least = max(least, 3)
-    if not least <= rank <= MAX_RANK:
+        min_rank = max(min_rank, 3)
+    if not min_rank <= rank <= MAX_RANK:
         why = f" with interleave {interleave.label}" if interleave is not Interleave.NONE else ""
-        raise DescriptorError("rank", rank, f"{least}..{MAX_RANK}{why}", "merge or add dimensions of size 1")
+        raise DescriptorError("rank", rank, f"{min_rank}..{MAX_RANK}{why}", "merge or add dimensions of size 1")
 
 
 def check_dims(dims: Sequence[int], dtype: TmaType) -> None:
-    """1..2**32 elements; packed types count single values, and whole groups of them in dims[0]."""
+    """Require 1 to 2**32 elements, and whole groups of packed values in dims[0]."""
     for index, dim in enumerate(dims):
         if not 1 <= dim <= MAX_DIM:
             raise DescriptorError(f"dims[{index}]", dim, "1..2**32 elements", "an empty tensor has no tensor map")
@@ -116,7 +116,7 @@ def check_dims(dims: Sequence[int], dtype: TmaType) -> None:
 
 
 def check_strides(strides_bytes: Sequence[int], dtype: TmaType, interleave: Interleave) -> None:
-    """Multiples of 16 (or 32) bytes below 2**40. 0 (a broadcast) and overlapping strides are accepted."""
+    """Require multiples of 16 (or 32) bytes below 2**40. Stride 0 (a broadcast) and overlapping strides are legal."""
     multiple = address_alignment(dtype, interleave)
     for index, stride in enumerate(strides_bytes):
         if not 0 <= stride < STRIDE_LIMIT:
@@ -125,12 +125,15 @@ def check_strides(strides_bytes: Sequence[int], dtype: TmaType, interleave: Inte
             )
         if stride % multiple:
             raise DescriptorError(
-                f"strides_bytes[{index}]", stride, f"multiples of {multiple} bytes", "pad the pitch, or use plain loads"
+                f"strides_bytes[{index}]",
+                stride,
+                f"multiples of {multiple} bytes",
+                "pad the pitch, or use plain loads",
             )
 
 
 def check_address(address: int, dtype: TmaType, interleave: Interleave) -> None:
-    """A 64-bit address, 16-byte aligned (32 with interleave 32B and for the padded packed types)."""
+    """Require a 64-bit address, aligned to 16 bytes (32 with interleave 32B and for the padded packed types)."""
     multiple = address_alignment(dtype, interleave)
     if not 0 <= address < 1 << 64:
         raise DescriptorError("address", address, "a 64-bit address")
@@ -141,17 +144,17 @@ def check_address(address: int, dtype: TmaType, interleave: Interleave) -> None:
 
 
 def check_element_strides(element_strides: Sequence[int]) -> None:
-    """1..8 in every dimension."""
+    """Require 1 to 8 in every dimension."""
     for index, step in enumerate(element_strides):
         if not 1 <= step <= MAX_ELEMENT_STRIDE:
             raise DescriptorError(f"element_strides[{index}]", step, f"1..{MAX_ELEMENT_STRIDE}")
 
 
 def check_inner_box(elems: int, field: str, dtype: TmaType, interleave: Interleave, swizzle: Swizzle) -> None:
-    """The innermost extent of a box: 1..256 elements, whole 16-byte chunks, no wider than the swizzle span.
+    """Require 1 to 256 elements, whole 16-byte chunks, and no more than the swizzle span in the innermost dimension.
 
-    The driver's documentation states the rule of 16 bytes for no interleave only, but an H200's asks for it always;
-    the one of the span holds without interleave.
+    The driver's documentation requires 16-byte chunks without interleave only, but the driver of an H200 always
+    requires them. The limit of the span applies without interleave.
     """
     if not 1 <= elems <= MAX_BOX:
         raise DescriptorError(field, elems, f"1..{MAX_BOX} elements", "split the box, or describe wider elements")
@@ -173,7 +176,7 @@ def check_inner_box(elems: int, field: str, dtype: TmaType, interleave: Interlea
 
 
 def check_box(box: Sequence[int], dtype: TmaType, interleave: Interleave, swizzle: Swizzle) -> None:
-    """check_inner_box() for box[0], 1..256 elements in the other dimensions."""
+    """Require check_inner_box() of box[0], and 1 to 256 elements in the other dimensions."""
     check_inner_box(box[0], "box[0]", dtype, interleave, swizzle)
     for index, size in enumerate(box[1:], 1):
         if not 1 <= size <= MAX_BOX:
@@ -181,20 +184,20 @@ def check_box(box: Sequence[int], dtype: TmaType, interleave: Interleave, swizzl
 
 
 def check_interleave(interleave: Interleave, dtype: TmaType) -> None:
-    """The 6-bit type takes no interleave."""
+    """Require no interleave for the 6-bit type."""
     if interleave is not Interleave.NONE and dtype.name == "16u6_align16b":
         raise DescriptorError("interleave", interleave.label, f"none for {dtype.name}")
 
 
 def check_packed_swizzle(swizzle: Swizzle, dtype: TmaType) -> None:
-    """The padded packed types know fewer swizzles."""
+    """Require a swizzle that the padded packed types support."""
     allowed = _PADDED_SWIZZLES.get(dtype.name)
     if allowed is not None and swizzle not in allowed:
         raise DescriptorError("swizzle", swizzle.label, f"{', '.join(s.label for s in allowed)} for {dtype.name}")
 
 
 def check_fill(nan: bool, dtype: TmaType) -> None:
-    """NaN fill needs a floating-point type."""
+    """Require a floating-point type for NaN fill."""
     if nan and not dtype.is_float:
         raise DescriptorError("oob_fill", "nan", f"zeros for {dtype.name}", "NaN exists in floating-point types only")
 
@@ -202,11 +205,12 @@ def check_fill(nan: bool, dtype: TmaType) -> None:
 def check_corners(
     lower: Sequence[int], upper: Sequence[int], dims: Sequence[int], *, first: int = 1, wide: bool = False
 ) -> None:
-    """Corners of the im2col bounding box, W first: signed 16, 8 or 5 bits by rank, and a box that is not empty.
+    """Require signed 16, 8 or 5 bits, by rank, of the im2col corners (W first), and a bounding box that is not empty.
 
-    In dimension i + first the box runs from lower[i] to dims[i + first] - 1 + upper[i]. first: the position of W, 1, or
-    0 with interleave. The driver takes the box's extent as a signed 32-bit number, as this function does: extents of
-    2**31 and up are refused, those just above 2**32 pass. wide: one corner of 16 bits along W, whatever the rank is.
+    In dimension i + first the box extends from lower[i] to dims[i + first] - 1 + upper[i]. ``first`` is the position of
+    W: 1, or 0 with interleave. ``wide`` is one corner of 16 bits along W at any rank. The driver reads the extent as a
+    signed 32-bit number, and so does this function: it rejects extents of 2**31 and up, and accepts those just above
+    2**32.
     """
     rank = 3 if wide else len(dims)
     low, high = CORNER_RANGE[rank]
@@ -237,13 +241,13 @@ def _signed_32(value: int) -> int:
 
 
 def check_pixels(pixels: int) -> None:
-    """1..1024 pixels in a column."""
+    """Require 1 to 1024 pixels in a column."""
     if not 1 <= pixels <= MAX_PIXELS:
         raise DescriptorError("pixels_per_column", pixels, f"1..{MAX_PIXELS}")
 
 
 def check_wide(interleave: Interleave, swizzle: Swizzle) -> None:
-    """The wide im2col modes take no interleave and only swizzles 64B, 128B and 128B_ATOM_32B."""
+    """Require no interleave and swizzle 64B, 128B or 128B_ATOM_32B, as the wide im2col modes do."""
     if interleave is not Interleave.NONE:
         raise DescriptorError("interleave", interleave.label, "none in im2col wide mode")
     if swizzle not in _WIDE_SWIZZLES:

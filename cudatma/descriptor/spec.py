@@ -1,8 +1,8 @@
-"""What a tensor map asks for: frozen configs, valid by construction.
+"""Configs of tensor maps: frozen dataclasses, valid by construction.
 
-A spec checks every rule of the driver that does not depend on the GPU (rules.py) when it is made. What depends on the
-GPU, on a coordinate or on the direction of a copy is asked for separately (access.py). Everything is in TMA order:
-index 0 is the innermost dimension, ``strides_bytes[i]`` is the pitch of dimension i + 1.
+A config checks every rule of the driver that does not depend on the GPU (rules.py). access.py has the rules that depend
+on the GPU, the coordinates or the direction of a copy. Everything is in TMA order: index 0 is the innermost dimension,
+and ``strides_bytes[i]`` is the pitch of dimension i + 1.
 """
 
 from __future__ import annotations
@@ -31,12 +31,36 @@ from cudatma.layout import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapSpec(ABC):
-    """Fields and rules that all tensor maps share; use TiledSpec, Im2colSpec or Im2colWideSpec.
+    """Base class of TiledSpec, Im2colSpec and Im2colWideSpec: the fields that all tensor maps share.
 
-    dtype: TmaType, its name or a NumPy dtype. dims: elements, rank 1..5. strides_bytes: rank - 1 of them.
-    element_strides: traversal steps 1..8, one a dimension, all 1 if left empty; [0] is ignored without interleave.
-    interleave, swizzle, l2_promotion, oob_fill: members or their labels. address: global memory, 0 if not yet known.
-    Raises DescriptorError with the field and index that broke a rule.
+    Everything is in TMA order, innermost dimension first.
+
+    Parameters
+    ----------
+    dtype : TmaType, str or dtype
+        Element type, its name or a NumPy dtype.
+    dims : tuple of int
+        Size of each dimension in elements; rank 1 to 5.
+    strides_bytes : tuple of int
+        Pitch of dimensions 1 and up in bytes, rank - 1 values.
+    element_strides : tuple of int
+        Traversal steps from 1 to 8, one per dimension; all 1 by default. Without interleave the hardware ignores the
+        first.
+    interleave : Interleave or str, default: "none"
+        Layout of channel slices.
+    swizzle : Swizzle or str, default: "none"
+        Permutation of 16-byte chunks in shared memory.
+    l2_promotion : L2Promotion or str, default: "none"
+        Granularity of L2 fetches.
+    oob_fill : OobFill or str, default: "zeros"
+        Value of elements outside the tensor.
+    address : int, default: 0
+        Global address in bytes, 0 if it is not known yet.
+
+    Raises
+    ------
+    DescriptorError
+        If a field breaks a rule; the error names the field and the index.
     """
 
     dtype: TmaType
@@ -51,44 +75,51 @@ class MapSpec(ABC):
 
     @property
     def rank(self) -> int:
+        """Number of dimensions."""
         return len(self.dims)
 
     @property
     @abstractmethod
     def box_layout(self) -> BoxLayout:
-        """Rows and pitch of one box in shared memory."""
+        """Rows and pitch of a box in shared memory."""
 
     @property
     @abstractmethod
     def described_bytes(self) -> int:
-        """The box's size as the driver computes it: bits 512-543, and what it holds against shared memory.
+        """Size of the box as the driver computes it (bits 512-543) and compares with shared memory.
 
-        It floors box / element_strides, in the innermost dimension too, and knows neither padding nor interleave: it is
-        not what arrives (expected_bytes) or what is needed (footprint_bytes).
+        It is floor(box / element_strides) in every dimension, including the innermost, without padding and interleave.
+        ``expected_bytes`` is what arrives and ``footprint_bytes`` what the box needs.
         """
 
     @property
     def expected_bytes(self) -> int:
-        """What one load adds to the mbarrier's transaction count (for padded packed types: their shared memory)."""
+        """Bytes that one load adds to the mbarrier's transaction count.
+
+        For the padded packed types this is their shared memory.
+        """
         return self.box_layout.expected_bytes
 
     @property
     def footprint_bytes(self) -> int:
-        """What one box needs in shared memory; more than expected_bytes where narrow rows are padded to a swizzle."""
+        """Shared memory of a box in bytes.
+
+        It exceeds ``expected_bytes`` if narrow rows are padded to the swizzle span.
+        """
         return self.box_layout.footprint_bytes
 
     @property
     def smem_alignment_bytes(self) -> int:
-        """Alignment of the box in shared memory."""
+        """Alignment of a box in shared memory, in bytes."""
         return required_alignment(self.swizzle)
 
     def _set(self, **values: Any) -> None:
-        """Store normalised values; the dataclass is frozen for everybody else."""
+        """Store normalized values in the frozen dataclass."""
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def _check_tensor(self, least_rank: int) -> None:
-        """Normalise the shared fields and check the rules on them."""
+    def _check_tensor(self, min_rank: int) -> None:
+        """Normalize and check the shared fields."""
         dims = rules.as_ints(self.dims, "dims")
         self._set(
             dtype=tma_type(self.dtype),
@@ -102,7 +133,7 @@ class MapSpec(ABC):
             address=rules.as_int(self.address, "address"),
         )
         rank, dtype = self.rank, self.dtype
-        rules.check_rank(rank, least_rank, self.interleave)
+        rules.check_rank(rank, min_rank, self.interleave)
         rules.check_length(self.strides_bytes, rank - 1, "strides_bytes", rank)
         rules.check_length(self.element_strides, rank, "element_strides", rank)
         rules.check_dims(self.dims, dtype)
@@ -116,22 +147,48 @@ class MapSpec(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiledSpec(MapSpec):
-    """A box of a tensor of rank 1..5. [CUDA driver API, cuTensorMapEncodeTiled; PTX ISA 5.5.3]
+    """A tensor map that copies boxes of a tensor of rank 1 to 5.
 
-    box: elements traversed in each dimension, 1..256. With interleave box[0] counts pixels of one channel slice each,
-    and box[-2] the channels of one slice (layout.Interleave has the order). The other fields: MapSpec.
+    Everything is in TMA order, innermost dimension first.
+
+    Parameters
+    ----------
+    dtype, dims, strides_bytes, element_strides : as in MapSpec
+        Element type, sizes, pitches and traversal steps.
+    interleave, swizzle, l2_promotion, oob_fill, address : as in MapSpec, optional
+        Modes, and the global address.
+    box : tuple of int
+        Elements traversed in each dimension, 1 to 256. With interleave, box[0] counts pixels of one channel slice and
+        box[-2] the channels of a slice (the order of dimensions is that of Interleave).
+
+    Raises
+    ------
+    DescriptorError
+        If a field breaks a rule.
+
+    References
+    ----------
+    CUDA driver API, cuTensorMapEncodeTiled; PTX ISA 5.5.3.
+
+    Examples
+    --------
+    >>> import cudatma
+    >>> spec = cudatma.TiledSpec(dtype="float16", dims=(1024, 512), strides_bytes=(2048,), box=(64, 64), swizzle="128B")
+    >>> spec.expected_bytes, spec.smem_alignment_bytes
+    (8192, 1024)
     """
 
     box: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        self._check_tensor(least_rank=1)
+        self._check_tensor(min_rank=1)
         self._set(box=rules.as_ints(self.box, "box"))
         rules.check_length(self.box, self.rank, "box", self.rank)
         rules.check_box(self.box, self.dtype, self.interleave, self.swizzle)
 
     @property
     def box_layout(self) -> BoxLayout:
+        """Rows and pitch of a box in shared memory."""
         counts = traversed(self.box, self.element_strides, self.interleave)
         if self.interleave is Interleave.NONE:
             return box_layout(counts, rules.smem_bits(self.dtype), self.swizzle)
@@ -139,6 +196,7 @@ class TiledSpec(MapSpec):
 
     @property
     def described_bytes(self) -> int:
+        """Size of the box as the driver computes it, see MapSpec."""
         whole = (size // step for size, step in zip(self.box, self.element_strides, strict=True))
         return prod(whole) * rules.smem_bits(self.dtype) // 8
 
@@ -155,12 +213,37 @@ class TiledSpec(MapSpec):
         element_strides: Sequence[int] | None = None,
         **options: Any,
     ) -> TiledSpec:
-        """A spec for an array that is given in NumPy order.
+        """Return the config of an array given in NumPy order.
 
-        shape, strides_bytes, box, element_strides: one value for each axis of the array, outermost first.
-        axes: the array's axes from innermost to outermost; by default all of them reversed (C order), or as they are
-        where only the first axis is dense (Fortran order). The innermost axis must be dense.
-        options: the other fields of TiledSpec. Raises DescriptorError, which counts axes as the array does.
+        Parameters
+        ----------
+        address : int
+            Global address of the first element.
+        shape : sequence of int
+            Size of each axis in elements, outermost first.
+        strides_bytes : sequence of int
+            Pitch of each axis in bytes. The innermost axis must be dense.
+        dtype : TmaType, str or dtype
+            Element type.
+        box : sequence of int
+            Elements of a box along each axis.
+        axes : sequence of int, optional
+            Axes of the array from innermost to outermost. Default: the last axis first (C order), or the first axis
+            first if only that one is dense (Fortran order).
+        element_strides : sequence of int, optional
+            Traversal step of each axis; all 1 by default.
+        **options
+            Other fields of TiledSpec.
+
+        Returns
+        -------
+        TiledSpec
+            The config.
+
+        Raises
+        ------
+        DescriptorError
+            If a field breaks a rule. The error counts axes as the array does.
         """
         sizes, pitches = rules.as_ints(shape, "shape"), rules.as_ints(strides_bytes, "strides_bytes")
         rank, kind = len(sizes), tma_type(dtype)
@@ -185,12 +268,32 @@ class TiledSpec(MapSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Im2colSpec(MapSpec):
-    """Columns of pixels from a batch of images, NWC, NHWC or NDHWC. [cuTensorMapEncodeIm2col; PTX ISA 5.5.4]
+    """A tensor map that copies columns of pixels from a batch of images, NWC, NHWC or NDHWC.
 
-    lower_corner, upper_corner: offsets of the bounding box, rank - 2 of them, W first. They belong to dims[1] and up,
-    with interleave to dims[0] and up.
-    channels_per_pixel: 1..256; with interleave one slice of channels arrives, whatever it is.
-    pixels_per_column: 1..1024; traversal steps do not change it. Others: MapSpec.
+    Everything is in TMA order, innermost dimension first.
+
+    Parameters
+    ----------
+    dtype, dims, strides_bytes, element_strides : as in MapSpec
+        Element type, sizes, pitches and traversal steps.
+    interleave, swizzle, l2_promotion, oob_fill, address : as in MapSpec, optional
+        Modes, and the global address.
+    lower_corner, upper_corner : tuple of int
+        Offsets of the bounding box, rank - 2 values, W first. They apply to dims[1] and up, with interleave to dims[0]
+        and up.
+    channels_per_pixel : int
+        Channels of a box, 1 to 256. With interleave one slice of channels arrives, regardless of this number.
+    pixels_per_column : int
+        Pixels of a box, 1 to 1024, regardless of traversal steps.
+
+    Raises
+    ------
+    DescriptorError
+        If a field breaks a rule.
+
+    References
+    ----------
+    CUDA driver API, cuTensorMapEncodeIm2col; PTX ISA 5.5.4.
     """
 
     lower_corner: tuple[int, ...]
@@ -199,7 +302,7 @@ class Im2colSpec(MapSpec):
     pixels_per_column: int
 
     def __post_init__(self) -> None:
-        self._check_tensor(least_rank=3)
+        self._check_tensor(min_rank=3)
         self._set(
             lower_corner=rules.as_ints(self.lower_corner, "lower_corner"),
             upper_corner=rules.as_ints(self.upper_corner, "upper_corner"),
@@ -214,6 +317,7 @@ class Im2colSpec(MapSpec):
 
     @property
     def box_layout(self) -> BoxLayout:
+        """Rows and pitch of a box in shared memory."""
         if self.interleave is Interleave.NONE:
             counts = (self.channels_per_pixel, self.pixels_per_column)
             return box_layout(counts, rules.smem_bits(self.dtype), self.swizzle)
@@ -221,15 +325,40 @@ class Im2colSpec(MapSpec):
 
     @property
     def described_bytes(self) -> int:
+        """Size of the box as the driver computes it, see MapSpec."""
         return self.channels_per_pixel * self.pixels_per_column * rules.smem_bits(self.dtype) // 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Im2colWideSpec(MapSpec):
-    """Pixels along W only, for sm_100 and up. [cuTensorMapEncodeIm2colWide; PTX ISA 5.5.5]
+    """A tensor map that copies pixels along W only, for sm_100 and up.
 
-    lower_corner_w, upper_corner_w: offsets of the bounding box along W, 16 bits. mode: W loads ``pixels_per_column``
-    pixels, W128 always 128. Halo pixels come on top of expected_bytes and footprint_bytes. Others: MapSpec.
+    Everything is in TMA order, innermost dimension first. Halo pixels are not part of ``expected_bytes`` and
+    ``footprint_bytes``.
+
+    Parameters
+    ----------
+    dtype, dims, strides_bytes, element_strides : as in MapSpec
+        Element type, sizes, pitches and traversal steps.
+    interleave, swizzle, l2_promotion, oob_fill, address : as in MapSpec, optional
+        Modes, and the global address.
+    lower_corner_w, upper_corner_w : int
+        Offsets of the bounding box along W, signed 16 bits.
+    channels_per_pixel : int
+        Channels of a box, 1 to 256.
+    pixels_per_column : int
+        Pixels of a box, 1 to 1024.
+    mode : Im2colWideMode or str, default: "w"
+        "w" loads ``pixels_per_column`` pixels, "w128" always 128.
+
+    Raises
+    ------
+    DescriptorError
+        If a field breaks a rule.
+
+    References
+    ----------
+    CUDA driver API, cuTensorMapEncodeIm2colWide; PTX ISA 5.5.5.
     """
 
     lower_corner_w: int
@@ -239,7 +368,7 @@ class Im2colWideSpec(MapSpec):
     mode: Im2colWideMode = Im2colWideMode.W
 
     def __post_init__(self) -> None:
-        self._check_tensor(least_rank=3)
+        self._check_tensor(min_rank=3)
         self._set(
             lower_corner_w=rules.as_int(self.lower_corner_w, "lower_corner_w"),
             upper_corner_w=rules.as_int(self.upper_corner_w, "upper_corner_w"),
@@ -255,11 +384,13 @@ class Im2colWideSpec(MapSpec):
 
     @property
     def box_layout(self) -> BoxLayout:
+        """Rows and pitch of a box in shared memory."""
         pixels = 128 if self.mode is Im2colWideMode.W128 else self.pixels_per_column
         return box_layout((self.channels_per_pixel, pixels), rules.smem_bits(self.dtype), self.swizzle)
 
     @property
     def described_bytes(self) -> int:
+        """Size of the box as the driver computes it, see MapSpec."""
         return self.expected_bytes
 
 
@@ -269,7 +400,7 @@ AnySpec: TypeAlias = TiledSpec | Im2colSpec | Im2colWideSpec
 def array_axes(
     sizes: Sequence[int], pitches: Sequence[int], dtype: TmaType, axes: Sequence[int] | None
 ) -> tuple[int, ...]:
-    """The array's axes from innermost to outermost, the innermost dense."""
+    """Return the axes of an array from innermost to outermost; raise DescriptorError unless the innermost is dense."""
     rank = len(sizes)
     rules.check_rank(rank, 1, Interleave.NONE)
     c_order, f_order = to_tma_order(range(rank)), tuple(range(rank))
@@ -289,14 +420,16 @@ def array_axes(
             f"strides_bytes[{inner}]",
             pitches[inner],
             f"{dtype.element_bytes} bytes in the innermost axis",
-            "TMA cannot step over elements there; make the array contiguous, or name another innermost axis in axes=",
+            "TMA cannot skip elements there; make the array contiguous, or choose another innermost axis with axes=",
         )
     return order
 
 
 def array_fields(order: Sequence[int]) -> dict[str, str]:
-    """The fields of a TiledSpec, which count from the innermost dimension, as those of the array: ``"box[0]"`` ->
-    ``"box[1]"``. order: the array's axes from innermost to outermost."""
+    """Map the fields of a TiledSpec to the array's: ``"box[0]"`` -> ``"box[1]"``.
+
+    A TiledSpec counts from the innermost dimension; ``order`` are the axes of the array from innermost to outermost.
+    """
     names = {f"strides_bytes[{index}]": f"strides_bytes[{axis}]" for index, axis in enumerate(order[1:])}
     for index, axis in enumerate(order):
         names |= {f"dims[{index}]": f"shape[{axis}]"}
@@ -305,8 +438,11 @@ def array_fields(order: Sequence[int]) -> dict[str, str]:
 
 
 def tma_strides(sizes: Sequence[int], pitches: Sequence[int], dtype: TmaType, order: Sequence[int]) -> tuple[int, ...]:
-    """Pitches of dimensions 1 and up. A dimension of size 1 has no pitch of its own (NumPy gives it any): it gets the
-    smallest legal one that steps over the dimensions inside of it."""
+    """Return the pitches of dimensions 1 and up.
+
+    A dimension of size 1 has no pitch (NumPy's is arbitrary): it gets the smallest legal one that steps over the
+    dimensions inside it.
+    """
     strides: list[int] = []
     extent = sizes[order[0]] * dtype.element_bytes
     for axis in order[1:]:

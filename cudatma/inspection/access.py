@@ -1,6 +1,6 @@
-"""What a load, a store or a reduction at given coordinates does: bytes, elements outside, clipping, or the trap.
+"""The effect of a load, a store or a reduction: bytes, elements outside the tensor, clipping, or the trap.
 
-The rules are descriptor.access's, the geometry is the emulator's; nothing is stated here a second time.
+The rules come from descriptor.access, the geometry from the emulator.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from cudatma.errors import DescriptorError, counted
 from cudatma.inspection.fields import WIDE_NOTE
 from cudatma.inspection.placement import Placement, check_size
 
-#: Rows of a store that overwrites something are listed up to this many.
-MOST_ROWS = 16
+#: Maximum rows in the list of overwritten bytes.
+MAX_ROWS = 16
 _TRAPS = "illegal instruction; the context is lost"
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why an access does not work. rule: field, value and what is allowed. effect: what happens otherwise."""
+    """Why an access does not work: the field, the rule with the value, and the effect of breaking it."""
 
     field: str
     rule: str
@@ -41,7 +41,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Overwrite:
-    """Bytes that a store writes past the end of a row. row: of the box. first_offset: bytes from the tensor's base."""
+    """Bytes that a store writes past the end of a row of the box. first_offset: bytes from the tensor's base."""
 
     row: int
     coords: tuple[int, ...]
@@ -51,14 +51,14 @@ class Overwrite:
 
 @dataclass(frozen=True, slots=True)
 class AccessReport:
-    """What happens at ``coords`` (TMA order).
+    """The effect of accesses at ``coords`` (TMA order).
 
-    load_refusal, store_refusal: why a load or a store cannot be issued, None where it can. expected_bytes: what the
-    mbarrier counts for a load. elements, inside, outside: of the box in a load. fill: what it puts in place of those
-    outside; None where there are none. gmem_range: first byte and one past the last that lie in the tensor, from its
-    base; None where none does. stored: elements of the tensor that a store writes; it knows no offsets. overwrites,
-    overwritten_rows, overwritten_bytes: what a store writes past the ends of rows: the first rows of it, how many rows,
-    how many bytes. reductions: those that the element type knows and that are legal here. note: what is not known.
+    load_refusal, store_refusal: why a load or a store is illegal, or None. expected_bytes: bytes that the mbarrier
+    counts for a load. elements, inside, outside: elements of the box in a load. fill: the value of elements outside,
+    None without any. gmem_range: first byte in the tensor and the byte after the last, from its base, or None. stored:
+    elements of the tensor that a store writes, without im2col offsets. overwrites, overwritten_rows, overwritten_bytes:
+    what a store writes past the ends of rows: the first rows, the number of rows, the number of bytes. reductions: the
+    legal reductions of the element type. note: what is not known.
     """
 
     coords: tuple[int, ...]
@@ -81,18 +81,18 @@ class AccessReport:
 
     @property
     def is_clean(self) -> bool:
-        """Whether a load and a store both work and a store stays inside of the tensor."""
+        """Whether a load and a store are legal and the store stays inside the tensor."""
         return self.load_refusal is None and self.store_refusal is None and not self.overwritten_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, with the names of the fields."""
+        """Return the fields as plain data."""
         return asdict(self) | {"is_clean": self.is_clean}
 
 
 def access_at(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | None = None) -> AccessReport:
-    """What accesses at ``coords`` do. offsets: im2col loads only, W first.
+    """Return the effect of accesses at ``coords``. ``offsets`` are for im2col loads only, W first.
 
-    Raises DescriptorError for coordinates and offsets that are no integers, or too many or few.
+    Raises DescriptorError if coordinates or offsets are not integers, or their number is wrong.
     """
     place = _well_formed(spec, coords, offsets)
     load = _refusal(lambda: check_load(spec, place, offsets), lambda: check_traps(spec, place))
@@ -128,7 +128,7 @@ def access_at(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | Non
         ("NaN, 0x7FF7 in every 16 bits" if spec.oob_fill is OobFill.NAN else "zeros") if outside else None,
         span,
         None if target is None else int(target.box.valid.sum()) * 8 // spec.dtype.element_bits,
-        tuple(overwrites[:MOST_ROWS]),
+        tuple(overwrites[:MAX_ROWS]),
         rows,
         sum(part.size_bytes for part in overwrites),
         () if store is not None else _reductions(spec, place),
@@ -137,8 +137,10 @@ def access_at(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | Non
 
 
 def _well_formed(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | None) -> tuple[int, ...]:
-    """Coordinates as ints of the right number. That no instruction could have these is the caller's mistake; that one
-    traps at them is what the report says."""
+    """Return coordinates as ints; raise DescriptorError if they fit no instruction.
+
+    A trap at legal coordinates is not an error but part of the report.
+    """
     try:
         check_load(spec, coords, offsets)
     except DescriptorError as error:
@@ -152,7 +154,7 @@ def _rule(error: DescriptorError) -> str:
 
 
 def _refusal(check: Callable[[], object], trap: Callable[[], object]) -> Refusal | None:
-    """The rule that ``check`` breaks; one that ``trap`` breaks too is measured to trap."""
+    """Return the rule that ``check`` breaks; if ``trap`` breaks too, the access was measured to trap."""
     try:
         check()
     except DescriptorError as error:
@@ -165,7 +167,7 @@ def _refusal(check: Callable[[], object], trap: Callable[[], object]) -> Refusal
 
 
 def _check_direction(spec: AnySpec, place: Sequence[int]) -> None:
-    """check_store() without the clipping at the end of a row, which is a report's own part."""
+    """Run check_store() without its rule about the end of a row, which the report describes separately."""
     check_write_traps(spec, place)
     try:
         check_store(spec, place)
@@ -175,21 +177,21 @@ def _check_direction(spec: AnySpec, place: Sequence[int]) -> None:
 
 
 def _overwrites(placed: Placement) -> tuple[int, list[Overwrite]]:
-    """Rows whose end a store overwrites, and what it writes there: stores move whole chunks of 16 bytes."""
+    """Return the number of rows whose end a store overwrites, and these bytes: a store moves whole 16-byte chunks."""
     box = placed.box
     past = np.where((box.valid > 0) & (box.valid < box.unit_bytes), box.unit_bytes - box.valid, 0)
     rows = np.nonzero(past.any(axis=1))[0].tolist()
-    found: list[Overwrite] = []
+    overwrites: list[Overwrite] = []
     for row in rows:
         chunk = int(np.nonzero(past[row])[0][0])
         end = int(box.gmem[row, chunk] + box.valid[row, chunk])
-        coords = placed.row_coords(row) if len(found) < MOST_ROWS else ()
-        found.append(Overwrite(row, coords, end, int(past[row].sum())))
-    return len(rows), found
+        coords = placed.row_coords(row) if len(overwrites) < MAX_ROWS else ()
+        overwrites.append(Overwrite(row, coords, end, int(past[row].sum())))
+    return len(rows), overwrites
 
 
 def _reductions(spec: AnySpec, place: Sequence[int]) -> tuple[str, ...]:
-    """Reductions that the element type knows; those that only clip are among them."""
+    """Return the reductions of the element type, including those that only clip."""
     legal = []
     for op in REDUCE_TYPES:
         try:
@@ -202,7 +204,7 @@ def _reductions(spec: AnySpec, place: Sequence[int]) -> tuple[str, ...]:
 
 
 def access_lines(spec: AnySpec, report: AccessReport) -> list[tuple[str, str]]:
-    """A report as (what, sentence) for people."""
+    """Return a report as (kind of access, sentence)."""
     lines = []
     if report.load_refusal is not None:
         lines.append(("load", f"{report.load_refusal.effect}: {report.load_refusal.rule}"))
@@ -210,7 +212,7 @@ def access_lines(spec: AnySpec, report: AccessReport) -> list[tuple[str, str]]:
         text = f"the mbarrier counts {report.expected_bytes} bytes; {report.footprint_bytes} bytes of shared memory"
         lines.append(("load", text))
         if report.elements is not None:
-            where = f"{report.inside} of {counted(report.elements, 'element')} lie in the tensor"
+            where = f"{report.inside} of {counted(report.elements, 'element')} are in the tensor"
             where += f"; the other {report.outside} become {report.fill}" if report.outside else ""
             lines.append(("", where))
         if report.gmem_range is not None:
@@ -236,12 +238,12 @@ def access_lines(spec: AnySpec, report: AccessReport) -> list[tuple[str, str]]:
 
 def _store_line(report: AccessReport) -> str:
     if report.overwritten_bytes:
-        return f"overwrites {report.overwritten_bytes} bytes that are not the tensor's: rows are clipped at 16 bytes"
+        return f"overwrites {report.overwritten_bytes} bytes outside the tensor: rows are clipped at 16 bytes"
     if report.stored is None:
         return "writes the box"
     if not report.stored:
-        return "writes nothing: the box is outside of the tensor"
+        return "writes nothing: the box is outside the tensor"
     clipped = (report.elements or report.stored) - report.stored
     return f"writes {counted(report.stored, 'element')}" + (
-        f"; {clipped} outside of the tensor are clipped" if clipped else ""
+        f"; {clipped} outside the tensor are clipped" if clipped else ""
     )

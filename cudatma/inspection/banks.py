@@ -1,7 +1,6 @@
-"""What a warp pays to read a box out of shared memory: along rows, down columns, and with ldmatrix; the swizzle modes.
+"""The cost of reading a box from shared memory along rows, down columns and with ldmatrix; the table of swizzle modes.
 
-The arithmetic is cudatma.layout's: 32 banks of 4 bytes, one wavefront where no two lanes want different words of one
-bank.
+cudatma.layout has the arithmetic: 32 banks of 4 bytes, one wavefront unless two lanes need different words of one bank.
 """
 
 from __future__ import annotations
@@ -14,34 +13,34 @@ from cudatma.descriptor.spec import AnySpec, TiledSpec
 from cudatma.dtypes import tma_type
 from cudatma.layout import WARP_LANES, Interleave, Swizzle, required_alignment, swizzle, wavefronts
 
-#: Columns of chunks that are tried; the pattern repeats after eight.
+#: Columns of chunks to try; the pattern repeats after eight.
 _COLUMNS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ReadCost:
-    """What one read costs at the worst place of the box.
+    """The cost of a read at the worst position of a box.
 
     pattern: ``"row"`` (32 lanes along a row), ``"column"`` (32 rows, one element each) or ``"ldmatrix"`` (8 rows of 16
-    bytes, one matrix). lanes, access_bytes: of the access. wavefronts, least: in this layout, and the fewest possible.
+    bytes, one matrix). lanes, access_bytes: of the access. wavefronts, min_wavefronts: in this layout, and the minimum.
     """
 
     pattern: str
     lanes: int
     access_bytes: int
     wavefronts: int
-    least: int
+    min_wavefronts: int
 
     @property
     def ways(self) -> float:
-        """How many times the least possible it takes; 1 is free of conflicts."""
-        return self.wavefronts / max(1, self.least)
+        """Ratio of the wavefronts to the minimum; 1 means no conflicts."""
+        return self.wavefronts / max(1, self.min_wavefronts)
 
 
 def read_costs(spec: AnySpec, base: int = 0) -> tuple[ReadCost, ...]:
-    """The cost of the three reads for a box at shared address ``base``; those that a box is too small for are left out.
+    """Return the cost of the three reads for a box at shared address ``base``, without those that need a larger box.
 
-    Packed elements of less than a byte are read as bytes.
+    Packed elements smaller than a byte are read as bytes.
     """
     rows, row_bytes, pitch = _lines(spec)
     size = max(1, smem_bits(spec.dtype) // 8)
@@ -50,7 +49,7 @@ def read_costs(spec: AnySpec, base: int = 0) -> tuple[ReadCost, ...]:
         return swizzle(base + row * pitch + byte, spec.swizzle)
 
     def chunk(row: int, byte: int) -> int:
-        # The flip mode swaps the halves of a chunk; the chunk stays where it is.
+        # The flip mode swaps the halves of a chunk but does not move the chunk.
         return at(row, byte) // CHUNK_BYTES * CHUNK_BYTES
 
     columns = range(0, min(row_bytes, _COLUMNS * CHUNK_BYTES), CHUNK_BYTES)
@@ -70,7 +69,7 @@ def read_costs(spec: AnySpec, base: int = 0) -> tuple[ReadCost, ...]:
 
 
 def _lines(spec: AnySpec) -> tuple[int, int, int]:
-    """Rows, bytes of a row and pitch; with interleave a row is one pixel's slice."""
+    """Return rows, bytes of a row and pitch; with interleave a row is the slice of one pixel."""
     layout = spec.box_layout
     if spec.interleave is Interleave.NONE:
         return layout.rows, layout.row_bytes, layout.pitch_bytes
@@ -79,8 +78,8 @@ def _lines(spec: AnySpec) -> tuple[int, int, int]:
 
 
 def _worst(pattern: str, accesses: Sequence[Sequence[int]], size: int) -> ReadCost:
-    found = [(*wavefronts(addresses, size), len(addresses)) for addresses in accesses]
-    worst = max(found, key=lambda cost: cost[0] / max(1, cost[1]))
+    costs = [(*wavefronts(addresses, size), len(addresses)) for addresses in accesses]
+    worst = max(costs, key=lambda cost: cost[0] / max(1, cost[1]))
     return ReadCost(pattern, worst[2], size, worst[0], worst[1])
 
 
@@ -89,9 +88,12 @@ COLUMNS = ("mode", "span", "align", "address bits", "ldmatrix", "known from", "u
 
 @dataclass(frozen=True, slots=True)
 class SwizzleRow:
-    """One mode. span_bytes: least pitch of a row, 0 without swizzle. alignment_bytes: of the box in shared memory. xor:
-    which address bits are XORed with which. ldmatrix_wavefronts: of eight rows as wide as the span (128 bytes without
-    swizzle); 1 is free of conflicts. use: what it is for. evidence: how it is known."""
+    """A swizzle mode.
+
+    span_bytes: minimum pitch of a row, 0 without swizzle. alignment_bytes: of the box in shared memory. xor: the
+    address bits that are XORed. ldmatrix_wavefronts: for eight rows as wide as the span (128 bytes without swizzle); 1
+    means no conflicts. use: its purpose. evidence: how it is known.
+    """
 
     mode: str
     span_bytes: int
@@ -102,14 +104,14 @@ class SwizzleRow:
     evidence: str
 
     def cells(self) -> tuple[str, ...]:
-        """As COLUMNS."""
+        """Return the row for COLUMNS."""
         span = f"{self.span_bytes} B" if self.span_bytes else "-"
         reads = f"{self.ldmatrix_wavefronts}-way" if self.ldmatrix_wavefronts > 1 else "free"
         return self.mode, span, f"{self.alignment_bytes} B", self.xor, reads, self.evidence, self.use
 
 
 def swizzle_rows() -> tuple[SwizzleRow, ...]:
-    """Every mode, in the order of CUtensorMapSwizzle."""
+    """Return all modes in the order of CUtensorMapSwizzle."""
     return tuple(_row(mode) for mode in Swizzle)
 
 
@@ -130,7 +132,7 @@ def _row(mode: Swizzle) -> SwizzleRow:
 
 
 def _xor(mode: Swizzle) -> str:
-    """``"4-6 ^= 7-9"``: read off the function itself, bit by bit."""
+    """Return the XORed address bits, ``"4-6 ^= 7-9"``, computed from swizzle() bit by bit."""
     moved: dict[int, list[int]] = {}
     for bit in range(10):
         changed = swizzle(1 << bit, mode) ^ 1 << bit

@@ -14,7 +14,7 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 def print_rows(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> None:
-    """A table without lines; the last column is folded, the others keep their width."""
+    """Print a table without lines; the last column is folded, the others keep their width."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -33,13 +33,13 @@ def print_rows(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> None:
 
 
 def print_access(spec: AnySpec, report: AccessReport) -> None:
-    """What accesses at the report's coordinates do."""
+    """Print the effect of accesses at the report's coordinates."""
     print(f"\naccess at ({', '.join(map(str, report.coords))})")
     print_rows(access_lines(spec, report))
 
 
 def print_lint(lint: Lint) -> None:
-    """Every finding with its rule, source and remedy."""
+    """Print every finding with its rule, source and remedy."""
     print(f"\nrisks{f' on {lint.target}' if lint.target else ''}")
     if not lint.findings:
         print("none found")
@@ -53,14 +53,14 @@ def print_lint(lint: Lint) -> None:
 
 
 def print_element(element: Element, spec: AnySpec) -> None:
-    """Where one element lands."""
+    """Print where one element is."""
     where = (spec.address + element.gmem_offset) % (1 << 64)
     bit = f", bit {element.bit}" if element.bit else ""
     print(f"\nelement ({element.row}, {element.index})")
     print_rows(
         [
             ("coordinates", f"({', '.join(map(str, element.coords))})"),
-            ("global", f"{where:#x}{bit}" if element.is_inside else "outside of the tensor: loads fill it"),
+            ("global", f"{where:#x}{bit}" if element.is_inside else "outside the tensor: loads fill it"),
             ("shared", f"{element.smem_address:#x}{bit}"),
             ("bank", str(element.bank)),
         ]
@@ -68,7 +68,7 @@ def print_element(element: Element, spec: AnySpec) -> None:
 
 
 def print_bits(ranges: Iterable[BitRange]) -> None:
-    """Every field, and the bits of none that are set or have something to be said."""
+    """Print every field, and the bits of no field that are set or have a note."""
     shown = [r for r in ranges if r.evidence is not Evidence.UNKNOWN or r.value or r.note]
     rows = [(r.place, r.name, f"{r.value:#x}", r.evidence.value + (f"; {r.note}" if r.note else "")) for r in shown]
     print_rows(rows, ("bits", "field", "value", "known from"))

@@ -1,4 +1,4 @@
-"""The fields of a tensor map as plain data: what ``cudatma inspect --json`` prints."""
+"""The fields of a tensor map as plain data, as ``cudatma inspect --json`` prints them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,36 @@ from typing import Any
 from cudatma.descriptor.codec import DESCRIPTOR_BYTES, Decoded, decode
 from cudatma.descriptor.spec import AnySpec, Im2colSpec, Im2colWideSpec, TiledSpec
 
-#: What is said wherever an im2col wide map is shown.
+#: Note on every im2col wide map.
 WIDE_NOTE = "im2col wide (sm_100 and up): from NVIDIA's documents only, verified on no GPU"
 
 
 def describe_descriptor(data: bytes) -> dict[str, Any]:
-    """The fields of a tensor map as plain data.
+    """Return the fields of a tensor map as plain data.
 
-    data: its 128 bytes. Lists are in TMA order; ``strides`` are rank - 1 pitches in bytes, ``shape``, ``box`` and the
-    corners are in elements. ``box`` is None for im2col, which has corners, channels and pixels instead.
-    ``unknown_bits``: numbers of the set bits that no field accounts for. Raises DescriptorError.
+    Parameters
+    ----------
+    data : bytes
+        The 128 bytes.
+
+    Returns
+    -------
+    dict
+        Lists are in TMA order. ``strides`` has rank - 1 pitches in bytes; ``shape``, ``box`` and the corners are in
+        elements. For im2col ``box`` is None, and there are corners, channels and pixels instead. ``unknown_bits`` has
+        the numbers of the set bits that belong to no field.
+
+    Raises
+    ------
+    DescriptorError
+        If the bytes are not a tensor map.
     """
     decoded = decode(data)
     return describe_config(decoded.spec) | describe_derived(decoded)
 
 
 def describe_derived(decoded: Decoded) -> dict[str, Any]:
-    """What a map holds besides its spec: derived fields and unknown bits."""
+    """Return the fields of a map besides its config: derived fields and unknown bits."""
     return {
         "version": decoded.version,
         "smem_bytes": decoded.smem_bytes,
@@ -33,8 +46,10 @@ def describe_derived(decoded: Decoded) -> dict[str, Any]:
 
 
 def describe_config(spec: AnySpec) -> dict[str, Any]:
-    """The fields that follow from a spec, in describe_descriptor()'s terms. An im2col wide one has its mode, its two
-    corners along W, and a note that says where the knowledge comes from."""
+    """Return the fields that follow from a config, with the names of describe_descriptor().
+
+    An im2col wide config has its mode, its two corners along W, and a note about the evidence.
+    """
     fields: dict[str, Any] = {
         "kind": "tiled" if isinstance(spec, TiledSpec) else "im2col" if isinstance(spec, Im2colSpec) else "im2col_wide",
         "dtype": spec.dtype.name,
@@ -68,7 +83,7 @@ def describe_config(spec: AnySpec) -> dict[str, Any]:
 
 
 def headline(spec: AnySpec) -> str:
-    """A map in one line: type, shape, box, swizzle. Innermost dimension first."""
+    """Return a map in one line: type, shape, box and swizzle, innermost dimension first."""
     shape = " × ".join(map(str, spec.dims))
     if isinstance(spec, TiledSpec):
         part = f"box {' × '.join(map(str, spec.box))}"

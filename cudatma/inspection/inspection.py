@@ -1,4 +1,4 @@
-"""``cudatma.inspect``: a tensor map, wherever it is, explained."""
+"""``cudatma.inspect``, which explains a tensor map."""
 
 from __future__ import annotations
 
@@ -21,14 +21,42 @@ if TYPE_CHECKING:
 
 
 def inspect(source: object, *, device: int | None = None) -> Inspection:
-    """A tensor map, explained: print it, or let a notebook show it.
+    """Return an explanation of a tensor map: print it, or let a notebook display it.
 
-    source: a TensorMap or a spec; its 128 bytes as bytes, ctypes object, or an array on the host or on a GPU (CuPy,
-    torch, NumPy); text as ``cudatma inspect`` reads it; or a device pointer (int) with ``device``, the CUDA ordinal of
-    its memory. Memory of a GPU is copied once, after its work is done.
+    Parameters
+    ----------
+    source : object
+        A TensorMap or its config; the 128 bytes as bytes, a ctypes object or an array on the host or a GPU (CuPy,
+        torch, NumPy); text in a form that ``cudatma inspect`` reads; or a device pointer (int) with ``device``. Memory
+        of a GPU is copied once, after the GPU's work is done.
+    device : int, optional
+        CUDA ordinal of the memory of a device pointer.
 
-    Raises DescriptorError where the bytes are no tensor map, ArgumentError, ArgumentTypeError, and DriverError where a
-    GPU's memory cannot be read.
+    Returns
+    -------
+    Inspection
+        The explanation.
+
+    Raises
+    ------
+    DescriptorError
+        If the bytes are not a tensor map.
+    ArgumentError, ArgumentTypeError
+        If the source is of another kind.
+    DriverError
+        If the memory of a GPU cannot be read.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cudatma
+    >>> x = np.zeros((512, 1024), np.float16)
+    >>> tensor_map = cudatma.TensorMap.from_array(x, box=(128, 64), swizzle="128B")
+    >>> info = cudatma.inspect(bytes(tensor_map))
+    >>> info.fields["box"], info.fields["swizzle"]
+    ([64, 128], '128B')
+    >>> info.place().element(1, 0).smem_address
+    144
     """
     content = content_of(source, device)
     if isinstance(content, bytes):
@@ -37,33 +65,55 @@ def inspect(source: object, *, device: int | None = None) -> Inspection:
 
 
 class Inspection:
-    """One tensor map; make it with inspect().
+    """An explanation of a tensor map; ``cudatma.inspect`` makes it.
 
-    data: its 128 bytes, None for an im2col wide spec, whose bytes only a driver of sm_100 and up knows. spec: what they
-    describe.
+    Parameters
+    ----------
+    data : bytes or None
+        The 128 bytes. None for an im2col wide map, whose bytes only a driver for sm_100 and up knows.
+    spec : TiledSpec, Im2colSpec or Im2colWideSpec, optional
+        The config of a map without bytes.
     """
 
     def __init__(self, data: bytes | None, spec: AnySpec | None = None) -> None:
         self.data = data
         self._decoded: Decoded | None = None if data is None else decode(data)
-        found = spec if self._decoded is None else self._decoded.spec
-        if found is None:
+        described = spec if self._decoded is None else self._decoded.spec
+        if described is None:
             raise DescriptorError("source", None, "128 bytes or a spec")
-        self.spec: AnySpec = found
+        self.spec: AnySpec = described
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Plain data, as ``cudatma inspect --json`` prints it."""
+        """The fields as plain data, as ``cudatma inspect --json`` prints them."""
         derived = describe_derived(self._decoded) if self._decoded is not None else {}
         return describe_config(self.spec) | derived
 
     @property
     def bits(self) -> tuple[BitRange, ...]:
-        """All 1024 bits by name; empty where there are no bytes."""
+        """All 1024 bits by name; empty for a map without bytes."""
         return explain(self.data) if self.data is not None else ()
 
     def at(self, coords: Sequence[int], offsets: Sequence[int] | None = None) -> AccessReport:
-        """What a load, a store or a reduction at coordinates does (TMA order); offsets: im2col, W first."""
+        """Return what a load, a store or a reduction at coordinates does.
+
+        Parameters
+        ----------
+        coords : sequence of int
+            Coordinates of the box in TMA order, innermost first.
+        offsets : sequence of int, optional
+            Im2col offsets, W first.
+
+        Returns
+        -------
+        AccessReport
+            Bytes, elements outside the tensor, clipping, or the trap.
+
+        Raises
+        ------
+        DescriptorError
+            If the number of coordinates or offsets is wrong, or one is not an integer.
+        """
         from cudatma.inspection.access import access_at
 
         return access_at(self.spec, coords, offsets)
@@ -71,20 +121,73 @@ class Inspection:
     def place(
         self, coords: Sequence[int] | None = None, offsets: Sequence[int] | None = None, *, base: int = 0
     ) -> Placement:
-        """Where each element of a box lands; by default of the first box, at shared address 0."""
+        """Return where each element of a box is in the tensor and in shared memory.
+
+        Parameters
+        ----------
+        coords : sequence of int, optional
+            Coordinates of the box in TMA order. Default: the first box.
+        offsets : sequence of int, optional
+            Im2col offsets, W first.
+        base : int, default: 0
+            Shared-memory address of the box, a multiple of 128.
+
+        Returns
+        -------
+        Placement
+            The layout of the box.
+
+        Raises
+        ------
+        DescriptorError
+            If the access is illegal.
+        ArgumentError
+            If ``base`` is not aligned.
+        """
         from cudatma.inspection.placement import Placement
 
         return Placement(self.spec, coords, offsets, base)
 
     def lint(self, *, target: Target | str | None = None) -> Lint:
-        """Risks of the map; target: the architecture to judge it for. TargetError for an unknown one."""
+        """List the risks of the map.
+
+        Parameters
+        ----------
+        target : Target or str, optional
+            Architecture to judge the map for. Default: an error is reported only if no target can use the map.
+
+        Returns
+        -------
+        Lint
+            The findings, the most severe first.
+
+        Raises
+        ------
+        TargetError
+            If the target is unknown.
+        """
         from cudatma.inspection.lint import lint
 
         return lint(self.spec, self._decoded, None if target is None else get_target(target))
 
     def compare(self, other: object) -> Comparison:
-        """This map against another one, bit for bit. other: any source that inspect() takes. Raises as inspect() does,
-        and DescriptorError where one of the two has no bytes."""
+        """Compare this map with another one, bit by bit.
+
+        Parameters
+        ----------
+        other : object
+            Any source that ``inspect`` takes.
+
+        Returns
+        -------
+        Comparison
+            The fields that differ.
+
+        Raises
+        ------
+        DescriptorError
+            If one of the two maps has no bytes.
+        """
         theirs = other if isinstance(other, Inspection) else inspect(other)
         if self.data is None or theirs.data is None:
             raise DescriptorError("source", "an im2col wide spec", "maps that have bytes", WIDE_NOTE)
@@ -99,11 +202,28 @@ class Inspection:
         element: tuple[int, int] | None = None,
         theme: str = "auto",
     ) -> str:
-        """The picture of a box: in the tensor, in shared memory, and its banks.
+        """Draw a box in the tensor, in shared memory, and in the banks.
 
-        coords, offsets, base: as place(). element: (r, c) that is outlined, row and index in the box.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``. ArgumentError for another
-        one, DescriptorError where there is nothing to draw.
+        Parameters
+        ----------
+        coords, offsets, base : as in place
+            The box.
+        element : tuple of int, optional
+            (row, index) of an element of the box to outline.
+        theme : {"auto", "light", "dark"}, default: "auto"
+            Colors; "auto" follows the reader's settings.
+
+        Returns
+        -------
+        str
+            An SVG document.
+
+        Raises
+        ------
+        ArgumentError
+            If the theme is unknown.
+        DescriptorError
+            If there is nothing to draw.
         """
         from cudatma.inspection.picture import picture
 
@@ -120,8 +240,20 @@ class Inspection:
         theme: str = "auto",
         target: Target | str | None = None,
     ) -> str:
-        """A document with the picture, the fields, what accesses do, risks and all bits; arguments as in svg() and
-        lint()."""
+        """Return a page with the picture, the fields, the effect of accesses, the risks and all bits.
+
+        Parameters
+        ----------
+        coords, offsets, base, element, theme : as in svg
+            The picture.
+        target : Target or str, optional
+            As in ``lint``.
+
+        Returns
+        -------
+        str
+            An HTML document.
+        """
         from cudatma.inspection import page
 
         parts = self._parts(coords, offsets, base, element, theme, target)
@@ -129,7 +261,7 @@ class Inspection:
         return page.page(headline(self.spec), parts, theme)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Return the HTML that a notebook displays."""
         from cudatma.inspection import page
 
         return page.fragment(self._parts(None, None, 0, None, "auto", None), "auto")
@@ -168,7 +300,13 @@ class Inspection:
         return None if element is None else placed.element(*element)
 
     def rows(self) -> list[tuple[str, str]]:
-        """Names and values of the fields, as a table shows them."""
+        """Return the fields as rows of a table.
+
+        Returns
+        -------
+        list of tuple
+            (name, value) of each field, as text.
+        """
         shown = {name: value for name, value in self.fields.items() if value is not None}
         return [(name, cell(name, value)) for name, value in shown.items()]
 
@@ -180,7 +318,13 @@ class Inspection:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """The fields and, under ``"bits"``, every bit."""
+        """Return the fields and all bits as plain data.
+
+        Returns
+        -------
+        dict
+            The fields and, under ``"bits"``, every bit.
+        """
         parts = [asdict(part) | {"evidence": part.evidence.value} for part in self.bits]
         return self.fields | {"bits": parts}
 
@@ -191,7 +335,7 @@ class Inspection:
 
 
 def cell(name: str, value: Any) -> str:
-    """A value as a table shows it."""
+    """Return a value as a table shows it."""
     if name == "address":
         return hex(value)
     if isinstance(value, list):

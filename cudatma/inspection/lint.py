@@ -1,7 +1,7 @@
-"""Risks of a tensor map, by severity: each with its rule, where the rule comes from, and what to do.
+"""Risks of a tensor map, by severity, each with its rule, the source of the rule, and a remedy.
 
-An error is a map that no access survives, or that the target cannot use; a warning is likely to be a mistake; a note is
-worth knowing. The rules themselves are in descriptor.rules and descriptor.access; this module calls them.
+An error is a map with which every access fails, or that the target cannot use. A warning is probably a mistake; a note
+is good to know. The rules come from descriptor.rules and descriptor.access.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from cudatma.descriptor.spec import AnySpec, Im2colSpec, Im2colWideSpec, TiledSp
 from cudatma.errors import DescriptorError, FieldError, TargetError
 from cudatma.inspection.banks import read_costs
 from cudatma.inspection.fields import WIDE_NOTE
-from cudatma.inspection.placement import MOST_SMEM_BYTES, origin
+from cudatma.inspection.placement import MAX_SMEM_BYTES, origin
 from cudatma.layout import Interleave, Swizzle, traversed
 from cudatma.target import TARGETS, Target
 
-#: The worst first.
+#: The most severe first.
 SEVERITIES = ("error", "warning", "note")
 
 
@@ -44,20 +44,20 @@ class Finding:
 
 
 _SECTOR_BYTES = 32
-#: Below this, drivers for Blackwell described memory wrongly. [NVIDIA driver 595.71.05, release notes]
+#: Drivers for Blackwell described smaller allocations wrongly. [NVIDIA driver 595.71.05, release notes]
 _SMALL_ALLOCATION_BYTES = 128 << 10
 _RELEASE_NOTES = "NVIDIA driver 595.71.05, release notes, known issues; Triton issue 10442 and pull request 11011"
 
 
 def _inner_bytes(spec: AnySpec) -> int:
-    """Bytes of one row of the tensor."""
+    """Return the bytes of one row of the tensor."""
     if spec.interleave is not Interleave.NONE:
         return spec.dims[0] * spec.interleave.slice_bytes
     return spec.dims[0] * spec.dtype.element_bits // 8
 
 
 def overlap(spec: AnySpec) -> Iterator[Finding]:
-    """Strides that make elements share bytes: 0, or less than what they step over."""
+    """Find strides that make elements share bytes: 0, or less than the dimensions inside them."""
     extent = _inner_bytes(spec)
     for index, (dim, stride) in enumerate(zip(spec.dims[1:], spec.strides_bytes, strict=True)):
         if dim > 1 and stride < extent:
@@ -67,25 +67,25 @@ def overlap(spec: AnySpec) -> Iterator[Finding]:
                 "note" if zero else "warning",
                 f"strides_bytes[{index}] is {stride}, dimension {index + 1} steps over {extent} bytes: "
                 + ("every step reads the same bytes" if zero else "its elements overlap"),
-                "the driver accepts it; loads read what is there, stores and reductions meet in the same bytes",
+                "the driver accepts it; loads work, but stores and reductions write some bytes more than once",
                 "measured on an H200",
-                "meant as a broadcast, load only" if zero else "check that the pitch is in bytes and not in elements",
+                "use a broadcast for loads only" if zero else "check that the pitch is in bytes and not in elements",
             )
         extent = max(extent, stride * dim)
 
 
 def l2(spec: AnySpec) -> Iterator[Finding]:
-    """L2 promotion and the sectors that rows begin in."""
+    """Find missing L2 promotion and rows that do not start at a sector."""
     if spec.l2_promotion is L2Promotion.NONE and spec.box_layout.row_bytes >= 64:
         row = spec.box_layout.row_bytes if spec.interleave is Interleave.NONE else spec.expected_bytes
-        wanted = max(size for size in (64, 128, 256) if size <= max(64, row))
+        promotion = max(size for size in (64, 128, 256) if size <= max(64, row))
         yield Finding(
             "no-l2-promotion",
             "note",
-            f"L2 fetches what a row touches and no more; rows of the box have {row} bytes",
+            f"L2 fetches only the sectors that a row touches; rows of the box have {row} bytes",
             "l2_promotion rounds a fetch from memory up to 64, 128 or 256 bytes",
             "CUDA driver API, CUtensorMapL2promotion",
-            f"l2_promotion='{wanted}B' where neighbouring boxes are read soon; measure it",
+            f"l2_promotion='{promotion}B' if neighboring boxes are read soon; measure it",
         )
     outer = zip(spec.dims[1:], spec.strides_bytes, strict=True)
     odd = [stride for dim, stride in outer if dim > 1 and stride % _SECTOR_BYTES]
@@ -102,7 +102,7 @@ def l2(spec: AnySpec) -> Iterator[Finding]:
 
 
 def outside(spec: AnySpec) -> Iterator[Finding]:
-    """Find boxes that extend beyond the tensor, and how they are filled."""
+    """Find boxes that extend beyond the tensor, and report how they are filled."""
     if isinstance(spec, TiledSpec) and spec.interleave is Interleave.NONE:
         spans = spec.box
         tails = [i for i, (dim, span) in enumerate(zip(spec.dims, spans, strict=True)) if dim % span]
@@ -123,44 +123,44 @@ def outside(spec: AnySpec) -> Iterator[Finding]:
         yield Finding(
             "nan-fill",
             "note",
-            "outside of the tensor loads put 0x7FF7 into every 16 bits, for every type",
+            "outside the tensor, loads write 0x7FF7 into every 16 bits, for every type",
             "NaN fill is one pattern of 16 bits",
             "measured on an H200",
-            "take zeros unless the consumer looks for this NaN",
+            "use zeros unless the consumer checks for this NaN",
         )
 
 
 def address(spec: AnySpec) -> Iterator[Finding]:
-    """An address that no tensor has."""
+    """Find a null address."""
     if spec.address == 0:
         yield Finding(
             "null-address",
             "warning",
             "the global address is 0",
-            "the driver accepts it; an access inside of the tensor then fails",
+            "the driver accepts it; an access inside the tensor then fails",
             "measured on an H200",
             "set it with TensorMap.replace_address() or tensormap.replace before the launch",
         )
 
 
 def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
-    """Find bits that do not follow from the spec. On some targets drivers derive bits from the allocation."""
+    """Find bits that do not follow from the config. On some targets drivers derive bits from the allocation."""
     spec, unknown = decoded.spec, decoded.unknown
     if unknown >> ALLOCATION_BIT & 1:
         yield Finding(
             "allocation-bit",
             "warning",
             f"bit {ALLOCATION_BIT} is set, as drivers for sm_100 and up do",
-            "in allocations below 128 KiB that are not dense the bit is to be cleared, or accesses may fault",
+            "for allocations below 128 KiB that are not dense the bit must be cleared, or accesses may fault",
             _RELEASE_NOTES,
-            "clear it for memory of this kind, or use a driver with the repair; do not copy the map to another address",
+            "clear it for memory of this kind, or use a fixed driver; do not copy the map to another address",
         )
     elif target is not None and target.tensormap_knows_allocation and _is_small_and_sparse(spec):
         yield Finding(
             "small-allocation",
             "note",
             f"the tensor spans less than {_SMALL_ALLOCATION_BYTES >> 10} KiB and is not dense",
-            f"drivers for {target.name} may set bit {ALLOCATION_BIT} for it, and accesses then fault now and then",
+            f"drivers for {target.name} may set bit {ALLOCATION_BIT} for it, and accesses then fault occasionally",
             _RELEASE_NOTES,
             f"clear bit {ALLOCATION_BIT} after encoding, or allocate more than 128 KiB",
         )
@@ -173,7 +173,7 @@ def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
             f"bits {', '.join(map(str, shown[:8]))}{more} are set and belong to no field of this map",
             "a driver of sm_90 sets none of them",
             "20000 maps of an H200's driver",
-            "see them with --bits; were the 128 bytes copied whole, and in the right order?",
+            "list them with --bits, and check that all 128 bytes were copied in the right order",
         )
     if decoded.version:
         yield Finding(
@@ -182,7 +182,7 @@ def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
             f"version is {decoded.version}; an H200's driver writes 0",
             "other drivers may write other bits; on an H200 it changes nothing",
             "measured on an H200",
-            "make the map with the driver of the GPU that it is for",
+            "make the map with the driver of its GPU",
         )
     expected = decode(encode(spec))
     if (decoded.smem_bytes, decoded.smem_pattern) != (expected.smem_bytes, expected.smem_pattern):
@@ -191,14 +191,14 @@ def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
             "note",
             f"smem_bytes {decoded.smem_bytes} and smem_pattern {decoded.smem_pattern} are not what the driver derives, "
             f"{expected.smem_bytes} and {expected.smem_pattern}",
-            "tensormap.replace leaves them as they are; loads do not look at them",
+            "tensormap.replace does not change them, and loads ignore them",
             "measured on an H200",
-            "nothing, where the map was edited on the GPU",
+            "nothing, if the map was edited on the GPU",
         )
 
 
 def _is_small_and_sparse(spec: AnySpec) -> bool:
-    """Whether the tensor's bytes span less than 128 KiB and have gaps or overlap."""
+    """Return whether the tensor spans less than 128 KiB and has gaps or overlaps."""
     row = _inner_bytes(spec)
     span, dense = row, row
     for dim, stride in zip(spec.dims[1:], spec.strides_bytes, strict=True):
@@ -208,35 +208,35 @@ def _is_small_and_sparse(spec: AnySpec) -> bool:
 
 
 _TMA_ALIGNMENT = 128
-#: Boxes below this cannot keep the memory busy when one thread issues them.
+#: Smaller boxes cannot keep the memory busy if one thread issues them.
 _SMALL_BOX_BYTES = 4096
 
 
 def padding(spec: AnySpec) -> Iterator[Finding]:
-    """Rows narrower than the swizzle span are padded to it."""
+    """Find rows that are narrower than the swizzle span, which TMA pads."""
     layout = spec.box_layout
     if layout.footprint_bytes == layout.expected_bytes:
         return
     yield Finding(
         "padded-rows",
         "warning",
-        f"rows of {layout.row_bytes} bytes lie {layout.pitch_bytes} bytes apart: the box needs "
+        f"rows of {layout.row_bytes} bytes are {layout.pitch_bytes} bytes apart: the box needs "
         f"{layout.footprint_bytes} bytes, the mbarrier counts {layout.expected_bytes}",
         f"shared memory holds the rows at a pitch of the swizzle span, {spec.swizzle.span_bytes} bytes",
         "measured on an H200; docs/reference/tensor_map_format.md",
-        "set footprint_bytes aside, and expect expected_bytes; a narrower swizzle or a wider box wastes nothing",
+        "reserve footprint_bytes, and expect expected_bytes; a narrower swizzle or a wider box wastes nothing",
     )
 
 
 def alignment(spec: AnySpec) -> Iterator[Finding]:
-    """Find alignments of a box's start that consecutive boxes do not keep."""
+    """Find boxes whose size breaks the alignment of the next box."""
     need = spec.smem_alignment_bytes
     if need > _TMA_ALIGNMENT:
         yield Finding(
             "smem-alignment",
             "note",
-            f"swizzle {spec.swizzle.label} repeats after {need} bytes: begin the box on a multiple of {need}",
-            "TMA itself asks for 128 bytes; the XOR is on absolute addresses, so that elsewhere the pattern is shifted",
+            f"swizzle {spec.swizzle.label} repeats after {need} bytes: start the box at a multiple of {need}",
+            "TMA itself requires 128 bytes; the XOR applies to absolute addresses, so elsewhere the pattern is shifted",
             "PTX ISA 5.5.7; measured on an H200",
             f"declare the buffer __align__({need}), or round the dynamic shared memory's address up",
         )
@@ -248,17 +248,17 @@ def alignment(spec: AnySpec) -> Iterator[Finding]:
             yield Finding(
                 "stage-alignment",
                 severity,
-                f"{spec.footprint_bytes} bytes are no multiple of {step}: {why}",
-                f"each box of a ring of stages begins on a multiple of {step} bytes",
+                f"{spec.footprint_bytes} bytes are not a multiple of {step}: {why}",
+                f"each box of a ring of stages starts at a multiple of {step} bytes",
                 "cp.async.bulk.tensor, PTX ISA; measured on an H200",
-                f"put stages {-(-spec.footprint_bytes // step) * step} bytes apart",
+                f"place stages {-(-spec.footprint_bytes // step) * step} bytes apart",
             )
             return
 
 
 def banks(spec: AnySpec) -> Iterator[Finding]:
-    """Reads that many lanes want of one bank."""
-    if spec.footprint_bytes > MOST_SMEM_BYTES:
+    """Find reads with bank conflicts."""
+    if spec.footprint_bytes > MAX_SMEM_BYTES:
         return
     costs = {cost.pattern: cost for cost in read_costs(spec)}
     for pattern, what in (("ldmatrix", "ldmatrix (8 rows of 16 bytes)"), ("column", "a column (32 rows, one element)")):
@@ -270,20 +270,20 @@ def banks(spec: AnySpec) -> Iterator[Finding]:
         remedy = (
             f"swizzle 128B with rows of {min(128, spec.box_layout.row_bytes)} bytes spreads eight rows over all banks"
             if wider
-            else "read it with ldmatrix or in rows; eight rows are as many as a swizzle keeps apart"
+            else "read it with ldmatrix or in rows; a swizzle spreads at most eight rows over the banks"
         )
         yield Finding(
             f"{pattern}-conflicts",
             "warning" if severe else "note",
-            f"{what} takes {cost.wavefronts} wavefronts where {cost.least} would do: {cost.ways:g}-way conflicts",
-            "lanes that want different words of one of the 32 banks are served one after the other",
+            f"{what} takes {cost.wavefronts} wavefronts instead of {cost.min_wavefronts}: {cost.ways:g}-way conflicts",
+            "lanes that access different words of one of the 32 banks are served one after another",
             "CUDA C++ Programming Guide, shared memory; cudatma.layout.wavefronts",
             remedy,
         )
 
 
 def steps(spec: AnySpec) -> Iterator[Finding]:
-    """Traversal steps that do nothing, and those that fetch for naught."""
+    """Find traversal steps that have no effect."""
     if spec.interleave is Interleave.NONE and spec.element_strides[0] > 1:
         yield Finding(
             "inner-step-ignored",
@@ -296,7 +296,7 @@ def steps(spec: AnySpec) -> Iterator[Finding]:
 
 
 def size(spec: AnySpec) -> Iterator[Finding]:
-    """Boxes too small to be worth a copy, and boxes larger than the tensor."""
+    """Find boxes that are too small for one copy, or larger than the tensor."""
     if spec.expected_bytes < _SMALL_BOX_BYTES:
         yield Finding(
             "small-box",
@@ -311,16 +311,16 @@ def size(spec: AnySpec) -> Iterator[Finding]:
     counts = traversed(spec.box, spec.element_strides, spec.interleave)
     wide = [i for i, (count, dim) in enumerate(zip(counts, spec.dims, strict=True)) if count > dim]
     if spec.interleave is not Interleave.NONE:
-        wide = [i for i in wide if i != spec.rank - 2]  # the box counts channels there, the tensor slices
+        wide = [i for i in wide if i != spec.rank - 2]  # there the box counts channels and the tensor slices
     if wide:
         shown = ", ".join(f"box[{i}] {spec.box[i]} of {spec.dims[i]}" for i in wide)
         yield Finding(
             "box-beyond-tensor",
             "note",
             f"the box is larger than the tensor ({shown}): the rest is always filled, and counted",
-            "elements outside of the tensor count for the mbarrier and take shared memory",
+            "elements outside the tensor count for the mbarrier and take shared memory",
             "measured on an H200",
-            "shrink the box where the tensor is never larger",
+            "shrink the box if the tensor is never larger",
         )
 
 
@@ -336,28 +336,28 @@ class Lint:
 
     @property
     def worst(self) -> str | None:
-        """The worst severity, None where nothing was found."""
+        """The worst severity, None without findings."""
         return self.findings[0].severity if self.findings else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: target, worst, and the findings."""
+        """Return plain data: target, worst and the findings."""
         return {"target": self.target, "worst": self.worst, "findings": [asdict(f) for f in self.findings]}
 
 
 def lint(spec: AnySpec, decoded: Decoded | None = None, target: Target | None = None) -> Lint:
-    """Everything that is worth saying about a map.
+    """Return the findings about a map.
 
-    decoded: what its bytes hold besides the spec, where there are bytes. target: the architecture to judge it for; by
-    default a map is an error only where no target can use it.
+    ``decoded`` has the contents of its bytes besides the config, if there are bytes. ``target`` is the architecture to
+    judge the map for; by default a map is an error only if no target can use it.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for rule in (_targets(target), _accesses, _stores, *RULES):
-        found += rule(spec)
+        findings += rule(spec)
     if decoded is not None:
-        found += bits(decoded, target)
-    found += _evidence(spec)
-    found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return Lint(tuple(found), target.name if target is not None else None)
+        findings += bits(decoded, target)
+    findings += _evidence(spec)
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    return Lint(tuple(findings), target.name if target is not None else None)
 
 
 def _targets(target: Target | None) -> Callable[[AnySpec], Iterable[Finding]]:
@@ -385,7 +385,7 @@ def _targets(target: Target | None) -> Callable[[AnySpec], Iterable[Finding]]:
 
 
 def _accesses(spec: AnySpec) -> Iterator[Finding]:
-    """A map whose very first access is stopped, or that loads cannot use."""
+    """Find a map that traps at its first box, or that loads cannot use."""
     try:
         check_traps(spec, origin(spec))
         check_load(spec, origin(spec))
@@ -397,7 +397,7 @@ def _accesses(spec: AnySpec) -> Iterator[Finding]:
                 f"{error.field} is {error.got}: loads are ruled out",
                 f"{error.field}: {error.allowed}",
                 "PTX ISA 5.5.1.1 and 5.5.7",
-                "take another swizzle for loads",
+                "use another swizzle for loads",
             )
             return
         yield Finding(
@@ -411,7 +411,7 @@ def _accesses(spec: AnySpec) -> Iterator[Finding]:
 
 
 def _stores(spec: AnySpec) -> Iterator[Finding]:
-    """What a store, or a reduction, through this map does beyond writing the tensor."""
+    """Find stores and reductions that are illegal, or write outside the tensor."""
     if isinstance(spec, Im2colWideSpec):
         return
     try:
@@ -439,7 +439,7 @@ def _stores(spec: AnySpec) -> Iterator[Finding]:
 
 
 def _evidence(spec: AnySpec) -> Iterator[Finding]:
-    """What was verified on no GPU."""
+    """Find features that were verified on no GPU."""
     parts = []
     if isinstance(spec, Im2colWideSpec):
         parts.append("im2col wide")
@@ -453,7 +453,7 @@ def _evidence(spec: AnySpec) -> Iterator[Finding]:
             "documents-only",
             "note",
             WIDE_NOTE if parts == ["im2col wide"] else f"{what}: from NVIDIA's documents only, verified on no GPU",
-            "what is shown of it follows the CUDA driver API and the PTX ISA",
+            "its description follows the CUDA driver API and the PTX ISA",
             "CUDA driver API, cuTensorMapEncode*; PTX ISA 5.5",
             "compare with the driver on such a GPU: TensorMap.compare()",
         )

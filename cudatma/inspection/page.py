@@ -1,6 +1,6 @@
-"""A tensor map as HTML: the picture, its fields, what accesses do, risks, and every bit. One file, no links.
+"""A tensor map as HTML in one file: the picture, its fields, the effect of accesses, risks and every bit.
 
-fragment() is what a notebook shows; page() is a document. Both follow the reader's light or dark colours.
+fragment() is for notebooks; page() is a document. Both follow the reader's light or dark colors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from html import escape
 _CLASS = "cudatma-page"
 _LIGHT = "--paper:#fff;--ink:#1d2330;--faint:#5a6475;--rule:#dde1e8;--error:#c0262d;--warning:#9a5b00;--note:#5a6475"
 _DARK = "--paper:#0e1116;--ink:#e9ecf2;--faint:#9aa5b7;--rule:#2c333e;--error:#ff6b6b;--warning:#e8b04b;--note:#9aa5b7"
-#: A cell of one picture and its twin in the other have the same key.
+#: The cells of one element in the two pictures have the same key.
 _SCRIPT = """document.querySelectorAll('.cudatma-map').forEach(function(map){
   function mark(event,on){var cell=event.target.closest('[data-key]');if(!cell)return;
     map.querySelectorAll('[data-key="'+cell.dataset.key+'"]').forEach(function(twin){twin.classList.toggle('hot',on)})}
@@ -42,7 +42,7 @@ def _style(theme: str) -> str:
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """Rows of plain text as an HTML table; the first cell of a row may be a severity, which has its colour."""
+    """Return rows of plain text as an HTML table; a severity in the first cell of a row sets its color."""
     top = f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr>" if head else ""
     body = []
     for row in rows:
@@ -55,19 +55,19 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def _multiline(cell: str) -> str:
-    """The first line as it is, what follows smaller."""
+    """Return a cell whose first line is code and whose other lines are small."""
     first, *rest = cell.split("\n")
     return f"<code>{escape(first)}</code>" + "".join(f"<br><small>{escape(line)}</small>" for line in rest)
 
 
 def fragment(parts: Iterable[tuple[str, str]], theme: str) -> str:
-    """Headed parts, (heading, HTML), in one element with its own style."""
+    """Return parts, (heading, HTML), in one element with its own style."""
     inside = "".join((f"<h2>{escape(heading)}</h2>" if heading else "") + body for heading, body in parts)
     return f'<div class="{_CLASS}"><style>{_style(theme)}</style>{inside}</div>'
 
 
 def page(title: str, parts: Iterable[tuple[str, str]], theme: str) -> str:
-    """An HTML document."""
+    """Return an HTML document."""
     colours = {"light": _LIGHT, "dark": _DARK}.get(theme, _LIGHT)
     body = f"html{{{colours}}}body{{margin:16px;background:var(--paper)}}"
     if theme == "auto":

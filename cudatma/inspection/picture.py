@@ -1,8 +1,7 @@
-"""A box in the tensor and in shared memory, cell by cell: which element lands where, in which banks, and what is
-padding.
+"""The picture of a box in the tensor and in shared memory: positions, banks and padding.
 
-A cell is 16 bytes. Its colour is that of the four banks it lands in, in both pictures: cells of one colour in a column
-of the left one are bank conflicts of a column read.
+A cell is 16 bytes, and its color shows its four banks, in both pictures. Cells of one color in a column of the
+left picture are bank conflicts of a column read.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from cudatma.inspection.placement import CHUNK, Element, Placement
 from cudatma.layout import BANK_BYTES, BANKS, Interleave
 
 THEMES = ("auto", "light", "dark")
-#: One for each 16 bytes of a 128-byte line: four banks. They differ in lightness too, for colour-blind readers.
+#: A color for each 16 bytes of a 128-byte line: four banks. Lightness differs too, for color-blind readers.
 _BANKS = {
     "light": ("#ffbcb5", "#e6b285", "#efe3a2", "#9fcc99", "#a9ece5", "#86c7ed", "#d3d2ff", "#e1a9d4"),
     "dark": ("#8f4a45", "#6b3a00", "#7d6c10", "#265421", "#0b7a73", "#004e73", "#5d599b", "#66325c"),
@@ -35,24 +34,24 @@ _COLOURS = {
 }  # fmt: skip
 _FONT = "system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 _MONO = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-#: Every class is below this one, so that a picture inside of a page changes nothing outside.
+#: Ancestor of every class, so that a picture does not style the page around it.
 ROOT = "cudatma-map"
 
 
 def number(value: float) -> str:
-    """A coordinate, as short as possible."""
+    """Return a coordinate, as short as possible."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def check_theme(theme: str) -> str:
-    """One of THEMES; ArgumentError otherwise."""
+    """Return the theme; raise ArgumentError unless it is one of THEMES."""
     if theme not in THEMES:
         raise ArgumentError("theme", theme, ", ".join(THEMES))
     return theme
 
 
 def style(theme: str) -> str:
-    """Return the CSS of a picture: light, dark, or as the reader's settings say."""
+    """Return the CSS of a picture: light, dark, or according to the reader's settings."""
     fixed = (
         f".{ROOT}{{font-family:{_FONT}}}.{ROOT} .m{{font-family:{_MONO}}}.{ROOT} .h{{font-weight:600}}"
         f".{ROOT} .clear{{fill:none}}.{ROOT} .hot rect{{stroke-width:2.5}}.{ROOT} .out rect:first-of-type{{opacity:.4}}"
@@ -72,7 +71,7 @@ def _colours(theme: str) -> str:
 
 
 class Drawing:
-    """Collects elements in drawing order. Coordinates are pixels; ``classes`` are those of style()."""
+    """SVG elements in drawing order. Coordinates are pixels; ``classes`` are defined by style()."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -80,13 +79,13 @@ class Drawing:
     def rect(
         self, x: float, y: float, width: float, height: float, classes: str, *, radius: float = 0, more: str = ""
     ) -> None:
-        """A rectangle; more: further attributes as written in the file."""
+        """Draw a rectangle; ``more`` has further attributes as text."""
         place = f'x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"'
         corner = f' rx="{number(radius)}"' if radius else ""
         self.parts.append(f'<rect {place}{corner} class="{classes}"{f" {more}" if more else ""}/>')
 
     def text(self, x: float, y: float, text: str, classes: str = "ink", *, size: float = 12, anchor: str = "") -> None:
-        """A line of text. anchor: ``"middle"`` or ``"end"``."""
+        """Draw a line of text; ``anchor`` is ``"middle"`` or ``"end"``."""
         side = f' text-anchor="{anchor}"' if anchor else ""
         self.parts.append(
             f'<text x="{number(x)}" y="{number(y)}" font-size="{size:g}" class="{classes}"{side}>{escape(text)}</text>'
@@ -97,7 +96,7 @@ class Drawing:
         self.parts.append(f'<line {ends} class="{classes}" stroke-width="{width:g}"/>')
 
     def begin(self, title: str, *, classes: str = "", key: str = "") -> None:
-        """A group with hover text; key: what its twin elsewhere in the picture has as well."""
+        """Start a group with hover text; groups with the same ``key`` are highlighted together."""
         name = f' class="{classes}"' if classes else ""
         mark = f" data-key={quoteattr(key)}" if key else ""
         self.parts.append(f"<g{name}{mark}><title>{escape(title)}</title>")
@@ -106,7 +105,7 @@ class Drawing:
         self.parts.append("</g>")
 
     def document(self, width: float, height: float, title: str, theme: str) -> str:
-        """The picture on a sheet of its own, as an SVG document."""
+        """Return the drawing on a sheet, as an SVG document."""
         size = f'width="{number(width)}" height="{number(height)}"'
         hatch = (
             '<pattern id="cudatma-hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
@@ -127,12 +126,12 @@ class Drawing:
         return "\n".join([*head, *self.parts, "</svg>"]) + "\n"
 
 
-#: Images up to this many pixels on a side are drawn pixel by pixel.
-_MOST_PIXELS = 48
+#: Maximum width and height of images that are drawn pixel by pixel.
+_MAX_PIXELS = 48
 
 
 def draw_minimap(out: Drawing, placed: Placement, x: float, y: float, width: float, height: float) -> None:
-    """The plane of dimensions 0 and 1, or of W and H, inside of a rectangle, with a caption below it."""
+    """Draw the plane of dimensions 0 and 1, or of W and H, in a rectangle, with a caption below."""
     if isinstance(placed.spec, Im2colSpec):
         _image(out, placed, placed.spec, x, y, width, height)
     else:
@@ -140,7 +139,7 @@ def draw_minimap(out: Drawing, placed: Placement, x: float, y: float, width: flo
 
 
 def _fit(across: float, down: float, width: float, height: float) -> tuple[float, float]:
-    """A rectangle of about these proportions; neither side gets too thin to see."""
+    """Return a rectangle of about these proportions, with no side too thin to see."""
     ratio = min(max(across / down, 0.22), 6.0)
     wide = min(width, height * ratio)
     return wide, max(10.0, min(height, wide / ratio))
@@ -167,7 +166,7 @@ def _plane(out: Drawing, placed: Placement, spec: TiledSpec, x: float, y: float,
     box_tall = max(5.0, min(1.2, (spec.box[1] if spec.rank > 1 else 1) / outer) * tall)
     at_x = x + min(max(placed.coords[0] / inner, -0.1), 1.05) * body
     at_y = top + (min(max(placed.coords[1] / outer, -0.1), 1.05) * tall if spec.rank > 1 else 0)
-    # A box that is drawn larger than it is must not stick out for that reason alone.
+    # Keep an enlarged box inside the plane if the real box is inside.
     if placed.coords[0] + spec.box[0] <= inner:
         at_x = min(at_x, x + body - box_wide)
     if spec.rank > 1 and placed.coords[1] + spec.box[1] <= outer:
@@ -186,7 +185,7 @@ def _plane(out: Drawing, placed: Placement, spec: TiledSpec, x: float, y: float,
 
 
 def _image(out: Drawing, placed: Placement, spec: Im2colSpec, x: float, y: float, width: float, height: float) -> None:
-    """The image of the first pixel: bounding box, and the pixels of the column in it."""
+    """Draw the image of the first pixel with the bounding box and the pixels of the column."""
     first, spatial = first_pixel_dim(spec), spec.rank - 2
     across = spec.dims[first]
     down = spec.dims[first + 1] if spatial > 1 else 1
@@ -202,11 +201,11 @@ def _image(out: Drawing, placed: Placement, spec: Im2colSpec, x: float, y: float
 
     left, top = place(0, 0)
     out.rect(left, top, across * unit[0], down * unit[1], "panel s-rule")
-    if max(extent) <= _MOST_PIXELS:
+    if max(extent) <= _MAX_PIXELS:
         here = placed.row_coords(0)
         for row in range(placed.rows):
             pixel = placed.row_coords(row)
-            # Each image and each depth is a plane of its own.
+            # Each image and each depth is a separate plane.
             if pixel[-1] != here[-1] or (spatial > 2 and pixel[first + 2] != here[first + 2]):
                 break
             w, h = pixel[first], pixel[first + 1] if spatial > 1 else 0
@@ -232,8 +231,8 @@ def _coords(coords: tuple[int, ...]) -> str:
 WIDTH, MARGIN = 1040, 28
 LEFT_LABEL, LEFT_CELLS, RIGHT_LABEL, RIGHT_CELLS = 28, 124, 556, 616
 CELL, ROW, GRID_WIDTH = 49, 23, 392
-#: Rows of a box and lines of shared memory that are drawn at most.
-MOST_ROWS, MOST_LINES, MOST_COLUMNS = 16, 24, 16
+#: Maximum rows and columns of a box, and lines of shared memory, in the drawing.
+MAX_ROWS, MAX_LINES, MAX_COLUMNS = 16, 24, 16
 LINE_BYTES = BANKS * BANK_BYTES
 _GROUPS = LINE_BYTES // CHUNK
 _READS = {
@@ -244,22 +243,24 @@ _READS = {
 
 
 def picture(placed: Placement, theme: str = "auto", mark: Element | None = None) -> str:
-    """An SVG document. theme: ``"auto"`` follows the reader, ``"light"`` and ``"dark"`` are fixed. mark: an element
-    that is outlined. ArgumentError for another theme."""
+    """Return an SVG document; raise ArgumentError for an unknown theme.
+
+    ``theme`` is ``"light"``, ``"dark"``, or ``"auto"`` to follow the reader. ``mark`` is an element to outline.
+    """
     return _Picture(placed, mark).draw(check_theme(theme))
 
 
 class _Picture:
-    """Draws downwards; ``y`` is where the next part begins."""
+    """A drawing from top to bottom; ``y`` is the start of the next part."""
 
     def __init__(self, placed: Placement, mark: Element | None) -> None:
         self.placed, self.mark, self.out = placed, mark, Drawing()
         layout = placed.spec.box_layout
         self.pitch = layout.pitch_bytes if placed.spec.interleave is Interleave.NONE else placed.chunks * CHUNK
-        most = max(1, min(MOST_ROWS, MOST_LINES * LINE_BYTES // max(1, self.pitch)))
-        self.rows = min(placed.rows, most)
-        self.columns = min(placed.chunks, MOST_COLUMNS)
-        self.lines = min(MOST_LINES, -(-self.rows * self.pitch // LINE_BYTES))
+        max_rows = max(1, min(MAX_ROWS, MAX_LINES * LINE_BYTES // max(1, self.pitch)))
+        self.rows = min(placed.rows, max_rows)
+        self.columns = min(placed.chunks, MAX_COLUMNS)
+        self.lines = min(MAX_LINES, -(-self.rows * self.pitch // LINE_BYTES))
         self.y = 0.0
 
     def draw(self, theme: str) -> str:
@@ -274,7 +275,7 @@ class _Picture:
         self._legend()
         return out.document(WIDTH, self.y + 12, title, theme)
 
-    # ---- what it is
+    # ---- facts
 
     def _facts(self) -> None:
         spec, placed, out = self.placed.spec, self.placed, self.out
@@ -387,7 +388,7 @@ class _Picture:
         return y + 20
 
     def _cell(self, x: float, y: float, width: float, row: int, column: int, text: str) -> None:
-        """One chunk: its colour is its banks; what is outside of the tensor, or is clipped, is marked."""
+        """Draw a chunk in the color of its banks, marked if it is outside the tensor or clipped."""
         out, box = self.out, self.placed.box
         valid, unit = int(box.valid[row, column]), box.unit_bytes
         group = int(box.smem[row, column]) // CHUNK % _GROUPS
@@ -406,7 +407,7 @@ class _Picture:
         out.end()
 
     def _title(self, row: int, column: int) -> str:
-        """What the pointer shows."""
+        """Return the hover text of a chunk."""
         placed, box = self.placed, self.placed.box
         first = placed.element(row, column * placed.chunk_elems)
         last = first.index + placed.chunk_elems - 1
@@ -448,7 +449,7 @@ class _Picture:
             shown = (*coords[first : first + spec.rank - 2], coords[-1])
         return ",".join(map(str, shown))
 
-    # ---- below
+    # ---- below the grids
 
     def _reads(self, costs: tuple[ReadCost, ...]) -> None:
         out = self.out
@@ -461,7 +462,7 @@ class _Picture:
         for cost in costs:
             out.text(MARGIN, self.y + 12, _READS[cost.pattern], "ink", size=12)
             for index in range(cost.wavefronts):
-                kind = "good" if index < cost.least else "bad"
+                kind = "good" if index < cost.min_wavefronts else "bad"
                 out.rect(330 + 13 * index, self.y + 2, 11, 11, kind, radius=2)
             text = "free of conflicts" if cost.ways <= 1 else f"{cost.ways:g}-way conflicts"
             word = "wavefront" if cost.wavefronts == 1 else "wavefronts"

@@ -1,9 +1,9 @@
-"""Where each element of a box lands: its global bytes, its shared bytes, its banks.
+"""The position of each element of a box: its global bytes, its shared bytes and its banks.
 
-The geometry is the emulator's, which is bit-exact with an H200 (cudatma.emulator.async_copy.tensor_box); here it
-gets coordinates and names. Everything is in TMA order. Element (r, c) of a box is element c of its row r: rows are
-numbered as they lie in shared memory, dimension 1 fastest; in im2col mode a row is a pixel and c a channel; with
-interleave a row holds pixels, and c counts the values of their slices.
+The geometry comes from the emulator, which is bit-exact with an H200 (cudatma.emulator.async_copy.tensor_box).
+Everything is in TMA order. Element (r, c) of a box is element c of its row r. Rows have the order of shared memory,
+dimension 1 fastest. In im2col mode a row is a pixel and c a channel. With interleave a row holds pixels, and c counts
+the values of their slices.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.layout import BANK_BYTES, BANKS, Interleave, traversed
 from cudatma.target import TARGETS
 
-#: No thread block of any GPU has more shared memory; larger boxes are not laid out.
-MOST_SMEM_BYTES = max(target.smem_per_block_bytes for target in TARGETS.values())
+#: Maximum shared memory of a thread block on any GPU; larger boxes have no layout.
+MAX_SMEM_BYTES = max(target.smem_per_block_bytes for target in TARGETS.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One element of a box. row, index: (r, c). coords: its place in the tensor. is_inside: whether it is in there.
+    """An element (row, index) of a box.
 
-    gmem_offset: bytes from the tensor's base, exact where it is inside. smem_address: absolute. bit: where a packed
-    value begins in its byte, else 0. bank: the first one that it touches.
+    coords: its position in the tensor. is_inside: whether that is inside the tensor. gmem_offset: bytes from the
+    tensor's base, exact if it is inside. smem_address: absolute. bit: the first bit of a packed value in its byte, else
+    0. bank: the first bank that it touches.
     """
 
     row: int
@@ -43,20 +44,21 @@ class Element:
 
 
 class Placement:
-    """A box at coordinates, laid out against a shared-memory address.
+    """The layout of a box at coordinates, at a shared-memory address.
 
-    spec: tiled or im2col. coords: as the instruction takes them, the origin by default. offsets: of im2col, W first.
-    base: shared address of the box, a multiple of 128. Raises DescriptorError where the access is illegal, the box is
-    larger than any block's shared memory, or the map is im2col wide; ArgumentError for a base that is not aligned.
+    spec: tiled or im2col. coords: as in the instruction; default: the first box. offsets: im2col offsets, W first.
+    base: shared-memory address of the box, a multiple of 128. Raises DescriptorError if the access is illegal, the box
+    is larger than the shared memory of any block, or the map is im2col wide; ArgumentError for a base that is not
+    aligned.
     """
 
     def __init__(
         self, spec: AnySpec, coords: Sequence[int] | None = None, offsets: Sequence[int] | None = None, base: int = 0
     ) -> None:
         if isinstance(spec, Im2colWideSpec):
-            raise DescriptorError("spec", "im2col wide", "tiled or im2col", "documents do not say enough to lay it out")
-        if isinstance(base, bool) or not isinstance(base, int) or base % 128 or not 0 <= base < MOST_SMEM_BYTES:
-            raise ArgumentError("base", base, f"a multiple of 128 below {MOST_SMEM_BYTES}")
+            raise DescriptorError("spec", "im2col wide", "tiled or im2col", "its layout is not documented")
+        if isinstance(base, bool) or not isinstance(base, int) or base % 128 or not 0 <= base < MAX_SMEM_BYTES:
+            raise ArgumentError("base", base, f"a multiple of 128 below {MAX_SMEM_BYTES}")
         check_size(spec)
         place = origin(spec) if coords is None else tuple(coords)
         check_traps(spec, place)
@@ -92,7 +94,7 @@ class Placement:
         return self.chunks * self.chunk_elems
 
     def row_coords(self, row: int) -> tuple[int, ...]:
-        """The place of a row's first element in the tensor; with im2col its pixel, the filter's offset added."""
+        """Return the position of a row's first element in the tensor; for im2col its pixel plus the filter's offset."""
         spec, place = self.spec, list(self.coords)
         if isinstance(spec, TiledSpec):
             counts = list(traversed(spec.box, spec.element_strides, spec.interleave))
@@ -112,17 +114,17 @@ class Placement:
     @cached_property
     def _pixels(self) -> list[list[int]]:
         pixels = im2col_pixels(self.spec, self.coords) if isinstance(self.spec, Im2colSpec) else None
-        found: list[list[int]] = [] if pixels is None else pixels.tolist()
-        return found
+        rows: list[list[int]] = [] if pixels is None else pixels.tolist()
+        return rows
 
     def element(self, row: int, index: int) -> Element:
-        """Element (r, c) of the box. ArgumentError where it is not in the box."""
+        """Return element (row, index) of the box. Raises ArgumentError if it is outside the box."""
         if not (0 <= row < self.rows and 0 <= index < self.row_elems):
             allowed = f"r in 0..{self.rows - 1}, c in 0..{self.row_elems - 1}"
             raise ArgumentError("element", f"({row}, {index})", allowed)
         box, bits = self.box, self.spec.dtype.element_bits
         chunk, within = divmod(index, self.chunk_elems)
-        # Padded packed values lie densely in the first bytes of their chunk, as the loads of PTX ISA 5.5.1.1 say.
+        # Padded packed values are dense in the first bytes of their chunk. [PTX ISA 5.5.1.1]
         byte, bit = divmod(within * bits, 8)
         inside = bool((byte + 1) <= int(box.valid[row, chunk]))
         address = int(box.smem[row, chunk]) + (
@@ -150,14 +152,14 @@ class Placement:
 
 
 def check_size(spec: AnySpec) -> None:
-    """Whether some block's shared memory could hold a box. DescriptorError."""
+    """Raise DescriptorError unless the shared memory of some block can hold a box."""
     size = max(spec.footprint_bytes, spec.expected_bytes)
-    if size > MOST_SMEM_BYTES:
-        raise DescriptorError("box", f"{size} bytes of shared memory", f"at most {MOST_SMEM_BYTES}, as a block has")
+    if size > MAX_SMEM_BYTES:
+        raise DescriptorError("box", f"{size} bytes of shared memory", f"at most {MAX_SMEM_BYTES}, the most of any GPU")
 
 
 def origin(spec: AnySpec) -> tuple[int, ...]:
-    """The first place where a box can be loaded: 0 everywhere, or im2col's lower corner."""
+    """Return the first coordinates at which a box can be loaded: 0, or the lower corner of im2col."""
     place = [0] * spec.rank
     if isinstance(spec, Im2colSpec):
         first = first_pixel_dim(spec)
@@ -167,4 +169,4 @@ def origin(spec: AnySpec) -> tuple[int, ...]:
     return tuple(place)
 
 
-__all__ = ["CHUNK", "MOST_SMEM_BYTES", "Element", "Placement", "origin"]
+__all__ = ["CHUNK", "MAX_SMEM_BYTES", "Element", "Placement", "origin"]

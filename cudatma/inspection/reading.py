@@ -1,12 +1,11 @@
-"""128 bytes from any common source: the bytes, hex digits, a debugger's dump, a Python literal.
+"""The 128 bytes of a tensor map from common sources: bytes, hex digits, a debugger's dump, a Python literal.
 
-Nothing is executed, and a pickle is refused: loading one runs what it says. Every wrong input is a DescriptorError of
+Nothing is executed, and a pickle is rejected because loading it can run code. Every wrong input is a DescriptorError of
 one line.
 
-Of a dump (``x/16gx &map``, ``x/32wx``, ``x/64hx``, ``x/128bx``, ``p/x map``) addresses, symbols, prompts and line
-breaks are taken off, a break inside of a word too; the size of the words follows from their number. Where addresses are
-printed they have to go up as the words do, so that a lost line is noticed. Source: GDB manual, "Examining Memory" and
-"Output Formats".
+A dump (``x/16gx &map``, ``x/32wx``, ``x/64hx``, ``x/128bx``, ``p/x map``) may contain addresses, symbols, prompts and
+line breaks, even inside a word. The size of the words follows from their number. Addresses have to increase with the
+words, so a lost line is detected. Source: GDB manual, "Examining Memory" and "Output Formats".
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from cudatma.descriptor.encode import TensorMap
 from cudatma.descriptor.spec import AnySpec, Im2colSpec, Im2colWideSpec, TiledSpec
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError, check
 
-#: Words of a dump by how many there are: bytes each.
+#: Number of words in a dump -> bytes of each.
 WIDTHS = {16: 8, 32: 4, 64: 2, 128: 1}
 _COUNTS = "16 words of 8 bytes, 32 of 4, 64 of 2 or 128 of 1"
 _PRINT_IT = "print it with x/16gx or x/32wx"
 _PROMPT = re.compile(r"^[^\S\n]*(?:>>>|\((?:cuda-)?gdb\))[^\n]*$", re.MULTILINE)
-#: One item of a dump whose white space is gone: an address with its symbol, or a word.
+#: An item of a dump without white space: an address with its symbol, or a word.
 _ITEM = re.compile(r"0x(?P<digits>(?:(?!0x)[0-9a-fA-F])+)(?P<address>(?:<[^:]*(?:::[^:]*)*>)?:)?")
 _ARRAY = re.compile(r"\{([^{}]*)\}")
 _DECIMAL = re.compile(r"-?\d+(?: <repeats \d+ times>)?")
@@ -39,15 +38,17 @@ _ENTRY = re.compile(r"(?P<word>0x[0-9a-fA-F]+|\d+)(?:\s*<repeats (?P<times>\d+) 
 
 
 def looks_like_dump(text: str) -> bool:
-    """Whether the text looks like a debugger's dump: words with 0x and addresses or braces around them, or many
-    words."""
+    """Return whether a text looks like a debugger's dump: words with 0x and addresses or braces, or many words."""
     array = _ARRAY.search(text)
     return text.count("0x") > 1 or (array is not None and ("0x" in text or _is_decimal(array[1])))
 
 
 def parse_dump(text: str) -> bytes:
-    """The 128 bytes of a dump. DescriptorError where words are missing, too many or too wide, addresses do not follow
-    each other, or something else is between the words."""
+    """Return the 128 bytes of a dump.
+
+    Raises DescriptorError if the number or width of words is wrong, addresses are not consecutive, or other text is
+    found.
+    """
     body = _PROMPT.sub("", text)
     array = _ARRAY.search(body)
     if array is not None:
@@ -66,8 +67,8 @@ def parse_dump(text: str) -> bytes:
         else:
             words.append(number)
     if at != len(body):
-        found = ascii(body[at : at + 12])
-        raise DescriptorError("dump", f"{found} after {len(words)} words", "addresses and words with 0x", _PRINT_IT)
+        rest = ascii(body[at : at + 12])
+        raise DescriptorError("dump", f"{rest} after {len(words)} words", "addresses and words with 0x", _PRINT_IT)
     width = _width(len(words))
     for (low, before), (high, after) in pairwise(addresses):
         if high - low != (after - before) * width:
@@ -78,12 +79,12 @@ def parse_dump(text: str) -> bytes:
 
 
 def _is_decimal(inside: str) -> bool:
-    """Whether the words between braces are what ``p`` prints without ``/x``."""
+    """Return whether the words between braces are decimal, as ``p`` without ``/x`` prints them."""
     return all(_DECIMAL.fullmatch(part.strip()) for part in inside.split(","))
 
 
 def _parse_array(inside: str) -> bytes:
-    """``{0x1, 0x2, 0x0 <repeats 14 times>}``, what is between the braces."""
+    """Return the bytes of an array without its braces: ``0x1, 0x2, 0x0 <repeats 14 times>``."""
     if _is_decimal(inside):
         got = f"decimal words, {inside.strip()[:20]!a}"
         raise DescriptorError("dump", got, "words with 0x", "print it with p/x")
@@ -93,7 +94,7 @@ def _parse_array(inside: str) -> bytes:
         if entry is None:
             raise DescriptorError("dump", ascii(part.strip()[:20]), "words, or words <repeats N times>", _PRINT_IT)
         times = int(entry["times"] or 1) if len(entry["times"] or "") < 4 else DESCRIPTOR_BYTES + 1
-        # int() refuses text of thousands of digits; no word is as wide.
+        # int() rejects thousands of digits, and no word is that long.
         if len(entry["word"]) > 20 or len(words) + times > DESCRIPTOR_BYTES:
             raise DescriptorError("dump", ascii(part.strip()[:20]), _COUNTS, _PRINT_IT)
         words += [int(entry["word"], 0 if entry["word"].startswith("0x") else 10)] * times
@@ -107,28 +108,29 @@ def _width(count: int) -> int:
 
 
 def words_to_bytes(words: Sequence[int], width: int) -> bytes:
-    """Little-endian words as bytes; DescriptorError that names a word which does not fit into ``width`` bytes."""
+    """Return little-endian words as bytes; raise DescriptorError that names a word which exceeds ``width`` bytes."""
     for index, word in enumerate(words):
         if not 0 <= word < 1 << 8 * width:
             shown = hex(word) if abs(word) < 1 << 128 else "a number of more than 128 bits"
-            raise DescriptorError(
-                f"word {index}", shown, f"{width} bytes where there are {len(words)} words", _PRINT_IT
-            )
+            raise DescriptorError(f"word {index}", shown, f"{width} bytes in a dump of {len(words)} words", _PRINT_IT)
     return b"".join(word.to_bytes(width, "little") for word in words)
 
 
 HEX_DIGITS = 2 * DESCRIPTOR_BYTES
-#: More than this of a file, or of a line of a batch, is not read: a descriptor is 256 digits and some white space.
+#: Maximum size of a file or of a line of a batch: a descriptor is 256 digits and some white space.
 MAX_INPUT_BYTES = 1 << 16
 _HEX_TEXT = frozenset((string.hexdigits + string.whitespace).encode())
 _FORMS = f"{DESCRIPTOR_BYTES} bytes, {HEX_DIGITS} hex digits, a dump of cuda-gdb or a Python literal of bytes"
 _REMEDY = "dump the CUtensorMap byte by byte, lowest address first"
-#: Words of a literal list by how many there are: bytes each.
+#: Number of words in a literal list -> bytes of each.
 _LITERAL_WIDTHS = {128: 1, 64: 2, 32: 4, 16: 8}
 
 
 def parse_hex(text: bytes) -> bytes:
-    """128 bytes from 256 hex digits in memory order; white space and a leading 0x are skipped. DescriptorError."""
+    """Return 128 bytes from 256 hex digits in memory order; white space and a leading 0x are ignored.
+
+    Raises DescriptorError.
+    """
     if len(text) > MAX_INPUT_BYTES:
         raise DescriptorError("descriptor", f"more than {MAX_INPUT_BYTES} characters", f"{HEX_DIGITS} hex digits")
     digits = b"".join(text.split())
@@ -142,16 +144,16 @@ def parse_hex(text: bytes) -> bytes:
 
 
 def looks_like_hex(text: bytes) -> bool:
-    """Whether the text looks like hex digits, of any number."""
+    """Return whether a text consists of hex digits."""
     body = text.lstrip()
     body = body[2:] if body[:2] in (b"0x", b"0X") else body
     return bool(body) and _HEX_TEXT.issuperset(body)
 
 
 def parse_content(content: bytes) -> bytes:
-    """128 bytes from what a file holds, in any form that is known. DescriptorError.
+    """Return 128 bytes from the contents of a file in any known form. Raises DescriptorError.
 
-    The bytes themselves; hex digits in memory order; what cuda-gdb prints for ``x/16gx``, ``x/32wx``, ``x/64hx``,
+    The forms are: the bytes; hex digits in memory order; the output of cuda-gdb for ``x/16gx``, ``x/32wx``, ``x/64hx``,
     ``x/128bx`` or ``p/x``; the repr of bytes or a bytearray; a list of 16, 32, 64 or 128 integers.
     """
     if len(content) == DESCRIPTOR_BYTES:
@@ -161,26 +163,26 @@ def parse_content(content: bytes) -> bytes:
     if looks_like_hex(content):
         return parse_hex(content)
     if _is_pickle(content):
-        remedy = "a pickle can run anything when it is loaded: write bytes(tensor_map), or use --object MODULE:NAME"
+        remedy = "a pickle can run code when it is loaded: write bytes(tensor_map), or use --object MODULE:NAME"
         raise DescriptorError("descriptor", "a pickle", _FORMS, remedy)
-    found = parse_text(content.decode("utf-8", "replace"))
-    if found is not None:
-        return found
+    data = parse_text(content.decode("utf-8", "replace"))
+    if data is not None:
+        return data
     raise DescriptorError("descriptor", f"{len(content)} bytes", _FORMS, _REMEDY)
 
 
 def parse_text(text: str) -> bytes | None:
-    """128 bytes of a debugger's dump or a Python literal; None for text that is neither. DescriptorError."""
+    """Return 128 bytes from a debugger's dump or a Python literal, None for other text. Raises DescriptorError."""
     return parse_dump(text) if looks_like_dump(text) else _parse_literal(text)
 
 
 def _is_pickle(content: bytes) -> bool:
-    """Protocols 2 and up begin with their number and end with a full stop."""
+    """Return whether the content is a pickle: protocols 2 and up start with their number and end with a full stop."""
     return len(content) > 2 and content[0] == 0x80 and 2 <= content[1] <= 5 and content.endswith(b".")
 
 
 def _parse_literal(text: str) -> bytes | None:
-    """128 bytes of a literal, ``b'...'``, ``bytearray(b'...')``, a list or tuple of integers; None for other text."""
+    """Return 128 bytes from ``b'...'``, ``bytearray(b'...')``, a list or tuple of integers; None for other text."""
     body = text.strip()
     if body.startswith("bytearray(") and body.endswith(")"):
         body = body.removeprefix("bytearray(")[:-1]
@@ -188,7 +190,7 @@ def _parse_literal(text: str) -> bytes | None:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escape sequences, on the way to an error or not
+            warnings.simplefilter("ignore")  # invalid escape sequences
             value = ast.literal_eval(body)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         raise DescriptorError("descriptor", "a broken Python literal", _FORMS, _REMEDY) from None
@@ -208,11 +210,11 @@ _ACCEPTED = "a TensorMap, a spec, 128 bytes, an array of 128 bytes, text as `cud
 
 
 def content_of(source: object, device: int | None = None) -> bytes | AnySpec:
-    """Return the tensor map of an object: its 128 bytes, or the object itself if it is a spec.
+    """Return the 128 bytes of a tensor map, or the object itself if it is a config.
 
-    source: TensorMap, TiledSpec, Im2colSpec, Im2colWideSpec; bytes, bytearray, memoryview or a ctypes object; a CuPy,
-    torch or NumPy array of 128 bytes that holds the map; cuda.bindings' CUtensorMap; text in any form of reading.py; or
-    a pointer (int) with ``device``, the CUDA ordinal of the memory. Raises ArgumentTypeError, ArgumentError,
+    ``source`` is a TensorMap, TiledSpec, Im2colSpec or Im2colWideSpec; bytes, bytearray, memoryview or a ctypes object;
+    a CuPy, torch or NumPy array of 128 bytes with the map; a CUtensorMap of cuda.bindings; text in any form of this
+    module; or a pointer (int) with ``device``, the CUDA ordinal of its memory. Raises ArgumentTypeError, ArgumentError,
     DescriptorError, DriverError.
     """
     if isinstance(source, bool) or source is None:
@@ -233,12 +235,12 @@ def content_of(source: object, device: int | None = None) -> bytes | AnySpec:
     if hasattr(source, "__array_interface__") or not _has_buffer(source):
         return _of_array(source)
     data = memoryview(source).tobytes()  # type: ignore[arg-type]
-    # Sizes other than the map's may still be text in bytes.
+    # Bytes of another length may be text.
     return data if len(data) == DESCRIPTOR_BYTES else parse_content(data)
 
 
 def load_object(name: str) -> object:
-    """Return the object that ``module:attribute`` names. The module is imported, so name only code that you trust.
+    """Return the object named ``module:attribute``. This imports the module, so name only code that you trust.
 
     Raises ArgumentError if the name has another form, or if the module or the attribute does not exist.
     """
@@ -246,15 +248,15 @@ def load_object(name: str) -> object:
     if not separator or not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
         raise ArgumentError("--object", ascii(name), "MODULE:NAME, as in my_kernels.gemm:weight_map")
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
         for part in attribute.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except (Exception, SystemExit) as error:  # the module may raise anything when it is imported
         detail = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ArgumentError(
             "--object", ascii(name), "a module that can be imported and a name in it", detail
         ) from error
-    return found
+    return value
 
 
 def _has_buffer(source: object) -> bool:
@@ -266,7 +268,7 @@ def _has_buffer(source: object) -> bool:
 
 
 def _of_array(source: object) -> bytes:
-    """The bytes of an array that holds a tensor map."""
+    """Return the bytes of an array with a tensor map."""
     from cudatma.arrays import describe
 
     try:
@@ -278,7 +280,7 @@ def _of_array(source: object) -> bytes:
         raise DescriptorError(
             "source",
             f"an array of {size} bytes",
-            f"a contiguous one of {DESCRIPTOR_BYTES}, which holds a tensor map",
+            f"a contiguous array of {DESCRIPTOR_BYTES} bytes with a tensor map",
             "to describe an array itself, make TensorMap.from_array(array, box) and inspect that",
         )
     if info.device is None:
@@ -287,9 +289,9 @@ def _of_array(source: object) -> bytes:
 
 
 def _at_pointer(pointer: int, device: int | None) -> bytes:
-    """128 bytes of a GPU's memory. [CUDA driver API, cuMemcpyDtoH]"""
+    """Return 128 bytes of a GPU's memory. [CUDA driver API, cuMemcpyDtoH]"""
     if device is None:
-        raise ArgumentError("device", None, "the CUDA ordinal of the memory that the pointer is in")
+        raise ArgumentError("device", None, "the CUDA ordinal of the pointer's memory")
     if isinstance(device, bool) or not isinstance(device, int) or device < 0:
         raise ArgumentError("device", device, "a CUDA ordinal, 0 and up")
     if not 0 < pointer < 1 << 64:

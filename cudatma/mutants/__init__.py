@@ -1,4 +1,4 @@
-"""Kernels with one synchronisation removed or changed: does the emulator say what is wrong with each?
+"""Mutants of a kernel, each with one synchronization removed or changed, and what the emulator reports about them.
 
 >>> trial = Trial(ptx, lambda: Call("kernel", grid, block, (array, 64)))
 >>> for outcome in trial.outcomes(schedules=8):

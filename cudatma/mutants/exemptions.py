@@ -1,9 +1,8 @@
-"""Mutants that change nothing, because another instruction gives the same order: found in the PTX, not by running it.
+"""Mutants that change nothing because another instruction gives the same order; the PTX shows it without a run.
 
-Each rule names the instruction that has the same effect. It is asked only about mutants for which the emulator
-reports nothing.
-Source: PTX ISA, "Memory Consistency Model", "mbarrier.arrive" (release by default), "bar.warp.sync", "Async proxy",
-"wgmma.fence".
+Each rule names the instruction with the same effect. A rule applies only to mutants about which the emulator reports
+nothing. Source: PTX ISA, "Memory Consistency Model", "mbarrier.arrive" (release by default), "bar.warp.sync", "Async
+proxy", "wgmma.fence".
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from cudatma.mutants.ptx_text import (
 
 
 class Exemptions:
-    """Knows a module's control flow, and which instruction has the effect of one that is missing."""
+    """The control flow of a module, and the rules that find an instruction with the effect of a missing one."""
 
     def __init__(self, ptx: str) -> None:
-        self.functions = {name: found for name, found in parse(ptx).functions.items() if found.is_defined}
+        self.functions = {name: function for name, function in parse(ptx).functions.items() if function.is_defined}
         self.all = [instruction for function in self.functions.values() for instruction in function.body]
         self._graphs: dict[str, Graph] = {}
 
     def reason(self, mutant: Mutant) -> str:
-        """The instruction that gives the same order and why, "" where there is none."""
+        """Return the instruction that gives the same order, and why, or ""."""
         if mutant.operator == "map_base":
             return self._replaced_address()
         if mutant.operator == "wgmma_swizzle":
@@ -57,15 +56,15 @@ class Exemptions:
         return ""
 
     def _tiles_of_no_map(self) -> str:
-        """Where no tensor map brings tiles, nothing names a swizzle that a descriptor could differ from."""
-        copies = [one for one in self.all if one.parts[:2] == ("cp", "async")]
-        if not copies or any("tensor" in one.parts for one in copies):
+        """Return a reason if no tensor map loads tiles: then a descriptor's swizzle has nothing to contradict."""
+        copies = [instruction for instruction in self.all if instruction.parts[:2] == ("cp", "async")]
+        if not copies or any("tensor" in instruction.parts for instruction in copies):
             return ""
-        return f"`{copies[0].opcode}` puts elements where its addresses say, and names no swizzle"
+        return f"`{copies[0].opcode}` writes elements to explicit addresses, without a swizzle"
 
 
 def _no_asynchronous_user(known: Exemptions, graph: Graph, at: int) -> str:
-    """fence.mbarrier_init is for the asynchronous proxy and for other CTAs of the cluster."""
+    """Exempt fence.mbarrier_init if neither the asynchronous proxy nor another CTA uses the barriers."""
     if "mbarrier_init" not in graph.body[at].parts:
         return ""
     for other in known.all:
@@ -76,15 +75,15 @@ def _no_asynchronous_user(known: Exemptions, graph: Graph, at: int) -> str:
 
 
 def _proxy_fence_follows(known: Exemptions, graph: Graph, at: int) -> str:
-    """fence.proxy.async makes an mbarrier.init of the same thread visible as well, before another thread can use it."""
+    """Exempt an init fence before fence.proxy.async, which also publishes mbarrier.init in time."""
     if "mbarrier_init" not in graph.body[at].parts:
         return ""
-    found: Instruction | None = None
+    fence: Instruction | None = None
     for instruction, halts in graph.walk(at, True, lambda i: _is_proxy_fence(i) or is_meeting(i) or is_copy(i)):
         if halts and not _is_proxy_fence(instruction):
             return ""
-        found = instruction if halts else found
-    return f"`{found.opcode}` after it covers mbarrier.init too" if found else ""
+        fence = instruction if halts else fence
+    return f"`{fence.opcode}` after it covers mbarrier.init too" if fence else ""
 
 
 def _is_proxy_fence(instruction: Instruction) -> bool:
@@ -92,38 +91,40 @@ def _is_proxy_fence(instruction: Instruction) -> bool:
 
 
 def _another_wgmma_fence(known: Exemptions, graph: Graph, at: int) -> str:
-    """Every path has passed another wgmma.fence, and nothing but wgmmas has written their registers since: products of
-    one shape are added to the same accumulators in order."""
+    """Exempt a wgmma.fence if every path passes another one after which only wgmmas write their registers.
+
+    Wgmmas of one shape accumulate into the same registers in order.
+    """
     mine, body = graph.body[at], graph.body
     if mine.parts[:2] != ("wgmma", "fence"):
         return ""
-    found: Instruction | None = None
+    fence: Instruction | None = None
     for other, halts in graph.walk(at, False, lambda i: i.parts[:2] == ("wgmma", "fence") and i is not mine):
         if other is body[0] and not halts:
             return ""
-        found = other if halts else found
+        fence = other if halts else fence
     nothing = replace(mine, parts=("membar", "cta"))
     without = replace(graph.function, body=[*body[:at], nothing, *body[at + 1 :]])
-    if found is None or unfenced_wgmmas(Flow(without)):
+    if fence is None or unfenced_wgmmas(Flow(without)):
         return ""
-    return f"`{found.opcode}` before it: only wgmmas have written their registers since"
+    return f"`{fence.opcode}` before it: only wgmmas have written their registers since"
 
 
 def _release_follows(known: Exemptions, graph: Graph, at: int) -> str:
-    """A release right after a fence publishes the same."""
+    """Exempt a fence right before a release, which publishes the same."""
     if graph.body[at].parts[1].startswith(("proxy", "mbarrier_init", "fence")):
         return ""
-    found = graph.ends_on(at, True, is_release)
-    return f"`{found.opcode}` after it is a release itself" if found else ""
+    release = graph.ends_on(at, True, is_release)
+    return f"`{release.opcode}` after it is a release itself" if release else ""
 
 
-def _fence_stands_before(known: Exemptions, graph: Graph, at: int) -> str:
-    """A fence and a strong write are a release pattern, a strong read and a fence an acquire pattern."""
+def _fence_comes_before(known: Exemptions, graph: Graph, at: int) -> str:
+    """Exempt a relaxed write after a fence, or a relaxed read before one: they are release and acquire patterns."""
     instruction = graph.body[at]
     if instruction.parts[0] not in ("st", "atom", "red"):
         return ""
-    found = graph.ends_on(at, False, _is_fence)
-    return f"`{found.opcode}` before it and the relaxed write are a release pattern" if found else ""
+    fence = graph.ends_on(at, False, _is_fence)
+    return f"`{fence.opcode}` before it and the relaxed write are a release pattern" if fence else ""
 
 
 def _is_fence(instruction: Instruction) -> bool:
@@ -132,7 +133,7 @@ def _is_fence(instruction: Instruction) -> bool:
 
 
 def _nothing_to_publish(known: Exemptions, graph: Graph, at: int) -> str:
-    """An arrival before which nothing but loads of copies touched shared memory."""
+    """Exempt an arrival before which only loads by copies touch shared memory."""
     mine = graph.body[at].parts
     arrives = mine[0] == "mbarrier" and mine[1].startswith("arrive")
     if not arrives or graph.any_before(at, lambda i: touches_shared(i) and not is_load(i)):
@@ -141,7 +142,7 @@ def _nothing_to_publish(known: Exemptions, graph: Graph, at: int) -> str:
 
 
 def _nothing_left_to_order(known: Exemptions, graph: Graph, at: int) -> str:
-    """Nothing accesses memory after it until the kernel ends, nor after an instruction that waits for it."""
+    """Exempt an instruction after which nothing accesses memory, also in threads that wait for it."""
     mine = graph.body[at]
     if mine.parts[:2] == ("barrier", "cluster") or _touches_later(graph, at):
         return ""
@@ -161,25 +162,28 @@ def _waits(instruction: Instruction) -> bool:
 
 
 def _could_wait_elsewhere(graph: Graph, at: int, wait: int) -> bool:
-    """Whether other threads may wait there for what ``at`` publishes, and then touch memory: not where every thread
-    passes the wait before it comes to ``at``."""
+    """Return whether other threads may wait at ``wait`` for what ``at`` publishes, and then touch memory.
+
+    They cannot if every thread passes the wait before it reaches ``at``.
+    """
     return wait != at and _touches_later(graph, wait) and not graph.reaches(wait, at)
 
 
 def _lanes_meet_anyway(known: Exemptions, graph: Graph, at: int) -> str:
-    """Another warp-wide instruction is next to it, and nothing touches memory in between.
+    """Exempt a warp barrier next to another warp-wide instruction, if nothing touches memory between them.
 
-    One that touches memory itself (stmatrix) does so when the lanes have met: it helps what comes before it.
+    A warp-wide instruction that touches memory (stmatrix) does so after the lanes have met, so it orders only what
+    comes before it.
     """
-    behind = graph.ends_on(at, True, is_meeting)
-    if behind:
-        return f"`{behind.opcode}` after it: the lanes of the warp meet there"
+    after = graph.ends_on(at, True, is_meeting)
+    if after:
+        return f"`{after.opcode}` after it: the lanes of the warp meet there"
     before = graph.ends_on(at, False, lambda i: is_meeting(i) and not touches_memory(i))
     return f"`{before.opcode}` before it: the lanes of the warp have met there" if before else ""
 
 
 def _lanes_have_met_in_the_loop(known: Exemptions, graph: Graph, at: int) -> str:
-    """The same on the path of the loop that the barrier belongs to; its first round has released nothing yet."""
+    """Exempt the same on the path of the barrier's loop; the first iteration has released nothing yet."""
     for instruction in graph.main_path_before(at):
         if is_meeting(instruction) and not touches_memory(instruction):
             return f"`{instruction.opcode}` before it: the lanes have met after their last access to the slot"
@@ -189,30 +193,30 @@ def _lanes_have_met_in_the_loop(known: Exemptions, graph: Graph, at: int) -> str
 
 
 def _every_lane_waits_itself(known: Exemptions, graph: Graph, at: int) -> str:
-    """Next to a wait on an mbarrier, with nothing but copies and arrivals in between: no lane relies on another."""
+    """Exempt a warp barrier next to an mbarrier wait with only copies and arrivals between: every lane waits."""
 
     def halts(instruction: Instruction) -> bool:
         plain = touches_memory(instruction) and not is_copy(instruction)
         return plain or is_meeting(instruction) or _is_mbarrier_wait(instruction)
 
-    behind = [i for i, halted in graph.walk(at, True, halts) if halted]
+    after = [i for i, halted in graph.walk(at, True, halts) if halted]
     before = [i for i, halted in graph.walk(at, False, halts) if halted]
     if any(touches_memory(i) and not is_meeting(i) for i in before):
         return ""
-    found = next((i for i in [*before, *behind] if _is_mbarrier_wait(i)), None)
-    if found is None or not (all(map(_is_mbarrier_wait, before)) or all(map(_is_mbarrier_wait, behind))):
+    wait = next((i for i in [*before, *after] if _is_mbarrier_wait(i)), None)
+    if wait is None or not (all(map(_is_mbarrier_wait, before)) or all(map(_is_mbarrier_wait, after))):
         return ""
-    return f"`{found.opcode}` next to it: every lane waits there itself, and only copies and arrivals are in between"
+    return f"`{wait.opcode}` next to it: every lane waits there itself, and only copies and arrivals are in between"
 
 
 def _cluster_barrier_follows(known: Exemptions, graph: Graph, at: int) -> str:
-    """barrier.cluster joins the threads of a CTA as well."""
-    found = graph.ends_on(at, True, lambda i: i.parts[:2] == ("barrier", "cluster") and "relaxed" not in i.parts)
-    return f"`{found.opcode}` after it joins the CTA's threads too" if found else ""
+    """Exempt a barrier before barrier.cluster, which also joins the threads of a CTA."""
+    barrier = graph.ends_on(at, True, lambda i: i.parts[:2] == ("barrier", "cluster") and "relaxed" not in i.parts)
+    return f"`{barrier.opcode}` after it joins the CTA's threads too" if barrier else ""
 
 
 def _other_wait(known: Exemptions, graph: Graph, at: int) -> str:
-    """Two waits for the same groups, with no access to shared memory in between: one of them is enough."""
+    """Exempt one of two waits for the same groups with no access to shared memory between them."""
     mine = graph.body[at]
     if "bulk" not in mine.parts:
         return ""
@@ -221,10 +225,10 @@ def _other_wait(known: Exemptions, graph: Graph, at: int) -> str:
         parts = set(other.parts)
         return other.parts[0] == "cp" and {"bulk", "wait_group"} <= parts and _count(other) <= _count(mine)
 
-    found = graph.ends_on(at, True, same) or graph.ends_on(at, False, same)
-    if found and "read" in found.parts and "read" not in mine.parts and _touches_later(graph, at):
-        return ""  # the source is free, but the result may be looked at
-    return f"`{found.opcode} {_count(found)}` next to it waits for the same groups" if found else ""
+    wait = graph.ends_on(at, True, same) or graph.ends_on(at, False, same)
+    if wait and "read" in wait.parts and "read" not in mine.parts and _touches_later(graph, at):
+        return ""  # the source is free, but the result may be read
+    return f"`{wait.opcode} {_count(wait)}` next to it waits for the same groups" if wait else ""
 
 
 def _count(instruction: Instruction) -> int:
@@ -233,9 +237,9 @@ def _count(instruction: Instruction) -> int:
 
 
 def _other_wgmma_wait(known: Exemptions, graph: Graph, at: int) -> str:
-    """The next wgmma.wait_group, or the one before in the loop, with no arrival in between that gives a slot back.
+    """Exempt a wgmma.wait_group if the next one, or the previous one in the loop, comes before a slot is released.
 
-    Registers need no rule: the emulator has watched those of every group in flight.
+    Registers need no rule: the emulator watches the registers of every group in flight.
     """
     mine = graph.body[at]
     if mine.parts[0] != "wgmma":
@@ -247,29 +251,29 @@ def _other_wgmma_wait(known: Exemptions, graph: Graph, at: int) -> str:
     def publishes(other: Instruction) -> bool:
         return is_release(other) or other.parts[0] in ("bar", "barrier")
 
-    behind = [i for i, halted in graph.walk(at, True, lambda i: waits(i) or publishes(i)) if halted]
-    if behind and all(map(waits, behind)):
-        return f"`{behind[0].opcode} {_count(behind[0])}` after it, before a slot is released"
+    after = [i for i, halted in graph.walk(at, True, lambda i: waits(i) or publishes(i)) if halted]
+    if after and all(map(waits, after)):
+        return f"`{after[0].opcode} {_count(after[0])}` after it, before a slot is released"
     for instruction in graph.main_path_before(at):
         if publishes(instruction):
             return ""
         if waits(instruction):
-            return f"`{instruction.opcode} {_count(instruction)}` before it: what is released was read by older groups"
+            return f"`{instruction.opcode} {_count(instruction)}` before it: older groups have read the released slot"
     return ""
 
 
 def _arrivals_cover_copies(known: Exemptions, graph: Graph, at: int) -> str:
-    """cp.async.mbarrier.arrive: the readers wait for the copies at an mbarrier."""
+    """Exempt a wait if cp.async.mbarrier.arrive follows every copy: the readers wait at an mbarrier."""
     if "bulk" in graph.body[at].parts:
         return ""
-    found: Instruction | None = None
+    arrival: Instruction | None = None
     for instruction, halts in graph.walk(at, False, lambda i: is_copy(i) or _is_copy_arrival(i)):
         if halts and is_copy(instruction):
             return ""
-        found = instruction if halts else found
-    if found is None or graph.any_after(at, touches_shared):
+        arrival = instruction if halts else arrival
+    if arrival is None or graph.any_after(at, touches_shared):
         return ""
-    return f"`{found.opcode}` follows every copy, and the readers wait for its mbarrier"
+    return f"`{arrival.opcode}` follows every copy, and the readers wait for its mbarrier"
 
 
 def _is_copy_arrival(instruction: Instruction) -> bool:
@@ -277,29 +281,28 @@ def _is_copy_arrival(instruction: Instruction) -> bool:
 
 
 def _waited_at_an_mbarrier(known: Exemptions, graph: Graph, at: int) -> str:
-    """The last barrier.cluster.wait, where every remote access is followed by a wait on an mbarrier."""
+    """Exempt the last barrier.cluster.wait if a wait on an mbarrier follows every remote access."""
     if "wait" not in graph.body[at].parts or graph.body[at].parts[0] != "barrier":
         return ""
     if graph.any_after(at, lambda i: touches_memory(i) or i.parts[0] == "mbarrier"):
         return ""
-    found: Instruction | None = None
+    wait: Instruction | None = None
     for instruction, halts in graph.walk(at, False, lambda i: _is_mbarrier_wait(i) or "shared::cluster" in i.parts):
         if halts and not _is_mbarrier_wait(instruction):
             return ""
-        found = instruction if halts else found
-    return f"`{found.opcode}` before it waits for the other CTAs' arrivals" if found else ""
+        wait = instruction if halts else wait
+    return f"`{wait.opcode}` before it waits for the other CTAs' arrivals" if wait else ""
 
 
 def _others_have_waited(known: Exemptions, graph: Graph, at: int) -> str:
-    """griddepcontrol.wait of a warp that fills the ring: a thread that waits for the ring is also ordered after the
-    previous grid."""
+    """Exempt griddepcontrol.wait in a warp that waits for a ring filled by another warp with the same wait."""
     others = [place for place in graph.places(lambda i: i.parts[:2] == ("griddepcontrol", "wait")) if place != at]
     fills = any(graph.any_after(place, lambda i: is_copy(i) or is_release(i)) for place in others)
-    behind = (i for i, _ in graph.walk(at, True, lambda i: _is_mbarrier_wait(i) or touches_memory(i)))
-    beside = next((i for i in (*behind, *graph.main_path_before(at)) if _is_mbarrier_wait(i)), None)
-    if not fills or beside is None or any(graph.reaches(at, place) for place in others):
+    after = (i for i, _ in graph.walk(at, True, lambda i: _is_mbarrier_wait(i) or touches_memory(i)))
+    wait = next((i for i in (*after, *graph.main_path_before(at)) if _is_mbarrier_wait(i)), None)
+    if not fills or wait is None or any(graph.reaches(at, place) for place in others):
         return ""
-    return f"`griddepcontrol.wait` of the warp that fills the ring, and `{beside.opcode}` for what it fills"
+    return f"`griddepcontrol.wait` of the warp that fills the ring, and `{wait.opcode}` for what it fills"
 
 
 def _is_mbarrier_wait(instruction: Instruction) -> bool:
@@ -309,7 +312,7 @@ def _is_mbarrier_wait(instruction: Instruction) -> bool:
 Rule = Callable[[Exemptions, Graph, int], str]
 _RULES: dict[str, tuple[Rule, ...]] = {
     "drop_fence": (_no_asynchronous_user, _proxy_fence_follows, _release_follows, _another_wgmma_fence),
-    "relax": (_fence_stands_before, _nothing_to_publish, _nothing_left_to_order),
+    "relax": (_fence_comes_before, _nothing_to_publish, _nothing_left_to_order),
     "drop_warp_sync": (
         _lanes_meet_anyway,
         _nothing_left_to_order,

@@ -1,4 +1,4 @@
-"""Mutants of a launch: tensor maps, shared memory and where it begins."""
+"""Mutants of a launch: its tensor maps, its shared memory, and the alignment of shared arrays."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from cudatma.mutants.ptx_text import loaded_parameters, without_comments
 
 _SHARED = re.compile(r"\.shared\s+\.align\s+(\d+)\s+\.b\d+\s+([\w$]+)\s*\[(\d*)\]")
 _MISPLACED = frozenset({"trap", "barrier_misaligned", "swizzle_alignment", "swizzle_mismatch", "uninitialised_shared"})
-#: Half of what a tensor copy needs, and of what a bulk copy needs.
+#: Half of the alignment of a tensor copy, and of a bulk copy.
 _HALF_TENSOR, _HALF_BULK = 64, 8
 
 
 def mutants_of_call(ptx: str, call: Call) -> list[Mutant]:
-    """Every mutant of a launch: of each tensor map, of the shared memory, and of each shared array's alignment."""
-    found = list(_bases(ptx, call))
+    """Return every mutant of a launch: of its tensor maps, its shared memory, and the alignment of shared arrays."""
+    mutants = list(_bases(ptx, call))
     functions = parse(ptx).functions
     entries = [function.name for function in functions.values() if function.is_entry]
     entry = find_name(call.entry, entries, "entry", "kernels")
     loaded = loaded_parameters(functions[entry])
     for position, value in enumerate(call.args):
         if isinstance(getattr(value, "spec", None), TiledSpec):
-            found += _maps(position, value.spec)
-            found += _boxes(position, value.spec) if position in loaded else ()
+            mutants += _maps(position, value.spec)
+            mutants += _boxes(position, value.spec) if position in loaded else ()
     if call.shared_bytes:
-        found.append(
+        mutants.append(
             _launch_mutant(
                 "less_shared",
                 f"{call.shared_bytes - 16} bytes",
@@ -41,7 +41,7 @@ def mutants_of_call(ptx: str, call: Call) -> list[Mutant]:
                 frozenset({"out_of_bounds"}),
             )
         )
-    return found
+    return mutants
 
 
 def _launch_mutant(operator: str, text: str, change: Callable[[Call], Call], expected: frozenset[str]) -> Mutant:
@@ -49,7 +49,7 @@ def _launch_mutant(operator: str, text: str, change: Callable[[Call], Call], exp
 
 
 def _maps(position: int, spec: TiledSpec) -> Iterator[Mutant]:
-    """Another swizzle, an address off its alignment: in the 128 bytes, as a driver wrote them."""
+    """Yield mutants of the 128 bytes as a driver wrote them: another swizzle, a misaligned address."""
     for mode in (Swizzle.NONE, Swizzle.B32, Swizzle.B64, Swizzle.B128):
         if mode is not spec.swizzle:
             yield _launch_mutant(
@@ -67,7 +67,7 @@ def _maps(position: int, spec: TiledSpec) -> Iterator[Mutant]:
 
 
 def _boxes(position: int, spec: TiledSpec) -> Iterator[Mutant]:
-    """A load that delivers a row less or more than the barrier expects; a store of another box may be intended."""
+    """Yield loads of one row less or more than the barrier expects. A store of another box may be intended."""
     outer = spec.rank - 1
     for step in (-1, 1):
         if outer and 1 <= spec.box[outer] + step <= 256:
@@ -91,30 +91,30 @@ def _field(position: int, field: str, ordinal: int, value: int) -> Callable[[Cal
 
 
 def _bases(ptx: str, call: Call) -> Iterator[Mutant]:
-    """Each shared array moved by half of an alignment that its users need."""
+    """Yield mutants that move a shared array by half of an alignment that its users need."""
     text = without_comments(ptx)
     swizzles = [value.spec.swizzle for value in call.args if isinstance(getattr(value, "spec", None), TiledSpec)]
     pattern = max((required_alignment(mode) for mode in swizzles if mode), default=0)
-    for found in _SHARED.finditer(text):
-        align, name = int(found[1]), found[2]
+    for array in _SHARED.finditer(text):
+        align, name = int(array[1]), array[2]
         needed = _HALF_TENSOR if "cp.async.bulk.tensor" in text else _HALF_BULK
         steps = [min(align // 2, needed)]
         if align // 2 > _HALF_TENSOR and pattern:
             steps.append(pattern // 2)
         uses = re.compile(rf"(?<![\w$%.]){re.escape(name)}(?![\w$])")
-        places = [use.end() for use in uses.finditer(text, found.end())]
+        places = [use.end() for use in uses.finditer(text, array.end())]
         for step in steps:
             if step >= 4 and places:
-                yield _base(text, found, step, places)
+                yield _base(text, array, step, places)
 
 
-def _base(text: str, found: re.Match[str], step: int, places: Sequence[int]) -> Mutant:
-    """A static array grows by as much, and so does the launch's dynamic one, so that nothing else is overlaid."""
-    name, size = found[2], found[3]
-    grown = [(found.start(3), found.end(3), str(int(size) + step))] if size else []
+def _base(text: str, array: re.Match[str], step: int, places: Sequence[int]) -> Mutant:
+    """Return a mutant with a moved array, enlarged together with the launch's memory so that nothing overlaps."""
+    name, size = array[2], array[3]
+    grown = [(array.start(3), array.end(3), str(int(size) + step))] if size else []
     return Mutant(
         "move_base",
-        text.count("\n", 0, found.start()) + 1,
+        text.count("\n", 0, array.start()) + 1,
         f"{name} + {step}",
         f"{OPERATORS['move_base']}: `{name}` is moved by {step} bytes",
         _MISPLACED,

@@ -1,7 +1,7 @@
-"""What is done to an instruction that synchronises: it is dropped, or waits for, counts or orders something else.
+"""Changes to an instruction that synchronizes: drop it, or let it wait for, count or order something else.
 
-Each operator says which kinds of hazard its mutants are: the mistakes that the missing or wrong order lets happen.
-Source: PTX ISA, "mbarrier", "Async proxy", "bar, barrier", "wgmma.fence", "Memory Consistency Model".
+Each operator states the kinds of hazards that the missing or wrong order causes. Source: PTX ISA, "mbarrier", "Async
+proxy", "bar, barrier", "wgmma.fence", "Memory Consistency Model".
 """
 
 from __future__ import annotations
@@ -12,59 +12,59 @@ from collections.abc import Callable, Iterator
 from cudatma.mutants.mutant import EARLY_READ, HANG, RACE, REFILL, Mutant
 from cudatma.mutants.ptx_text import Site, sites_of
 
-#: Whatever a barrier may have held back.
+#: Hazards of a missing barrier.
 _UNORDERED = RACE | EARLY_READ | REFILL | {"missing_proxy_fence", "missing_init_sync"}
 _UNORDERED |= {"store_source_reused", "read_before_store"}
-#: Hazards of a bulk store without a wait in time.
+#: Hazards of a bulk store without a timely wait.
 _LATE_STORE = frozenset({"store_source_reused", "exit_with_pending_store", "read_before_store", "write_race"})
 _TX_STEP = 16
 
-#: Operator -> what it does, for the table in the documentation.
+#: Operator -> description, for the table in the documentation.
 OPERATORS: dict[str, str] = {
-    "drop_fence": "a fence (mbarrier_init, proxy, acq_rel, membar, wgmma) is left out",
-    "drop_init": "an mbarrier.init is left out",
-    "drop_arrive": "an arrive on an mbarrier, named or cluster barrier is left out",
+    "drop_fence": "a fence (mbarrier_init, proxy, acq_rel, membar, wgmma) is removed",
+    "drop_init": "an mbarrier.init is removed",
+    "drop_arrive": "an arrive on an mbarrier, named or cluster barrier is removed",
     "repeat_arrive": "an arrive on an mbarrier is executed twice",
-    "drop_expect": "an arrive.expect_tx arrives and expects nothing; an expect_tx is left out",
+    "drop_expect": "an arrive.expect_tx arrives and expects nothing; an expect_tx is removed",
     "drop_wait": "a wait on an mbarrier or cluster barrier passes at once",
-    "drop_barrier": "a bar.sync is left out",
-    "drop_warp_sync": "a bar.warp.sync is left out",
-    "drop_commit": "a commit_group (bulk, cp.async, wgmma) is left out",
-    "drop_group_wait": "a wait_group (bulk, cp.async, wgmma) is left out",
-    "drop_dependency_wait": "a griddepcontrol.wait is left out",
+    "drop_barrier": "a bar.sync is removed",
+    "drop_warp_sync": "a bar.warp.sync is removed",
+    "drop_commit": "a commit_group (bulk, cp.async, wgmma) is removed",
+    "drop_group_wait": "a wait_group (bulk, cp.async, wgmma) is removed",
+    "drop_dependency_wait": "a griddepcontrol.wait is removed",
     "weaken_group_wait": "a wait_group leaves one more group pending",
     "relax": "an arrive, wait, flag store or flag load loses its release or acquire",
-    "flip_parity": "a wait asks for the other parity",
-    "expect_less": "an expect_tx says 16 bytes less",
-    "expect_more": "an expect_tx says 16 bytes more",
-    "count_less": "an mbarrier is initialised for one arrival less",
-    "count_more": "an mbarrier is initialised for one arrival more",
+    "flip_parity": "a wait uses the other parity",
+    "expect_less": "an expect_tx announces 16 bytes less",
+    "expect_more": "an expect_tx announces 16 bytes more",
+    "count_less": "an mbarrier is initialized with one arrival less",
+    "count_more": "an mbarrier is initialized with one arrival more",
     "stages_less": "a ring wraps one slot early on one side",
     "stages_more": "a ring wraps one slot late on one side",
-    "other_barrier": "a wait names the mbarrier 8 bytes further",
-    "barrier_count": "a named barrier expects a warp more",
-    "multicast_mask": "a multicast leaves out one CTA",
-    "wgmma_swizzle": "a wgmma descriptor names another swizzle",
-    "move_base": "a shared array begins where it is not aligned",
+    "other_barrier": "a wait uses the mbarrier 8 bytes further",
+    "barrier_count": "a named barrier expects one more warp",
+    "multicast_mask": "a multicast omits one CTA",
+    "wgmma_swizzle": "a wgmma descriptor has another swizzle",
+    "move_base": "a shared array starts at a misaligned address",
     "map_swizzle": "a tensor map has another swizzle",
     "map_box": "a tensor map's box is one row shorter or longer",
     "map_base": "a tensor map's address is not a multiple of 16",
-    "less_shared": "the launch asks for less shared memory",
+    "less_shared": "the launch requests less shared memory",
 }
 
 
 def mutants_of(ptx: str) -> list[Mutant]:
-    """Every mutant of a PTX module that changes its text, in the order of the text. Raises PtxError.
+    """Return every mutant of a PTX module that changes its text, in the order of the text. Raises PtxError.
 
-    Those that change the launch are ``mutants_of_call(call)``.
+    ``mutants_of_call`` returns mutants that change the launch.
     """
     sites = sites_of(ptx)
-    found = [
+    mutants = [
         _mutant(operator, site, replacement, expected)
         for site in sites
         for operator, replacement, expected in _changes(site)
     ]
-    return sorted([*found, *_ring_wraps(sites)], key=lambda mutant: (mutant.edits[0][0], mutant.operator))
+    return sorted([*mutants, *_ring_wraps(sites)], key=lambda mutant: (mutant.edits[0][0], mutant.operator))
 
 
 def _mutant(operator: str, site: Site, replacement: str, expected: frozenset[str]) -> Mutant:
@@ -85,7 +85,7 @@ Change = tuple[str, str, frozenset[str]]
 
 
 def _changes(site: Site) -> Iterator[Change]:
-    """(operator, new text, kinds) of each mutant of one instruction."""
+    """Yield (operator, new text, hazard kinds) for each mutant of an instruction."""
     make = _BY_ROOT.get(site.parts[0])
     if make is not None:
         yield from make(site)
@@ -114,12 +114,13 @@ def _mbarrier(site: Site) -> Iterator[Change]:
     elif form in ("arrive", "arrive_drop"):
         yield "drop_arrive", "", HANG
         if "expect_tx" in site.parts:
-            # Its release orders nothing but the copies, which complete_tx orders by itself.
+            # The release orders only the copies, which complete_tx orders anyway.
             plain = site.opcode.replace(".expect_tx", "")
             yield "drop_expect", site.spelled(operands[:-1], plain), HANG | EARLY_READ
             yield from _bytes(site)
         else:
-            # Where the arrival is the last of its phase, the next one is early; else the one that is over overflows.
+            # If the arrival is the last of its phase, the next phase completes early; otherwise the extra one overflows
+            # this phase.
             yield "repeat_arrive", site.spelled(operands) * 2, _UNORDERED | HANG | {"arrival_overflow"}
             if "relaxed" not in site.parts:
                 published = EARLY_READ | REFILL | RACE | {"missing_proxy_fence"}
@@ -139,7 +140,7 @@ def _mbarrier(site: Site) -> Iterator[Change]:
 
 
 def _relaxed(site: Site) -> str:
-    """The opcode with .relaxed in place of its release or acquire; a scope has to follow it."""
+    """Return the opcode with .relaxed and a scope instead of its release or acquire."""
     parts = [part for part in site.parts if part not in ("release", "acquire")]
     scoped = any(part in ("cta", "cluster") for part in parts)
     place = next(i for i, part in enumerate(parts) if part.startswith(("shared", "b64", "cta", "cluster")))
@@ -148,7 +149,7 @@ def _relaxed(site: Site) -> str:
 
 def _bytes(site: Site) -> Iterator[Change]:
     last = len(site.operands) - 1
-    # Not of 0 bytes: a CTA may expect 0 where its neighbors send nothing, and no count is negative.
+    # Not of 0 bytes: a CTA expects 0 if its neighbors send nothing, and no count is negative.
     yield "expect_less", _moved(site, last, -_TX_STEP), frozenset({"byte_count", "trap"})
     yield "expect_more", _moved(site, last, _TX_STEP), frozenset({"byte_count"})
 
@@ -158,7 +159,7 @@ def _moved(site: Site, position: int, step: int) -> str:
 
 
 def _with(site: Site, position: int, operation: str, value: int) -> str:
-    """The statement with ``operand operation value`` in place of an operand."""
+    """Return the statement with ``operand operation value`` instead of an operand."""
     operand = site.operands[position]
     if re.fullmatch(r"-?\d+", operand):
         number = int(operand) + value if operation == "add" else int(operand) ^ value
@@ -178,7 +179,7 @@ def _barrier(site: Site) -> Iterator[Change]:
     elif "arrive" in parts:
         yield "drop_arrive", "", frozenset({"deadlock"})
     else:
-        # divergent_warp: two setmaxnreg with no barrier between them.
+        # divergent_warp: two setmaxnreg without a barrier between them.
         unset = {"uninitialised_shared", "barrier_uninitialised"}
         yield "drop_barrier", "", _UNORDERED | unset | {"deadlock", "divergent_warp"}
         if len(site.operands) == 2 and "sync" in parts:
@@ -189,7 +190,7 @@ def _copy(site: Site) -> Iterator[Change]:
     parts = set(site.parts)
     bulk = "bulk" in parts
     if "commit_group" in parts:
-        # Operations that were not committed join the next group, where there is one, and are waited for too late.
+        # Uncommitted operations join the next group, if any, and the wait for them comes too late.
         yield "drop_commit", "", _LATE_STORE | {"uncommitted_group"} if bulk else EARLY_READ
     elif "wait_group" in parts or "wait_all" in parts:
         expected = (_LATE_STORE if bulk else EARLY_READ) | REFILL | RACE
@@ -232,7 +233,7 @@ def _dependency(site: Site) -> Iterator[Change]:
 
 
 def _ordered(site: Site) -> Iterator[Change]:
-    """A flag in global or shared memory: ld.acquire, st.release, atom and red with an order."""
+    """Yield mutants of a flag in global or shared memory: ld.acquire, st.release, atom and red with an order."""
     orders = [part for part in site.parts if part in ("acquire", "release", "acq_rel")]
     if orders:
         opcode = ".".join("relaxed" if part in orders else part for part in site.parts)
@@ -240,7 +241,7 @@ def _ordered(site: Site) -> Iterator[Change]:
 
 
 def _tensor_map(site: Site) -> Iterator[Change]:
-    """tensormap.cp_fenceproxy copies and releases; the copy alone is left."""
+    """Yield tensormap.cp_fenceproxy, which copies and releases, without it."""
     if site.parts[1] == "cp_fenceproxy":
         yield "drop_fence", "", frozenset({"tensor_map_fence", "out_of_bounds", "trap"})
 
@@ -263,14 +264,14 @@ _BY_ROOT: dict[str, Callable[[Site], Iterator[Change]]] = {
 
 
 def _ring_wraps(sites: list[Site]) -> Iterator[Mutant]:
-    """``stage + 1 == STAGES ? 0 : stage + 1`` as compilers write it: setp with a constant, then selp 0 on the same."""
+    """Yield mutants of ``stage + 1 == STAGES ? 0 : stage + 1``, compiled to setp with a constant and selp of 0."""
     expected = _UNORDERED | HANG | {"arrival_overflow", "out_of_bounds", "barrier_uninitialised", "barrier_misaligned"}
     for place, site in enumerate(sites):
         if site.parts[0] != "setp" or len(site.operands) != 3 or not site.operands[2].isdigit():
             continue
         predicate, counter, limit = site.operands
         near = [later.operands for later in sites[place + 1 : place + 6] if later.parts[0] == "selp"]
-        wraps = any(found[3:] == (predicate,) and {"0", counter} == set(found[1:3]) for found in near)
+        wraps = any(operands[3:] == (predicate,) and {"0", counter} == set(operands[1:3]) for operands in near)
         if wraps and int(limit) > 1:
             for operator, step in (("stages_less", -1), ("stages_more", 1)):
                 text = site.spelled((predicate, counter, str(int(limit) + step)))

@@ -1,4 +1,4 @@
-"""What a PTX text says of its instructions: where each is, which may follow or precede it, and what they touch."""
+"""Instructions of a PTX text: their positions, control flow between them, and what they touch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _GUARD = re.compile(r"@\s*!?\s*[\w$%]+\s*$")
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One instruction. at: its index in the function's body. start, end: its characters, guard and semicolon included.
+    """An instruction.
 
-    guard: ``"@%p1 "`` or "". operands: as written.
+    at: its index in the function's body. start, end: its characters, including guard and semicolon. guard: ``"@%p1 "``
+    or "". operands: as written.
     """
 
     function: Function
@@ -43,46 +44,46 @@ class Site:
         return self.instruction.line
 
     def spelled(self, operands: tuple[str, ...], opcode: str = "") -> str:
-        """The statement with other operands, and another opcode."""
+        """Return the statement with other operands, and optionally another opcode."""
         return f"{self.guard}{opcode or self.opcode} {', '.join(operands)};"
 
 
 def without_comments(ptx: str) -> str:
-    """The text with blanks for its comments: every other character stays where it is."""
-    return _COMMENT.sub(lambda found: re.sub(r"[^\n]", " ", found.group()), ptx)
+    """Return the text with blanks for comments; every other character keeps its position."""
+    return _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment.group()), ptx)
 
 
 def sites_of(ptx: str) -> list[Site]:
-    """Every instruction of the functions that a module defines, in the order of the text. Raises PtxError."""
+    """Return every instruction of the functions in a module, in the order of the text. Raises PtxError."""
     text = without_comments(ptx)
-    begins = [0] + [found.end() for found in re.finditer("\n", text)]
+    begins = [0] + [newline.end() for newline in re.finditer("\n", text)]
     searched: dict[int, int] = {}
-    found: list[Site] = []
+    sites: list[Site] = []
     for function in parse(ptx).functions.values():
         for at, instruction in enumerate(function.body):
-            found.append(_locate(text, begins, searched, function, at, instruction))
-    return sorted(found, key=lambda site: site.start)
+            sites.append(_locate(text, begins, searched, function, at, instruction))
+    return sorted(sites, key=lambda site: site.start)
 
 
 def _locate(
     text: str, begins: list[int], searched: dict[int, int], function: Function, at: int, instruction: Instruction
 ) -> Site:
-    """The parser knows the line; instructions of one line come in the order of the text."""
+    """Find an instruction in its line, which the parser knows; instructions of a line come in order."""
     line, opcode = instruction.line, instruction.opcode
     pattern = re.compile(rf"(?<![\w$%.:]){re.escape(opcode)}(?![\w$.:])")
-    found = pattern.search(text, searched.get(line, begins[line - 1]))
-    end = text.find(";", found.end()) if found else -1
-    if found is None or end < 0:
-        raise PtxError(f"`{opcode}` is not found where the parser saw it", line, text=instruction.text)
+    match = pattern.search(text, searched.get(line, begins[line - 1]))
+    end = text.find(";", match.end()) if match else -1
+    if match is None or end < 0:
+        raise PtxError(f"`{opcode}` is not on the line that the parser reported", line, text=instruction.text)
     searched[line] = end + 1
-    guard = _GUARD.search(text, max(0, found.start() - 200), found.start()) if instruction.guard else None
-    start = guard.start() if guard else found.start()
-    operands = tuple(split_operands(text[found.end() : end]))
-    return Site(function, at, instruction, start, end + 1, text[start : found.start()], operands)
+    guard = _GUARD.search(text, max(0, match.start() - 200), match.start()) if instruction.guard else None
+    start = guard.start() if guard else match.start()
+    operands = tuple(split_operands(text[match.end() : end]))
+    return Site(function, at, instruction, start, end + 1, text[start : match.start()], operands)
 
 
 def split_operands(text: str) -> Iterator[str]:
-    """Operands between the commas that are in no bracket."""
+    """Yield the operands between commas outside brackets."""
     depth, begin = 0, 0
     for position, character in enumerate(text):
         depth += character in "[{(" or -(character in "]})")
@@ -95,7 +96,7 @@ def split_operands(text: str) -> Iterator[str]:
 
 _SHARED_ACCESS = {"ld", "st", "atom", "red", "ldmatrix", "stmatrix", "wgmma", "tensormap"}
 _NOT_SHARED = {"global", "local", "param", "const"}
-#: Instructions at which all lanes of a warp that it names come together.
+#: Instructions that join the lanes of a warp.
 _MEETINGS = {
     "shfl",
     "vote",
@@ -112,7 +113,7 @@ _MEETINGS = {
 
 
 def touches_memory(instruction: Instruction) -> bool:
-    """Whether it reads, writes or copies what another thread may see: shared and global memory, not parameters.
+    """Return whether it reads, writes or copies memory that other threads can see: shared and global, not parameters.
 
     tensormap.cp_fenceproxy does not count: it releases what it writes.
     """
@@ -125,7 +126,7 @@ def touches_memory(instruction: Instruction) -> bool:
 
 
 def touches_shared(instruction: Instruction) -> bool:
-    """Whether it reads or writes shared memory, itself or by a copy; mbarriers aside."""
+    """Return whether it reads or writes shared memory, directly or by a copy, other than mbarriers."""
     spaces = {part.split("::")[0] for part in instruction.parts}
     if is_copy(instruction):
         return True
@@ -133,7 +134,7 @@ def touches_shared(instruction: Instruction) -> bool:
 
 
 def is_copy(instruction: Instruction) -> bool:
-    """cp.async in all its forms, without groups, arrivals and prefetches."""
+    """Return whether it is any form of cp.async, except groups, arrivals and prefetches."""
     parts = set(instruction.parts)
     return instruction.parts[0] == "cp" and not parts & {"commit_group", "wait_group", "wait_all", "arrive", "prefetch"}
 
@@ -143,14 +144,13 @@ def is_bulk_copy(instruction: Instruction) -> bool:
 
 
 def is_load(instruction: Instruction) -> bool:
-    """A copy into shared memory."""
+    """Return whether it is a copy into shared memory."""
     spaces = [part.split("::")[0] for part in instruction.parts if part.split("::")[0] in ("global", "shared")]
     return is_copy(instruction) and spaces[:1] == ["shared"]
 
 
 def is_meeting(instruction: Instruction) -> bool:
-    """A warp-wide instruction or a barrier: the lanes of the warp are together there, and see each other's writes. A
-    relaxed barrier orders none."""
+    """Return whether it joins the lanes of a warp, which then see each other's writes. A relaxed barrier does not."""
     parts = instruction.parts
     if parts[0] in ("bar", "barrier"):
         return "relaxed" not in parts
@@ -158,7 +158,7 @@ def is_meeting(instruction: Instruction) -> bool:
 
 
 def is_release(instruction: Instruction) -> bool:
-    """An arrival or a strong write that publishes what came before it."""
+    """Return whether it is an arrival or a strong write that publishes what came before it."""
     parts = instruction.parts
     if "relaxed" in parts:
         return False
@@ -168,37 +168,37 @@ def is_release(instruction: Instruction) -> bool:
 
 
 def loaded_parameters(function: Function) -> set[int]:
-    """Positions of the parameters whose tensor maps a tensor load reads, as far as copies of addresses show it."""
+    """Return the positions of parameters whose tensor maps a tensor load reads, as far as address copies show it."""
     sources: dict[int, list[Operand]] = {}
     for instruction in function.body:
         if instruction.parts[0] in ("mov", "cvta", "cvt", "add") and isinstance(instruction.operands[0], Reg):
             sources.setdefault(instruction.operands[0].index, []).extend(instruction.operands[1:])
     names = {parameter.name: position for position, parameter in enumerate(function.params)}
-    found: set[int] = set()
+    positions: set[int] = set()
     for instruction in function.body:
         if is_load(instruction) and "tensor" in instruction.parts:
             operand = instruction.operands[1]
             if isinstance(operand, Mem):
-                found |= {names[name] for name in _symbols(operand.base, sources) if name in names}
-    return found
+                positions |= {names[name] for name in _symbols(operand.base, sources) if name in names}
+    return positions
 
 
 def _symbols(operand: Operand, sources: dict[int, list[Operand]]) -> set[str]:
-    """Names that an address may be made of."""
-    found: set[str] = set()
+    """Return the names from which an address may be computed."""
+    names: set[str] = set()
     todo, seen = [operand], set()
     while todo:
         here = todo.pop()
         if isinstance(here, Sym):
-            found.add(here.name)
+            names.add(here.name)
         elif isinstance(here, Reg) and here.index not in seen:
             seen.add(here.index)
             todo += sources.get(here.index, [])
-    return found
+    return names
 
 
 class Graph:
-    """Control flow of one function, instruction by instruction."""
+    """The control flow of a function, instruction by instruction."""
 
     def __init__(self, function: Function) -> None:
         self.function, self.body = function, function.body
@@ -216,8 +216,7 @@ class Graph:
                 self.before[other].append(at)
 
     def walk(self, at: int, forward: bool, stop: Callable[[Instruction], bool]) -> Iterator[tuple[Instruction, bool]]:
-        """(instruction, whether it stops the walk) of all that may come after (or before) one, up to the first stops
-        on each path."""
+        """Yield (instruction, whether it stops the walk) for all that may follow or precede one, up to the stops."""
         edges = self.after if forward else self.before
         seen: set[int] = set()
         todo = list(edges[at])
@@ -231,20 +230,20 @@ class Graph:
             if not halts:
                 todo += edges[here]
 
-    def ends_on(self, at: int, forward: bool, wanted: Callable[[Instruction], bool]) -> Instruction | None:
-        """The first wanted instruction, where every path comes to one before anything touches memory."""
-        found: Instruction | None = None
-        for instruction, halts in self.walk(at, forward, lambda i: wanted(i) or touches_memory(i)):
-            if halts and not wanted(instruction):
+    def ends_on(self, at: int, forward: bool, matches: Callable[[Instruction], bool]) -> Instruction | None:
+        """Return an instruction that matches, if every path meets one before anything touches memory; else None."""
+        last: Instruction | None = None
+        for instruction, halts in self.walk(at, forward, lambda i: matches(i) or touches_memory(i)):
+            if halts and not matches(instruction):
                 return None
             if halts:
-                found = instruction
+                last = instruction
             elif forward and instruction.parts[0] in ("ret", "exit") and instruction.guard is None:
                 return None
-        return found
+        return last
 
     def main_path_before(self, at: int) -> Iterator[Instruction]:
-        """What runs before an instruction in its loop: back edges where there are any, the text's order elsewhere."""
+        """Yield what runs before an instruction in its loop: along back edges, or else in the order of the text."""
         seen: set[int] = set()
         while self.before[at] and at not in seen:
             seen.add(at)
@@ -252,17 +251,17 @@ class Graph:
             at = max(backwards) if backwards else max(self.before[at])
             yield self.body[at]
 
-    def places(self, wanted: Callable[[Instruction], bool]) -> list[int]:
-        """The positions of these instructions."""
-        return [at for at, instruction in enumerate(self.body) if wanted(instruction)]
+    def places(self, matches: Callable[[Instruction], bool]) -> list[int]:
+        """Return the positions of matching instructions."""
+        return [at for at, instruction in enumerate(self.body) if matches(instruction)]
 
     def reaches(self, at: int, other: int) -> bool:
-        """Whether control may come from one instruction to the other."""
+        """Return whether control may flow from one instruction to another."""
         target = self.body[other]
         return any(instruction is target for instruction, _ in self.walk(at, True, lambda _: False))
 
-    def any_after(self, at: int, wanted: Callable[[Instruction], bool]) -> bool:
-        return any(wanted(instruction) for instruction, _ in self.walk(at, True, lambda _: False))
+    def any_after(self, at: int, matches: Callable[[Instruction], bool]) -> bool:
+        return any(matches(instruction) for instruction, _ in self.walk(at, True, lambda _: False))
 
-    def any_before(self, at: int, wanted: Callable[[Instruction], bool]) -> bool:
-        return any(wanted(instruction) for instruction, _ in self.walk(at, False, lambda _: False))
+    def any_before(self, at: int, matches: Callable[[Instruction], bool]) -> bool:
+        return any(matches(instruction) for instruction, _ in self.walk(at, False, lambda _: False))

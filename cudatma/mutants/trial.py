@@ -1,4 +1,4 @@
-"""Runs mutants one at a time, says what became of each, and counts the outcomes."""
+"""Runs of mutants: each outcome, and counts of outcomes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from cudatma.mutants.launch_mutants import mutants_of_call
 from cudatma.mutants.mutant import Call, Mutant
 from cudatma.mutants.operators import OPERATORS, mutants_of
 
-#: What becomes of a mutant: a hazard of an expected kind; only other kinds; none, but another instruction gives the
-#: same order; none.
+#: Verdict on a mutant: a hazard of an expected kind; only other kinds; none, but another instruction gives the same
+#: order; none.
 REPORTED, WRONG_KIND, EXEMPT, SURVIVED = "reported", "wrong_kind", "exempt", "survived"
-#: A mutant may run so much longer than the kernel before it counts as endless.
+#: Steps of a mutant, as a multiple of the kernel's, after which it counts as endless.
 _PATIENCE = 20
-_LEAST_STEPS = 20_000
-#: Schedules of a mutant for which another instruction gives the same order: in order, and most delayed.
+_MIN_STEPS = 20_000
+#: Schedules of a mutant that another instruction makes harmless: in order, and with maximum delays.
 _EXEMPT_SCHEDULES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one mutant. kinds: reported ones, sorted. note: the exemption's reason, or how the run ended."""
+    """The verdict on a mutant.
+
+    kinds: the reported kinds, sorted. note: the reason of the exemption, or how the run ended.
+    """
 
     mutant: Mutant
     verdict: str
@@ -33,14 +36,14 @@ class Outcome:
     note: str = ""
 
 
-#: Runs one schedule of a mutant, (PTX, mutant, schedule), and gives the report; hazards are collected, not raised.
+#: Runs one schedule, (PTX, mutant, schedule) -> report, and collects hazards instead of raising them.
 Runner = Callable[[str, Mutant, int], Report]
 
 
 def try_mutants(ptx: str, mutants: Iterable[Mutant], run: Runner, schedules: int = 8) -> Iterator[Outcome]:
     """Run each mutant under schedules 0, 1, ... until one reports an expected kind.
 
-    run: ``lambda text, mutant, schedule: emulator.load(text).launch(..., replay=schedule, hazards="collect")``.
+    ``run`` is ``lambda text, mutant, schedule: emulator.load(text).launch(..., replay=schedule, hazards="collect")``.
     """
     exemptions = Exemptions(ptx)
     for mutant in mutants:
@@ -71,21 +74,20 @@ def _try_one(ptx: str, mutant: Mutant, run: Runner, schedules: int, exemptions: 
 
 
 class Trial:
-    """A kernel with a launch: its mutants, and how they are run. make: a fresh Call, its arrays as the kernel finds
-    them."""
+    """The mutants of a kernel with a launch. ``make`` returns a new Call with fresh arrays."""
 
     def __init__(self, ptx: str, make: Callable[[], Call]) -> None:
         self.ptx, self.make = ptx, make
         self.mutants = mutants_of(ptx) + mutants_of_call(ptx, make())
         self._step_limit = 0
-        #: The module of the last run, with what its variables held when it was loaded.
+        #: The module of the last run, and the values of its variables when it was loaded.
         self._last: tuple[str, EmulatedModule, dict[str, bytes]] | None = None
 
     def unchanged(self, schedules: int, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> Report:
-        """The kernel itself under ``schedules`` schedules; it should be clean. progress: of EmulatedModule.launch."""
+        """Run the kernel itself, which should be clean, under ``schedules`` schedules."""
         options = {"schedules": schedules, "seed": seed, "progress": progress}
         report = self.make().run(load(self.ptx), hazards="collect", **options)
-        self._step_limit = _LEAST_STEPS + _PATIENCE * report.steps // schedules
+        self._step_limit = _MIN_STEPS + _PATIENCE * report.steps // schedules
         return report
 
     def run(self, text: str, mutant: Mutant, schedule: int) -> Report:
@@ -96,7 +98,7 @@ class Trial:
         return call.run(self._loaded(text), replay=schedule, hazards="collect", **options)
 
     def _loaded(self, text: str) -> EmulatedModule:
-        """The module, the same for all schedules of a mutant, whose variables hold what they did at first."""
+        """Return the module of a mutant, the same for all schedules, with the initial values of its variables."""
         if self._last is None or self._last[0] != text:
             module = load(text)
             self._last = text, module, {name: data.tobytes() for name, data in module.globals.items()}
@@ -106,29 +108,29 @@ class Trial:
         return module
 
     def outcomes(self, schedules: int = 8, chosen: Iterable[Mutant] | None = None) -> Iterator[Outcome]:
-        """What becomes of each mutant, or of those chosen."""
+        """Yield the outcome of each mutant, or of ``chosen``."""
         return try_mutants(self.ptx, self.mutants if chosen is None else chosen, self.run, schedules)
 
 
 VERDICTS = (REPORTED, WRONG_KIND, EXEMPT, SURVIVED)
-#: What has to be reported of those that are not exempt.
-LEAST_REPORTED = 0.95
+#: Required share of reported mutants among those that are not exempt.
+MIN_REPORTED = 0.95
 
 
 def by_operator(outcomes: Iterable[Outcome]) -> dict[str, Counter[str]]:
-    """Operator -> verdict -> how many, in the order of OPERATORS."""
-    found: dict[str, Counter[str]] = {operator: Counter() for operator in OPERATORS}
+    """Return the count of each verdict, by operator in the order of OPERATORS."""
+    counts_by_operator: dict[str, Counter[str]] = {operator: Counter() for operator in OPERATORS}
     for outcome in outcomes:
-        found[outcome.mutant.operator][outcome.verdict] += 1
-    return {operator: counts for operator, counts in found.items() if counts}
+        counts_by_operator[outcome.mutant.operator][outcome.verdict] += 1
+    return {operator: counts for operator, counts in counts_by_operator.items() if counts}
 
 
 def by_verdict(outcomes: Iterable[Outcome]) -> Counter[str]:
-    """Verdict -> how many."""
+    """Return the count of each verdict."""
     return Counter(outcome.verdict for outcome in outcomes)
 
 
 def reported_share(counts: Mapping[str, int]) -> float:
-    """Reported with an expected kind, of those that are not exempt; 1 where there are none."""
+    """Return the share of mutants reported with an expected kind among those that are not exempt; 1 without any."""
     tried = sum(counts.get(verdict, 0) for verdict in VERDICTS) - counts.get(EXEMPT, 0)
     return counts.get(REPORTED, 0) / tried if tried else 1.0

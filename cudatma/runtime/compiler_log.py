@@ -1,4 +1,4 @@
-"""What a compiler's log says: warnings, losses of performance, registers, and the lines of the source that it means."""
+"""The contents of a compiler's log: warnings, performance losses, registers, and lines of the source."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from cudatma.errors import counted
 
-#: File -> number -> text. The file's name has no folder, as the names that the emulator gives.
+#: File -> number -> text. The name of a file has no folder, as in the emulator.
 Lines = dict[str, dict[int, str]]
 
 _DIRECTIVE = re.compile(r'#line (?P<number>\d+) "(?P<file>[^"]*)"')
@@ -17,32 +17,36 @@ _COMPLAINT_LINES, _AROUND = 8, 3
 
 
 def lines_of(source: str, name: str = "kernel.cu") -> Lines:
-    """The lines of a source as its #line directives number them, the file of the first directive first; without any,
-    those of ``name``."""
+    """Return the lines of a source, numbered by its #line directives.
+
+    The file of the first directive comes first. Without directives all lines belong to ``name``.
+    """
     plain = dict(enumerate(source.splitlines(), 1))
     if _DIRECTIVE.search(source) is None:
         return {name: plain}
-    found: Lines = {}
+    files: Lines = {}
     file, number = "", 0
     for line in plain.values():
         if directive := _DIRECTIVE.fullmatch(line):
             file, number = directive["file"].rsplit("/", 1)[-1], int(directive["number"])
         elif file:
-            lines = found.setdefault(file, {})
+            lines = files.setdefault(file, {})
             lines[number] = lines.get(number) or line
             number += 1
-    return found
+    return files
 
 
 def own_lines(source: str, name: str = "kernel.cu") -> Lines:
-    """lines_of() without what was included."""
+    """Return lines_of() without included files."""
     file, lines = next(iter(lines_of(source, name).items()))
     return {file: lines}
 
 
 def excerpt(log: str, source: str, name: str, ptx: str = "") -> str:
-    """The first error of a log, and the three lines before and after it of the source, or of the PTX where ptxas
-    refused that; "" where the log names no line."""
+    """Return the first error of a log with three lines of the source before and after it, or "" without a line number.
+
+    If ptxas rejected the PTX, the lines come from the PTX.
+    """
     errors = list(_ERROR.finditer(log))
     if errors:
         file, number = errors[0]["file"].rsplit("/", 1)[-1], int(errors[0]["number"])
@@ -68,24 +72,26 @@ _WARNING = re.compile(rf"warning|{_LOSS}|is injected in around line", re.IGNOREC
 
 
 def log_warnings(log: str) -> tuple[str, ...]:
-    """The lines of an NVRTC log that say something is wrong, or slower than written.
+    """Return the lines of an NVRTC log with warnings and performance losses.
 
-    Compiler warnings; ptxas' "Potential Performance Loss" (wgmma serialised, setmaxnreg ignored); waits and arrives
+    Compiler warnings; "Potential Performance Loss" of ptxas (wgmma serialized, setmaxnreg ignored); waits and arrives
     that ptxas injected around wgmma.
     """
     return tuple(line.strip() for line in log.splitlines() if _WARNING.search(line) and "Remark:" not in line)
 
 
 def performance_losses(log: str) -> tuple[str, ...]:
-    """The lines in which ptxas reports a loss of performance: wgmma serialised, setmaxnreg ignored."""
+    """Return the lines in which ptxas reports a performance loss: wgmma serialized, setmaxnreg ignored."""
     return tuple(line.strip() for line in log.splitlines() if _LOSS in line)
 
 
 def register_count(log: str, entry: str) -> int | None:
-    """Registers a thread of an entry, by a log written under ``--ptxas-options=-v``; 0 where ptxas ignores setmaxnreg,
-    None where the log does not say."""
+    """Return the registers per thread of an entry, from a log with ``--ptxas-options=-v``.
+
+    0 if ptxas ignores setmaxnreg, None if the log has no number.
+    """
     if any("'setmaxnreg' ignored" in line for line in log.splitlines()):
         return 0
-    _, _, behind = log.partition(f"Compiling entry function '{entry}'")
-    found = re.search(r"Used (\d+) registers", behind.partition("Compiling entry function")[0])
-    return int(found[1]) if found else None
+    _, _, after = log.partition(f"Compiling entry function '{entry}'")
+    match = re.search(r"Used (\d+) registers", after.partition("Compiling entry function")[0])
+    return int(match[1]) if match else None

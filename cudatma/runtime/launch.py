@@ -1,8 +1,8 @@
-"""A compiled kernel: what it is made of, loading it onto a device, launching it.
+"""A compiled kernel: its artifacts, loading it onto a device, and launching it.
 
-Everything is checked before the driver is called. After the first launch on a device a launch allocates nothing,
-synchronizes nothing and compiles nothing; it can be captured into a CUDA graph; loading cannot be part of a capture:
-call ``load()`` before one begins. Source: CUDA driver API, "Module Management", "Execution Control".
+Everything is checked before the driver is called. After the first launch on a device, a launch does not allocate,
+synchronize or compile, and can be captured into a CUDA graph. Loading is not possible during a capture: call ``load()``
+before it begins. Source: CUDA driver API, "Module Management", "Execution Control".
 """
 
 from __future__ import annotations
@@ -36,13 +36,30 @@ if TYPE_CHECKING:
 
 
 class LaunchPlan:
-    """A launch that is complete but for its stream.
+    """A launch that lacks only its stream; ``Kernel.plan`` makes it.
 
-    arguments: one ctypes object a parameter. Change them in place between launches: ``arguments[0].value = pointer``
-    for arrays and scalars, ``arguments[1][0] = address`` for a tensor map: its first eight bytes are its address.
-    device: the ordinal it is for. config: its shape.
+    A plan keeps no array alive, and only one thread may use it at a time.
 
-    A plan keeps no array alive and is not for two threads at a time.
+    Parameters
+    ----------
+    function : Function
+        The loaded kernel.
+    config : LaunchConfig
+        Grid, block, cluster, shared memory and attributes.
+    arguments : Arguments
+        The marshalled arguments.
+    device : int
+        CUDA ordinal of the device.
+
+    Attributes
+    ----------
+    arguments : list
+        One ctypes object per parameter. Change them in place between launches: ``arguments[0].value = pointer`` for
+        arrays and scalars, ``arguments[1][0] = address`` for a tensor map, whose first eight bytes are its address.
+    config : LaunchConfig
+        Shape of the launch.
+    device : int
+        CUDA ordinal of the device.
     """
 
     __slots__ = (
@@ -61,7 +78,13 @@ class LaunchPlan:
         self._handle, self._call = function.handle, driver.cuLaunchKernelEx
 
     def twin(self) -> LaunchPlan:
-        """Return a plan of the same launch whose arguments another thread may change."""
+        """Return a plan of the same launch with its own arguments, for another thread.
+
+        Returns
+        -------
+        LaunchPlan
+            The copy.
+        """
         twin = copy.copy(self)
         values = [type(value).from_buffer_copy(value) for value in self.arguments]
         twin.arguments, twin._pointers = values, Arguments(values, None, "", []).addresses()
@@ -71,7 +94,17 @@ class LaunchPlan:
         return twin
 
     def reshape(self, grid: int | tuple[int, ...], shared_bytes: int, programmatic: bool) -> None:
-        """Change the grid, the dynamic shared memory and the kind of launch. The caller has checked them."""
+        """Change the grid, the shared memory and the attributes of the launch, without checks.
+
+        Parameters
+        ----------
+        grid : int or tuple of int
+            Grid in CTAs.
+        shared_bytes : int
+            Dynamic shared memory of a CTA.
+        programmatic : bool
+            Whether the kernel may start before the previous kernel ends.
+        """
         if programmatic != self._programmatic:
             self._config = replace(self.config, programmatic=programmatic).for_driver(context.initialise())
             self._programmatic, self._stream, self._shared_bytes = programmatic, -1, self.config.shared_bytes
@@ -83,17 +116,29 @@ class LaunchPlan:
             self._config.sharedMemBytes = self._shared_bytes = shared_bytes
 
     def launch(self, stream: int) -> None:
-        """Launch on a stream, by its handle: one driver call. The caller orders it and keeps the arrays alive.
+        """Launch on a stream with one driver call.
 
-        Raises DriverError if the driver refuses, LaunchError in a forked child.
+        The caller orders the launch after other work and keeps the arrays alive.
+
+        Parameters
+        ----------
+        stream : int
+            Handle of the stream.
+
+        Raises
+        ------
+        DriverError
+            If the driver rejects the launch.
+        LaunchError
+            In a forked child.
         """
-        if stream != self._stream:  # setting it costs as much as a third of the call
+        if stream != self._stream:  # setting the stream costs up to a third of the driver call
             self._config.hStream = self._stream = stream
         if context.forked or self._call(self._config, self._handle, self._addresses, 0)[0]:
             self._launch_again()
 
     def _launch_again(self) -> None:
-        """Off the hot path: launch if the thread only lacked the right context, else say why it fails."""
+        """Launch with the right context, or raise the error of the driver. Not on the hot path."""
         with context.using(self.device):
             code = self._call(self._config, self._handle, self._addresses, 0)[0]
             if code:
@@ -101,7 +146,7 @@ class LaunchPlan:
 
 
 class DebugPlan(LaunchPlan):
-    """A launch of a kernel that was compiled with debug=True: it waits for the stream and raises PipelineHang."""
+    """A launch of a kernel compiled with debug=True: it waits for the stream and raises PipelineHang."""
 
     __slots__ = ("_listener",)
 
@@ -112,24 +157,70 @@ class DebugPlan(LaunchPlan):
         self._listener = listener
 
     def reshape(self, grid: int | tuple[int, ...], shared_bytes: int, programmatic: bool) -> None:
-        """As LaunchPlan's, but never programmatic: its notes would be written before the previous kernel has ended."""
+        """Reshape the launch, never as a programmatic one: the previous kernel has to end before notes are written."""
         super().reshape(grid, shared_bytes, False)
 
     def launch(self, stream: int) -> None:
-        """Launch on a stream and wait for its end. Raises PipelineHang, and LaunchError where the stream captures."""
+        """Launch on a stream and wait for the end. Raises PipelineHang, and LaunchError during a capture."""
         blocks = self._config.gridDimX * self._config.gridDimY * self._config.gridDimZ
         with context.using(self.device):
             self._listener.run(lambda: super(DebugPlan, self).launch(stream), blocks, stream)
 
 
 class Kernel:
-    """One kernel of a cubin, ready to be read and, on a GPU of its target, launched.
+    """A compiled kernel; ``cudatma.compile`` makes it.
 
-    cubin, ptx, source, log: as the compiler left them. entry: its ``extern "C"`` name. target: what it was compiled
-    for. parameters: those of the kernel. folder: of the artifacts, None if they are in memory only.
-    smem_layout: (name, offset, bytes) of its dynamic shared memory, empty if it is not known. is_debug: whether it was
-    compiled with debug=True; its launches then wait for their end and raise PipelineHang.
-    Launching on a GPU is safe from many threads at once. A kernel can be pickled; each process loads it again.
+    Many threads may launch it at once. A kernel can be pickled; each process loads it again. Launches of a kernel
+    compiled with ``debug=True`` wait for its end and raise PipelineHang.
+
+    Parameters
+    ----------
+    cubin : bytes
+        Machine code.
+    entry : str
+        Name of the ``extern "C"`` function.
+    target : Target
+        Architecture of the cubin.
+    ptx : str
+        PTX, from which the parameters are read.
+    source : str, default: ""
+        CUDA source.
+    log : str, default: ""
+        Compiler log.
+    folder : Path, optional
+        Folder with the artifacts, None if they are in memory only.
+    smem_layout : sequence of tuple
+        (name, offset, bytes) of the parts of dynamic shared memory, empty if unknown.
+
+    Attributes
+    ----------
+    parameters : tuple of Parameter
+        Name, kind and width of each parameter.
+    is_debug : bool
+        Whether the kernel was compiled with ``debug=True``.
+
+    Raises
+    ------
+    ArgumentError
+        If ``ptx`` has no kernel with this name.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cudatma
+    >>> source = '''
+    ... extern "C" __global__ void add_one(float* x, int n) {
+    ...     int i = blockIdx.x * blockDim.x + threadIdx.x;
+    ...     if (i < n) x[i] += 1;
+    ... }
+    ... '''
+    >>> kernel = cudatma.compile(source, target="sm_90a")
+    >>> kernel
+    Kernel(add_one, sm_90a, 2 parameters)
+    >>> x = np.zeros(100, np.float32)
+    >>> kernel.launch(1, 128, (x, 100), backend="emulator")
+    >>> x[:3]
+    array([1., 1., 1.], dtype=float32)
     """
 
     def __init__(
@@ -144,7 +235,6 @@ class Kernel:
         folder: Path | None = None,
         smem_layout: Sequence[tuple[str, int, int]] = (),
     ) -> None:
-        """Raises ArgumentError unless ``entry`` is a kernel of ``ptx``, from which the parameters are read."""
         known = entries(ptx)
         if entry not in known:
             raise ArgumentError("entry", entry, ", ".join(known) or "none: the PTX holds no kernel")
@@ -159,7 +249,7 @@ class Kernel:
         context.after_fork(self, Kernel._forget)
 
     def _forget(self) -> None:
-        """In a forked child: another thread of the parent may have held the lock, and its modules are not ours."""
+        """Renew the lock and drop modules in a forked child, where the lock may be held and the modules are invalid."""
         self._lock = threading.Lock()
         self._functions = {}
         self._listeners = {}
@@ -173,18 +263,41 @@ class Kernel:
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """What the compilers warned of, wgmma serialisation and ignored setmaxnreg among it."""
+        """Warnings of the compilers, including wgmma serialization and ignored setmaxnreg."""
         return log_warnings(self.log)
 
     def load(self, device: int | None = None) -> None:
-        """Load the kernel onto a device (the current one unless named), as its first launch would.
+        """Load the kernel onto a device, as its first launch does.
 
-        For use before a graph capture or a measurement. Raises LaunchError for a GPU of another target, DriverError.
+        Call it before a graph capture or a measurement.
+
+        Parameters
+        ----------
+        device : int, optional
+            CUDA ordinal. Default: the current device.
+
+        Raises
+        ------
+        LaunchError
+            If the target does not match the GPU.
+        DriverError
+            If the driver fails.
         """
         self._on(context.current_device() if device is None else device)
 
     def is_loaded(self, device: int) -> bool:
-        """Whether a launch on the device would find the kernel there."""
+        """Return whether the kernel is loaded on a device.
+
+        Parameters
+        ----------
+        device : int
+            CUDA ordinal.
+
+        Returns
+        -------
+        bool
+            Whether a launch would find it there.
+        """
         return device in self._functions
 
     def launch(
@@ -199,17 +312,38 @@ class Kernel:
         programmatic: bool = False,
         backend: str | None = None,
     ) -> None:
-        """Launch on the device that holds the arguments (the current one if no argument is on a device).
+        """Launch on the device of the arguments, or the current device if no argument is on a device.
 
-        grid: thread blocks. block: threads of a thread block. args: one value for each parameter, see
-        launch_args.marshal.
-        cluster: CTAs of a cluster; must divide the grid. shared_bytes: dynamic shared memory of a CTA. stream: a stream
-        or its handle; None: the current stream of the arguments' library. programmatic: the kernel may begin before the
-        previous kernel has ended; it must then execute griddepcontrol.wait before it touches what that kernel writes.
-        backend: "cuda", "emulator" (NumPy arrays, in order, see emulate()), or None: the emulator if the arrays are on
-        the host, no stream is named and the machine has no usable GPU.
-        Returns at once. Raises LaunchError, before the driver is called, for a launch that cannot work, and
-        DriverError.
+        The call returns before the kernel ends.
+
+        Parameters
+        ----------
+        grid : int or tuple of int
+            Grid in CTAs.
+        block : int or tuple of int
+            Threads of a CTA.
+        args : sequence
+            One value per parameter: device arrays of any library, None (a null pointer), tensor maps, int, bool, float,
+            NumPy scalars, ctypes objects, bytes for structures.
+        cluster : int or tuple of int, optional
+            CTAs of a cluster; it must divide the grid.
+        shared_bytes : int, default: 0
+            Dynamic shared memory of a CTA.
+        stream : stream or int, optional
+            Stream or its handle. Default: the current stream of the arguments' library.
+        programmatic : bool, default: False
+            Whether the kernel may start before the previous kernel ends. It must then execute griddepcontrol.wait
+            before it touches memory that the previous kernel writes.
+        backend : {"cuda", "emulator"}, optional
+            "emulator" runs one schedule on NumPy arrays, see ``emulate``. Default: the emulator if the arrays are on
+            the host, no stream is given and the machine has no usable GPU.
+
+        Raises
+        ------
+        LaunchError
+            If the launch cannot work; raised before the driver is called.
+        DriverError
+            If the driver fails.
         """
         may_emulate = backend is not None or (stream is None and _on_host(args))
         if may_emulate and _backend(backend) == "emulator":
@@ -248,10 +382,36 @@ class Kernel:
         hazards: str = "raise",
         **options: Any,
     ) -> Report:
-        """Run the kernel's PTX on the CPU, under several schedules, and report its hazards.
+        """Run the kernel's PTX on the CPU under several schedules, and report its hazards.
 
-        args: as in launch(), but arrays are NumPy's, and are the device's memory. Other arguments and options: see
-        ``emulator.EmulatedModule.launch``. Raises HazardError, TrapError, ArgumentError, EmulatorError.
+        Parameters
+        ----------
+        grid, block : as in launch
+            Shape of the launch.
+        args : sequence
+            As in ``launch``, with NumPy arrays as device memory.
+        cluster, shared_bytes : as in launch
+            Cluster, and dynamic shared memory.
+        schedules : int, default: 2
+            Number of schedules.
+        seed : int, default: 0
+            Seed of the random schedules.
+        replay : int, optional
+            Run only this schedule.
+        hazards : {"raise", "collect"}, default: "raise"
+            Whether hazards raise HazardError or are collected in the report.
+        **options
+            Other arguments of ``emulator.EmulatedModule.launch``.
+
+        Returns
+        -------
+        Report
+            Hazards, warnings and statistics.
+
+        Raises
+        ------
+        HazardError, TrapError, ArgumentError, EmulatorError
+            As ``EmulatedModule.launch``.
         """
         return self.emulated.launch(
             self.entry,
@@ -269,8 +429,8 @@ class Kernel:
 
     @cached_property
     def emulated(self) -> EmulatedModule | ListeningModule:
-        """The module on the emulator; its variables keep their values, as they do on a GPU."""
-        from cudatma.emulator import load  # only who emulates pays for it
+        """The module on the emulator. Its variables keep their values between launches, as on a GPU."""
+        from cudatma.emulator import load  # slow to import
 
         lines = own_lines(self.source)
         if not self.is_debug:
@@ -294,14 +454,30 @@ class Kernel:
         programmatic: bool = False,
         device: int | None = None,
     ) -> LaunchPlan:
-        """Check and marshal a launch once for many launches; loads the kernel. Arguments as in launch(), errors too.
+        """Check and marshal a launch once for many launches, and load the kernel.
 
-        device: where it will run; the arguments' device, else the current one, unless named. Nothing waits for the
-        arrays' producers: the caller orders the launches.
+        Launches of the plan do not wait for the producers of the arrays: the caller orders them.
+
+        Parameters
+        ----------
+        grid, block, args, cluster, shared_bytes, programmatic : as in launch
+            The launch.
+        device : int, optional
+            CUDA ordinal. Default: the device of the arguments, else the current one.
+
+        Returns
+        -------
+        LaunchPlan
+            The plan.
+
+        Raises
+        ------
+        LaunchError, DriverError
+            As ``launch``.
         """
         arguments = marshal(self.parameters, args)
         if device is not None and arguments.device not in (None, device):
-            raise LaunchError("device", device, f"{arguments.device}, where the arguments live")
+            raise LaunchError("device", device, f"{arguments.device}, the device of the arguments")
         where = arguments.device if device is None else device
         where = context.current_device() if where is None else where
         function = self._on(where)
@@ -317,7 +493,7 @@ class Kernel:
         return self._plan(function, config, arguments, where)
 
     def _plan(self, function: Function, config: LaunchConfig, arguments: Arguments, device: int) -> LaunchPlan:
-        """A plan that only launches, or one that also listens to a debug kernel."""
+        """Return a plan that launches, or that also listens to a debug kernel."""
         if not self.is_debug:
             return LaunchPlan(function, config, arguments, device)
         with self._lock:
@@ -325,18 +501,50 @@ class Kernel:
                 from cudatma.runtime.hang.listeners import Listener
 
                 self._listeners[device] = Listener(function.module, self._names, device)
-        # Its notes would be written before the kernel in front has ended.
+        # A programmatic launch would write its notes before the previous kernel ends.
         alone = replace(config, programmatic=False)
         return DebugPlan(function, alone, arguments, device, self._listeners[device])
 
     def resources(self, *, device: int | None = None) -> Resources:
-        """Registers, spills and shared memory as the driver reports them; loads the kernel."""
+        """Return the registers, spills and shared memory that the driver reports; loads the kernel.
+
+        Parameters
+        ----------
+        device : int, optional
+            CUDA ordinal. Default: the current device.
+
+        Returns
+        -------
+        Resources
+            Per thread and per block.
+        """
         return self._on(context.current_device() if device is None else device).resources
 
     def occupancy(self, threads: int, *, shared_bytes: int = 0, device: int | None = None) -> int:
-        """How many thread blocks of this size, in threads and bytes of dynamic shared memory, one SM holds at a time.
+        """Return how many CTAs one SM holds at a time.
 
-        [CUDA driver API, cuOccupancyMaxActiveBlocksPerMultiprocessor] Raises LaunchError for a block that cannot run.
+        Parameters
+        ----------
+        threads : int
+            Threads of a CTA.
+        shared_bytes : int, default: 0
+            Dynamic shared memory of a CTA.
+        device : int, optional
+            CUDA ordinal. Default: the current device.
+
+        Returns
+        -------
+        int
+            Resident CTAs per SM.
+
+        Raises
+        ------
+        LaunchError
+            If a CTA of this size cannot run.
+
+        References
+        ----------
+        CUDA driver API, cuOccupancyMaxActiveBlocksPerMultiprocessor.
         """
         ordinal = context.current_device() if device is None else device
         function = self._on(ordinal)
@@ -346,7 +554,7 @@ class Kernel:
             return int(check(getattr(driver, call)(function.handle, threads, shared_bytes), call))
 
     def _on(self, device: int, stream: int | None = None) -> Function:
-        """The kernel on a device, loaded at the first call. ``stream``: the one it is about to be launched on."""
+        """Return the kernel on a device, loaded at the first call. ``stream`` is the stream of the coming launch."""
         context.require_no_fork()
         function = self._functions.get(device)
         if function is not None:
@@ -368,17 +576,17 @@ class Kernel:
 
 
 def _on_host(args: Sequence[object]) -> bool:
-    """Whether an argument is, or maps, a NumPy array."""
+    """Return whether an argument is a NumPy array, or a tensor map of one."""
     if not isinstance(args, Sequence):
-        return False  # marshal() says what is wrong with it
+        return False  # marshal() reports the error
     return any(isinstance(value, np.ndarray) or isinstance(getattr(value, "owner", None), np.ndarray) for value in args)
 
 
-def _backend(named: str | None) -> str:
-    chosen = backend_for("Kernel.launch", named, has_reference=False)
+def _backend(requested: str | None) -> str:
+    chosen = backend_for("Kernel.launch", requested, has_reference=False)
     if chosen == "reference":
         remedy = "a kernel of your own has no NumPy reference"
-        raise ArgumentError("backend" if named else BACKEND_VARIABLE, chosen, "auto, cuda, emulator", remedy)
+        raise ArgumentError("backend" if requested else BACKEND_VARIABLE, chosen, "auto, cuda, emulator", remedy)
     return chosen
 
 
@@ -402,5 +610,5 @@ def _launch_failure(code: int) -> DriverError:
         result = driver.CUresult(code)
     except ValueError:  # a newer driver's code
         return DriverError("cuLaunchKernelEx", code, f"CUresult {code}")
-    status, said = driver.cuGetErrorString(result)
-    return DriverError("cuLaunchKernelEx", code, f"{result.name}: {said.decode()}" if int(status) == 0 else result.name)
+    status, text = driver.cuGetErrorString(result)
+    return DriverError("cuLaunchKernelEx", code, f"{result.name}: {text.decode()}" if int(status) == 0 else result.name)

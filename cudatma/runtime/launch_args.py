@@ -1,7 +1,7 @@
-"""Arguments of a launch: Python values -> the bytes that a kernel's parameters take, as ctypes objects.
+"""Arguments of a launch: Python values to the bytes of a kernel's parameters, as ctypes objects.
 
-Widths and kinds come from the parameters that the kernel's PTX names, never from the value: a Python int becomes as
-wide as its parameter and is refused if it does not fit. Source: PTX ISA, "Kernel Function Parameters" and ".entry".
+Widths and kinds come from the parameters in the kernel's PTX, never from the value: a Python int gets the width of its
+parameter, and is rejected if it does not fit. Source: PTX ISA, "Kernel Function Parameters" and ".entry".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentTypeError, CompileError, LaunchError
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-#: Anchored at the line's start: a whole PTX is searched in a millisecond, and a comment is not mistaken for a kernel.
+#: Anchored at the start of a line: searching takes a millisecond, and a comment does not match.
 _ENTRY = re.compile(r"^(?:[ \t]*\.(?:visible|weak))?[ \t]*\.entry[ \t]+([\w$%]+)\s*(?:\(([^)]*)\))?", re.MULTILINE)
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+\d+\s+)?\.([a-z])(\d+)\s+"
@@ -31,7 +31,7 @@ _PARAMETER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a kernel.
+    """A parameter of a kernel.
 
     kind: "int" (integers, booleans and pointers), "float", or "bytes" for a structure or array passed by value, such as
     a tensor map or a __half. size_bytes: its width. name: as in the PTX.
@@ -47,14 +47,16 @@ class Parameter:
 
 
 def entries(ptx: str) -> dict[str, tuple[Parameter, ...]]:
-    """The kernels of a PTX text and their parameters, in the order of the text. Raises CompileError for a parameter
-    list that it cannot read."""
-    found, at = dict[str, tuple[Parameter, ...]](), ptx.find(".entry")
-    while at >= 0:  # searching for the expression takes milliseconds
+    """Return the kernels of a PTX text and their parameters, in the order of the text.
+
+    Raises CompileError for a parameter list that it cannot parse.
+    """
+    kernels, at = dict[str, tuple[Parameter, ...]](), ptx.find(".entry")
+    while at >= 0:  # searching for the regular expression takes milliseconds
         if match := _ENTRY.match(ptx, ptx.rfind("\n", 0, at) + 1):
-            found[match[1]] = _parameters(match[1], _COMMENT.sub(" ", match[2] or ""))
+            kernels[match[1]] = _parameters(match[1], _COMMENT.sub(" ", match[2] or ""))
         at = ptx.find(".entry", at + 1)
-    return found
+    return kernels
 
 
 def _parameters(entry: str, text: str) -> tuple[Parameter, ...]:
@@ -62,10 +64,10 @@ def _parameters(entry: str, text: str) -> tuple[Parameter, ...]:
 
 
 def _parameter(entry: str, text: str) -> Parameter:
-    found = _PARAMETER.search(text.strip())
-    if found is None:
+    match = _PARAMETER.search(text.strip())
+    if match is None:
         raise CompileError(f"the PTX of {entry} has a parameter that cannot be read: {text.strip()}")
-    letter, bits, name, count = found.groups()
+    letter, bits, name, count = match.groups()
     if count is not None:
         return Parameter(name, "bytes", int(count) * int(bits) // 8)
     return Parameter(name, "float" if letter == "f" else "int", int(bits) // 8)
@@ -83,11 +85,10 @@ _FLOAT32_MAX = 3.4028234663852886e38
 class Arguments:
     """Marshalled arguments.
 
-    values: one ctypes object a parameter; changing one in place changes the next launch.
-    device: ordinal that all arrays and tensor maps share, None where there is none among them.
-    kind: "torch" if an argument is a torch tensor or a tensor map of one, else "cupy"; decides whose current stream is
-    meant by None.
-    producers: handles of the streams that producers of arrays and of tensor maps' arrays name.
+    values: one ctypes object per parameter; changing one in place changes the next launch. device: the ordinal that all
+    arrays and tensor maps share, None without any. kind: "torch" if an argument is a torch tensor or a tensor map of
+    one, else "cupy": the library whose current stream is the default. producers: handles of the streams that the
+    producers of the arrays name.
     """
 
     values: list[Any]
@@ -96,32 +97,32 @@ class Arguments:
     producers: list[int]
 
     def addresses(self) -> ctypes.Array[ctypes.c_void_p]:
-        """The array of pointers to the values that cuLaunchKernelEx takes; the values must outlive it."""
+        """Return the array of pointers to the values for cuLaunchKernelEx. The values must outlive it."""
         return (ctypes.c_void_p * len(self.values))(*[ctypes.addressof(value) for value in self.values])
 
 
 def marshal(parameters: Sequence[Parameter], args: Sequence[object]) -> Arguments:
-    """Turn the arguments of a launch into what its kernel takes.
+    """Return the arguments of a launch in the form that the kernel takes.
 
     Accepts device arrays of any library and None (null) for pointers; tensor maps (``.data`` of 128 bytes, ``.device``)
-    for 128-byte parameters; int, bool, float, NumPy scalars and ctypes objects; bytes for structures.
-    Raises LaunchError for a wrong count, width, range, kind or for arrays of several devices.
+    for 128-byte parameters; int, bool, float, NumPy scalars and ctypes objects; bytes for structures. Raises
+    LaunchError for a wrong number, width, range or kind, and for arrays on different devices.
     """
     if isinstance(args, str | bytes) or not isinstance(args, Sequence):
-        raise LaunchError("args", type(args).__name__, "a tuple or list, one value a parameter")
+        raise LaunchError("args", type(args).__name__, "a tuple or list, one value per parameter")
     if len(args) != len(parameters):
         names = ", ".join(f"{p.name}: {p.size_bytes} B" for p in parameters)
         raise LaunchError("args", f"{len(args)} arguments", f"{len(parameters)} ({names or 'none'})")
     marshalled = Arguments([], None, "cupy", [])
     for index, (parameter, value) in enumerate(zip(parameters, args, strict=True)):
-        marshalled.values.append(_one(parameter, value, f"args[{index}]", marshalled))
+        marshalled.values.append(_value(parameter, value, f"args[{index}]", marshalled))
     return marshalled
 
 
-def _one(parameter: Parameter, value: Any, field: str, into: Arguments) -> Any:
+def _value(parameter: Parameter, value: Any, field: str, into: Arguments) -> Any:
     if isinstance(value, bool | np.bool_):
         return _integer(parameter, int(value), field)
-    if isinstance(value, np.generic):  # before float: np.float64 is one
+    if isinstance(value, np.generic):  # before float: np.float64 is a float
         return _numpy_scalar(parameter, value, field)
     if isinstance(value, int):
         return _integer(parameter, value, field) if parameter.kind == "int" else _float(parameter, value, field)
@@ -155,7 +156,7 @@ def _integer(parameter: Parameter, value: int, field: str) -> Any:
             field, value, f"{parameter.kind} of {parameter.size_bytes} bytes for {parameter.name}", remedy
         )
     if not -(1 << (bits - 1)) <= value < 1 << bits:
-        raise LaunchError(field, value, f"what {bits} bits hold, signed or unsigned, for {parameter.name}")
+        raise LaunchError(field, value, f"a value of {bits} bits, signed or unsigned, for {parameter.name}")
     return _INTEGERS[parameter.size_bytes](value & ((1 << bits) - 1))
 
 
@@ -169,9 +170,9 @@ def _float(parameter: Parameter, value: float, field: str) -> Any:
         number = float(value)
     except OverflowError as error:
         got = f"an int of {int(value).bit_length()} bits"
-        raise LaunchError(field, got, f"what a floating-point type holds, for {parameter.name}") from error
+        raise LaunchError(field, got, f"a value that fits a floating-point type, for {parameter.name}") from error
     if parameter.size_bytes == 4 and _FLOAT32_MAX < abs(number) < float("inf"):
-        raise LaunchError(field, value, f"what a float holds, up to {_FLOAT32_MAX:g}, for {parameter.name}")
+        raise LaunchError(field, value, f"a float, up to {_FLOAT32_MAX:g}, for {parameter.name}")
     return _FLOATS[parameter.size_bytes](number)
 
 
@@ -179,11 +180,11 @@ def _numpy_scalar(parameter: Parameter, value: Any, field: str) -> Any:
     dtype = value.dtype
     _sized(parameter, value, dtype.itemsize, field)
     kind = "float" if dtype.kind == "f" or dtype == BFLOAT16 else "int" if dtype.kind in "iu" else "bytes"
-    # __half and __nv_bfloat16 are structures to the compiler; a "bytes" parameter takes any scalar of its width.
+    # To the compiler, __half and __nv_bfloat16 are structures. A "bytes" parameter takes any scalar of its width.
     if parameter.kind not in (kind, "bytes"):
         raise LaunchError(field, f"{value!r} ({dtype})", f"{parameter.kind} for {parameter.name}", "convert the scalar")
-    made = (_INTEGERS if parameter.kind == "int" else _FLOATS if parameter.kind == "float" else {}).get(dtype.itemsize)
-    return (made or ctypes.c_uint8 * dtype.itemsize).from_buffer_copy(value.tobytes())
+    ctype = (_INTEGERS if parameter.kind == "int" else _FLOATS if parameter.kind == "float" else {}).get(dtype.itemsize)
+    return (ctype or ctypes.c_uint8 * dtype.itemsize).from_buffer_copy(value.tobytes())
 
 
 def _tensor_map(parameter: Parameter, value: Any, field: str, into: Arguments) -> Any:
@@ -209,22 +210,22 @@ def _not_a_pointer(parameter: Parameter, got: str, field: str) -> LaunchError:
 
 def _array(parameter: Parameter, value: Any, field: str, into: Arguments) -> Any:
     try:
-        found = describe(value, field)
+        info = describe(value, field)
     except ArgumentTypeError as error:
         allowed = "a device array, TensorMap, int, float, bool, NumPy scalar, ctypes object, bytes or None"
         remedy = "a TensorMap goes to a parameter of 128 bytes: const __grid_constant__ TensorMap"
         raise LaunchError(field, error.got, allowed, remedy) from error
     if not parameter.is_pointer_wide:
-        raise _not_a_pointer(parameter, f"an array of {found.dtype}", field)
-    if found.device is None:
+        raise _not_a_pointer(parameter, f"an array of {info.dtype}", field)
+    if info.device is None:
         raise LaunchError(
             field, "an array in host memory", "an array on the GPU", device_remedy("cupy.asarray copies it there")
         )
-    if found.kind == "torch":
+    if info.kind == "torch":
         into.kind = "torch"
-    _note_producer(into, found.producer)
-    _same_device(into, found.device, field)
-    return ctypes.c_uint64(found.pointer)
+    _note_producer(into, info.producer)
+    _same_device(into, info.device, field)
+    return ctypes.c_uint64(info.pointer)
 
 
 def _note_producer(into: Arguments, producer: int | None) -> None:
@@ -236,5 +237,5 @@ def _same_device(into: Arguments, device: int | None, field: str) -> None:
     if device is None:
         return
     if into.device is not None and into.device != device:
-        raise LaunchError(field, f"on device {device}", f"device {into.device}, as the arguments before it")
+        raise LaunchError(field, f"on device {device}", f"device {into.device}, like the arguments before it")
     into.device = device

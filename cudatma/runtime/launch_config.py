@@ -1,4 +1,4 @@
-"""Grid, block, cluster and attributes of a launch: the rules, and what the driver takes.
+"""Grid, block, cluster and attributes of a launch: their rules, and their form for the driver.
 
 Source: CUDA driver API, CUlaunchConfig, CUlaunchAttribute, cuLaunchKernelEx; CUDA C++ Programming Guide, "Compute
 Capabilities".
@@ -23,10 +23,10 @@ _AXES = "xyz"
 
 @dataclass(frozen=True, slots=True)
 class FunctionLimits:
-    """What one kernel may use on one device.
+    """Limits of a kernel on a device.
 
-    max_threads: threads per block (its registers and __launch_bounds__). max_dynamic_shared_bytes: dynamic shared
-    memory per block, what its static shared memory leaves of the opt-in limit.
+    max_threads: threads per block, by registers and __launch_bounds__. max_dynamic_shared_bytes: dynamic shared memory
+    per block, the opt-in limit less static shared memory.
     """
 
     max_threads: int
@@ -35,7 +35,7 @@ class FunctionLimits:
 
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
-    """One launch without its stream and arguments. cluster is None where the kernel is launched without one."""
+    """A launch without its stream and arguments. cluster is None for a launch without clusters."""
 
     grid: Dim3
     block: Dim3
@@ -44,7 +44,7 @@ class LaunchConfig:
     programmatic: bool
 
     def for_driver(self, driver: Any) -> Any:
-        """The CUlaunchConfig of cuda.bindings' driver module, which keeps its attributes alive; stream 0."""
+        """Return the CUlaunchConfig on stream 0; it keeps its attributes alive."""
         names, attributes = driver.CUlaunchAttributeID, []
         if self.cluster is not None:
             value = driver.CUlaunchAttributeValue()
@@ -72,7 +72,7 @@ def _attribute(driver: Any, name: Any, value: Any) -> Any:
 
 
 def dim3(value: object, field: str) -> Dim3:
-    """An int or a tuple of one to three ints, each from 1 up, as (x, y, z). Raises LaunchError for anything else."""
+    """Return an int or a tuple of one to three ints, each at least 1, as (x, y, z). Raises LaunchError."""
     parts: Any = value if isinstance(value, tuple | list) else (value,)
     try:
         whole = tuple(operator.index(part) for part in parts)
@@ -82,7 +82,7 @@ def dim3(value: object, field: str) -> Dim3:
         raise LaunchError(field, value, "an int or a tuple of one to three ints")
     for index, extent in enumerate(whole):
         if extent < 1:
-            raise LaunchError(f"{field}[{index}]", extent, "1 and up", "skip the launch where there is nothing to do")
+            raise LaunchError(f"{field}[{index}]", extent, "1 and up", "skip the launch if there is nothing to do")
     x, y, z = (*whole, 1, 1)[:3]
     return x, y, z
 
@@ -97,9 +97,9 @@ def make_config(
     programmatic: bool = False,
     limits: FunctionLimits | None = None,
 ) -> LaunchConfig:
-    """Check the shape of a launch against the target and, where ``limits`` are given, against kernel and device.
+    """Check the shape of a launch against the target and, with ``limits``, against the kernel and the device.
 
-    Raises LaunchError that names the field. A cluster of one CTA is none.
+    A cluster of one CTA becomes None. Raises LaunchError that names the field.
     """
     grid3, block3 = dim3(grid, "grid"), dim3(block, "block")
     _within("grid", grid3, _GRID_LIMITS)

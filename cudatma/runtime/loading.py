@@ -16,8 +16,11 @@ from cudatma.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Resources of a loaded kernel: registers a thread, bytes of local memory a thread (spills and stack), of static
-    shared memory a block and of constant memory; most threads a block, most dynamic shared memory a block in bytes."""
+    """Resources of a loaded kernel.
+
+    registers, local_bytes: registers and local memory (spills and stack) of a thread. static_shared_bytes: static
+    shared memory of a block. constant_bytes: constant memory. max_threads, max_dynamic_shared_bytes: limits of a block.
+    """
 
     registers: int
     local_bytes: int
@@ -29,7 +32,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A kernel loaded on one device. handle: CUfunction; module keeps it valid."""
+    """A kernel loaded on a device: the CUfunction, and the module that keeps it valid."""
 
     handle: Any
     module: Any
@@ -38,7 +41,7 @@ class Function:
 
 
 def refuse_capture(driver: Any, stream: int, entry: str, device: int) -> None:
-    """Raise LaunchError if the stream is capturing a graph: a module cannot be loaded during a capture."""
+    """Raise LaunchError during a graph capture on the stream: a module cannot be loaded then."""
     if context.is_capturing(driver, stream):
         remedy = f"call kernel.load({device}), or launch it once, before the capture begins"
         raise LaunchError(
@@ -49,9 +52,9 @@ def refuse_capture(driver: Any, stream: int, entry: str, device: int) -> None:
 def load_function(
     driver: Any, cubin: bytes, entry: str, parameters: Sequence[Parameter], target: Target, gpu: Device
 ) -> Function:
-    """Load one kernel into the current context, which is the GPU's, and allow it all the shared memory it may have.
+    """Load a kernel into the GPU's context, which is current, and allow it the maximum shared memory.
 
-    Raises DriverError, LaunchError where the cubin's parameters are not ``parameters``.
+    Raises DriverError, and LaunchError if the cubin has other parameters.
     """
     with context.outside_captures(driver):
         module = check(driver.cuModuleLoadData(cubin), "cuModuleLoadData")
@@ -80,9 +83,9 @@ def _resources(driver: Any, handle: Any, shared_limit_bytes: int) -> Resources:
 
 
 def _compare_parameters(driver: Any, handle: Any, parameters: Sequence[Parameter]) -> None:
-    """PTX and cubin must agree on the parameters: a launch with the wrong widths reads past its arguments.
+    """Raise LaunchError unless PTX and cubin agree on the parameters: wrong widths would read past the arguments.
 
-    [CUDA driver API, cuFuncGetParamInfo, 12.4 and up; older drivers are not asked]
+    Older drivers have no cuFuncGetParamInfo (CUDA driver API, 12.4 and up).
     """
     for index, parameter in enumerate(parameters):
         try:

@@ -1,8 +1,7 @@
-"""What identifies a CUDA stream, which graph captures it, how long that graph lives, and which stream waits for which.
+"""The identity of a CUDA stream, the graph that captures it, the life of that graph, and waits between streams.
 
-A handle does not identify a stream: the driver gives the handle of a destroyed stream to a new one, and
-``CU_STREAM_PER_THREAD`` is another stream in each thread. Source: CUDA driver API, "Stream Management", "Graph
-Management".
+A handle does not identify a stream: the driver reuses the handle of a destroyed stream, and ``CU_STREAM_PER_THREAD`` is
+a different stream in each thread. Source: CUDA driver API, "Stream Management", "Graph Management".
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from cudatma.errors import DriverError, LaunchError, check
 
 #: CU_STREAM_LEGACY and CU_STREAM_PER_THREAD of cuda.h; handle 0 means one of them.
 _LEGACY, _PER_THREAD = 1, 2
-#: What handle 0 means to cuda.bindings, which launches.
+#: The stream that cuda.bindings, which launches, uses for handle 0.
 _ZERO = _PER_THREAD if os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "0") not in ("", "0") else _LEGACY
-#: The driver's ids are 0 and up, the numbers of threads below this one.
+#: The driver's ids are 0 and up; the numbers of threads are below this one.
 _LEGACY_IDENTITY = -1
 #: CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, CU_GRAPH_USER_OBJECT_MOVE of cuda.h.
 _ACTIVE, _NO_DESTRUCTOR_SYNC, _MOVE = 1, 1, 1
@@ -32,12 +31,12 @@ _ACTIVE, _NO_DESTRUCTOR_SYNC, _MOVE = 1, 1, 1
 _SEMAPHORE_BYTES = 64
 
 _thread_numbers = itertools.count(_LEGACY_IDENTITY - 1, -1)
-#: Identities of per-thread default streams whose threads have ended; who keeps something for them takes them out.
+#: Identities of per-thread default streams whose threads have ended. The owner of their resources removes them.
 ended_threads: deque[int] = deque()
 
 
 class _Life:
-    """Notes the end of its thread, whose local storage holds the only reference to it."""
+    """An object in the local storage of a thread; its destructor records the end of the thread."""
 
     __slots__ = ("_note", "number")
 
@@ -49,10 +48,10 @@ class _Life:
 
 
 class _Thread(threading.local):
-    """What each thread has of its own.
+    """State of a thread.
 
-    life: the identity of its default stream. status: where the driver writes whether a stream is captured, and a
-    reference to that.
+    life: the identity of its default stream. status: the int into which the driver writes the capture status, and a
+    reference to it.
     """
 
     life: _Life | None = None
@@ -63,37 +62,37 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-# A forked child goes through _prepare(), which refuses; the driver must not be asked there.
+# A forked child runs _prepare(), which raises: the driver must not be called there.
 context.after_fork(_thread, _Thread._renew)
 
 
 def identity(device: int, stream: int) -> int | None:
-    """What identifies a stream in the process, by its handle; None while it is being captured into a graph.
+    """Return the identity of a stream in the process, None while it is captured into a graph.
 
-    No two streams have the same identity, whenever they live. Costs two driver calls, none for the legacy default
-    stream, which cannot be captured. [CUDA driver API, cuStreamGetId, cuStreamIsCapturing] Raises DriverError.
+    No two streams ever have the same identity. Costs two driver calls, or none for the legacy default stream, which
+    cannot be captured. Raises DriverError. [CUDA driver API, cuStreamGetId, cuStreamIsCapturing]
     """
     if stream <= _PER_THREAD:
         return _of_this_thread(device) if (stream or _ZERO) == _PER_THREAD else _LEGACY_IDENTITY
     status, at = _thread.status or _prepare()
     if _is_capturing(stream, at):
-        return _asked_again(device, stream)
+        return _query_again(device, stream)
     if status.value:
         return None
     code, number = _get_id(stream)
-    return _asked_again(device, stream) if code else number
+    return _query_again(device, stream) if code else number
 
 
 def _prepare() -> tuple[Any, Any]:
     global _is_capturing, _get_id
-    # cuda.bindings would make an enum of the one's answer, which takes longer than the call.
+    # Not cuStreamIsCapturing of cuda.bindings: making an enum of the result takes longer than the call.
     _is_capturing, _get_id = _libcuda().cuStreamIsCapturing, context.initialise().cuStreamGetId
     status = ctypes.c_int()
     _thread.status = status, ctypes.byref(status)
     return _thread.status
 
 
-#: cuStreamIsCapturing of libcuda and cuStreamGetId of cuda.bindings, once a thread has asked.
+#: cuStreamIsCapturing of libcuda and cuStreamGetId of cuda.bindings, after the first use.
 _is_capturing: Any = None
 _get_id: Any = None
 
@@ -104,7 +103,7 @@ def _libcuda() -> Any:
     library = ctypes.CDLL("libcuda.so.1")
     pointer, number = ctypes.c_void_p, ctypes.c_uint
     library.cuStreamIsCapturing.argtypes = (pointer,)
-    # Version 2 tells no dependencies unless it is asked; version 3 is of CUDA 12.3.
+    # Version 2 returns no dependencies by default; version 3 needs CUDA 12.3.
     library.cuStreamGetCaptureInfo_v2.argtypes = (pointer,) * 6
     library.cuCtxGetCurrent.argtypes = (pointer,)
     library.cuUserObjectCreate.argtypes = (pointer, pointer, pointer, number, number)
@@ -113,8 +112,8 @@ def _libcuda() -> Any:
     return library
 
 
-def _asked_again(device: int, stream: int) -> int | None:
-    """Off the hot path: ask in the device's context, or say what is wrong."""
+def _query_again(device: int, stream: int) -> int | None:
+    """Repeat the query in the device's context, or raise the error. Not on the hot path."""
     with context.using(device) as driver:
         capturing = context.is_capturing(driver, stream)
         number = int(check(driver.cuStreamGetId(stream), "cuStreamGetId"))
@@ -122,10 +121,10 @@ def _asked_again(device: int, stream: int) -> int | None:
 
 
 def _of_this_thread(device: int) -> int | None:
-    # The handle means the thread's stream in the current context, which has to be the device's.
+    # The handle denotes the thread's stream in the current context, which has to be the device's.
     status, at = _thread.status or _prepare()
-    here, wanted = ctypes.c_void_p(), int(context.primary_context(device))
-    if _libcuda().cuCtxGetCurrent(ctypes.addressof(here)) or here.value != wanted:
+    current, primary = ctypes.c_void_p(), int(context.primary_context(device))
+    if _libcuda().cuCtxGetCurrent(ctypes.addressof(current)) or current.value != primary:
         with context.using(device):
             _require(_is_capturing(_PER_THREAD, at), "cuStreamIsCapturing")
     else:
@@ -141,8 +140,11 @@ def _thread_number() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A capture in progress. number: its own, unique in the process. graph: CUgraph. stream: what identifies the
-    capturing stream in it; work on two streams of a capture may become concurrent branches."""
+    """A capture in progress.
+
+    number: unique in the process. graph: CUgraph. stream: the identity of the capturing stream within the capture; work
+    on two streams of a capture may become concurrent branches.
+    """
 
     number: int
     graph: int
@@ -150,9 +152,9 @@ class Capture:
 
 
 def capture_of(device: int, stream: int) -> Capture | None:
-    """The capture that a stream takes part in, None where there is none. [CUDA driver API, cuStreamGetCaptureInfo]
+    """Return the capture in progress on a stream, or None.
 
-    Raises LaunchError where the capture has been invalidated, DriverError.
+    Raises LaunchError if the capture was invalidated, DriverError. [CUDA driver API, cuStreamGetCaptureInfo]
     """
     stream = stream or _ZERO
     if stream == _LEGACY:
@@ -165,10 +167,13 @@ def capture_of(device: int, stream: int) -> Capture | None:
         if not status.value:
             return None
         if status.value != _ACTIVE:
-            got, remedy = "a stream whose capture has been invalidated", "end it; what broke it came before this call"
+            got, remedy = (
+                "a stream whose capture has been invalidated",
+                "end the capture; an earlier call invalidated it",
+            )
             raise LaunchError("stream", got, "a stream that can be captured", remedy)
-        # The driver refuses to tell the id of a stream that is being captured. [H200, driver 580.159: cuStreamGetId,
-        # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED] Within one capture the handle identifies it.
+        # The driver does not return the id of a capturing stream [H200, driver 580.159: cuStreamGetId,
+        # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED], but within one capture the handle identifies it.
         return Capture(number.value, graph.value or 0, _thread_number() if stream == _PER_THREAD else stream)
 
 
@@ -188,32 +193,34 @@ def _libc() -> Any:
 
 
 class GraphLife:
-    """Reports when a graph, its executables and all their launches have ended.
+    """Detects when a graph, its executables and all their launches have ended.
 
-    The graph owns a user object. The driver runs its destructor in a thread of its own, which may neither call CUDA nor
-    wait for Python, so the destructor is sem_post() of the C library, and has_ended() looks at the semaphore.
-    [CUDA C++ Programming Guide, CUDA User Objects; CUDA driver API, cuGraphRetainUserObject]
+    The graph owns a user object. The driver runs its destructor in its own thread, which may neither call CUDA nor wait
+    for Python. The destructor is therefore sem_post() of the C library, and has_ended() reads the semaphore. [CUDA C++
+    Programming Guide, CUDA User Objects; CUDA driver API, cuGraphRetainUserObject]
     """
 
     __slots__ = ("_semaphore",)
 
     def __init__(self, graph: int) -> None:
-        """graph: CUgraph, one that is being captured or not. Raises DriverError."""
+        """Watch a CUgraph, during its capture or later. Raises DriverError."""
         library, libc = _libcuda(), _libc()
-        # Not Python's memory: the graph may outlive the interpreter.
+        # Not memory of Python: the graph may outlive the interpreter.
         self._semaphore = libc.calloc(1, _SEMAPHORE_BYTES)
         libc.sem_init(self._semaphore, 0, 0)
-        made = ctypes.c_void_p()
+        user_object = ctypes.c_void_p()
         destructor = ctypes.cast(libc.sem_post, ctypes.c_void_p)
-        code = library.cuUserObjectCreate(ctypes.addressof(made), self._semaphore, destructor, 1, _NO_DESTRUCTOR_SYNC)
+        code = library.cuUserObjectCreate(
+            ctypes.addressof(user_object), self._semaphore, destructor, 1, _NO_DESTRUCTOR_SYNC
+        )
         _require(code, "cuUserObjectCreate")
-        code = library.cuGraphRetainUserObject(graph, made, 1, _MOVE)
+        code = library.cuGraphRetainUserObject(graph, user_object, 1, _MOVE)
         if code:
-            library.cuUserObjectRelease(made, 1)
+            library.cuUserObjectRelease(user_object, 1)
         _require(code, "cuGraphRetainUserObject")
 
     def has_ended(self) -> bool:
-        """Whether all of it is gone. Not for two threads at a time."""
+        """Return whether the graph and everything made from it are gone. Not for two threads at a time."""
         if self._semaphore and _libc().sem_trywait(self._semaphore) == 0:
             _libc().free(self._semaphore)
             self._semaphore = None
@@ -221,11 +228,10 @@ class GraphLife:
 
 
 def order_after_producers(stream: int, device: int, *arrays: ArrayInfo | None) -> None:
-    """Let a stream wait for what the arrays' producers have queued; the host waits for nothing.
+    """Make a stream wait for the work that the producers of arrays have queued. The host does not wait.
 
-    Only arrays whose producer names its stream cost anything, CuPy's and torch's do not. [CUDA Array Interface 3,
-    Synchronization] A wait would pull one stream into the other's graph where only one of them is captured, or each
-    into its own: nobody waits then.
+    Costs nothing unless a producer names its stream, which CuPy and torch do not. Nothing waits if the streams are not
+    in the same capture, because a wait would merge the captures. [CUDA Array Interface 3, Synchronization]
     """
     for array in arrays:
         if array is not None and array.producer is not None:
@@ -233,7 +239,7 @@ def order_after_producers(stream: int, device: int, *arrays: ArrayInfo | None) -
 
 
 def order_after(stream: int, producer: int, device: int) -> None:
-    """As order_after_producers(), for one producer's stream by its handle."""
+    """Do the same as order_after_producers() for the handle of one producer's stream."""
     stream, producer = stream or _ZERO, producer or _ZERO
     if stream == producer or _capture_number(device, stream) != _capture_number(device, producer):
         return
@@ -243,14 +249,14 @@ def order_after(stream: int, producer: int, device: int) -> None:
             check(driver.cuEventRecord(event, producer), "cuEventRecord")
             check(driver.cuStreamWaitEvent(stream, event, 0), "cuStreamWaitEvent")
         finally:
-            # Destroyed as soon as it has happened. [CUDA driver API, cuEventDestroy]
+            # The driver destroys the event when it is complete. [CUDA driver API, cuEventDestroy]
             check(driver.cuEventDestroy(event), "cuEventDestroy")
 
 
 def wait_for_producers(device: int, *arrays: ArrayInfo) -> None:
-    """The host waits for what the arrays' producers have queued: for an object that launches later, on any stream.
+    """Make the host wait for the producers of arrays, for an object that launches later on any stream.
 
-    A stream that is being captured has nothing to wait for.
+    A captured stream has nothing to wait for.
     """
     for producer in {array.producer for array in arrays if array.producer is not None}:
         with context.using(device) as driver, context.outside_captures(driver):

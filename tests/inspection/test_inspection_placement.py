@@ -17,7 +17,7 @@ from cudatma.dtypes import TMA_TYPES
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.inspection.access import access_at
 from cudatma.inspection.banks import read_costs
-from cudatma.inspection.placement import MOST_SMEM_BYTES, Placement, origin
+from cudatma.inspection.placement import MAX_SMEM_BYTES, Placement, origin
 
 SPANS = {"none": 0, "32B": 32, "64B": 64, "128B": 128}
 
@@ -213,7 +213,7 @@ def test_interleaved_slices_follow_each_other() -> None:
     [
         (lambda: Placement(tiled(), base=64), ArgumentError, "base"),
         (lambda: Placement(tiled(), base=-128), ArgumentError, "base"),
-        (lambda: Placement(tiled(), base=MOST_SMEM_BYTES // 128 * 128 + 128), ArgumentError, "base"),
+        (lambda: Placement(tiled(), base=MAX_SMEM_BYTES // 128 * 128 + 128), ArgumentError, "base"),
         (lambda: Placement(tiled(box=(64, 256, 256), dims=(64, 256, 256), strides_bytes=(128, 32768))), DescriptorError,
          "box"),
         (lambda: Placement(tiled(), (4, 0)), DescriptorError, "coords[0]"),

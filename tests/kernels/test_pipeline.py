@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.pipeline import MBARRIER_MAX_COUNT, Operand, PipelineSpec, align_up, most_stages
+from cudatma.pipeline import MBARRIER_MAX_COUNT, Operand, PipelineSpec, align_up, max_stages
 from cudatma.target import TARGETS, get_target
 
 WEIGHT = Operand("weight", 8192, 8192)
@@ -108,9 +108,9 @@ def test_operands_are_aligned_and_never_overlap(stages: int, ring: tuple[Operand
 
 
 @given(ring=operands, other=st.integers(0, 100_000), name=st.sampled_from(sorted(TARGETS)))
-def test_most_stages_is_the_largest_number_that_fits(ring: tuple[Operand, ...], other: int, name: str) -> None:
+def test_max_stages_is_the_largest_number_that_fits(ring: tuple[Operand, ...], other: int, name: str) -> None:
     target = get_target(name)
-    most = most_stages(target, ring, other)
+    most = max_stages(target, ring, other)
     if most:
         PipelineSpec(most, ring).check_fits(target, other_bytes=other)
     with pytest.raises(ArgumentError, match=f"at most {most} stages fit" if most else "not even one stage fits"):
@@ -154,7 +154,7 @@ def test_a_ring_without_empty_barriers_takes_one_barrier_a_stage() -> None:
     both = PipelineSpec(3, (WEIGHT,))
     assert both.barrier_layout(base=8) == [("full_barriers", 8, 24), ("empty_barriers", 32, 24)]
     least = replace(config, stages=1).smem_bytes
-    assert most_stages(replace(get_target("sm_90a"), smem_per_block_bytes=least), (WEIGHT,)) == 0
+    assert max_stages(replace(get_target("sm_90a"), smem_per_block_bytes=least), (WEIGHT,)) == 0
     replace(config, stages=1).check_fits(replace(get_target("sm_90a"), smem_per_block_bytes=least))
 
 
@@ -175,9 +175,9 @@ def test_a_wrong_byte_count_is_named_with_its_consequence(told: int, fate: str) 
 def test_arrivals_that_differ_from_the_kernels_are_named_with_their_consequence() -> None:
     config = PipelineSpec(2, (WEIGHT,), 1, 4, cluster=2)
     config.check_arrivals(produced=1, released=4)
-    with pytest.raises(ArgumentError, match="the producer would wait for ever"):
+    with pytest.raises(ArgumentError, match="the producer would wait forever"):
         config.check_arrivals(released=3)
-    with pytest.raises(ArgumentError, match="consumers would go on before the slot is ready"):
+    with pytest.raises(ArgumentError, match="consumers would continue before the slot is ready"):
         config.check_arrivals(produced=2)
 
 

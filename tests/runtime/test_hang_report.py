@@ -40,7 +40,7 @@ def record(kind: int, offset: int = 64, **fields: Any) -> np.ndarray[Any, Any]:
 
 def hang(*made: np.ndarray[Any, Any], verified: bool = True, taken: int = 0) -> PipelineHang:
     all_records = np.concatenate([*made, np.zeros(3, shared.RECORD)])
-    found = hang_of(all_records, NAMES, verified=verified, where="a GPU", taken=taken)
+    found = hang_of(all_records, NAMES, verified=verified, where="a GPU", reserved=taken)
     assert found is not None
     return found
 
@@ -79,7 +79,7 @@ def test_a_wait_is_told_with_array_stage_place_and_line() -> None:
     ("state", "cause"),
     [
         (BarrierBits(4, 0, 512, 0), "512 announced bytes never came"),
-        (BarrierBits(4, 0, -512, 0), "512 bytes more came"),
+        (BarrierBits(4, 0, -512, 0), "512 more bytes came"),
         (BarrierBits(4, 4, -512, 0), "512 bytes came that no expect_tx announced, and 4 arrivals are missing"),
         (BarrierBits(4, 3, 512, 0), "3 arrivals are missing, and 512 bytes"),
         (BarrierBits(4, 3, 0, 0), "3 of 4 arrivals are missing"),
@@ -100,7 +100,7 @@ def test_one_record_of_a_barrier_has_its_state_for_all() -> None:
     assert [wait.raw for wait in error.waits if wait.block == (0, 0, 0)] == [encode(state)] * 3
     (unread,) = (wait for wait in error.waits if wait.block == (1, 0, 0))
     assert (unread.raw, unread.bits) == (None, None)
-    assert unread.cause.startswith("nobody has read the state of the barrier")
+    assert unread.cause.startswith("the state of the barrier was not read")
     assert "1 of 2 arrivals are missing" in str(error)
     assert unread.cause in str(error)
 
@@ -116,7 +116,7 @@ def test_a_wait_that_is_over_stands_last() -> None:
     idle = record(shared.WAITED, 80, wanted=1, waited_us=5, state=BarrierBits(2, 2, 0, 1), thread=32)
     error = hang(over, idle)
     assert [wait.is_over for wait in error.waits] == [False, True]
-    assert error.waits[1].cause == "the phase has ended since: what this wait needed was under way"
+    assert error.waits[1].cause == "the phase has ended since: the missing arrivals or bytes were on their way"
     assert not error.waits[1].is_half_done
 
 
@@ -170,7 +170,7 @@ def test_what_was_not_kept_is_counted_and_long_lists_are_cut() -> None:
     many = [record(shared.WAIT_EXPIRED, line=n, thread=32 * n) for n in range(40)]
     shown = str(hang(*many, taken=50))
     assert "and 24 more groups of waits" in shown
-    assert "and 10 waits of which no record was kept" in shown
+    assert "and 10 waits without a record" in shown
 
 
 def test_the_error_travels_between_processes() -> None:

@@ -1,7 +1,7 @@
-"""The hang reports of kernels that were rendered with ``debug=True``, and the host that reads them.
+"""Hang reports of kernels rendered with ``debug=True``, and the host code that reads them.
 
-The device side is ``ptx_templates/parts/debug_panel.cuh.j2`` and ``debug.cuh.j2``; docs/design/debug_kernels.md
-describes both.
+The device code is ``ptx_templates/parts/debug_panel.cuh.j2`` and ``debug.cuh.j2``; docs/design/debug_kernels.md
+describes both sides.
 """
 
 from cudatma.runtime.hang.records import PANEL_NAME, is_debug_ptx, timeout_seconds

@@ -1,8 +1,7 @@
-"""The host of a debug kernel, on a GPU or the emulator: sets the panel before a launch, reads the records after it.
+"""The host of a debug kernel on a GPU or the emulator: writes the panel before a launch, reads the records after it.
 
-For a GPU the records are in pinned host memory, so that they can be read even if the context is lost; everything else
-is on the device. Source: CUDA driver API, cuModuleGetGlobal, cuMemHostAlloc, cuMemHostGetDevicePointer,
-cuStreamSynchronize.
+On a GPU the records are in pinned host memory, which is readable even if the context is lost; everything else is on the
+device. Source: CUDA driver API, cuModuleGetGlobal, cuMemHostAlloc, cuMemHostGetDevicePointer, cuStreamSynchronize.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from cudatma.runtime.hang.report import Names, hang_of
 
 
 class Listener:
-    """What a host does for one debug kernel that is loaded on one device. Its launches run one at a time.
+    """The host of a debug kernel (a CUmodule) on a device. Its launches run one at a time.
 
-    module: the CUmodule. The memory is kept for the life of the process, as the module is.
+    The memory lives as long as the process, like the module.
     """
 
     def __init__(self, module: Any, names: Names, device: int) -> None:
@@ -34,11 +33,11 @@ class Listener:
         self._notes, self._notes_bytes = 0, 0
         self._panel_host = ctypes.create_string_buffer(shared.PANEL_BYTES)
         with context.using(device) as driver, context.outside_captures(driver):
-            found = check(driver.cuModuleGetGlobal(module, shared.PANEL_NAME.encode()), "cuModuleGetGlobal")
-            self._panel, size = int(found[0]), int(found[1])
+            variable = check(driver.cuModuleGetGlobal(module, shared.PANEL_NAME.encode()), "cuModuleGetGlobal")
+            self._panel, size = int(variable[0]), int(variable[1])
             if size != shared.PANEL_BYTES:
                 got = f"{size} bytes of {shared.PANEL_NAME}"
-                raise LaunchError("kernel", got, f"{shared.PANEL_BYTES}, as this version has it", "compile it again")
+                raise LaunchError("kernel", got, f"{shared.PANEL_BYTES} in this version", "compile it again")
             size = shared.CAPACITY * shared.RECORD.itemsize
             flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
             host = int(check(driver.cuMemHostAlloc(size, flags), "cuMemHostAlloc"))
@@ -48,9 +47,9 @@ class Listener:
         self._records: np.ndarray[Any, Any] = np.ctypeslib.as_array(raw).view(shared.RECORD)
 
     def run(self, launch: Callable[[], None], blocks: int, stream: int) -> None:
-        """Launch on a stream and wait for it. blocks: of the grid. The device's context is current.
+        """Launch a grid of ``blocks`` CTAs on a stream of the current context and wait for it.
 
-        Raises PipelineHang for what the kernel wrote, LaunchError for a stream that captures a graph, DriverError.
+        Raises PipelineHang for the waits that the kernel recorded, LaunchError during a graph capture, DriverError.
         """
         driver = context.initialise()
         _refuse_capture(driver, stream, self._names.entry)
@@ -58,21 +57,23 @@ class Listener:
             self._prepare(driver, blocks, stream)
             launch()
             failure: DriverError | None = None
-            taken = 0
+            reserved = 0
             try:
                 check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
-                taken = self._taken(driver)
-            except DriverError as error:  # the records can still be read
+                reserved = self._reserved(driver)
+            except DriverError as error:  # the records are still readable
                 failure = error
             known = is_verified(context.device(self._device).compute_capability)
-            hang = hang_of(self._records, self._names, verified=known, where=f"device {self._device}", taken=taken)
+            hang = hang_of(
+                self._records, self._names, verified=known, where=f"device {self._device}", reserved=reserved
+            )
         if hang is not None:
             raise hang from failure
         if failure is not None:
             raise failure
 
     def _prepare(self, driver: Any, blocks: int, stream: int) -> None:
-        """Empty records and notes, and a panel that names them. In the order of the stream, where nothing else runs."""
+        """Clear the records and notes and write the panel, in stream order, while nothing else runs."""
         check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize")
         self._records.view(np.uint8)[...] = 0
         needed = max(8, shared.notes_bytes(blocks))
@@ -87,15 +88,15 @@ class Listener:
         check(driver.cuMemsetD8Async(self._notes, 0, needed, stream), "cuMemsetD8Async")
         check(driver.cuMemcpyHtoDAsync(self._panel, source, shared.PANEL_BYTES, stream), "cuMemcpyHtoDAsync")
 
-    def _taken(self, driver: Any) -> int:
-        """Records that did not fit into the panel."""
+    def _reserved(self, driver: Any) -> int:
+        """Return the number of records that the launch reserved."""
         host = ctypes.addressof(self._panel_host)
         check(driver.cuMemcpyDtoH(host, self._panel, shared.PANEL_BYTES), "cuMemcpyDtoH")
-        return shared.taken_of(self._panel_host.raw)
+        return shared.reserved_records(self._panel_host.raw)
 
 
 def _refuse_capture(driver: Any, stream: int, entry: str) -> None:
-    """A debug launch waits for its stream, which a capture cannot hold."""
+    """Raise LaunchError during a graph capture: a debug launch waits for its stream."""
     if context.is_capturing(driver, stream):
         got = f"a stream that captures a graph, for {entry} with debug=True"
         remedy = "a debug launch waits for its end; capture a kernel without it"
@@ -103,10 +104,10 @@ def _refuse_capture(driver: Any, stream: int, entry: str) -> None:
 
 
 class ListeningModule:
-    """An emulated module whose kernels were rendered with debug=True, with what a host does for them.
+    """An EmulatedModule with the host of its debug kernels.
 
-    module: an ``EmulatedModule``. launch() takes what its launch() takes and raises PipelineHang besides; what a kernel
-    does after it was ended is no hazard. A debug launch is never a programmatic one; what says that it is is ignored.
+    launch() takes the same arguments and also raises PipelineHang. Hazards after the kernel was ended are not reported.
+    A debug launch is never programmatic.
     """
 
     def __init__(self, module: Any, names: Names) -> None:
@@ -126,7 +127,7 @@ class ListeningModule:
         progress: Callable[[int, int], None] | None = None,
         **options: Any,
     ) -> Any:
-        """Run it, get an emulator's Report. After a PipelineHang the arrays hold what they held before."""
+        """Launch on the emulator and return its Report. After a PipelineHang the arrays are unchanged."""
         del programmatic
         blocks = math.prod(grid) if isinstance(grid, Iterable) else int(grid)
         records = np.zeros(shared.CAPACITY, shared.RECORD)
@@ -139,8 +140,8 @@ class ListeningModule:
                 progress(schedules_done, steps)
             if steps:
                 return  # a schedule is running
-            taken = shared.taken_of(self.module.globals[shared.PANEL_NAME].tobytes())
-            hang = hang_of(records, self._names, verified=True, where="the emulator", taken=taken)
+            reserved = shared.reserved_records(self.module.globals[shared.PANEL_NAME].tobytes())
+            hang = hang_of(records, self._names, verified=True, where="the emulator", reserved=reserved)
             if hang is not None:
                 raise hang
 

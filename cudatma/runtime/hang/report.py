@@ -1,6 +1,6 @@
-"""Records -> the text of a report: which threads wait where, for which barrier, and what is missing there.
+"""The text of a hang report: which threads wait where, for which barrier, and what is missing there.
 
-Numbers of rules are those of ``enum Rule`` of parts/debug_panel.cuh.j2.
+Rules have the numbers of ``enum Rule`` in parts/debug_panel.cuh.j2.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _mode(number: int) -> str:
     return ("tiled", "im2col", "im2col wide")[number] if number < 3 else f"mode {number}"
 
 
-#: Rule -> (name, what it says of the two numbers that its record holds).
+#: Rule -> (name, text for the two numbers of its record).
 RULES: dict[int, tuple[str, Callable[[int, int], str]]] = {
     1: ("barrier_alignment", lambda a, b: f"an mbarrier is aligned to {a} bytes"),
     2: ("barrier_uninitialised", lambda a, b: "no mbarrier_init was seen at this address in this block"),
@@ -40,35 +40,41 @@ RULES: dict[int, tuple[str, Callable[[int, int], str]]] = {
         "coordinate_alignment",
         lambda a, b: f"coordinate 0 is {_signed(a)}, elements of {b} bytes; a box begins at a multiple of 16 bytes",
     ),
-    9: ("negative_coordinate", lambda a, b: f"coordinate {b} is {_signed(a)}; stores and reductions begin at 0 and up"),
+    9: (
+        "negative_coordinate",
+        lambda a, b: f"coordinate {b} is {_signed(a)}; in stores and reductions it is at least 0",
+    ),
     10: ("shared_alignment", lambda a, b: f"a box in shared memory is aligned to {a} bytes"),
     11: ("swizzle_alignment", lambda a, b: f"a box in swizzle {16 << b}B is aligned to its pattern of {a} bytes"),
     12: ("reduce_type", lambda a, b: f"element format {a} of the tensor map has no such reduction"),
     13: ("bulk_shared", lambda a, b: f"the shared address of a bulk copy is a multiple of {a}"),
     14: ("bulk_global", lambda a, b: f"a bulk copy at global address {b << 32 | a:#x}; it is a multiple of 16"),
-    15: ("bulk_bytes", lambda a, b: f"a bulk copy of {a} bytes; it takes a multiple of {b}"),
-    16: ("dimension", lambda a, b: f"dimension {b} of the tensor map has {a + 1} elements; an access takes 2**31"),
+    15: ("bulk_bytes", lambda a, b: f"a bulk copy of {a} bytes; the size is a multiple of {b}"),
+    16: ("dimension", lambda a, b: f"dimension {b} of the tensor map has {a + 1} elements; an access allows 2**31"),
     17: ("bounding_box", lambda a, b: f"coordinate {b} is {_signed(a)}, outside of the im2col map's bounding box"),
     18: ("padded_store", lambda a, b: f"a store through an im2col map with corners {_signed(a)} and {_signed(b)}"),
 }
 
 
 _BARRIER_BYTES = 8
-#: A shared address has the CTA's rank in its cluster from here on.
+#: First bit of the CTA's rank in its cluster, in a shared address.
 _RANK_SHIFT = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """entry: the kernel. source: its CUDA text. layout: (name, offset, bytes) of dynamic shared memory, as a config's
-    ``smem_layout()`` gives it, empty where there is none."""
+    """Names for addresses and lines of a kernel.
+
+    entry: the kernel. source: its CUDA text. layout: (name, offset, bytes) of dynamic shared memory, from
+    ``smem_layout()`` of the config.
+    """
 
     entry: str
     source: str = ""
     layout: Sequence[tuple[str, int, int]] = ()
 
     def barrier(self, address: int, dynamic_base: int) -> str:
-        """``full_barriers[2]`` where the layout has it: array and stage. Else the address."""
+        """Return the array and stage of a barrier, such as ``full_barriers[2]``, or its address without a layout."""
         rank, low = address >> _RANK_SHIFT, (1 << _RANK_SHIFT) - 1
         if rank != dynamic_base >> _RANK_SHIFT:
             return f"{self.barrier(address & low, dynamic_base & low)} of rank {rank} of the cluster"
@@ -81,16 +87,19 @@ class Names:
         return f"mbarrier at {address:#x} ({where})"
 
     def line(self, number: int) -> str:
-        """The text of a line, without its indentation; "" where there is none. Lines are numbered as in the text that
-        compile() was given, and for cudatma's own templates as in the generated source."""
+        """Return the text of a line without indentation, or "".
+
+        Lines are numbered as in the text passed to compile(), and for cudatma's own templates as in the generated
+        source.
+        """
         (lines,) = own_lines(self.source).values()
         return lines.get(number, "").strip()
 
 
 _WARP = 32
 _RANK = {"refused": 0, "expired": 1, "waiting": 2}
-_UNREAD = "nobody has read the state of the barrier: its block has no notes, or too many records were left"
-#: Groups of equal waits that a message lists.
+_UNREAD = "the state of the barrier was not read: its block has no notes, or there were too many records"
+#: Maximum groups of equal waits in a message.
 _LISTED = 16
 _STATES = {
     shared.WAIT_EXPIRED: "expired",
@@ -103,15 +112,15 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class StuckWait:
-    """One warp that could not go on.
+    """A warp that could not continue.
 
-    state: "expired" (its own time was up), "waiting" (it waited when the kernel was ended), "refused" (it asked for
-    what the hardware would stop; ``rule`` names it, ``detail`` says it). barrier: array and stage, "named barrier 3".
-    address: the barrier's, in the shared window, or the named barrier's number. block, warp: of the grid and CTA.
-    lanes: mask of the lanes that came together. parity: what was waited for, None for named barriers and refusals.
-    arrivals: the argument of mbarrier_init, or how many threads a named barrier waits for; 0 where it is not known.
-    raw: the mbarrier's 8 bytes once the kernel was quiet; bits: decoded, None where there are none. verified: whether
-    that decoding has been checked on such a GPU. line, text: of the generated source.
+    state: "expired" (the wait timed out), "waiting" (it waited when the kernel was ended), "refused" (it attempted an
+    operation that the hardware would trap; ``rule`` names and ``detail`` describes it). barrier: array and stage, or
+    "named barrier 3". address: the barrier's, in the shared window, or the named barrier's number. block, warp:
+    position in grid and CTA. lanes: mask of the lanes that waited together. parity: the parity waited for, None for
+    named barriers and refusals. arrivals: the argument of mbarrier_init, or the threads of a named barrier; 0 if
+    unknown. raw, bits: the mbarrier's 8 bytes after the kernel became quiet, and their decoded state, or None.
+    verified: whether the decoding was verified on such a GPU. line, text: of the generated source.
     """
 
     state: str
@@ -138,12 +147,12 @@ class StuckWait:
 
     @property
     def is_over(self) -> bool:
-        """Whether the phase that was waited for has ended after all, while the kernel was ended."""
+        """Whether the phase completed while the kernel was being ended."""
         return self.bits is not None and self.parity is not None and self.bits.parity != self.parity & 1
 
     @property
     def is_half_done(self) -> bool:
-        """Whether something has come to the barrier in this phase, but not all."""
+        """Whether something, but not everything, has come to the barrier in this phase."""
         if self.bits is None:
             return not self.rule
         if self.is_over:
@@ -152,20 +161,20 @@ class StuckWait:
 
     @property
     def cause(self) -> str:
-        """What the state of the barrier suggests; "" where nothing is known of it."""
+        """The likely cause, from the state of the barrier; "" if unknown."""
         if self.rule:
             return self.detail
         if self.bits is None:
             return self.detail
         if self.is_over:
-            return "the phase has ended since: what this wait needed was under way"
+            return "the phase has ended since: the missing arrivals or bytes were on their way"
         pending, tx = self.bits.pending_arrivals, self.bits.tx_bytes
         lack = f"{counted(pending, 'arrival')} {'is' if pending == 1 else 'are'} missing"
         if pending == 0 and tx > 0:
-            why = "expect_tx says more than the copies deliver, or a copy or st.async is missing"
+            why = "expect_tx announces more than the copies deliver, or a copy or st.async is missing"
             return f"{tx} announced bytes never came: {why}"
         if pending == 0:
-            return f"{-tx} bytes more came than were announced"
+            return f"{-tx} more bytes came than were announced"
         if tx < 0:
             return f"{-tx} bytes came that no expect_tx announced, and {lack}"
         if tx > 0:
@@ -176,30 +185,33 @@ class StuckWait:
 
 
 def hang_of(
-    records: np.ndarray[Any, Any], names: Names, *, verified: bool, where: str, taken: int = 0
+    records: np.ndarray[Any, Any], names: Names, *, verified: bool, where: str, reserved: int = 0
 ) -> PipelineHang | None:
-    """The error that the records of a launch describe, None where there are none.
+    """Return the error that the records of a launch describe, None without records.
 
-    records: (n,) of RECORD. verified: whether the mbarrier's layout is known on that GPU. where: the GPU's name, or
-    the emulator. taken: how many records there would be if all had been kept.
+    ``records`` has shape (n,) and dtype RECORD. ``verified`` is whether the layout of an mbarrier is known on that GPU,
+    ``where`` the name of the GPU or the emulator, and ``reserved`` the number of records if all had been kept.
     """
     states = shared.states(records)
-    found = sorted((_wait(record, names, verified, states) for record in shared.written(records)), key=_order)
-    if not found:
+    stuck = sorted((_wait(record, names, verified, states) for record in shared.complete(records)), key=_order)
+    if not stuck:
         return None
-    return PipelineHang(_text(found, names, where, taken - len(found)), tuple(found), names.entry)
+    return PipelineHang(_text(stuck, names, where, reserved - len(stuck)), tuple(stuck), names.entry)
 
 
 def _order(wait: StuckWait) -> tuple[Any, ...]:
-    """Refusals first, then barriers at which something but not everything has come: the other waits mostly result from
-    them. What is over comes last. Among equals what expired, longest first; in a CTA by warp."""
+    """Return the sort key of a wait.
+
+    First refusals, then barriers that are half done, because most other waits result from them; waits that are over
+    come last. Among equals: waits that expired, the longest first; within a CTA by warp.
+    """
     follows = not wait.rule and not wait.is_half_done
     return (follows, wait.is_over, _RANK[wait.state], -round(wait.waited_seconds, 2), wait.block[::-1], wait.warp)
 
 
 def _wait(record: Any, names: Names, verified: bool, states: Mapping[tuple[tuple[int, ...], int], int]) -> StuckWait:
     kind, line, address = int(record["kind"]), int(record["line"]), int(record["address"])
-    wanted, first, second = int(record["wanted"]), int(record["first"]), int(record["second"])
+    expected, first, second = int(record["wanted"]), int(record["first"]), int(record["second"])
     common: dict[str, Any] = {
         "state": _STATES.get(kind, "waiting"),
         "address": address,
@@ -213,49 +225,49 @@ def _wait(record: Any, names: Names, verified: bool, states: Mapping[tuple[tuple
     }
     barrier = names.barrier(address, int(record["dynamic_base"]))
     if kind == shared.REFUSED:
-        rule, say = RULES.get(wanted, (f"rule {wanted}", lambda a, b: f"values {a}, {b}"))
+        rule, say = RULES.get(expected, (f"rule {expected}", lambda a, b: f"values {a}, {b}"))
         common |= {"parity": None, "arrivals": 0, "raw": None, "bits": None}
         return StuckWait(**common, barrier=barrier, rule=rule, detail=say(first, second))
     if kind in (shared.NAMED_EXPIRED, shared.NAMED_WAITED):
-        detail = f"{first} of {wanted} threads have come"
+        detail = f"{first} of {expected} threads have come"
         common |= {"parity": None, "raw": None, "bits": None}
-        return StuckWait(**common, arrivals=wanted, barrier=f"named barrier {address}", detail=detail)
+        return StuckWait(**common, arrivals=expected, barrier=f"named barrier {address}", detail=detail)
     raw = states.get((common["block"], address))
-    common |= {"parity": wanted, "arrivals": first if first <= MAX_COUNT else 0}
+    common |= {"parity": expected, "arrivals": first if first <= MAX_COUNT else 0}
     if raw is None:
         return StuckWait(**common, barrier=barrier, raw=None, bits=None, detail=_UNREAD)
     return StuckWait(**common, barrier=barrier, raw=raw, bits=decode(raw))
 
 
-def _text(found: Sequence[StuckWait], names: Names, where: str, lost: int) -> str:
-    first = found[0]
+def _text(stuck: Sequence[StuckWait], names: Names, where: str, lost: int) -> str:
+    first = stuck[0]
     what = "an operation was refused" if first.rule else f"a wait of {first.waited_seconds:.3g} s expired"
     groups: dict[tuple[Any, ...], list[StuckWait]] = {}
-    for wait in found:
+    for wait in stuck:
         groups.setdefault((wait.state, wait.barrier, wait.parity, wait.raw, wait.line, wait.cause), []).append(wait)
-    lines = [f"{names.entry} on {where}: {what}, and the kernel was ended; what it wrote is not valid"]
+    lines = [f"{names.entry} on {where}: {what}, and the kernel was ended; its results are not valid"]
     for waits in list(groups.values())[:_LISTED]:
         lines += _group(waits)
     if len(groups) > _LISTED:
         lines.append(f"and {counted(len(groups) - _LISTED, 'more group')} of waits")
     if lost > 0:
-        lines.append(f"and {counted(lost, 'wait')} of which no record was kept")
+        lines.append(f"and {counted(lost, 'wait')} without a record")
     return "\n".join(lines)
 
 
 def _group(waits: Sequence[StuckWait]) -> list[str]:
-    """Two or three lines for waits that differ in CTA and warp only."""
+    """Return two or three lines for waits that differ only in CTA and warp."""
     first = waits[0]
-    asked = "" if first.parity is None else f", parity {first.parity}"
-    place = f"line {first.line}: {first.text}" if first.line else "line not known: NVRTC tells it from 12.9 on"
-    lines = [f"  {first.state}: {first.barrier}{asked}, by {_who(waits)}", f"    {place}"]
+    parity = "" if first.parity is None else f", parity {first.parity}"
+    place = f"line {first.line}: {first.text}" if first.line else "line unknown: NVRTC reports it from version 12.9"
+    lines = [f"  {first.state}: {first.barrier}{parity}, by {_who(waits)}", f"    {place}"]
     if first.raw is not None and first.bits is not None:
-        told = f"initialised with {counted(first.arrivals, 'arrival')}; " if first.arrivals else ""
-        sure = "" if first.verified else " (not verified on this GPU)"
+        initial = f"initialised with {counted(first.arrivals, 'arrival')}; " if first.arrivals else ""
+        caveat = "" if first.verified else " (not verified on this GPU)"
         bits = first.bits
         pending = f"{counted(bits.pending_arrivals, 'arrival')} and {counted(bits.tx_bytes, 'byte')} pending"
         state = f"{pending}, parity {bits.parity}"
-        lines.append(f"    {told}raw {first.raw:#018x}, decoded{sure}: {state}")
+        lines.append(f"    {initial}raw {first.raw:#018x}, decoded{caveat}: {state}")
     return [*lines, f"    {first.cause}"]
 
 
@@ -266,6 +278,6 @@ def _who(waits: Sequence[StuckWait]) -> str:
     block, warps = next(iter(blocks.items()))
     lanes = {wait.lanes for wait in waits}
     only = f" lane {waits[0].lane}" if len(lanes) == 1 and bin(waits[0].lanes).count("1") == 1 else ""
-    named = f"warp {min(warps)}" if len(warps) == 1 else f"warps {', '.join(map(str, sorted(warps)))}"
+    warp_text = f"warp {min(warps)}" if len(warps) == 1 else f"warps {', '.join(map(str, sorted(warps)))}"
     more = f", and in {counted(len(blocks) - 1, 'more block')}" if len(blocks) > 1 else ""
-    return f"{named}{only} of block {block}{more}"
+    return f"{warp_text}{only} of block {block}{more}"

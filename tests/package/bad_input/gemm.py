@@ -131,7 +131,7 @@ GEMM = [
          lambda b: host_gemm(backend="reference", stream="default")),
     Case("stream True", ArgumentTypeError, "stream", "got bool", lambda b: gemm(stream=True)),
     Case("stream negative", ArgumentError, "stream", "-1", lambda b: gemm(stream=-1)),
-    Case("stream beyond 64 bits", ArgumentError, "stream", "64 bits", lambda b: gemm(stream=2**64)),
+    Case("stream beyond 64 bits", ArgumentError, "stream", "64-bit", lambda b: gemm(stream=2**64)),
     # on the host
     Case("host: K does not match", ArgumentError, "x.shape", "(..., 64)",
          lambda b: host_gemm(x=np.zeros((4, 63), np.float16))),

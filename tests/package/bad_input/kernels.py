@@ -167,7 +167,7 @@ LAUNCHES = [
     Case("a cluster on a consumer GPU", LaunchError, "cluster", "sm_120a",
          lambda b: launch(grid=2, cluster=2, target="sm_120a")),
     Case("a stream by name", ArgumentTypeError, "stream", "str", lambda b: launch(stream="mine")),
-    Case("a plan for another device", LaunchError, "device", "where the arguments live",
+    Case("a plan for another device", LaunchError, "device", "the device of the arguments",
          lambda b: c.Kernel(b"", "k", c.get_target("sm_90a"), ptx=KERNEL_PTX).plan(1, 1, (on_device(),), device=1)),
     Case("loading onto a named device", LaunchError, "device", "str",
          lambda b: c.Kernel(b"", "k", c.get_target("sm_90a"), ptx=KERNEL_PTX).load("0")),
