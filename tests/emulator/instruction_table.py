@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 from cudatma.emulator.instructions import coverage
@@ -35,7 +36,7 @@ def section() -> str:
     lines = [f"- `{form.split(' ')[0]}`" for form in refused]
     for reason in dict.fromkeys(REFUSED.values()):
         names = ", ".join(f"`{root}`" for root in REFUSED if REFUSED[root] == reason)
-        lines.append(f"- {names}: {reason}")
+        lines.append(textwrap.fill(f"- {names}: {reason}", 120, subsequent_indent="  "))
     return "\n".join([BEGIN, HEAD, "", *rows, "", "Refused:", "", *lines, END])
 
 
