@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 from cudatma.emulator.instructions import coverage
@@ -12,8 +13,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reference" / "emulato
 BEGIN, END = "<!-- instructions: begin -->", "<!-- instructions: end -->"
 HEAD = """## Instructions
 
-A test tries every form below of the PTX ISA 9.1 (`cudatma/emulator/ptx/forms*.py`, expanded to all types and
-modifiers), and another compares this generated table."""
+Forms are instructions of the PTX ISA 9.1 with all their types and modifiers. A test tries each of them."""
 
 
 def missing(form: str) -> str:
@@ -34,7 +34,9 @@ def section() -> str:
         shown = ", ".join(f"`{root}`" for root in roots)
         rows.append(f"| {chapter} | {shown} | {len(every)} | {len(left_out)} |")
     lines = [f"- `{form.split(' ')[0]}`" for form in refused]
-    lines += [f"- `{root}`: {reason}" for root, reason in REFUSED.items()]
+    for reason in dict.fromkeys(REFUSED.values()):
+        names = ", ".join(f"`{root}`" for root in REFUSED if REFUSED[root] == reason)
+        lines.append(textwrap.fill(f"- {names}: {reason}", 120, subsequent_indent="  "))
     return "\n".join([BEGIN, HEAD, "", *rows, "", "Refused:", "", *lines, END])
 
 
