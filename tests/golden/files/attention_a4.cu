@@ -31,18 +31,17 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
-// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
 
-// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer, which the other primitives take.
+// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer.
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas reads the register again rather than keep the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -52,58 +51,52 @@ __device__ __forceinline__ u32 laneid() {
 // [PTX ISA, elect.sync] Return true in exactly one lane. All 32 lanes of the warp call it.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "elect.sync _|p, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(elected));
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
     return elected != 0;
 }
 
-// [PTX ISA, bar] Wait at named barrier `id` (1..15; 0 is __syncthreads) until `threads` threads, whole warps, have arrived.
+// [PTX ISA, bar] Wait at named barrier `id` until `threads` threads, in whole warps, have arrived. __syncthreads() uses barrier 0.
 __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible.
-// Return at once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
+// once unless this is a programmatic dependent launch.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, setmaxnreg] Raise the registers per thread of this warpgroup to Registers (24..256, a multiple of 8). Wait until
-// the CTA's pool has them.
+// [PTX ISA, setmaxnreg] Raise this warpgroup to Registers registers per thread (24..256, a multiple of 8), and wait until the CTA's
+// pool has enough.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
-// [PTX ISA, setmaxnreg] Lower the registers per thread of this warpgroup to Registers; the rest returns to the CTA's pool.
+// [PTX ISA, setmaxnreg] Lower this warpgroup to Registers registers per thread, and return the others to the CTA's pool.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
 // [PTX ISA, membar / fence, .proxy.async] Order this thread's ordinary accesses to shared memory before later accesses of the
-// async proxy: TMA stores, wgmma operands, and TMA loads into a slot that ordinary stores wrote.
+// async proxy: reads by TMA stores and wgmma, and TMA loads that overwrite the data.
 __device__ __forceinline__ void fence_proxy_async_shared_cta() {
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8): each phase needs `count`
-// arrivals. Other threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
+// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once, with release semantics: threads that wait see this thread's earlier writes.
+// [PTX ISA, mbarrier.arrive] Arrive once with release semantics: waiting threads see this thread's earlier writes.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
@@ -113,24 +106,17 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed. The thread may be suspended for a while
-// first. On a fresh barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension if it has not. On
+// a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done) : "r"(bar), "r"(parity) : "memory");
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: afterwards this thread
-// sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: this
+// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -141,60 +127,48 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at (c0, c1, ..), counted in elements, c0 innermost, to shared address `dst`
-// (aligned to 128 bytes, to 1024 under the 128-byte swizzle). One thread calls it. Elements outside of the tensor are filled.
-// `bar` counts the bytes of the whole box.
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4, %5, %6}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B swizzle).
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+                 :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to `map` at (c0, c1, ..), none of them negative, as a part of
-// this thread's current bulk group. The innermost dimension is clipped at 16 bytes, not at the element: keep dim[0] a multiple of
-// 16 bytes. The threads that wrote `src` call fence_proxy_async_shared_cta() before the barrier that precedes this call.
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_store(
-    const TensorMap* map, u32 src, int c0, int c1, int c2, int c3) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
-        " [%0, {%2, %3, %4, %5}], [%1];"
-        :
-        : "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
+// [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to `map` at element (c0, c1, ..), as part of this thread's current
+// bulk group. Coordinates are not negative. TMA clips the innermost dimension at multiples of 16 bytes, not at elements. The threads that
+// wrote `src` call fence_proxy_async_shared_cta() before the barrier that precedes this call.
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_store(const TensorMap* map, u32 src, int c0, int c1, int c2, int c3) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
+                 " [%0, {%2, %3, %4, %5}], [%1];"
+                 :: "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.commit_group] Make one group of this thread's bulk stores and reductions since the last commit.
+// [PTX ISA, cp.async.bulk.commit_group] Make this thread's bulk stores and reductions since the last commit one group.
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.wait_group.read] Wait until at most Pending of this thread's groups have not read shared memory, which
-// may then be reused.
+// [PTX ISA, cp.async.bulk.wait_group.read] Wait until all but the last Pending of this thread's bulk groups have read shared memory,
+// which may then be overwritten.
 template <u32 Pending>
 __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Pending) : "memory");
 }
 
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers: lanes 8 i .. 8 i + 7 hold the shared addresses
-// (aligned to 16) of the rows of matrix i; lane l has in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
-// _trans transposes them.
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
+// the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
+                 :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
-// swizzle: 0 none, 1 128B, 2 64B, 3 32B; a tensor map numbers them the other way round.
-// K-major rows under a swizzle: stride_bytes leads from 8 rows to the next 8; leading_bytes is not used. The next k16 step is 32
-// bytes further, which adds 2 to the descriptor.
-// M-major or N-major rows (a transposed operand): stride_bytes leads from 8 of K to the next 8, leading_bytes from 64 of M or N to
-// the next 64.
+// swizzle: 0 none, 1 128B, 2 64B, 3 32B (tensor maps number them in reverse).
+// K-major with a swizzle: stride_bytes is the distance of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2 to the
+// descriptor.
+// M-major or N-major (transposed): stride_bytes is the distance of 8 elements of K, leading_bytes the distance of
+// 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
@@ -205,68 +179,66 @@ __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.commit_group] Make one group of the wgmmas since the last commit.
+// [PTX ISA, wgmma.commit_group] Make the wgmmas since the last commit one group.
 __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups are in flight.
+// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups of wgmmas are in flight.
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
-// A ring of Stages slots in shared memory, filled by a producer and read by consumers.
+// A ring of Stages slots in shared memory that a producer fills and consumers read.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer's arrivals and bytes have come; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it fills the slot again. Each thread
-// keeps its position, `stage` and `phase`, in registers. Producer and consumers both start at (0, 0) and advance() once a slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
+// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
+// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes are exactly those that the loads deliver: with one byte more wait() never returns, with one less it may return
-// before the data. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the
-// slot. The forms with a slot number act on that slot in the current lap and leave `stage` alone.
+// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
+// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
+// Methods with a slot number act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    static constexpr u32 barrier_bytes = 16 * Stages;  // of shared memory at base_address, which is aligned to 8
+    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 stage;   // this thread's current slot
+    u32 phase;   // parity of the current lap
 
-    u32 base;   // full[0..Stages), then empty[0..Stages); 8 bytes each
-    u32 stage;  // the slot at which this thread is
-    u32 phase;  // parity of the current lap; toggles when `stage` wraps
-
-    // Attach to the ring and initialize its barriers. All threads of the CTA call it; it ends in __syncthreads(). In a cluster, a
-    // cluster barrier must follow before a CTA uses the barriers of another one.
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA call it. In a cluster, a cluster
+    // barrier must follow before a CTA uses the barriers of another one.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, and leave its barriers alone.
+    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach(), and may use the ring at once; the others may after a barrier that
-    // they share with this thread, of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that complete a
-    // slot. consumer_arrivals: calls of release*() that free it; in a cluster, those of all its CTAs.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
+    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
+    // release*() that free it, by all CTAs of the cluster.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
             mbarrier_init(empty_barrier(slot), consumer_arrivals);
         }
-        fence_mbarrier_init();   // the async proxy and the cluster see initialized barriers
+        fence_mbarrier_init();
     }
 
-    // Initialize a ring without `empty` barriers, which takes 8 * Stages bytes. One thread calls it instead of init_barriers(). The
-    // producer then has another way to know that a slot may be filled again; acquire() and release*() may not be called.
+    // Initialize a ring without `empty` barriers, of 8 * Stages bytes. One thread calls it instead of init_barriers(). acquire() and
+    // release*() may not be called: the producer knows by other means that a slot is free.
     __device__ __forceinline__ void init_full_barriers(u32 producer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) mbarrier_init(get_barrier(slot), producer_arrivals);
-        fence_mbarrier_init();   // the async proxy sees initialized barriers
+        fence_mbarrier_init();
     }
 
     // Return the barrier that counts the bytes of a slot's loads.
@@ -277,16 +249,16 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. The first lap finds every slot empty: on a fresh barrier the phase
-    // of parity 1 counts as completed.
+    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once, and let the slot be full when `bytes` more bytes have come. Call it before the loads.
+    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
-    // Producer: arrive once without bytes, after ordinary stores to the slot.
+    // Producer: arrive once after ordinary stores to the slot.
     __device__ __forceinline__ void arrive(u32 slot) const { mbarrier_arrive(get_barrier(slot)); }
     __device__ __forceinline__ void arrive() const { arrive(stage); }
 
@@ -294,17 +266,17 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Correct only if instructions issued before the call have used every value that was read
-    // from the slot; then no read can be in flight. A loop that releases each slot one iteration after it read it has that property.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight:
+    // release a slot one iteration after reading it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
-    // Consumer: release_used() once for the warp, whose lanes all call it.
+    // Consumer: call release_used() once for the warp. All lanes call it.
     __device__ __forceinline__ void release_used_by_warp(u32 slot, u32 lane) const {
         __syncwarp();
         if (lane == 0) release_used(slot);
     }
 
-    // Go to the next slot; the parity toggles when the ring wraps.
+    // Go to the next slot, and toggle the parity when the ring wraps.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -312,12 +284,12 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity, for callers that number the slots themselves.
+    // Toggle the parity. Callers that number the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Call bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: for a number
-// unknown at compile time, ptxas reserves all 16 barriers.
+// Call bar_sync() at named barrier First + index, where index < Count. The recursion makes each number a constant: for a number unknown at
+// compile time, ptxas reserves all 16 barriers.
 template <u32 First, u32 Count>
 __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     if constexpr (Count == 1) {
@@ -329,22 +301,21 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel touches no global memory before this call.
-// The next kernel starts after this wait: whatever it reads before its own wait (weights, for example) was written by kernels that
-// have completed, or by this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call. The
+// next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// Divides 0 .. 2^31 - 1 by a number that the host knows, with one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
 struct Divisor {
-    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+    u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Between fp32 and the operands' 16-bit type, two values in a register ------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register --------------------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -361,18 +332,18 @@ constexpr u32 TILE_N = 64;   // keys of a block
 constexpr u32 HEAD_DIM = 64;   // of q and k
 constexpr u32 V_HEAD_DIM = 64;   // of v and the result
 
-// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
-constexpr u32 K = 0;   // 16384 B
-constexpr u32 V = 16384;   // 16384 B
-constexpr u32 Q = 32768;   // 16384 B
-constexpr u32 TILES = 49152;   // 8 B
-constexpr u32 Q_FULL_BARRIERS = 49160;   // 8 B
-constexpr u32 STAGED_BARRIERS = 49176;   // 8 B
-constexpr u32 K_FULL_BARRIERS = 49184;   // 16 B
-constexpr u32 V_FULL_BARRIERS = 49216;   // 16 B
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 -------------------------------------------------------
+constexpr u32 K = 0;                          // 16384 B
+constexpr u32 V = 16384;                      // 16384 B
+constexpr u32 Q = 32768;                      // 16384 B
+constexpr u32 TILES = 49152;                  // 8 B
+constexpr u32 Q_FULL_BARRIERS = 49160;        // 8 B
+constexpr u32 STAGED_BARRIERS = 49176;        // 8 B
+constexpr u32 K_FULL_BARRIERS = 49184;        // 16 B
+constexpr u32 V_FULL_BARRIERS = 49216;        // 16 B
 #define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
 
-// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+// The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
     u32 tiles_m;                    // heads of all sequences
     u32 tiles_n;                    // tiles of queries of each of them
@@ -461,14 +432,11 @@ typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the second product,
 
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %34, 0;\n"
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, %32, %33, p, 1, 1, 0, 0;\n"
-        "}"
+        "}, %32, %33, p, 1, 1, 0, 0;\n}"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
           "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
         : "l"(a), "l"(b), "r"((u32)accumulates)
@@ -477,14 +445,11 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
 
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %37, 0;\n"
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"
-        "}"
+        "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
           "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((u32)accumulates)
@@ -801,9 +766,7 @@ using Staged = TmaPipeline<Q_STAGES>;    // results in shared memory
 __device__ __forceinline__ u32 take_tile(u32* counter, u32 tiles) {
     u32 taken;
     asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
-                 : "=r"(taken)
-                 : "l"(__cvta_generic_to_global(counter)), "r"(tiles - 1)
-                 : "memory");
+                 : "=r"(taken) : "l"(__cvta_generic_to_global(counter)), "r"(tiles - 1) : "memory");
     return gridDim.x + taken;
 }
 

@@ -23,33 +23,32 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible.
-// Return at once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
+// once unless this is a programmatic dependent launch.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel touches no global memory before this call.
-// The next kernel starts after this wait: whatever it reads before its own wait (weights, for example) was written by kernels that
-// have completed, or by this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call. The
+// next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// Divides 0 .. 2^31 - 1 by a number that the host knows, with one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
 struct Divisor {
-    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+    u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Between fp32 and the operands' 16-bit type, two values in a register ------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register --------------------------------------------------------
 __device__ __forceinline__ float low_to_float(u32 pair) {
     return __uint_as_float(pair << 16);
 }
@@ -74,12 +73,12 @@ constexpr u32 TILE_N = 32;   // keys of a block
 constexpr u32 HEAD_DIM = 64;   // of q and k
 constexpr u32 V_HEAD_DIM = 64;   // of v and the result
 
-// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
-constexpr u32 K = 0;   // 4096 B
-constexpr u32 V = 4096;   // 4096 B
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 -------------------------------------------------------
+constexpr u32 K = 0;                          // 4096 B
+constexpr u32 V = 4096;                       // 4096 B
 #define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
 
-// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+// The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
     u32 tiles_m;                    // heads of all sequences
     u32 tiles_n;                    // tiles of queries of each of them

@@ -34,18 +34,17 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
-// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
 
-// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer, which the other primitives take.
+// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer.
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas reads the register again rather than keep the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -55,39 +54,33 @@ __device__ __forceinline__ u32 laneid() {
 // [PTX ISA, elect.sync] Return true in exactly one lane. All 32 lanes of the warp call it.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "elect.sync _|p, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(elected));
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
     return elected != 0;
 }
 
-// [PTX ISA, bar] Wait at named barrier `id` (1..15; 0 is __syncthreads) until `threads` threads, whole warps, have arrived.
+// [PTX ISA, bar] Wait at named barrier `id` until `threads` threads, in whole warps, have arrived. __syncthreads() uses barrier 0.
 __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible.
-// Return at once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
+// once unless this is a programmatic dependent launch.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8): each phase needs `count`
-// arrivals. Other threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
+// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once, with release semantics: threads that wait see this thread's earlier writes.
+// [PTX ISA, mbarrier.arrive] Arrive once with release semantics: waiting threads see this thread's earlier writes.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
@@ -97,24 +90,17 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed. The thread may be suspended for a while
-// first. On a fresh barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension if it has not. On
+// a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done) : "r"(bar), "r"(parity) : "memory");
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: afterwards this thread
-// sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: this
+// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -125,124 +111,105 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at (c0, c1, ..), counted in elements, c0 innermost, to shared address `dst`
-// (aligned to 128 bytes, to 1024 under the 128-byte swizzle). One thread calls it. Elements outside of the tensor are filled.
-// `bar` counts the bytes of the whole box.
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1)
-        : "memory");
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B swizzle).
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4}], [%2];"
+                 :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1) : "memory");
 }
 
-// This form takes an L2 policy of createpolicy_*.
+// Load with an L2 policy of createpolicy_*.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1)
-        : "memory");
+    asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+                 " [%0], [%1, {%4, %5}], [%2], %3;"
+                 :: "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1) : "memory");
 }
 
-// [PTX ISA, createpolicy] Return the L2 policy evict_first for every line of an access.
+// [PTX ISA, createpolicy] Return the L2 policy evict_first.
 __device__ __forceinline__ u64 createpolicy_evict_first() {
     u64 policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
 
-// [PTX ISA, createpolicy] Return the L2 policy evict_normal for every line of an access.
+// [PTX ISA, createpolicy] Return the L2 policy evict_normal.
 __device__ __forceinline__ u64 createpolicy_evict_normal() {
     u64 policy;
     asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
 
-// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers: lanes 8 i .. 8 i + 7 hold the shared addresses
-// (aligned to 16) of the rows of matrix i; lane l receives in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
-// _trans transposes them.
+// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
+// the rows of matrix i, aligned to 16. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
-                 : "r"(addr)
-                 : "memory");
+                 : "=r"(r[0]), "=r"(r[1]) : "r"(addr) : "memory");
 }
 
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(addr)
-                 : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
 }
 
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers: lanes 8 i .. 8 i + 7 hold the shared addresses
-// (aligned to 16) of the rows of matrix i; lane l has in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
-// _trans transposes them.
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
+// the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1])
-                 : "memory");
+                 :: "r"(addr), "r"(r[0]), "r"(r[1]) : "memory");
 }
 
-// [PTX ISA, mma.m16n8k16] d += a b for a warp: a is 16 x 16 by rows, b 16 x 8 by columns, both f16 in 32-bit words; d is
-// 16 x 8 fp32. Lane l holds d[0..1] at row l / 4, columns 2 (l % 4) + 0..1, and d[2..3] eight rows below.
+// [PTX ISA, mma.m16n8k16] Compute d += a b for a warp: a is 16 x 16, b is 16 x 8, both f16; d is 16 x 8 in fp32. In d[0..1],
+// lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; in d[2..3], those columns of row l / 4 + 8.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
         " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// A ring of Stages slots in shared memory, filled by a producer and read by consumers.
+// A ring of Stages slots in shared memory that a producer fills and consumers read.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer's arrivals and bytes have come; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it fills the slot again. Each thread
-// keeps its position, `stage` and `phase`, in registers. Producer and consumers both start at (0, 0) and advance() once a slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
+// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
+// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes are exactly those that the loads deliver: with one byte more wait() never returns, with one less it may return
-// before the data. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the
-// slot. The forms with a slot number act on that slot in the current lap and leave `stage` alone.
+// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
+// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
+// Methods with a slot number act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    static constexpr u32 barrier_bytes = 16 * Stages;  // of shared memory at base_address, which is aligned to 8
+    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 stage;   // this thread's current slot
+    u32 phase;   // parity of the current lap
 
-    u32 base;   // full[0..Stages), then empty[0..Stages); 8 bytes each
-    u32 stage;  // the slot at which this thread is
-    u32 phase;  // parity of the current lap; toggles when `stage` wraps
-
-    // Attach to the ring and initialize its barriers. All threads of the CTA call it; it ends in __syncthreads(). In a cluster, a
-    // cluster barrier must follow before a CTA uses the barriers of another one.
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA call it. In a cluster, a cluster
+    // barrier must follow before a CTA uses the barriers of another one.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, and leave its barriers alone.
+    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach(), and may use the ring at once; the others may after a barrier that
-    // they share with this thread, of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that complete a
-    // slot. consumer_arrivals: calls of release*() that free it; in a cluster, those of all its CTAs.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
+    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
+    // release*() that free it, by all CTAs of the cluster.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
             mbarrier_init(empty_barrier(slot), consumer_arrivals);
         }
-        fence_mbarrier_init();   // the async proxy and the cluster see initialized barriers
+        fence_mbarrier_init();
     }
 
     // Return the barrier that counts the bytes of a slot's loads.
@@ -253,12 +220,12 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. The first lap finds every slot empty: on a fresh barrier the phase
-    // of parity 1 counts as completed.
+    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once, and let the slot be full when `bytes` more bytes have come. Call it before the loads.
+    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -266,17 +233,17 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Correct only if instructions issued before the call have used every value that was read
-    // from the slot; then no read can be in flight. A loop that releases each slot one iteration after it read it has that property.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight:
+    // release a slot one iteration after reading it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
-    // Consumer: release_used() once for the warp, whose lanes all call it.
+    // Consumer: call release_used() once for the warp. All lanes call it.
     __device__ __forceinline__ void release_used_by_warp(u32 slot, u32 lane) const {
         __syncwarp();
         if (lane == 0) release_used(slot);
     }
 
-    // Go to the next slot; the parity toggles when the ring wraps.
+    // Go to the next slot, and toggle the parity when the ring wraps.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -284,18 +251,18 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity, for callers that number the slots themselves.
+    // Toggle the parity. Callers that number the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Divides 0 .. 2^31 - 1 by a number that the host knows, with one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
 struct Divisor {
-    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+    u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Between fp32 and the operands' 16-bit type, two values in a register ------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register --------------------------------------------------------
 __device__ __forceinline__ float low_to_float(u32 pair) {
     float d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
@@ -314,7 +281,7 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
-// ---- Arithmetic of two 16-bit values in a register ---------------------------------------------------------------------
+// ---- Arithmetic on pairs of 16-bit values in a register ----------------------------------------------------------------
 __device__ __forceinline__ u32 subtract(u32 a, u32 b) {
     u32 d;
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
@@ -327,7 +294,7 @@ __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     return d;
 }
 
-// Return word i of a thread's 16 bytes of a 64 x 64 block of packed weights: the weights of rows 16 i .. 16 i + 15.
+// Return word i of a thread's 16 bytes of a 64 x 64 block of packed weights: its weights in rows 16 i to 16 i + 15.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
@@ -336,18 +303,17 @@ __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
 __device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
-                 : "r"(smem) : "memory");
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
     return values;
 }
 
-// [PTX ISA, st] Store a thread's four sums of a fragment to shared memory.
+// [PTX ISA, st] Store a thread's four values of a fragment to shared memory.
 __device__ __forceinline__ void store_fragment(u32 smem, const float (&sums)[4]) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
                  :: "r"(smem), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3]) : "memory");
 }
 
-// [PTX ISA, ld] Add four sums of a fragment from shared memory.
+// [PTX ISA, ld] Add a thread's four values of a fragment from shared memory.
 __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
     float other[4];
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -381,14 +347,14 @@ constexpr u32 N64_PER_TILE = TILE_N / 64;
 constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights
 constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 of K
 
-// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
-constexpr u32 ACTIVATIONS = 0;   // 16384 B
-constexpr u32 WEIGHTS = 16384;   // 65536 B
-constexpr u32 SCALES = 81920;   // 2048 B
-constexpr u32 ZEROS = 83968;   // 1024 B
-constexpr u32 STAGING = 84992;   // 2560 B
-constexpr u32 SLICE_SUMS = 87552;   // 4096 B
-constexpr u32 FULL_BARRIERS = 91648;   // 32 B
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 -------------------------------------------------------
+constexpr u32 ACTIVATIONS = 0;                // 16384 B
+constexpr u32 WEIGHTS = 16384;                // 65536 B
+constexpr u32 SCALES = 81920;                 // 2048 B
+constexpr u32 ZEROS = 83968;                  // 1024 B
+constexpr u32 STAGING = 84992;                // 2560 B
+constexpr u32 SLICE_SUMS = 87552;             // 4096 B
+constexpr u32 FULL_BARRIERS = 91648;          // 32 B
 
 // ---- Slots: STAGES of each operand ------------------------------------------------------------------------------------------
 constexpr u32 ACTIVATION_STAGE_BYTES = 4096;
@@ -410,7 +376,7 @@ enum NamedBarrier : u32 {
 // The warps with the same columns of N.
 __device__ __forceinline__ void slice_sync(u32 warp_tile) { bar_sync(SLICE_BARRIER + warp_tile, SLICE_K * SLICE_THREADS); }
 
-// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+// The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
     u32 m;                          // rows of the result
     u32 n;                          // columns of the result
@@ -473,8 +439,8 @@ struct WorkQueue {
     }
 };
 
-// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
-// that run at the same time share operands in L2.
+// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group, so
+// that CTAs that run at the same time share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -483,7 +449,7 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
-// The same work stage by stage, for the producer.
+// The stages of a queue's work units, one after the other. The producer loads them in this order.
 struct StageCursor {
     WorkQueue queue;
     WorkUnit unit;
@@ -492,6 +458,7 @@ struct StageCursor {
     __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
         : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
 
+    // Go to the next stage. Return false if there is none.
     __device__ __forceinline__ bool next(const Problem& problem) {
         if (++k < unit.k_end) return true;
         if (!queue.next(problem, unit)) return false;
@@ -531,7 +498,7 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
 // ---- Accumulators, and partial sums of them -------------------------------------------------------------------------
 // Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
 
-// A warp's accumulators: fragments of 16 x 8 values, four a lane.
+// A warp's accumulators: fragments of 16 x 8 values, four per lane.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
 // ---- Within a CTA: slice-K ------------------------------------------------------------------------------------------
@@ -584,8 +551,7 @@ __device__ __forceinline__ void store_partials(const Accumulators& acc, const Wo
             sums[(c * FRAGMENTS_8 + r) * 32] = make_float4(acc[c][r][0], acc[c][r][1], acc[c][r][2], acc[c][r][3]);
     __syncwarp();
     if (lane == 0)   // release at gpu scope covers the other lanes' stores, which __syncwarp ordered before it
-        asm volatile("st.release.gpu.global.u32 [%0], 1;"
-                     :: "l"(workspace.flags + cta * WARP_TILES + warp_tile) : "memory");
+        asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(workspace.flags + cta * WARP_TILES + warp_tile) : "memory");
 }
 
 // The owner of a tile adds the partial sums of the following ranges, `stages_missing` stages in all, in the order of the
@@ -654,7 +620,7 @@ __device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& probl
     }
 }
 
-// Store 16 bytes of a row of the result.
+// Store 16 bytes of a row of the result. Elements outside the result are not stored.
 template <typename Element>
 __device__ __forceinline__ void store_vector(const Problem& problem, Element* output, uint4 values, u32 row, u32 column) {
     constexpr u32 COLUMNS = 16 / sizeof(Element);
@@ -662,7 +628,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     Element* target = output + row * problem.output_pitch + column;
     if (problem.output_vectors && column + COLUMNS <= problem.n) {
         *(uint4*)target = values;
-    } else {   // a row that is not 16-byte aligned, or the last columns
+    } else {   // an unaligned row, or the last columns
         const u32 words[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
         for (u32 i = 0; i < COLUMNS; ++i) {
