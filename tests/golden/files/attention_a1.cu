@@ -10,10 +10,6 @@
 // One stage holds
 //     8192 B  k 64 x 64 bfloat16, 128B swizzle
 //     8192 B  v 64 x 64 bfloat16, 128B swizzle
-// Shared memory, by offset
-//        0  k, 16384 B
-//    16384  v, 16384 B
-//    32768  q, 8192 B
 
 namespace cudatma {
 
@@ -121,8 +117,8 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call. The
-// next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
+// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
@@ -135,7 +131,7 @@ struct Divisor {
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register --------------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -154,13 +150,12 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 
 namespace cudatma {
 
-// ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 TILE_M = 64;   // queries of a CTA's tile
-constexpr u32 TILE_N = 64;   // keys of a block
-constexpr u32 HEAD_DIM = 64;   // of q and k
-constexpr u32 V_HEAD_DIM = 64;   // of v and the result
+// ---- Tile -----------------------------------------------------------------------------------------------------------
+constexpr u32 TILE_M = 64;   // queries per CTA
+constexpr u32 TILE_N = 64;   // keys per block
+constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // elements of a row of q and k, and of v and the result
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 -------------------------------------------------------
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 K = 0;                          // 16384 B
 constexpr u32 V = 16384;                      // 16384 B
 constexpr u32 Q = 32768;                      // 8192 B
@@ -191,21 +186,20 @@ struct Problem {
     u64 v_batch;                    // elements from one sequence of v to the next
 };
 
-// ---- Where a tile lies ----------------------------------------------------------------------------------------------
-// Queries from row0 on of a head of q, which sees the keys of a head of k and v; of one sequence of the batch.
+// ---- Tiles of queries -----------------------------------------------------------------------------------------------
+// A tile: queries of one sequence and one head of q, which begin with row0, and the head of k and v that they attend to.
 struct Place {
     u32 row0, head, kv_head, batch;
 };
 
-// Tiles take the same time and are numbered head by head.
+// Return the place of a tile. Tiles are numbered head by head, because all take the same time.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 any_head = divide(tile, problem.by_tiles_n), row0 = (tile - any_head * problem.tiles_n) * TILE_M;
     const u32 batch = divide(any_head, problem.by_heads), head = any_head - batch * problem.heads;
     return Place{row0, head, divide(head, problem.by_group), batch};
 }
 
-// ---- Which keys a row of q sees --------------------------------------------------------------------------------------
-// Row r sees keys first_key(r) to end_key(r) - 1.
+// ---- Masks: row r sees keys first_key(r) to end_key(r) - 1 ----------------------------------------------------------
 __device__ __forceinline__ int end_key(const Problem& problem, u32 row) {
     return problem.k_length;
 }
@@ -219,38 +213,40 @@ struct Blocks {
     u32 begin, end;
 };
 
-// Return the blocks with a key that some row of the tile sees.
+// Return the blocks that contain a key that some row of the tile sees.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
     return Blocks{min(end, first_key(problem, place.row0) / TILE_N), end};
 }
 
-// ---- Slots of rows, in spans as wide as the swizzle --------------------------------------------------------
+// ---- Slots: rows of q, k and v, divided into spans of the swizzle's width -------------------------------------------
 constexpr u32 WARPGROUPS = 1;   // 64 queries each
-constexpr u32 KV_BYTES = 2;   // of an element
+constexpr u32 KV_BYTES = 2;   // bytes per element of k and v
 constexpr u32 K_STAGE_BYTES = KV_BYTES * TILE_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * TILE_N * V_HEAD_DIM;
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
-constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;   // in elements and vectors
+constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
-    WARPGROUP_BARRIER = 1,   // the first of one for each warpgroup
+    WARPGROUP_BARRIER = 1,   // the first of one barrier per warpgroup
 };
 
 __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<WARPGROUP_BARRIER, WARPGROUPS>(warpgroup, 128); }
 
-// Returns the offset of 16 bytes of a row in a span.
+// Return the offset of a vector of 16 bytes of a row within a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
 }
 
-// ---- Products ---------------------------------------------------------------------------------------------------------
-// A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
+// ---- Products -------------------------------------------------------------------------------------------------------
+// In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 constexpr u32 SCORE_FRAGMENTS = TILE_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
 typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the second product, 16 keys each
 
+// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false: scores = q k^T. a and b are matrix
+// descriptors. No other instruction may access d between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -264,6 +260,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
+// [PTX ISA, wgmma.mma_async] The same for output += p v. a is in registers, like operand A of mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -277,7 +274,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], co
         : "memory");
 }
 
-// Issues scores = q k^T of a warpgroup's queries and a block of keys, as one commit group.
+// Issue scores = q k^T for a warpgroup's queries and a block of keys as one commit group.
 __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 warpgroup) {
     const u64 queries = matrix_descriptor(q + warpgroup * 64 * SPAN_BYTES, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     const u64 keys = matrix_descriptor(k, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
@@ -291,7 +288,7 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 
     wgmma_commit_group();
 }
 
-// Issues output += p v for a block of values, as one commit group.
+// Issue output += p v for a block of values as one commit group.
 __device__ __forceinline__ void multiply_values(Output& output, const Probabilities& p, u32 v) {
     const u64 values = matrix_descriptor(v, TILE_N * SPAN_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     wgmma_fence();
@@ -301,44 +298,44 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
     wgmma_commit_group();
 }
 
-// ---- Softmax ------------------------------------------------------------------------------------------------------------
-constexpr bool HAS_WINDOW = false;
-constexpr float MOST_POWER = 8.0f;   // an exponential may reach 2^MOST_POWER before the rows of its warp are rescaled
+// ---- Softmax --------------------------------------------------------------------------------------------------------
+constexpr float MAX_POWER = 8.0f;   // exponentials may reach 2^MAX_POWER before the rows of a warp are rescaled
 
-// A row's maximum until it sees a key, in powers of 2: less than every scaled score except minus infinity. The exponent of a score of minus
-// infinity is then minus infinity, not NaN.
-constexpr float LEAST_POWER = -3.402823466e38f;
+// The maximum of a row that has not seen a key: the lowest finite float, so that the exponent of a score of minus infinity is minus
+// infinity, not NaN.
+constexpr float MIN_POWER = -3.402823466e38f;
 
-// A thread's two rows: the largest scaled score when the row was last rescaled, in powers of 2, and the thread's part of the sum of
-// 2^(scaled score - maximum).
+// The state of a thread's two rows. maximum: the largest scaled score when the row was last rescaled, in powers of 2. sum: the thread's
+// part of the sum of 2^(scaled score - maximum).
 struct Rows {
     float maximum[2], sum[2];
 };
 
+// [PTX ISA, ex2] Return 2^x.
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// Set the scores of keys that a row does not see to minus infinity. row: the thread's first row. key0: the block's first key.
+// Set the scores of keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
 __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
     const int column = key0 + lane % 4 * 2;
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
-        const int end = end_key(problem, row + 8 * r) - column, first = first_key(problem, row + 8 * r) - column;
+        const int end = end_key(problem, row + 8 * r) - column;
 #pragma unroll
         for (u32 f = 0; f < SCORE_FRAGMENTS; ++f)
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 const int at = 8 * f + i;
-                if (at >= end || (HAS_WINDOW && at < first)) scores[f][2 * r + i] = -INF;
+                if (at >= end) scores[f][2 * r + i] = -INF;
             }
     }
 }
 
-// Replace the scores by 2^(scaled score - maximum). Return true if a maximum of the warp's rows rose by more than MOST_POWER: the rows then
-// have new maxima, and the caller multiplies their output by `rescale`, which is not written otherwise.
+// Replace the scores by 2^(scaled score - maximum). Return true if the maximum of a row of the warp rose by more than MAX_POWER: the rows
+// then have new maxima, and the caller multiplies the output by `rescale`, which is set only in this case.
 template <bool IsMasked>
 __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
                                         u32 lane) {
@@ -352,7 +349,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
         maximum[r] *= problem.scale_log2;
     }
     const float growth = fmaxf(maximum[0] - rows.maximum[0], maximum[1] - rows.maximum[1]);
-    const bool rises = __any_sync(0xffffffffu, growth > MOST_POWER);
+    const bool rises = __any_sync(0xffffffffu, growth > MAX_POWER);
     if (rises) {
 #pragma unroll
         for (u32 r = 0; r < 2; ++r) {
@@ -377,14 +374,15 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
     return rises;
 }
 
-// Round the scores to operands of 16 keys, two fragments each.
+// Round the probabilities to operands of 16 keys, which take two fragments of the scores each.
 __device__ __forceinline__ void round_scores(Probabilities& p, const Scores& scores) {
 #pragma unroll
-    for (u32 n = 0; n < TILE_N / 16; ++n)
+    for (u32 n = 0; n < SCORE_FRAGMENTS / 2; ++n)
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) p[n][i] = to_pair(scores[2 * n + i / 2][i % 2 * 2], scores[2 * n + i / 2][i % 2 * 2 + 1]);
 }
 
+// Multiply a thread's two rows of the output by `rescale`.
 __device__ __forceinline__ void rescale_output(Output& output, const float (&rescale)[2]) {
 #pragma unroll
     for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f)
@@ -392,6 +390,7 @@ __device__ __forceinline__ void rescale_output(Output& output, const float (&res
         for (u32 i = 0; i < 4; ++i) output[f][i] *= rescale[i / 2];
 }
 
+// Initialize the output and the state of rows that have not seen a key.
 __device__ __forceinline__ void clear(Output& output, Rows& rows) {
 #pragma unroll
     for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f)
@@ -399,29 +398,25 @@ __device__ __forceinline__ void clear(Output& output, Rows& rows) {
         for (u32 i = 0; i < 4; ++i) output[f][i] = 0.0f;
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
-        rows.maximum[r] = LEAST_POWER;
+        rows.maximum[r] = MIN_POWER;
         rows.sum[r] = 0.0f;
     }
 }
 
-// ---- Results ----------------------------------------------------------------------------------------------------------
-// lse: where the logarithms of the rows' sums are stored, or nullptr.
+// ---- Results --------------------------------------------------------------------------------------------------------
 struct LogSums {
-    float* lse;
+    float* lse;          // the logarithms of the rows' sums, or nullptr
 };
 
-// The natural logarithm of a row's sum of exp(scale score); minus infinity where it has seen no key. maximum: in powers of 2, which
-// the sum is relative to.
+// Return the natural logarithm of a row's sum of exp(scaled score), or minus infinity if the row has seen no key. maximum: the power of 2
+// that the sum is relative to.
 __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
     return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
 // Return the inverse of a row's sum, or 0 if the row has seen no key.
-__device__ __forceinline__ float inverse_of_sum(const LogSums& logs, u32 head, float& maximum, float& sum) {
-    return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
-}
-
-// Add up the sums of a row's four threads.
+__device__ __forceinline__ float inverse_of_sum(float sum) { return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum); }
+// Add up the sums of the four threads of each row.
 __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
@@ -436,7 +431,7 @@ __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, co
     float sums[2] = {rows.sum[0], rows.sum[1]}, maxima[2] = {rows.maximum[0], rows.maximum[1]}, inverse[2];
     add_up_sums(sums);
 #pragma unroll
-    for (u32 r = 0; r < 2; ++r) inverse[r] = inverse_of_sum(logs, place.head, maxima[r], sums[r]);
+    for (u32 r = 0; r < 2; ++r) inverse[r] = inverse_of_sum(sums[r]);
     if (logs.lse != nullptr && lane % 4 == 0) {
         float* head = logs.lse + ((u64)place.batch * problem.heads + place.head) * problem.q_length;
 #pragma unroll
@@ -447,7 +442,7 @@ __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, co
     rescale_output(output, inverse);
 }
 
-// Write a warp's 16 rows to the tile at `staging`, in the swizzle of the loads. row0: the warp's first row in the tile.
+// Write a warp's 16 rows to the tile at `staging`, in the swizzle of the queries. row0: the warp's first row in the tile.
 __device__ __forceinline__ void stage_output(const Output& output, u32 staging, u32 row0, u32 lane) {
     const u32 row = row0 + lane % 16;
 #pragma unroll
@@ -458,10 +453,10 @@ __device__ __forceinline__ void stage_output(const Output& output, u32 staging, 
     }
 }
 
-// Store a warp's rows by 16-byte stores, through the shared memory of the queries.
+// Store a warp's rows with 16-byte stores, through the shared memory of the queries. row0: the warp's first row in the tile.
 __device__ __forceinline__ void store_rows(const Output& output, const Problem& problem, u16* result, u32 staging, const Place& place,
                                            u32 row0, u32 lane) {
-    constexpr u32 VECTORS = V_HEAD_DIM / 8;   // of a row
+    constexpr u32 VECTORS = V_HEAD_DIM / 8;   // vectors per row
     stage_output(output, staging, row0, lane);
     __syncwarp();
     u16* head = result + place.batch * problem.output_batch + place.head * problem.output_head;
@@ -474,8 +469,8 @@ __device__ __forceinline__ void store_rows(const Output& output, const Problem& 
     }
 }
 
-// One block of keys after the other: scores, softmax, product with the values. q, k, v: slots in shared memory. row0: of the
-// warp's 16 rows.
+// Process a block of keys: scores, softmax, product with the values. q, k, v: slots in shared memory. row0: the warp's first query in the
+// sequence.
 __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const Problem& problem, u32 q, u32 k, u32 v, u32 block, u32 row0,
                                              u32 warpgroup, u32 lane) {
     Scores scores;
@@ -494,11 +489,12 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const P
     wgmma_wait_group<0>();
 }
 
-// ---- Loads: each thread copies some vectors of 16 bytes to where the swizzle has them --------------------------------------
+// ---- Loads: all threads copy vectors of 16 bytes into the swizzle ---------------------------------------------------
 constexpr u32 THREADS = 128 * WARPGROUPS;
-constexpr u32 ROWS = THREADS / SPAN_VECTORS;   // that all threads copy at a time, one span of each
+constexpr u32 ROWS = THREADS / SPAN_VECTORS;   // rows that all threads copy at a time, one span each
 
-// Rows from row0 on of a head with so many rows; what lies outside is zero. pitch: of rows, in elements.
+// Copy Rows rows of a head, which begin with row0. Rows after the first `rows` of the head are zero. pitch: elements from one row to the
+// next.
 template <u32 Rows, u32 Columns>
 __device__ __forceinline__ void load_rows(u32 slot, const u16* head, u64 pitch, u32 row0, u32 rows) {
     static_assert(Rows % ROWS == 0 && ROWS % 8 == 0, "all threads copy, and the swizzle repeats");
@@ -512,19 +508,19 @@ __device__ __forceinline__ void load_rows(u32 slot, const u16* head, u64 pitch, 
             cp_async_16(destination + j / SPAN * Rows * SPAN_BYTES + i * SPAN_BYTES, source + i * pitch + j, row0 + row + i < rows ? 16 : 0);
 }
 
-// A block of keys and its values, as one group of this thread's copies; none if is_wanted is false.
+// Copy this thread's part of a block of keys and values as one group, which is empty unless is_needed.
 __device__ __forceinline__ void load_stage(const Problem& problem, u32 smem, u32 slot, const u16* k_head, const u16* v_head, u32 block,
-                                           bool is_wanted) {
-    if (is_wanted) {
+                                           bool is_needed) {
+    if (is_needed) {
         load_rows<TILE_N, HEAD_DIM>(smem + K + slot * K_STAGE_BYTES, k_head, problem.k_pitch, block * TILE_N, problem.k_length);
         load_rows<TILE_N, V_HEAD_DIM>(smem + V + slot * V_STAGE_BYTES, v_head, problem.v_pitch, block * TILE_N, problem.k_length);
     }
-    cp_async_commit_group();   // empty ones too: waiting counts groups
+    cp_async_commit_group();   // also an empty group: cp_async_wait_group() counts groups
 }
 }  // namespace cudatma
 
-// Attention, version a1: cp.async fills two slots with keys and values in turn. Each CTA computes one tile. All warps load, one
-// block ahead, and multiply.
+// Attention, version a1: cp.async fills two slots with keys and values. Each CTA computes one tile. All warps load one block ahead, and
+// multiply.
 extern "C" __global__ void __launch_bounds__(128, 1)
 attention_a1_bf16_d64_64x64_s2(
     const cudatma::u16* q,
@@ -536,7 +532,7 @@ attention_a1_bf16_d64_64x64_s2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    // The shuffle lets ptxas know that the value is uniform in a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp_index / 4, lane = laneid();
     const Place place = tile_place(problem, blockIdx.x);
     const Blocks blocks = key_blocks(problem, place);
@@ -551,17 +547,17 @@ attention_a1_bf16_d64_64x64_s2(
     Output output;
     Rows rows;
     clear(output, rows);
-    const u32 row0 = 16 * warp_index;   // of the warp in the tile
+    const u32 row0 = 16 * warp_index;   // the warp's first row in the tile
     u32 slot = 0;
     for (u32 block = blocks.end; block-- > blocks.begin; slot ^= 1) {
         cp_async_wait_group<0>();         // this thread's copies of the block have landed
         fence_proxy_async_shared_cta();   // wgmma reads them through the async proxy
-        __syncthreads();                  // those of all threads; and all have multiplied the block before
+        __syncthreads();                  // all copies have landed, and all warps have multiplied the previous block
         load_stage(problem, smem, slot ^ 1, k_head, v_head, block - 1, block > blocks.begin);
         attend_block(output, rows, problem, smem + Q, smem + K + slot * K_STAGE_BYTES, smem + V + slot * V_STAGE_BYTES, block,
                      place.row0 + row0, warpgroup, lane);
     }
     finish_rows(output, rows, problem, LogSums{lse}, place, place.row0 + row0 + lane / 4, lane);
-    warpgroup_sync(warpgroup);   // the warpgroup has read its queries; the results overwrite them
+    warpgroup_sync(warpgroup);   // the warpgroup has read its queries, which the results overwrite
     store_rows(output, problem, output_rows, smem + Q, place, row0, lane);
 }

@@ -11,13 +11,6 @@
 // One stage holds
 //     8192 B  k 64 x 64 bfloat16, 128B swizzle
 //     8192 B  v 64 x 64 bfloat16, 128B swizzle
-// Shared memory, by offset
-//        0  k, 16384 B
-//    16384  v, 16384 B
-//    32768  q, 16384 B
-//    49152  q_barrier, 8 B
-//    49160  full_barriers, 16 B
-//    49176  empty_barriers, 16 B
 
 namespace cudatma {
 
@@ -82,8 +75,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension if it has not. On
-// a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -91,8 +83,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: this
-// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -104,7 +96,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_4d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5, %6}], [%2];"
@@ -245,8 +238,8 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call. The
-// next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
+// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
@@ -259,7 +252,7 @@ struct Divisor {
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register --------------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -278,13 +271,12 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 
 namespace cudatma {
 
-// ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 TILE_M = 128;   // queries of a CTA's tile
-constexpr u32 TILE_N = 64;   // keys of a block
-constexpr u32 HEAD_DIM = 64;   // of q and k
-constexpr u32 V_HEAD_DIM = 64;   // of v and the result
+// ---- Tile -----------------------------------------------------------------------------------------------------------
+constexpr u32 TILE_M = 128;   // queries per CTA
+constexpr u32 TILE_N = 64;   // keys per block
+constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // elements of a row of q and k, and of v and the result
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 -------------------------------------------------------
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 K = 0;                          // 16384 B
 constexpr u32 V = 16384;                      // 16384 B
 constexpr u32 Q = 32768;                      // 16384 B
@@ -309,21 +301,20 @@ struct Problem {
     u64 output_batch;               // elements from one sequence of the result to the next
 };
 
-// ---- Where a tile lies ----------------------------------------------------------------------------------------------
-// Queries from row0 on of a head of q, which sees the keys of a head of k and v; of one sequence of the batch.
+// ---- Tiles of queries -----------------------------------------------------------------------------------------------
+// A tile: queries of one sequence and one head of q, which begin with row0, and the head of k and v that they attend to.
 struct Place {
     u32 row0, head, kv_head, batch;
 };
 
-// Tiles take the same time and are numbered head by head.
+// Return the place of a tile. Tiles are numbered head by head, because all take the same time.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 any_head = divide(tile, problem.by_tiles_n), row0 = (tile - any_head * problem.tiles_n) * TILE_M;
     const u32 batch = divide(any_head, problem.by_heads), head = any_head - batch * problem.heads;
     return Place{row0, head, divide(head, problem.by_group), batch};
 }
 
-// ---- Which keys a row of q sees --------------------------------------------------------------------------------------
-// Row r sees keys first_key(r) to end_key(r) - 1.
+// ---- Masks: row r sees keys first_key(r) to end_key(r) - 1 ----------------------------------------------------------
 __device__ __forceinline__ int end_key(const Problem& problem, u32 row) {
     return problem.k_length;
 }
@@ -337,41 +328,43 @@ struct Blocks {
     u32 begin, end;
 };
 
-// Return the blocks with a key that some row of the tile sees.
+// Return the blocks that contain a key that some row of the tile sees.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
     return Blocks{min(end, first_key(problem, place.row0) / TILE_N), end};
 }
 
-// ---- Slots of rows, in spans as wide as the swizzle --------------------------------------------------------
+// ---- Slots: rows of q, k and v, divided into spans of the swizzle's width -------------------------------------------
 constexpr u32 WARPGROUPS = 2;   // 64 queries each
 constexpr u32 CONSUMER_WARPS = 8;
-constexpr u32 STAGES = 2;   // blocks of keys, and of values
+constexpr u32 STAGES = 2;   // slots of the ring of keys, and of the ring of values
 constexpr u32 Q_BYTES = 2 * TILE_M * HEAD_DIM;
-constexpr u32 KV_BYTES = 2;   // of an element
+constexpr u32 KV_BYTES = 2;   // bytes per element of k and v
 constexpr u32 K_STAGE_BYTES = KV_BYTES * TILE_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * TILE_N * V_HEAD_DIM;
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
-constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;   // in elements and vectors
+constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
-    WARPGROUP_BARRIER = 1,   // the first of one for each warpgroup
+    WARPGROUP_BARRIER = 1,   // the first of one barrier per warpgroup
 };
 
 __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<WARPGROUP_BARRIER, WARPGROUPS>(warpgroup, 128); }
 
-// Returns the offset of 16 bytes of a row in a span.
+// Return the offset of a vector of 16 bytes of a row within a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
 }
 
-// ---- Products ---------------------------------------------------------------------------------------------------------
-// A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
+// ---- Products -------------------------------------------------------------------------------------------------------
+// In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 constexpr u32 SCORE_FRAGMENTS = TILE_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
 typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the second product, 16 keys each
 
+// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false: scores = q k^T. a and b are matrix
+// descriptors. No other instruction may access d between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -385,6 +378,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
+// [PTX ISA, wgmma.mma_async] The same for output += p v. a is in registers, like operand A of mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -398,7 +392,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], co
         : "memory");
 }
 
-// Issues scores = q k^T of a warpgroup's queries and a block of keys, as one commit group.
+// Issue scores = q k^T for a warpgroup's queries and a block of keys as one commit group.
 __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 warpgroup) {
     const u64 queries = matrix_descriptor(q + warpgroup * 64 * SPAN_BYTES, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     const u64 keys = matrix_descriptor(k, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
@@ -412,7 +406,7 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 
     wgmma_commit_group();
 }
 
-// Issues output += p v for a block of values, as one commit group.
+// Issue output += p v for a block of values as one commit group.
 __device__ __forceinline__ void multiply_values(Output& output, const Probabilities& p, u32 v) {
     const u64 values = matrix_descriptor(v, TILE_N * SPAN_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     wgmma_fence();
@@ -422,47 +416,47 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
     wgmma_commit_group();
 }
 
-// ---- Softmax ------------------------------------------------------------------------------------------------------------
-constexpr bool HAS_WINDOW = false;
-constexpr float MOST_POWER = 8.0f;   // an exponential may reach 2^MOST_POWER before the rows of its warp are rescaled
+// ---- Softmax --------------------------------------------------------------------------------------------------------
+constexpr float MAX_POWER = 8.0f;   // exponentials may reach 2^MAX_POWER before the rows of a warp are rescaled
 
-// A row's maximum until it sees a key, in powers of 2: less than every scaled score except minus infinity. The exponent of a score of minus
-// infinity is then minus infinity, not NaN.
-constexpr float LEAST_POWER = -3.402823466e38f;
+// The maximum of a row that has not seen a key: the lowest finite float, so that the exponent of a score of minus infinity is minus
+// infinity, not NaN.
+constexpr float MIN_POWER = -3.402823466e38f;
 
-// A thread's two rows: the largest scaled score when the row was last rescaled, in powers of 2, and the thread's part of the sum of
-// 2^(scaled score - maximum).
+// The state of a thread's two rows. maximum: the largest scaled score when the row was last rescaled, in powers of 2. sum: the thread's
+// part of the sum of 2^(scaled score - maximum).
 struct Rows {
     float maximum[2], sum[2];
 };
 
+// [PTX ISA, ex2] Return 2^x.
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// tanh(x), with an absolute error of 2^-22; tanh.approx has 2^-11.
+// Return tanh(x) with an absolute error of 2^-22. tanh.approx has 2^-11.
 __device__ __forceinline__ float cap(float x) { return 1.0f - __fdividef(2.0f, exp2_approx(2.88539008f * x) + 1.0f); }
 
-// Set the scores of keys that a row does not see to minus infinity. row: the thread's first row. key0: the block's first key.
+// Set the scores of keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
 __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
     const int column = key0 + lane % 4 * 2;
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
-        const int end = end_key(problem, row + 8 * r) - column, first = first_key(problem, row + 8 * r) - column;
+        const int end = end_key(problem, row + 8 * r) - column;
 #pragma unroll
         for (u32 f = 0; f < SCORE_FRAGMENTS; ++f)
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 const int at = 8 * f + i;
-                if (at >= end || (HAS_WINDOW && at < first)) scores[f][2 * r + i] = -INF;
+                if (at >= end) scores[f][2 * r + i] = -INF;
             }
     }
 }
 
-// Replace the scores by 2^(scaled score - maximum). Return true if a maximum of the warp's rows rose by more than MOST_POWER: the rows then
-// have new maxima, and the caller multiplies their output by `rescale`, which is not written otherwise.
+// Replace the scores by 2^(scaled score - maximum). Return true if the maximum of a row of the warp rose by more than MAX_POWER: the rows
+// then have new maxima, and the caller multiplies the output by `rescale`, which is set only in this case.
 template <bool IsMasked>
 __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
                                         u32 lane) {
@@ -480,7 +474,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
         maximum[r] *= problem.scale_log2;
     }
     const float growth = fmaxf(maximum[0] - rows.maximum[0], maximum[1] - rows.maximum[1]);
-    const bool rises = __any_sync(0xffffffffu, growth > MOST_POWER);
+    const bool rises = __any_sync(0xffffffffu, growth > MAX_POWER);
     if (rises) {
 #pragma unroll
         for (u32 r = 0; r < 2; ++r) {
@@ -505,14 +499,15 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
     return rises;
 }
 
-// Round the scores to operands of 16 keys, two fragments each.
+// Round the probabilities to operands of 16 keys, which take two fragments of the scores each.
 __device__ __forceinline__ void round_scores(Probabilities& p, const Scores& scores) {
 #pragma unroll
-    for (u32 n = 0; n < TILE_N / 16; ++n)
+    for (u32 n = 0; n < SCORE_FRAGMENTS / 2; ++n)
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) p[n][i] = to_pair(scores[2 * n + i / 2][i % 2 * 2], scores[2 * n + i / 2][i % 2 * 2 + 1]);
 }
 
+// Multiply a thread's two rows of the output by `rescale`.
 __device__ __forceinline__ void rescale_output(Output& output, const float (&rescale)[2]) {
 #pragma unroll
     for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f)
@@ -520,6 +515,7 @@ __device__ __forceinline__ void rescale_output(Output& output, const float (&res
         for (u32 i = 0; i < 4; ++i) output[f][i] *= rescale[i / 2];
 }
 
+// Initialize the output and the state of rows that have not seen a key.
 __device__ __forceinline__ void clear(Output& output, Rows& rows) {
 #pragma unroll
     for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f)
@@ -527,29 +523,25 @@ __device__ __forceinline__ void clear(Output& output, Rows& rows) {
         for (u32 i = 0; i < 4; ++i) output[f][i] = 0.0f;
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
-        rows.maximum[r] = LEAST_POWER;
+        rows.maximum[r] = MIN_POWER;
         rows.sum[r] = 0.0f;
     }
 }
 
-// ---- Results ----------------------------------------------------------------------------------------------------------
-// lse: where the logarithms of the rows' sums are stored, or nullptr.
+// ---- Results --------------------------------------------------------------------------------------------------------
 struct LogSums {
-    float* lse;
+    float* lse;          // the logarithms of the rows' sums, or nullptr
 };
 
-// The natural logarithm of a row's sum of exp(scale score); minus infinity where it has seen no key. maximum: in powers of 2, which
-// the sum is relative to.
+// Return the natural logarithm of a row's sum of exp(scaled score), or minus infinity if the row has seen no key. maximum: the power of 2
+// that the sum is relative to.
 __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
     return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
 // Return the inverse of a row's sum, or 0 if the row has seen no key.
-__device__ __forceinline__ float inverse_of_sum(const LogSums& logs, u32 head, float& maximum, float& sum) {
-    return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
-}
-
-// Add up the sums of a row's four threads.
+__device__ __forceinline__ float inverse_of_sum(float sum) { return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum); }
+// Add up the sums of the four threads of each row.
 __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
@@ -564,7 +556,7 @@ __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, co
     float sums[2] = {rows.sum[0], rows.sum[1]}, maxima[2] = {rows.maximum[0], rows.maximum[1]}, inverse[2];
     add_up_sums(sums);
 #pragma unroll
-    for (u32 r = 0; r < 2; ++r) inverse[r] = inverse_of_sum(logs, place.head, maxima[r], sums[r]);
+    for (u32 r = 0; r < 2; ++r) inverse[r] = inverse_of_sum(sums[r]);
     if (logs.lse != nullptr && lane % 4 == 0) {
         float* head = logs.lse + ((u64)place.batch * problem.heads + place.head) * problem.q_length;
 #pragma unroll
@@ -575,7 +567,7 @@ __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, co
     rescale_output(output, inverse);
 }
 
-// Write a warp's 16 rows to the tile at `staging`, in the swizzle of the loads. row0: the warp's first row in the tile.
+// Write a warp's 16 rows to the tile at `staging`, in the swizzle of the queries. row0: the warp's first row in the tile.
 __device__ __forceinline__ void stage_output(const Output& output, u32 staging, u32 row0, u32 lane) {
     const u32 row = row0 + lane % 16;
 #pragma unroll
@@ -586,10 +578,10 @@ __device__ __forceinline__ void stage_output(const Output& output, u32 staging, 
     }
 }
 
-// Store a warp's rows by 16-byte stores, through the shared memory of the queries.
+// Store a warp's rows with 16-byte stores, through the shared memory of the queries. row0: the warp's first row in the tile.
 __device__ __forceinline__ void store_rows(const Output& output, const Problem& problem, u16* result, u32 staging, const Place& place,
                                            u32 row0, u32 lane) {
-    constexpr u32 VECTORS = V_HEAD_DIM / 8;   // of a row
+    constexpr u32 VECTORS = V_HEAD_DIM / 8;   // vectors per row
     stage_output(output, staging, row0, lane);
     __syncwarp();
     u16* head = result + place.batch * problem.output_batch + place.head * problem.output_head;
@@ -602,8 +594,8 @@ __device__ __forceinline__ void store_rows(const Output& output, const Problem& 
     }
 }
 
-// ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
-// Boxes of a span, Rows rows each.
+// ---- Loads: elements outside the tensors are zero -------------------------------------------------------------------
+// Load Rows rows of a head, in boxes of one span.
 template <u32 Rows, u32 Columns>
 __device__ __forceinline__ void load_rows(u32 target, const TensorMap* map, u32 barrier, u32 row, u32 head, u32 batch) {
 #pragma unroll
@@ -623,8 +615,8 @@ __device__ __forceinline__ void load_values(u32 target, const TensorMap* map, u3
     load_rows<TILE_N, V_HEAD_DIM>(target, map, barrier, block * TILE_N, place.kv_head, place.batch);
 }
 
-// One block of keys after the other: scores, softmax, product with the values. q, k, v: slots in shared memory. row0: of the
-// warp's 16 rows.
+// Process a block of keys: scores, softmax, product with the values. q, k, v: slots in shared memory. row0: the warp's first query in the
+// sequence.
 __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const Problem& problem, u32 q, u32 k, u32 v, u32 block, u32 row0,
                                              u32 warpgroup, u32 lane) {
     Scores scores;
@@ -645,7 +637,7 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const P
 
 using Ring = TmaPipeline<STAGES>;
 
-// One thread fills the ring's slot with a block of keys and its values.
+// Load a block of keys and values into the current slot. One thread calls it.
 __device__ __forceinline__ void load_stage(const Ring& ring, u32 smem, const TensorMap* k_map, const TensorMap* v_map, u32 block,
                                            const Place& place) {
     ring.expect_tx(K_STAGE_BYTES + V_STAGE_BYTES);
@@ -654,8 +646,8 @@ __device__ __forceinline__ void load_stage(const Ring& ring, u32 smem, const Ten
 }
 }  // namespace cudatma
 
-// Attention, version a2: TMA fills a ring of slots with keys and values. Each CTA computes one tile. All warps multiply; the
-// first thread also loads.
+// Attention, version a2: TMA fills a ring of slots with keys and values. Each CTA computes one tile. All warps multiply, and the first
+// thread also loads.
 extern "C" __global__ void __launch_bounds__(256, 1)
 attention_a2_bf16_d64_softcap_128x64_s2(
     const __grid_constant__ cudatma::TensorMap q_map,
@@ -667,17 +659,17 @@ attention_a2_bf16_d64_softcap_128x64_s2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    // The shuffle lets ptxas know that the value is uniform in a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp_index / 4, lane = laneid();
     const Place place = tile_place(problem, blockIdx.x);
     const Blocks blocks = key_blocks(problem, place);
 
     if (threadIdx.x == 0) mbarrier_init(smem + Q_BARRIER, 1);
     Ring reads;
-    reads.init(smem + FULL_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each warp releases a slot
+    reads.init(smem + FULL_BARRIERS, 1, CONSUMER_WARPS);   // one thread fills a slot; each warp releases it
     Ring writes = reads;
     wait_for_previous_grid();
-    u32 next = blocks.end;   // one past the block that is loaded next: the last come first
+    u32 next = blocks.end;   // one more than the next block to load: the last block comes first
     if (warp_index == 0) {
         if (elect_sync()) {
             mbarrier_arrive_expect_tx(smem + Q_BARRIER, Q_BYTES);
@@ -690,14 +682,14 @@ attention_a2_bf16_d64_softcap_128x64_s2(
     Output output;
     Rows rows;
     clear(output, rows);
-    const u32 row0 = 16 * warp_index;   // of the warp in the tile
+    const u32 row0 = 16 * warp_index;   // the warp's first row in the tile
     mbarrier_wait_parity(smem + Q_BARRIER, 0);
     for (u32 block = blocks.end; block-- > blocks.begin; reads.advance()) {
         reads.wait();
         attend_block(output, rows, problem, smem + Q, smem + K + reads.stage * K_STAGE_BYTES, smem + V + reads.stage * V_STAGE_BYTES, block,
                      place.row0 + row0, warpgroup, lane);
         reads.release_used_by_warp(reads.stage, lane);
-        if (warp_index == 0 && next > blocks.begin) {   // the same slot, when all warps have released it
+        if (warp_index == 0 && next > blocks.begin) {   // refill the slot when all warps have released it
             if (elect_sync()) {
                 writes.acquire();
                 load_stage(writes, smem, &k_map, &v_map, next - 1, place);
@@ -708,6 +700,6 @@ attention_a2_bf16_d64_softcap_128x64_s2(
         }
     }
     finish_rows(output, rows, problem, LogSums{lse}, place, place.row0 + row0 + lane / 4, lane);
-    warpgroup_sync(warpgroup);   // the warpgroup has read its queries; the results overwrite them
+    warpgroup_sync(warpgroup);   // the warpgroup has read its queries, which the results overwrite
     store_rows(output, problem, output_rows, smem + Q, place, row0, lane);
 }

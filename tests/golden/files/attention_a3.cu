@@ -13,15 +13,6 @@
 // One stage holds
 //     8192 B  k 64 x 64 bfloat16, 128B swizzle
 //     8192 B  v 64 x 64 bfloat16, 128B swizzle
-// Shared memory, by offset
-//        0  k, 16384 B
-//    16384  v, 16384 B
-//    32768  q, 16384 B
-//    49152  q_barrier, 8 B
-//    49160  k_full_barriers, 16 B
-//    49176  k_empty_barriers, 16 B
-//    49192  v_full_barriers, 16 B
-//    49208  v_empty_barriers, 16 B
 
 namespace cudatma {
 
@@ -105,8 +96,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension if it has not. On
-// a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -114,8 +104,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: this
-// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -127,7 +117,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_4d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5, %6}], [%2];"
@@ -268,8 +259,8 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call. The
-// next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
+// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
@@ -282,7 +273,7 @@ struct Divisor {
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register --------------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -301,13 +292,12 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 
 namespace cudatma {
 
-// ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 TILE_M = 128;   // queries of a CTA's tile
-constexpr u32 TILE_N = 64;   // keys of a block
-constexpr u32 HEAD_DIM = 64;   // of q and k
-constexpr u32 V_HEAD_DIM = 64;   // of v and the result
+// ---- Tile -----------------------------------------------------------------------------------------------------------
+constexpr u32 TILE_M = 128;   // queries per CTA
+constexpr u32 TILE_N = 64;   // keys per block
+constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // elements of a row of q and k, and of v and the result
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 -------------------------------------------------------
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 K = 0;                          // 16384 B
 constexpr u32 V = 16384;                      // 16384 B
 constexpr u32 Q = 32768;                      // 16384 B
@@ -340,15 +330,16 @@ struct Problem {
     u64 output_batch;               // elements from one sequence of the result to the next
 };
 
-// ---- Where a tile lies ----------------------------------------------------------------------------------------------
-// Queries from row0 on of a head of q, which sees the keys of a head of k and v; of one sequence of the batch.
+// ---- Tiles of queries -----------------------------------------------------------------------------------------------
+// A tile: queries of one sequence and one head of q, which begin with row0, and the head of k and v that they attend to.
 struct Place {
     u32 row0, head, kv_head, batch;
-    u32 q_begin, k_begin;   // first rows of the sequence, in q and in k and v
+    u32 q_begin, k_begin;   // the sequence's first rows in q, and in k and v
 };
 
-// Tiles are numbered in raster groups of heads, whose keys and values stay in L2: first the last queries of each of them, which see
-// the most keys. The last group has more heads, whose short tiles fill the gaps at the end.
+// Return the place of a tile. Tiles are numbered in raster groups of heads, whose keys and values stay in L2. Within a group, the last
+// queries of each head come first, because they see the most keys. The last group has more heads, whose short tiles fill the gaps at the
+// end.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 first_head = min(divide(tile, problem.by_raster_tiles) * problem.raster_heads, problem.last_group);
     const bool is_last = first_head == problem.last_group;
@@ -360,14 +351,14 @@ __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     return Place{row0, head, divide(head, problem.by_group), batch};
 }
 
-// Rows of a sequence, of an array that has `total`: begin and how many, inside of the array whatever the offsets are.
+// Return the length of a sequence and set its first row, both clamped to an array of `total` rows.
 __device__ __forceinline__ u32 sequence_rows(const int* offsets, u32 sequence, u32 total, u32& begin) {
     const u32 end = min((u32)max(0, offsets[sequence + 1]), total);
     begin = min((u32)max(0, offsets[sequence]), end);
     return end - begin;
 }
 
-// The problem of a tile's sequence, with its own lengths; sets where the sequence begins.
+// Return the problem with the lengths of a tile's sequence, and set the sequence's first rows.
 __device__ __forceinline__ Problem sequence_problem(const Problem& problem, const int* q_offsets, const int* k_offsets, Place& place) {
     Problem sequence = problem;
     sequence.q_length = min(sequence_rows(q_offsets, place.batch, problem.q_total, place.q_begin), problem.q_length);
@@ -377,8 +368,7 @@ __device__ __forceinline__ Problem sequence_problem(const Problem& problem, cons
     return sequence;
 }
 
-// ---- Which keys a row of q sees --------------------------------------------------------------------------------------
-// Row r sees keys first_key(r) to end_key(r) - 1.
+// ---- Masks: row r sees keys first_key(r) to end_key(r) - 1 ----------------------------------------------------------
 __device__ __forceinline__ int end_key(const Problem& problem, u32 row) {
     return min((int)problem.k_length, max(0, (int)(row + problem.upper)));
 }
@@ -392,42 +382,44 @@ struct Blocks {
     u32 begin, end;
 };
 
-// Return the blocks with a key that some row of the tile sees.
+// Return the blocks that contain a key that some row of the tile sees.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
     return Blocks{min(end, first_key(problem, place.row0) / TILE_N), end};
 }
 
-// ---- Slots of rows, in spans as wide as the swizzle --------------------------------------------------------
+// ---- Slots: rows of q, k and v, divided into spans of the swizzle's width -------------------------------------------
 constexpr u32 WARPGROUPS = 2;   // 64 queries each
 constexpr u32 CONSUMER_WARPS = 8;
-constexpr u32 STAGES = 2;   // blocks of keys, and of values
+constexpr u32 STAGES = 2;   // slots of the ring of keys, and of the ring of values
 constexpr u32 Q_BYTES = 2 * TILE_M * HEAD_DIM;
-constexpr u32 KV_BYTES = 2;   // of an element
+constexpr u32 KV_BYTES = 2;   // bytes per element of k and v
 constexpr u32 K_STAGE_BYTES = KV_BYTES * TILE_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * TILE_N * V_HEAD_DIM;
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
-constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;   // in elements and vectors
+constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
-    WARPGROUP_BARRIER = 1,   // the first of one for each warpgroup
+    WARPGROUP_BARRIER = 1,   // the first of one barrier per warpgroup
     CONSUMERS_BARRIER = WARPGROUP_BARRIER + WARPGROUPS,
 };
 
 __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<WARPGROUP_BARRIER, WARPGROUPS>(warpgroup, 128); }
 
-// Returns the offset of 16 bytes of a row in a span.
+// Return the offset of a vector of 16 bytes of a row within a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
 }
 
-// ---- Products ---------------------------------------------------------------------------------------------------------
-// A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
+// ---- Products -------------------------------------------------------------------------------------------------------
+// In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 constexpr u32 SCORE_FRAGMENTS = TILE_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
 typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the second product, 16 keys each
 
+// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false: scores = q k^T. a and b are matrix
+// descriptors. No other instruction may access d between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -441,6 +433,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
+// [PTX ISA, wgmma.mma_async] The same for output += p v. a is in registers, like operand A of mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -454,7 +447,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], co
         : "memory");
 }
 
-// Issues scores = q k^T of a warpgroup's queries and a block of keys, as one commit group.
+// Issue scores = q k^T for a warpgroup's queries and a block of keys as one commit group.
 __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 warpgroup) {
     const u64 queries = matrix_descriptor(q + warpgroup * 64 * SPAN_BYTES, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     const u64 keys = matrix_descriptor(k, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
@@ -468,7 +461,7 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 
     wgmma_commit_group();
 }
 
-// Issues output += p v for a block of values, as one commit group.
+// Issue output += p v for a block of values as one commit group.
 __device__ __forceinline__ void multiply_values(Output& output, const Probabilities& p, u32 v) {
     const u64 values = matrix_descriptor(v, TILE_N * SPAN_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     wgmma_fence();
@@ -478,27 +471,27 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
     wgmma_commit_group();
 }
 
-// ---- Softmax ------------------------------------------------------------------------------------------------------------
-constexpr bool HAS_WINDOW = true;
-constexpr float MOST_POWER = 8.0f;   // an exponential may reach 2^MOST_POWER before the rows of its warp are rescaled
+// ---- Softmax --------------------------------------------------------------------------------------------------------
+constexpr float MAX_POWER = 8.0f;   // exponentials may reach 2^MAX_POWER before the rows of a warp are rescaled
 
-// A row's maximum until it sees a key, in powers of 2: less than every scaled score except minus infinity. The exponent of a score of minus
-// infinity is then minus infinity, not NaN.
-constexpr float LEAST_POWER = -3.402823466e38f;
+// The maximum of a row that has not seen a key: the lowest finite float, so that the exponent of a score of minus infinity is minus
+// infinity, not NaN.
+constexpr float MIN_POWER = -3.402823466e38f;
 
-// A thread's two rows: the largest scaled score when the row was last rescaled, in powers of 2, and the thread's part of the sum of
-// 2^(scaled score - maximum).
+// The state of a thread's two rows. maximum: the largest scaled score when the row was last rescaled, in powers of 2. sum: the thread's
+// part of the sum of 2^(scaled score - maximum).
 struct Rows {
     float maximum[2], sum[2];
 };
 
+// [PTX ISA, ex2] Return 2^x.
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// Set the scores of keys that a row does not see to minus infinity. row: the thread's first row. key0: the block's first key.
+// Set the scores of keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
 __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
     const int column = key0 + lane % 4 * 2;
 #pragma unroll
@@ -509,13 +502,13 @@ __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 const int at = 8 * f + i;
-                if (at >= end || (HAS_WINDOW && at < first)) scores[f][2 * r + i] = -INF;
+                if ((at >= end) | (at < first)) scores[f][2 * r + i] = -INF;
             }
     }
 }
 
-// Replace the scores by 2^(scaled score - maximum). Return true if a maximum of the warp's rows rose by more than MOST_POWER: the rows then
-// have new maxima, and the caller multiplies their output by `rescale`, which is not written otherwise.
+// Replace the scores by 2^(scaled score - maximum). Return true if the maximum of a row of the warp rose by more than MAX_POWER: the rows
+// then have new maxima, and the caller multiplies the output by `rescale`, which is set only in this case.
 template <bool IsMasked>
 __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
                                         u32 lane) {
@@ -529,7 +522,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
         maximum[r] *= problem.scale_log2;
     }
     const float growth = fmaxf(maximum[0] - rows.maximum[0], maximum[1] - rows.maximum[1]);
-    const bool rises = __any_sync(0xffffffffu, growth > MOST_POWER);
+    const bool rises = __any_sync(0xffffffffu, growth > MAX_POWER);
     if (rises) {
 #pragma unroll
         for (u32 r = 0; r < 2; ++r) {
@@ -554,14 +547,15 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
     return rises;
 }
 
-// Round the scores to operands of 16 keys, two fragments each.
+// Round the probabilities to operands of 16 keys, which take two fragments of the scores each.
 __device__ __forceinline__ void round_scores(Probabilities& p, const Scores& scores) {
 #pragma unroll
-    for (u32 n = 0; n < TILE_N / 16; ++n)
+    for (u32 n = 0; n < SCORE_FRAGMENTS / 2; ++n)
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) p[n][i] = to_pair(scores[2 * n + i / 2][i % 2 * 2], scores[2 * n + i / 2][i % 2 * 2 + 1]);
 }
 
+// Multiply a thread's two rows of the output by `rescale`.
 __device__ __forceinline__ void rescale_output(Output& output, const float (&rescale)[2]) {
 #pragma unroll
     for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f)
@@ -569,6 +563,7 @@ __device__ __forceinline__ void rescale_output(Output& output, const float (&res
         for (u32 i = 0; i < 4; ++i) output[f][i] *= rescale[i / 2];
 }
 
+// Initialize the output and the state of rows that have not seen a key.
 __device__ __forceinline__ void clear(Output& output, Rows& rows) {
 #pragma unroll
     for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f)
@@ -576,29 +571,25 @@ __device__ __forceinline__ void clear(Output& output, Rows& rows) {
         for (u32 i = 0; i < 4; ++i) output[f][i] = 0.0f;
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
-        rows.maximum[r] = LEAST_POWER;
+        rows.maximum[r] = MIN_POWER;
         rows.sum[r] = 0.0f;
     }
 }
 
-// ---- Results ----------------------------------------------------------------------------------------------------------
-// lse: where the logarithms of the rows' sums are stored, or nullptr.
+// ---- Results --------------------------------------------------------------------------------------------------------
 struct LogSums {
-    float* lse;
+    float* lse;          // the logarithms of the rows' sums, or nullptr
 };
 
-// The natural logarithm of a row's sum of exp(scale score); minus infinity where it has seen no key. maximum: in powers of 2, which
-// the sum is relative to.
+// Return the natural logarithm of a row's sum of exp(scaled score), or minus infinity if the row has seen no key. maximum: the power of 2
+// that the sum is relative to.
 __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
     return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
 // Return the inverse of a row's sum, or 0 if the row has seen no key.
-__device__ __forceinline__ float inverse_of_sum(const LogSums& logs, u32 head, float& maximum, float& sum) {
-    return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
-}
-
-// Add up the sums of a row's four threads.
+__device__ __forceinline__ float inverse_of_sum(float sum) { return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum); }
+// Add up the sums of the four threads of each row.
 __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
@@ -613,7 +604,7 @@ __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, co
     float sums[2] = {rows.sum[0], rows.sum[1]}, maxima[2] = {rows.maximum[0], rows.maximum[1]}, inverse[2];
     add_up_sums(sums);
 #pragma unroll
-    for (u32 r = 0; r < 2; ++r) inverse[r] = inverse_of_sum(logs, place.head, maxima[r], sums[r]);
+    for (u32 r = 0; r < 2; ++r) inverse[r] = inverse_of_sum(sums[r]);
     if (logs.lse != nullptr && lane % 4 == 0) {
         float* head = logs.lse + (u64)place.head * problem.q_total + place.q_begin;
 #pragma unroll
@@ -624,7 +615,7 @@ __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, co
     rescale_output(output, inverse);
 }
 
-// Write a warp's 16 rows to the tile at `staging`, in the swizzle of the loads. row0: the warp's first row in the tile.
+// Write a warp's 16 rows to the tile at `staging`, in the swizzle of the queries. row0: the warp's first row in the tile.
 __device__ __forceinline__ void stage_output(const Output& output, u32 staging, u32 row0, u32 lane) {
     const u32 row = row0 + lane % 16;
 #pragma unroll
@@ -635,10 +626,10 @@ __device__ __forceinline__ void stage_output(const Output& output, u32 staging, 
     }
 }
 
-// Store a warp's rows by 16-byte stores, through the shared memory of the queries.
+// Store a warp's rows with 16-byte stores, through the shared memory of the queries. row0: the warp's first row in the tile.
 __device__ __forceinline__ void store_rows(const Output& output, const Problem& problem, u16* result, u32 staging, const Place& place,
                                            u32 row0, u32 lane) {
-    constexpr u32 VECTORS = V_HEAD_DIM / 8;   // of a row
+    constexpr u32 VECTORS = V_HEAD_DIM / 8;   // vectors per row
     stage_output(output, staging, row0, lane);
     __syncwarp();
     u16* head = result + place.batch * problem.output_batch + place.head * problem.output_head;
@@ -651,8 +642,8 @@ __device__ __forceinline__ void store_rows(const Output& output, const Problem& 
     }
 }
 
-// ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
-// Boxes of a span, Rows rows each.
+// ---- Loads: elements outside the tensors are zero -------------------------------------------------------------------
+// Load Rows rows of a head, in boxes of one span.
 template <u32 Rows, u32 Columns>
 __device__ __forceinline__ void load_rows(u32 target, const TensorMap* map, u32 barrier, u32 row, u32 head, u32 batch) {
 #pragma unroll
@@ -672,17 +663,18 @@ __device__ __forceinline__ void load_values(u32 target, const TensorMap* map, u3
     load_rows<TILE_N, V_HEAD_DIM>(target, map, barrier, place.k_begin + block * TILE_N, place.kv_head, 0);
 }
 
-// ---- Rings of keys and of values ----------------------------------------------------------------------------------------
+// ---- Rings of keys and values ---------------------------------------------------------------------------------------
 using Ring = TmaPipeline<STAGES>;
 
-// All threads of the CTA call it. One thread arrives for a loaded slot; each consumer warp releases it.
+// Initialize both rings. All threads of the CTA call it. One thread fills a slot; each consumer warp releases it.
 __device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem) {
     k_ring.attach(smem + K_FULL_BARRIERS);
     if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
-    v_ring.init(smem + V_FULL_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
+    v_ring.init(smem + V_FULL_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() covers both rings
 }
 
-// One thread, the producer, loads the blocks. The last one comes first.
+// ---- Producer: one thread -------------------------------------------------------------------------------------------
+// Load the keys of a block into the ring's next slot.
 __device__ __forceinline__ void produce_keys(Ring& ring, u32 smem, const TensorMap* map, u32 block, const Place& place) {
     ring.acquire();
     ring.expect_tx(K_STAGE_BYTES);
@@ -690,6 +682,7 @@ __device__ __forceinline__ void produce_keys(Ring& ring, u32 smem, const TensorM
     ring.advance();
 }
 
+// Load the values of a block into the ring's next slot.
 __device__ __forceinline__ void produce_values(Ring& ring, u32 smem, const TensorMap* map, u32 block, const Place& place) {
     ring.acquire();
     ring.expect_tx(V_STAGE_BYTES);
@@ -710,8 +703,7 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     wgmma_wait_group<1>();   // the scores are complete
     float rescale[2];
     const bool rises = softmax<IsMasked>(scores, rows, rescale, problem, row, block * TILE_N, lane);
-    // ptxas would move the next wait ahead of the exponentials, but not ahead of an arrival that needs their sums. They are never
-    // negative.
+    // Without the dependence on the sums, which are never negative, ptxas would move the next wait before the exponentials.
     __syncwarp();
     if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) k_ring.release_used(k_ring.stage);
     k_ring.advance();
@@ -722,7 +714,8 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     if (rises) rescale_output(output, rescale);
 }
 
-// Wait for the slots of a block and release them. The wait keeps a warpgroup within one lap of the warpgroups that read them.
+// Wait for the slots of a block and release them. Without the wait, this warpgroup could get more than one lap ahead of the other
+// warpgroups.
 __device__ __forceinline__ void skip_block(Ring& k_ring, Ring& v_ring, u32 lane) {
     k_ring.wait();
     v_ring.wait();
@@ -732,15 +725,15 @@ __device__ __forceinline__ void skip_block(Ring& k_ring, Ring& v_ring, u32 lane)
     v_ring.advance();
 }
 
-// Process the blocks of a warpgroup's queries, at least one, from the last to the first. Blocks in the middle need no mask. q: slot of the
-// queries. row0: the warpgroup's first query.
+// Process the blocks of a warpgroup's queries, at least one, from the last to the first. q: the queries in shared memory. row0: the
+// warpgroup's first query in the sequence.
 __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
                                          const Blocks& blocks, u32 smem, u32 q, u32 row0, u32 warpgroup, u32 warp, u32 lane) {
     const u32 row = row0 + 16 * warp + lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;
-    // Blocks from all_seen_begin to all_seen_end - 1 are seen by all queries.
+    // All queries see all keys of the blocks from all_seen_begin to all_seen_end - 1, which need no mask.
     const u32 all_seen_begin = (first_key(problem, last_row) + TILE_N - 1) / TILE_N, all_seen_end = end_key(problem, row0) / TILE_N;
     u32 n = blocks.end - 1;
-    // Blocks that only later warpgroups see are released at once.
+    // Skip the blocks that only the queries of later warpgroups see.
     const u32 own_end = max(blocks.begin + 1, (end_key(problem, last_row) + TILE_N - 1) / TILE_N);
 #pragma unroll 1
     for (; n + 1 > own_end; --n) skip_block(k_ring, v_ring, lane);
@@ -767,7 +760,7 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
     wgmma_wait_group<0>();
 }
 
-// One thread loads the blocks of a tile. The last block comes first.
+// Load the blocks of a tile. The last block comes first.
 __device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, u32 smem, const TensorMap* k_map, const TensorMap* v_map,
                                         const Place& place, const Blocks& blocks) {
     for (u32 block = blocks.end; block-- > blocks.begin;) {
@@ -776,32 +769,24 @@ __device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, u32 smem, co
     }
 }
 
-// ---- Values beyond the end of a sequence ----------------------------------------------------------------------------------
+// ---- Values beyond the end of a sequence ----------------------------------------------------------------------------
+// [PTX ISA, st] Store 16 bytes of zeros to shared memory.
 __device__ __forceinline__ void store_zeros(u32 smem) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" : : "r"(smem), "r"(0) : "memory");
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem), "r"(0) : "memory");
 }
 
-// Writes zeros over the values beyond the sequence's end in the slot of its last block: their probabilities are zero, but they may be
-// NaNs. All threads of the consumer warps call it, and meet before they use the slot.
+// Clear the rows of a slot of values from first_row to its end. The keys of these rows are beyond the sequence's end: their probabilities
+// are zero, but zero times NaN is NaN. All consumer threads call it, and a barrier of them must follow.
 __device__ __forceinline__ void clear_values(u32 slot, u32 first_row) {
-    constexpr u32 VECTORS = V_STAGE_BYTES / TILE_N / 16;   // of a row
+    constexpr u32 VECTORS = V_STAGE_BYTES / TILE_N / 16;   // vectors per row
     for (u32 i = first_row * VECTORS + threadIdx.x; i < TILE_N * VECTORS; i += 32 * CONSUMER_WARPS) {
         const u32 row = i / VECTORS, vector = i % VECTORS;
         store_zeros(slot + vector / SPAN_VECTORS * TILE_N * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS));
     }
-    fence_proxy_async_shared_cta();   // TMA fills the slot again, and wgmma would read it, through the async proxy
+    fence_proxy_async_shared_cta();   // order the zeros before accesses of the async proxy: reads by wgmma, and the next TMA load
 }
 
-// Clears the values of the next sequence in the last block. All consumer threads call it.
-__device__ __forceinline__ void clear_next_sequence(Ring& v_ring, const Problem& problem, const Blocks& blocks, u32 smem) {
-    if (blocks.begin < blocks.end && blocks.end * TILE_N > problem.k_length) {
-        v_ring.wait();
-        clear_values(smem + V, TILE_N - (blocks.end * TILE_N - problem.k_length));
-        bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);
-    }
-}
-
-// A consumer warp: `warp` of its warpgroup.
+// Compute and store a tile. All threads of the consumer warps call it.
 __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem, u16* output_rows,
                                         const LogSums& logs, const Place& place, const Blocks& blocks, u32 warpgroup, u32 warp, u32 lane) {
     const u32 row0 = place.row0 + 64 * warpgroup;
@@ -809,17 +794,21 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
     Rows rows;
     clear(output, rows);
     mbarrier_wait_parity(smem + Q_BARRIER, 0);
-    clear_next_sequence(v_ring, problem, blocks, smem);
+    if (blocks.begin < blocks.end && blocks.end * TILE_N > problem.k_length) {
+        v_ring.wait();
+        clear_values(smem + V, TILE_N - (blocks.end * TILE_N - problem.k_length));
+        bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // all see the zeros
+    }
     if (blocks.begin < blocks.end)
         mainloop(output, rows, k_ring, v_ring, problem, blocks, smem, smem + Q, row0, warpgroup, warp, lane);
     finish_rows(output, rows, problem, logs, place, row0 + 16 * warp + lane / 4, lane);
-    warpgroup_sync(warpgroup);   // it has read its queries, whose place the results take
+    warpgroup_sync(warpgroup);   // the warpgroup has read its queries, which the results overwrite
     store_rows(output, problem, output_rows + place.q_begin * problem.output_pitch, smem + Q, place, 64 * warpgroup + 16 * warp, lane);
 }
 }  // namespace cudatma
 
-// Attention, version a3: one warp loads keys and values into two rings by TMA, the others multiply. Each CTA computes one tile.
-// Warpgroups overlap their softmax with products, their own and each other's.
+// Attention, version a3: a producer warp loads keys and values into two rings by TMA. Each CTA computes one tile.
+// A warpgroup's softmax overlaps with products: its own, and the other warpgroups'.
 extern "C" __global__ void __launch_bounds__(384, 1)
 attention_a3_bf16_d64_causal_window_varlen_128x64_s2(
     const __grid_constant__ cudatma::TensorMap q_map,
@@ -833,7 +822,7 @@ attention_a3_bf16_d64_causal_window_varlen_128x64_s2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    // The shuffle lets ptxas know that the value is uniform in a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) mbarrier_init(smem + Q_BARRIER, 1);
     Ring k_ring, v_ring;

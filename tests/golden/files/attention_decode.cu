@@ -13,15 +13,6 @@
 // One stage holds
 //     8192 B  k 64 x 64 bfloat16, 128B swizzle
 //     8192 B  v 64 x 64 bfloat16, 128B swizzle
-// Shared memory, by offset
-//        0  k, 16384 B
-//    16384  v, 16384 B
-//    32768  q, 8192 B
-//    40960  is_last, 8 B
-//    40968  k_full_barriers, 16 B
-//    40984  k_empty_barriers, 16 B
-//    41000  v_full_barriers, 16 B
-//    41016  v_empty_barriers, 16 B
 
 namespace cudatma {
 
@@ -92,8 +83,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension if it has not. On
-// a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -101,8 +91,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: this
-// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -114,7 +104,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_4d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5, %6}], [%2];"
@@ -265,8 +256,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call. The
-// next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
+// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
@@ -279,7 +270,7 @@ struct Divisor {
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register --------------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -298,13 +289,12 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 
 namespace cudatma {
 
-// ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 TILE_M = 64;   // queries of a CTA's tile
-constexpr u32 TILE_N = 64;   // keys of a block
-constexpr u32 HEAD_DIM = 64;   // of q and k
-constexpr u32 V_HEAD_DIM = 64;   // of v and the result
+// ---- Tile -----------------------------------------------------------------------------------------------------------
+constexpr u32 TILE_M = 64;   // rows per CTA
+constexpr u32 TILE_N = 64;   // keys per block
+constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // elements of a row of q and k, and of v and the result
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 -------------------------------------------------------
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 K = 0;                          // 16384 B
 constexpr u32 V = 16384;                      // 16384 B
 constexpr u32 Q = 32768;                      // 8192 B
@@ -338,27 +328,27 @@ struct Problem {
     u64 q_batch;                    // elements from one sequence of q to the next
 };
 
-// ---- Where a tile lies ----------------------------------------------------------------------------------------------
-// Row r of a sequence and a head of k and v is query r / group of head r % group of those that share it: a whole group is
-// in one tile, from row0 on.
+// ---- Tiles of queries -----------------------------------------------------------------------------------------------
+// A tile: rows of one sequence and one head of k and v, which begin with row0. A row is a query of one of the `group` heads of q that share
+// the head of k and v: row r is query r / group of head r % group. The heads of a query are in one tile.
 struct Place {
     u32 row0, kv_head, batch;
 };
 
+// Return the place of a tile.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 rest = divide(tile, problem.by_kv_heads), batch = divide(rest, problem.by_row_tiles);
     return Place{(rest - batch * problem.row_tiles) * TILE_M, tile - rest * problem.kv_heads, batch};
 }
 
-// The problem of one sequence, whose k_length is its own; q_length are its rows.
+// Return the problem with the length of a sequence. q_length is the number of rows.
 __device__ __forceinline__ Problem sequence_problem(const Problem& problem, const int* seqlens, u32 batch) {
     Problem sequence = problem;
     sequence.k_length = min((u32)max(0, seqlens[batch]), problem.k_length);
     return sequence;
 }
 
-// ---- Which keys a row of q sees --------------------------------------------------------------------------------------
-// Row r sees keys first_key(r) to end_key(r) - 1.
+// ---- Masks: row r sees keys first_key(r) to end_key(r) - 1 ----------------------------------------------------------
 __device__ __forceinline__ int end_key(const Problem& problem, u32 row) {
     return problem.k_length;
 }
@@ -372,43 +362,45 @@ struct Blocks {
     u32 begin, end;
 };
 
-// Return the blocks with a key that some row of the tile sees.
+// Return the blocks that contain a key that some row of the tile sees.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
     return Blocks{min(end, first_key(problem, place.row0) / TILE_N), end};
 }
 
-// Return one of `parts` parts of the blocks, one for each CTA. No part is empty unless there are no blocks.
+// Return part number `part` of the blocks, which `parts` CTAs divide. No part is empty unless there are no blocks.
 __device__ __forceinline__ Blocks part_of(const Blocks& blocks, u32 part, u32 parts) {
     const u32 count = blocks.end - blocks.begin;
     return Blocks{blocks.begin + part * count / parts, blocks.begin + (part + 1) * count / parts};
 }
 
-// ---- Slots of rows, in spans as wide as the swizzle --------------------------------------------------------
+// ---- Slots: rows of q, k and v, divided into spans of the swizzle's width -------------------------------------------
 constexpr u32 CONSUMER_WARPS = 4;
-constexpr u32 STAGES = 2;   // blocks of keys, and of values
-constexpr u32 KV_BYTES = 2;   // of an element
+constexpr u32 STAGES = 2;   // slots of the ring of keys, and of the ring of values
+constexpr u32 KV_BYTES = 2;   // bytes per element of k and v
 constexpr u32 K_STAGE_BYTES = KV_BYTES * TILE_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * TILE_N * V_HEAD_DIM;
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
-constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;   // in elements and vectors
+constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
     CONSUMERS_BARRIER = 1,
 };
 
-// Returns the offset of 16 bytes of a row in a span.
+// Return the offset of a vector of 16 bytes of a row within a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
 }
 
-// ---- Products ---------------------------------------------------------------------------------------------------------
-// A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
+// ---- Products -------------------------------------------------------------------------------------------------------
+// In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 constexpr u32 SCORE_FRAGMENTS = TILE_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
 typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the second product, 16 keys each
 
+// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false: scores = q k^T. a and b are matrix
+// descriptors. No other instruction may access d between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -422,6 +414,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
+// [PTX ISA, wgmma.mma_async] The same for output += p v. a is in registers, like operand A of mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -435,7 +428,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], co
         : "memory");
 }
 
-// Issues scores = q k^T of a warpgroup's queries and a block of keys, as one commit group.
+// Issue scores = q k^T for a warpgroup's queries and a block of keys as one commit group.
 __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 warpgroup) {
     const u64 queries = matrix_descriptor(q + warpgroup * 64 * SPAN_BYTES, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     const u64 keys = matrix_descriptor(k, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
@@ -449,7 +442,7 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 
     wgmma_commit_group();
 }
 
-// Issues output += p v for a block of values, as one commit group.
+// Issue output += p v for a block of values as one commit group.
 __device__ __forceinline__ void multiply_values(Output& output, const Probabilities& p, u32 v) {
     const u64 values = matrix_descriptor(v, TILE_N * SPAN_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     wgmma_fence();
@@ -459,44 +452,44 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
     wgmma_commit_group();
 }
 
-// ---- Softmax ------------------------------------------------------------------------------------------------------------
-constexpr bool HAS_WINDOW = false;
-constexpr float MOST_POWER = 8.0f;   // an exponential may reach 2^MOST_POWER before the rows of its warp are rescaled
+// ---- Softmax --------------------------------------------------------------------------------------------------------
+constexpr float MAX_POWER = 8.0f;   // exponentials may reach 2^MAX_POWER before the rows of a warp are rescaled
 
-// A row's maximum until it sees a key, in powers of 2: less than every scaled score except minus infinity. The exponent of a score of minus
-// infinity is then minus infinity, not NaN.
-constexpr float LEAST_POWER = -3.402823466e38f;
+// The maximum of a row that has not seen a key: the lowest finite float, so that the exponent of a score of minus infinity is minus
+// infinity, not NaN.
+constexpr float MIN_POWER = -3.402823466e38f;
 
-// A thread's two rows: the largest scaled score when the row was last rescaled, in powers of 2, and the thread's part of the sum of
-// 2^(scaled score - maximum).
+// The state of a thread's two rows. maximum: the largest scaled score when the row was last rescaled, in powers of 2. sum: the thread's
+// part of the sum of 2^(scaled score - maximum).
 struct Rows {
     float maximum[2], sum[2];
 };
 
+// [PTX ISA, ex2] Return 2^x.
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// Set the scores of keys that a row does not see to minus infinity. row: the thread's first row. key0: the block's first key.
+// Set the scores of keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
 __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
     const int column = key0 + lane % 4 * 2;
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
-        const int end = end_key(problem, row + 8 * r) - column, first = first_key(problem, row + 8 * r) - column;
+        const int end = end_key(problem, row + 8 * r) - column;
 #pragma unroll
         for (u32 f = 0; f < SCORE_FRAGMENTS; ++f)
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 const int at = 8 * f + i;
-                if (at >= end || (HAS_WINDOW && at < first)) scores[f][2 * r + i] = -INF;
+                if (at >= end) scores[f][2 * r + i] = -INF;
             }
     }
 }
 
-// Replace the scores by 2^(scaled score - maximum). Return true if a maximum of the warp's rows rose by more than MOST_POWER: the rows then
-// have new maxima, and the caller multiplies their output by `rescale`, which is not written otherwise.
+// Replace the scores by 2^(scaled score - maximum). Return true if the maximum of a row of the warp rose by more than MAX_POWER: the rows
+// then have new maxima, and the caller multiplies the output by `rescale`, which is set only in this case.
 template <bool IsMasked>
 __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
                                         u32 lane) {
@@ -510,7 +503,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
         maximum[r] *= problem.scale_log2;
     }
     const float growth = fmaxf(maximum[0] - rows.maximum[0], maximum[1] - rows.maximum[1]);
-    const bool rises = __any_sync(0xffffffffu, growth > MOST_POWER);
+    const bool rises = __any_sync(0xffffffffu, growth > MAX_POWER);
     if (rises) {
 #pragma unroll
         for (u32 r = 0; r < 2; ++r) {
@@ -535,14 +528,15 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
     return rises;
 }
 
-// Round the scores to operands of 16 keys, two fragments each.
+// Round the probabilities to operands of 16 keys, which take two fragments of the scores each.
 __device__ __forceinline__ void round_scores(Probabilities& p, const Scores& scores) {
 #pragma unroll
-    for (u32 n = 0; n < TILE_N / 16; ++n)
+    for (u32 n = 0; n < SCORE_FRAGMENTS / 2; ++n)
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) p[n][i] = to_pair(scores[2 * n + i / 2][i % 2 * 2], scores[2 * n + i / 2][i % 2 * 2 + 1]);
 }
 
+// Multiply a thread's two rows of the output by `rescale`.
 __device__ __forceinline__ void rescale_output(Output& output, const float (&rescale)[2]) {
 #pragma unroll
     for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f)
@@ -550,6 +544,7 @@ __device__ __forceinline__ void rescale_output(Output& output, const float (&res
         for (u32 i = 0; i < 4; ++i) output[f][i] *= rescale[i / 2];
 }
 
+// Initialize the output and the state of rows that have not seen a key.
 __device__ __forceinline__ void clear(Output& output, Rows& rows) {
 #pragma unroll
     for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f)
@@ -557,34 +552,32 @@ __device__ __forceinline__ void clear(Output& output, Rows& rows) {
         for (u32 i = 0; i < 4; ++i) output[f][i] = 0.0f;
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
-        rows.maximum[r] = LEAST_POWER;
+        rows.maximum[r] = MIN_POWER;
         rows.sum[r] = 0.0f;
     }
 }
 
-// ---- Results ----------------------------------------------------------------------------------------------------------
-// lse: where the logarithms of the rows' sums are stored, or nullptr.
+// ---- Results --------------------------------------------------------------------------------------------------------
 struct LogSums {
-    float* lse;
-    const float* sink;   // for each head, the scaled score of one more key, whose value is zero
+    float* lse;          // the logarithms of the rows' sums, or nullptr
+    const float* sink;   // for each head, the scaled score of an additional key whose value is zero
 };
 
-// The natural logarithm of a row's sum of exp(scale score); minus infinity where it has seen no key. maximum: in powers of 2, which
-// the sum is relative to.
+// Return the natural logarithm of a row's sum of exp(scaled score), or minus infinity if the row has seen no key. maximum: the power of 2
+// that the sum is relative to.
 __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
     return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
-// Return the inverse of a row's sum, or 0 if the row has seen no key.
-// Before, exp(sink) is added to the sum, which is relative to the maximum; the maximum, in powers of 2, becomes at least the sink.
+// Add exp(sink) to a row's sum, raise the maximum to the sink if it is lower, and return the factor of the row's output.
 __device__ __forceinline__ float inverse_of_sum(const LogSums& logs, u32 head, float& maximum, float& sum) {
-    const float power = 1.44269504f * logs.sink[head], most = fmaxf(maximum, power), factor = exp2_approx(maximum - most);
-    maximum = most;
-    sum = sum * factor + exp2_approx(power - most);
+    const float power = 1.44269504f * logs.sink[head], highest = fmaxf(maximum, power), factor = exp2_approx(maximum - highest);
+    maximum = highest;
+    sum = sum * factor + exp2_approx(power - highest);
     return sum == 0.0f ? 0.0f : __fdividef(factor, sum);
 }
 
-// Add up the sums of a row's four threads.
+// Add up the sums of the four threads of each row.
 __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
@@ -593,7 +586,7 @@ __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
     }
 }
 
-// Write a warp's 16 rows to the tile at `staging`, in the swizzle of the loads. row0: the warp's first row in the tile.
+// Write a warp's 16 rows to the tile at `staging`, in the swizzle of the queries. row0: the warp's first row in the tile.
 __device__ __forceinline__ void stage_output(const Output& output, u32 staging, u32 row0, u32 lane) {
     const u32 row = row0 + lane % 16;
 #pragma unroll
@@ -604,41 +597,42 @@ __device__ __forceinline__ void stage_output(const Output& output, u32 staging, 
     }
 }
 
-// ---- Rings of keys and of values ----------------------------------------------------------------------------------------
+// ---- Rings of keys and values ---------------------------------------------------------------------------------------
 using Ring = TmaPipeline<STAGES>;
 
-// All threads of the CTA call it. One thread arrives for a loaded slot; each consumer warp releases it.
+// Initialize both rings. All threads of the CTA call it. One thread fills a slot; each consumer warp releases it.
 __device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem) {
     k_ring.attach(smem + K_FULL_BARRIERS);
     if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
-    v_ring.init(smem + V_FULL_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
+    v_ring.init(smem + V_FULL_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() covers both rings
 }
 
-// ---- Values beyond the end of a sequence ----------------------------------------------------------------------------------
+// ---- Values beyond the end of a sequence ----------------------------------------------------------------------------
+// [PTX ISA, st] Store 16 bytes of zeros to shared memory.
 __device__ __forceinline__ void store_zeros(u32 smem) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" : : "r"(smem), "r"(0) : "memory");
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem), "r"(0) : "memory");
 }
 
-// Writes zeros over the values beyond the sequence's end in the slot of its last block: their probabilities are zero, but they may be
-// NaNs. All threads of the consumer warps call it, and meet before they use the slot.
+// Clear the rows of a slot of values from first_row to its end. The keys of these rows are beyond the sequence's end: their probabilities
+// are zero, but zero times NaN is NaN. All consumer threads call it, and a barrier of them must follow.
 __device__ __forceinline__ void clear_values(u32 slot, u32 first_row) {
-    constexpr u32 VECTORS = V_STAGE_BYTES / TILE_N / 16;   // of a row
+    constexpr u32 VECTORS = V_STAGE_BYTES / TILE_N / 16;   // vectors per row
     for (u32 i = first_row * VECTORS + threadIdx.x; i < TILE_N * VECTORS; i += 32 * CONSUMER_WARPS) {
         const u32 row = i / VECTORS, vector = i % VECTORS;
         store_zeros(slot + vector / SPAN_VECTORS * TILE_N * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS));
     }
-    fence_proxy_async_shared_cta();   // TMA fills the slot again, and wgmma would read it, through the async proxy
+    fence_proxy_async_shared_cta();   // order the zeros before accesses of the async proxy: reads by wgmma, and the next TMA load
 }
 
-// ---- Queries: a consumer's thread copies some vectors of 16 bytes to where the swizzle has them -----------------------------
+// ---- Queries: the consumer threads copy vectors of 16 bytes into the swizzle ----------------------------------------
 __device__ __forceinline__ void load_queries(const Problem& problem, u32 smem, const u16* q, const Place& place) {
-    constexpr u32 VECTORS = HEAD_DIM / 8;   // of a row
+    constexpr u32 VECTORS = HEAD_DIM / 8;   // vectors per row
     const u16* sequence = q + place.batch * problem.q_batch;
 #pragma unroll
     for (u32 i = threadIdx.x; i < TILE_M * VECTORS; i += 32 * CONSUMER_WARPS) {
-        const u32 row = i / VECTORS, vector = i % VECTORS, of_all = place.row0 + row;
-        const u32 query = divide(of_all, problem.by_group), head = place.kv_head * problem.group + of_all - query * problem.group;
-        const bool is_inside = of_all < problem.q_length;
+        const u32 row = i / VECTORS, vector = i % VECTORS, q_row = place.row0 + row;
+        const u32 query = divide(q_row, problem.by_group), head = place.kv_head * problem.group + q_row - query * problem.group;
+        const bool is_inside = q_row < problem.q_length;
         const u16* source = sequence + (is_inside ? query * problem.q_pitch + head * problem.q_head + 8 * vector : 0);
         const u32 offset = vector / SPAN_VECTORS * TILE_M * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS);
         cp_async_16(smem + Q + offset, source, is_inside ? 16 : 0);
@@ -648,27 +642,28 @@ __device__ __forceinline__ void load_queries(const Problem& problem, u32 smem, c
     fence_proxy_async_shared_cta();   // wgmma reads them through the async proxy
 }
 
-// ---- Keys and values ----------------------------------------------------------------------------------------------------
-constexpr u32 BOX_ROWS = 16, BOXES = TILE_N / BOX_ROWS;   // of a block: each box lies in one page
+// ---- Keys and values ------------------------------------------------------------------------------------------------
+constexpr u32 BOX_ROWS = 16, BOXES = TILE_N / BOX_ROWS;   // rows of a box, which is part of one page; boxes per block
 
-// Where the boxes of a block lie in the cache.
+// The boxes of a block in the cache.
 struct Block {
     int row[BOXES], page[BOXES];
 };
 
-// What lies outside of the cache is zero, and so are keys beyond the sequence's last page: its table ends there.
+// Return the boxes of a block. Keys beyond the sequence's end get page -1, which TMA fills with zeros: the page table may end there.
 __device__ __forceinline__ Block find_block(const Problem& sequence, const int* page_table, const Place& place, u32 block) {
-    Block found;
+    Block boxes;
 #pragma unroll
     for (u32 i = 0; i < BOXES; ++i) {
         const u32 key = block * TILE_N + i * BOX_ROWS;
         const u32 index = divide(key, sequence.by_page_size);
-        found.row[i] = key - index * sequence.page_size;
-        found.page[i] = key < sequence.k_length ? page_table[place.batch * sequence.table_pitch + index] : -1;
+        boxes.row[i] = key - index * sequence.page_size;
+        boxes.page[i] = key < sequence.k_length ? page_table[place.batch * sequence.table_pitch + index] : -1;
     }
-    return found;
+    return boxes;
 }
 
+// Load a block of keys or values.
 template <u32 Columns>
 __device__ __forceinline__ void load_block(u32 slot, const TensorMap* map, u32 barrier, const Block& block, u32 kv_head) {
 #pragma unroll
@@ -679,14 +674,14 @@ __device__ __forceinline__ void load_block(u32 slot, const TensorMap* map, u32 b
                                          kv_head, block.page[i]);
 }
 
-// One thread. The last block comes first.
+// Load the blocks of a part. The last block comes first. One thread calls it.
 __device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, const Problem& sequence, u32 smem, const TensorMap* k_map,
                                         const TensorMap* v_map, const int* page_table, const Place& place, const Blocks& blocks) {
     if (blocks.begin == blocks.end) return;
     Block next = find_block(sequence, page_table, place, blocks.end - 1);
     for (u32 block = blocks.end; block-- > blocks.begin;) {
         const Block current = next;
-        if (block > blocks.begin) next = find_block(sequence, page_table, place, block - 1);   // ahead of the waits for slots
+        if (block > blocks.begin) next = find_block(sequence, page_table, place, block - 1);   // before the waits for slots
         k_ring.acquire();
         k_ring.expect_tx(K_STAGE_BYTES);
         load_block<HEAD_DIM>(smem + K + k_ring.stage * K_STAGE_BYTES, k_map, k_ring.get_barrier(), current, place.kv_head);
@@ -698,8 +693,8 @@ __device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, const Proble
     }
 }
 
-// ---- Results: of one CTA, or of the parts of several ------------------------------------------------------------------------
-// Where a row's result goes.
+// ---- Results: of one CTA, or of several that share a tile's keys ----------------------------------------------------
+// The query and the head of a row of the tile.
 struct RowPlace {
     u32 query, head;
 
@@ -708,6 +703,7 @@ struct RowPlace {
         head = place.kv_head * problem.group + row - query * problem.group;
     }
 
+    // Return the address of the row in the result.
     __device__ __forceinline__ u16* output(const Problem& problem, const Place& place, u16* rows) const {
         return rows + place.batch * problem.output_batch + query * problem.output_pitch + head * problem.output_head;
     }
@@ -717,10 +713,10 @@ struct RowPlace {
     }
 };
 
-// A warp's rows, divided by their sums, through shared memory, which held q, to 16-byte stores.
+// Divide a warp's rows by their sums, and store them with 16-byte stores through the shared memory of the queries.
 __device__ __forceinline__ void store_rows(Output& output, const Rows& rows, const Problem& problem, u32 smem, u16* result,
                                            const LogSums& logs, const Place& place, u32 warp, u32 lane) {
-    constexpr u32 VECTORS = V_HEAD_DIM / 8;   // of a row
+    constexpr u32 VECTORS = V_HEAD_DIM / 8;   // vectors per row
     float inverse[2];
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
@@ -744,8 +740,9 @@ __device__ __forceinline__ void store_rows(Output& output, const Rows& rows, con
     }
 }
 
-// ---- Across CTAs: the parts of a tile's keys ----------------------------------------------------------------------------------
-// For each part of each tile, rows of fp32 sums; behind those of all parts, each row's maximum, in powers of 2, and sum.
+// ---- Across CTAs: the parts of a tile's keys ------------------------------------------------------------------------
+// The partial results of one part of a tile: fp32 output rows and, after the rows of all parts of all tiles, the maximum (in powers of 2)
+// and the sum of each row.
 struct Partials {
     float* rows;
     float2* sums;
@@ -757,6 +754,7 @@ struct Partials {
     }
 };
 
+// Store a warp's rows as a part of the result.
 __device__ __forceinline__ void store_partials(const Output& output, const Rows& rows, const Problem& problem, float* partials,
                                                const Place& place, u32 warp, u32 lane) {
     const Partials own(problem, partials, blockIdx.y);
@@ -771,10 +769,10 @@ __device__ __forceinline__ void store_partials(const Output& output, const Rows&
     }
 }
 
-// Whether this CTA is the last one of `parts` to come here; it sees what the others stored. The counter is 0 again then. The
-// threads of all consumer warps call it.
+// Return whether this CTA is the last of `parts` CTAs to call it; it then sees the stores of the others, and the counter is 0 again. All
+// threads of the consumer warps call it.
 __device__ __forceinline__ bool is_last_part(u32* counters, u32 smem, u32 parts) {
-    bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // acq_rel at gpu scope covers the other threads' stores, which this orders
+    bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // orders the stores of all threads before the atomic below, which releases them
     if (threadIdx.x == 0) {
         u32 earlier;
         asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
@@ -787,7 +785,7 @@ __device__ __forceinline__ bool is_last_part(u32* counters, u32 smem, u32 parts)
     return is_last != 0;
 }
 
-// The result of four columns of a row, acc divided by total.
+// Store four columns of a row: acc divided by total.
 __device__ __forceinline__ void store_vector(const Problem& problem, const Place& place, u32 row, u32 vector, const float (&acc)[4],
                                              float maximum, float total, u16* result, const LogSums& logs) {
     const RowPlace to(problem, place, place.row0 + row);
@@ -797,15 +795,15 @@ __device__ __forceinline__ void store_vector(const Problem& problem, const Place
     if (logs.lse != nullptr && vector == 0) to.store_lse(problem, place, logs.lse, log_of_sum(maximum, total));
 }
 
-// Adds the parts up in their order, whatever order they arrive in: the result is the same bits every time. A thread has four
-// columns of a row.
+// Combine the parts of a tile in the order of their numbers, so that the result is bitwise reproducible. A thread computes four columns of
+// a row at a time.
 __device__ __forceinline__ void combine(const Problem& problem, float* partials, u32 parts, u16* result, const LogSums& logs,
                                         const Place& place) {
-    constexpr u32 VECTORS = V_HEAD_DIM / 4, AT_ONCE = 8;
+    constexpr u32 VECTORS = V_HEAD_DIM / 4, AT_ONCE = 8;   // vectors per row, parts whose loads are in flight together
     const u32 rows = min(TILE_M, problem.q_length - place.row0);
     for (u32 i = threadIdx.x; i < rows * VECTORS; i += 32 * CONSUMER_WARPS) {
         const u32 row = i / VECTORS, vector = i % VECTORS;
-        float maximum = LEAST_POWER, total = 0.0f, acc[4] = {};
+        float maximum = MIN_POWER, total = 0.0f, acc[4] = {};
         for (u32 first = 0; first < parts; first += AT_ONCE) {
             float2 sums[AT_ONCE];
             float4 values[AT_ONCE];
@@ -850,8 +848,7 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     wgmma_wait_group<1>();   // the scores are complete
     float rescale[2];
     const bool rises = softmax<IsMasked>(scores, rows, rescale, problem, row, block * TILE_N, lane);
-    // ptxas would move the next wait ahead of the exponentials, but not ahead of an arrival that needs their sums. They are never
-    // negative.
+    // Without the dependence on the sums, which are never negative, ptxas would move the next wait before the exponentials.
     __syncwarp();
     if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) k_ring.release_used(k_ring.stage);
     k_ring.advance();
@@ -862,12 +859,12 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     if (rises) rescale_output(output, rescale);
 }
 
-// Process the blocks of a warpgroup's queries, at least one, from the last to the first. Blocks in the middle need no mask. q: slot of the
-// queries. row0: the warpgroup's first query.
+// Process the blocks of a warpgroup's queries, at least one, from the last to the first. q: the queries in shared memory. row0: the
+// warpgroup's first query in the sequence.
 __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
                                          const Blocks& blocks, u32 smem, u32 q, u32 row0, u32 warpgroup, u32 warp, u32 lane) {
     const u32 row = row0 + 16 * warp + lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;
-    // Blocks from all_seen_begin to all_seen_end - 1 are seen by all queries.
+    // All queries see all keys of the blocks from all_seen_begin to all_seen_end - 1, which need no mask.
     const u32 all_seen_begin = (first_key(problem, last_row) + TILE_N - 1) / TILE_N, all_seen_end = end_key(problem, row0) / TILE_N;
     u32 n = blocks.end - 1;
     Probabilities p;
@@ -890,25 +887,26 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
     wgmma_wait_group<0>();
 }
 
-// A consumer warp. blocks: the CTA's part of the tile's keys, one of `parts`.
+// Compute the attention of a tile's queries to the keys of `blocks`, one of `parts` parts of all keys. All threads of the consumer warps
+// call it. The last CTA of the tile combines the parts.
 __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Problem& sequence, u32 smem, const u16* q, u16* output_rows,
                                         const LogSums& logs, float* partials, u32* counters, const Place& place, const Blocks& blocks, u32 parts,
                                         u32 warp, u32 lane) {
-    load_queries(sequence, smem, q, place);
     Output output;
     Rows rows;
+    load_queries(sequence, smem, q, place);
     clear(output, rows);
     const u32 end = blocks.end * TILE_N;
     if (blocks.begin < blocks.end && end > sequence.k_length) {
         v_ring.wait();
         clear_values(smem + V, TILE_N - (end - sequence.k_length));
     }
-    bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // the queries, and the zeros
+    bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // all see the queries and the zeros
     if (blocks.begin < blocks.end)
         mainloop(output, rows, k_ring, v_ring, sequence, blocks, smem, smem + Q, place.row0, 0, warp, lane);
     add_up_sums(rows.sum);
     if (parts == 1) {
-        bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // all have read the queries, whose place the results take
+        bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // all have read the queries, which the results overwrite
         store_rows(output, rows, sequence, smem, output_rows, logs, place, warp, lane);
         return;
     }
@@ -917,8 +915,8 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
 }
 }  // namespace cudatma
 
-// Attention of a few new queries to a cache. A CTA has the queries of all heads that share a head of k and v, and a part of the
-// sequence's keys. One warp loads, four warps multiply. The last CTA of a tile adds up the parts.
+// Attention of a few new queries to a cache. A CTA processes the queries of all heads that share a head of k and v, and a part of the
+// sequence's keys. One warp loads, and four warps multiply. The last CTA of a tile combines the parts.
 extern "C" __global__ void __launch_bounds__(160, 1)
 attention_decode_bf16_d64_sink_n64_s2_b1_paged16(
     const cudatma::u16* q,
@@ -935,7 +933,7 @@ attention_decode_bf16_d64_sink_n64_s2_b1_paged16(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    // The shuffle lets ptxas know that the value is uniform in a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (threadIdx.x == 32 * CONSUMER_WARPS) {
         prefetch_tensormap(&k_map);
@@ -956,7 +954,6 @@ attention_decode_bf16_d64_sink_n64_s2_b1_paged16(
         return;
     }
     if (elect_sync())
-        produce(k_ring, v_ring, sequence, smem, &k_map, &v_map, page_table, place,
-                blocks);
+        produce(k_ring, v_ring, sequence, smem, &k_map, &v_map, page_table, place, blocks);
     __syncwarp();
 }

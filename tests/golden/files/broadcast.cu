@@ -29,8 +29,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension if it has not. On
-// a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -38,8 +37,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: this
-// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -186,21 +185,21 @@ struct TmaPipeline {
 
 using namespace cudatma;
 
-constexpr u32 COPIES = 4;                 // CTAs of a cluster: each writes one copy
-constexpr u16 ALL_CTAS = 15;              // of the cluster, as a multicast mask
+constexpr u32 COPIES = 4;   // CTAs of a cluster: each writes one copy
+constexpr u16 ALL_CTAS = 15;   // multicast mask of the cluster
 constexpr u32 STAGES = 6;
-constexpr u32 STORES_IN_FLIGHT = 3;       // stores that may still read their slots
-constexpr u32 PART_BYTES = 4096;          // of a tile: what one CTA loads, for all of them
-constexpr u32 STAGE_BYTES = 16384;        // a tile: COPIES parts
-constexpr u32 BARRIERS = 98304;           // after the slots
+constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still read their slots
+constexpr u32 PART_BYTES = 4096;   // the part of a tile that one CTA loads for all
+constexpr u32 STAGE_BYTES = 16384;   // a tile: COPIES parts
+constexpr u32 BARRIERS = 98304;   // after the slots
 
-// COPIES destinations, `bytes` apart, = source; `bytes` is a multiple of 16. A cluster takes every gridDim.x / COPIES-th tile. Each
-// CTA loads its part of the tile and multicasts it to all CTAs, so that the tile is read from L2 once. Then each CTA stores the
-// whole tile to its copy.
+// Copy the source to COPIES destinations, which are `bytes` apart; `bytes` is a multiple of 16. A cluster processes every (gridDim.x /
+// COPIES)-th tile. Each CTA loads its part of a tile by multicast into all CTAs, so that the tile is read from L2 once, and then stores the
+// whole tile to its own destination.
 //
-// A CTA may send to a slot only after the receiver has expected the bytes. So each CTA first expects all bytes of the slot's next
-// tile at its own `full`, and then arrives at the slot's `empty` in every CTA; a sender waits at its `empty` for the arrivals of
-// all CTAs. In the first lap, the cluster barrier takes the place of `empty`.
+// A CTA may send to a slot only after the receiver has expected the bytes. Each CTA therefore expects all bytes of the slot's next tile at
+// its own `full` barrier, and then arrives at the slot's `empty` barrier in every CTA. A sender waits at its `empty` barrier for the
+// arrivals of all CTAs. In the first lap, the cluster barrier replaces `empty`.
 extern "C" __global__ void __launch_bounds__(32)
 broadcast(const u8* source, u8* destination, u64 bytes) {
     extern __shared__ __align__(128) u8 shared[];
@@ -208,16 +207,16 @@ broadcast(const u8* source, u8* destination, u64 bytes) {
     const u32 rank = cluster_ctarank();
     const u32 cluster = blockIdx.x / COPIES, clusters = gridDim.x / COPIES;
     const u32 tiles = static_cast<u32>((bytes + STAGE_BYTES - 1) / STAGE_BYTES);
-    const u32 own_tiles = cluster < tiles ? (tiles - cluster - 1) / clusters + 1 : 0;  // of the cluster
+    const u32 own_tiles = cluster < tiles ? (tiles - cluster - 1) / clusters + 1 : 0;   // tiles of this cluster
 
-    TmaPipeline<STAGES> load_ring, store_ring;   // the same ring: where this thread loads, and where it stores
+    TmaPipeline<STAGES> load_ring, store_ring;   // two positions in the same ring: of the next load and of the next store
     load_ring.attach(slots + BARRIERS);
     store_ring.attach(slots + BARRIERS);
 
-    const auto tile_begin = [&](u32 i) { return static_cast<u64>(cluster + i * clusters) * STAGE_BYTES; };   // of own tile i
-    const auto size_from = [&](u64 offset, u32 most) {
+    const auto tile_begin = [&](u32 i) { return static_cast<u64>(cluster + i * clusters) * STAGE_BYTES; };   // offset of the cluster's tile i
+    const auto size_from = [&](u64 offset, u32 max_bytes) {
         const u64 rest = offset < bytes ? bytes - offset : 0;
-        return rest < most ? static_cast<u32>(rest) : most;
+        return rest < max_bytes ? static_cast<u32>(rest) : max_bytes;
     };
     const auto expect = [&](u32 slot, u32 i) { load_ring.expect_tx(slot, size_from(tile_begin(i), STAGE_BYTES)); };
     const auto send = [&](u32 slot, u32 i) {
@@ -259,7 +258,7 @@ broadcast(const u8* source, u8* destination, u64 bytes) {
                 ++loads;
             }
         }
-        cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads, and the kernel must outlive the writes
+        cp_async_bulk_wait_group<0>();   // the CTA must not exit before TMA has read its shared memory, nor the kernel end before the writes
     }
-    // A CTA may exit before the others: it has received everything that they send to it, and all of their arrivals.
+    // A CTA may exit before the others: it has received all of their data and arrivals.
 }

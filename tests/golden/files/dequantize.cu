@@ -64,8 +64,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension if it has not. On
-// a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -73,8 +72,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: this
-// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -86,7 +85,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4}], [%2];"
@@ -220,7 +220,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// ---- Arithmetic on pairs of 16-bit values in a register ----------------------------------------------------------------
+// ---- Arithmetic on pairs of 16-bit values in a register -------------------------------------------------------------
 __device__ __forceinline__ u32 subtract(u32 a, u32 b) {
     u32 d;
     asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
@@ -255,40 +255,42 @@ __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
 }  // namespace cudatma
 
 namespace cudatma {
-constexpr u32 WARPS = 4;  // of consumers: each dequantizes one 64 x 64 block of a tile of 64 rows and 64 * WARPS columns of W
+constexpr u32 WARPS = 4;   // consumer warps, each with one 64 x 64 block of a tile of 64 rows and 64 * WARPS columns of W
 constexpr u32 STAGES = 2;
-constexpr u32 STAGE_BYTES = 9728;  // from one slot to the next
-constexpr u32 EXPECTED_BYTES = 9728;  // what the loads of a tile report to its barrier
-constexpr u32 BLOCK_BYTES = 2048;  // of a packed block
-constexpr u32 SCALES = 8192;  // in a slot, after the packed blocks
+constexpr u32 STAGE_BYTES = 9728;   // bytes from one slot to the next
+constexpr u32 EXPECTED_BYTES = 9728;   // bytes of the loads of a tile
+constexpr u32 BLOCK_BYTES = 2048;   // a packed block
+constexpr u32 SCALES = 8192;   // offset in a slot, after the packed blocks
 constexpr u32 ZEROS = 9216;
-constexpr int GROUP_SIZE = 32;  // K that shares a scale; -1: all of it
-constexpr u32 GROUPS = 2;       // groups of scales in a tile
-constexpr u32 ROW_BYTES = 144;  // from one row to the next in a warp's buffer
+constexpr int GROUP_SIZE = 32;   // K that share a scale; -1: all of K
+constexpr u32 GROUPS = 2;   // groups of scales in a tile
+constexpr u32 ROW_BYTES = 144;   // bytes from one row to the next in a warp's buffer
 constexpr u32 BUFFER_BYTES = 64 * ROW_BYTES;
-// TMA stores a buffer in the 128-byte swizzle as a whole. Rows that are stored one by one have a gap after each instead. In both
-// layouts, no two chunks that stmatrix writes together lie in the same bank.
+// A buffer that TMA stores as a whole is in the 128-byte swizzle. Rows that are stored one by one have padding instead. In both layouts,
+// the chunks that stmatrix writes together are in different banks.
 constexpr bool IS_SWIZZLED = ROW_BYTES == 128;
 constexpr u32 RING = 73728;  // after the buffers, two for each warp
 constexpr u32 BARRIERS = RING + 19456;
 
-// ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
-__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
+// ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number ----------------------
+// [PTX ISA, lop3] Return (a & mask) | bits.
+__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {
     u32 d;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
     return d;
 }
 
-// What is subtracted from 128 + v: 128 plus the zero point of columns g (low) and g + 8 (high), each in both halves.
+// 128 plus the zero points of columns g (low) and g + 8 (high), each in both halves. It is subtracted from 128 + v.
 struct ZeroPoint {
     u32 low, high;
 };
 
+// Return the ZeroPoint of two zero points.
 __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
     return ZeroPoint{0x43004300u | zero_low | zero_low << 16, 0x43004300u | zero_high | zero_high << 16};
 }
 
-// 0x4300 is 128.0 in bf16, whose last mantissa bit counts 1: 0x4300 | v is exactly 128 + v.
+// Dequantize the 8 nibbles of a word. 0x4300 is 128.0 in bf16, and its last mantissa bit has the value 1: 0x4300 | v is exactly 128 + v.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
     a[0] = subtract(and_or(q, 0x000f000fu, 0x43004300u), zero.low);
     a[1] = subtract(and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
@@ -297,17 +299,17 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
 }
 
 // ---- The kernel -----------------------------------------------------------------------------------------------------
-// The first group of scales of a tile.
+// Return the first group of scales of a tile.
 __device__ __forceinline__ u32 first_group(u32 k64) {
     return GROUP_SIZE < 0 ? 0 : k64 * 64 / (u32)GROUP_SIZE;
 }
 
-// A warp dequantizes its packed block into 64 rows x 64 columns of W. The packed order is that of mma's operand A, whose rows are
-// columns of W; stmatrix transposes it. Lanes 0..7 address rows 0..7 of W at columns 0..7, lanes 8..15 the same rows at columns
-// 8..15; lanes 16..31 address rows 8..15 in the same way.
+// Dequantize a warp's packed block into 64 rows x 64 columns of W. The packed order is the register order of operand A of mma.m16n8k16,
+// whose rows are columns of W; stmatrix transposes it. Lanes 0 to 7 pass the addresses of rows 0 to 7 at columns 0 to 7, lanes 8 to 15 the
+// same rows at columns 8 to 15, and lanes 16 to 31 rows 8 to 15 in the same way.
 __device__ __forceinline__ void dequantize_block(const u8* slot, u32 warp, u32 lane, u32 buffer) {
     constexpr u32 K16_PER_GROUP = 4 / GROUPS;
-    const u32 row = lane % 8 + lane / 16 * 8, second = lane / 8 % 2;   // second: of a pair of 16-byte chunks
+    const u32 row = lane % 8 + lane / 16 * 8, second = lane / 8 % 2;   // second: the second one of a pair of 16-byte chunks
     uint4 words[4];
 #pragma unroll
     for (u32 c = 0; c < 4; ++c) words[c] = *(const uint4*)(slot + warp * BLOCK_BYTES + c * 512 + lane * 16);
@@ -317,7 +319,7 @@ __device__ __forceinline__ void dequantize_block(const u8* slot, u32 warp, u32 l
         const uint2 zeros = *(const uint2*)(slot + ZEROS + (group * WARPS + warp) * 64 + lane / 4 * 8);
 #pragma unroll
         for (u32 c = 0; c < 4; ++c) {
-            const u32 scale = word(scales, c), low = both_low(scale), high = both_high(scale);   // of columns g and g + 8
+            const u32 scale = word(scales, c), low = both_low(scale), high = both_high(scale);   // scales of columns g and g + 8
             const u32 pair = (c < 2 ? zeros.x : zeros.y) >> (c % 2 * 16);
             const ZeroPoint zero = zero_point(pair & 0xff, pair >> 8 & 0xff);
 #pragma unroll
@@ -335,17 +337,17 @@ __device__ __forceinline__ void dequantize_block(const u8* slot, u32 warp, u32 l
 }  // namespace cudatma
 
 // output[k, n] = (q[k, n] - zero[group(k), n]) * scale[group(k), n], rounded once.
-// Row k of the packed weight goes to row permutation[k] of the output.
-// The last warp is the producer: its first lane loads tiles by TMA. The other warps are consumers: each dequantizes a 64 x 64 block
-// into its buffer in shared memory and stores the buffer by bulk copies.
+// Row k of the packed weight is row permutation[k] of the output.
+// The last warp is the producer: its first lane loads tiles by TMA. The other warps are consumers: each dequantizes a 64 x 64 block into
+// its buffer in shared memory, and stores the buffer by bulk copies.
 extern "C" __global__ void __launch_bounds__(160)
 dequantize(
     const __grid_constant__ cudatma::TensorMap weight_map,
     const __grid_constant__ cudatma::TensorMap scale_map,
     const __grid_constant__ cudatma::TensorMap zero_map,
-    cudatma::u8* output, cudatma::u64 output_pitch,   // bytes from row to row
+    cudatma::u8* output, cudatma::u64 output_pitch,   // bytes from one row to the next
     const int* permutation, cudatma::u32 k,
-    cudatma::u32 n, cudatma::u32 tiles_n, cudatma::u32 tiles) {   // n: columns of the output, whole 16 bytes
+    cudatma::u32 n, cudatma::u32 tiles_n, cudatma::u32 tiles) {   // n: columns of the output, a multiple of 8
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 shared[];
     const u32 smem = shared_address(shared), warp = threadIdx.x / 32, lane = laneid();
@@ -376,7 +378,7 @@ dequantize(
     u32 buffer = smem + warp * 2 * BUFFER_BYTES, other = buffer + BUFFER_BYTES;
     for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const u32 k_begin = tile / tiles_n * 64, n_begin = (tile % tiles_n * WARPS + warp) * 64;
-        // Each lane waits until its store before the last has read this buffer. stmatrix then waits for all lanes of the warp.
+        // The last store from this buffer has read it. Each lane waits for its own stores; stmatrix then synchronizes the lanes.
         cp_async_bulk_wait_group_read<1>();
         pipeline.wait();
         dequantize_block(shared + RING + pipeline.stage * STAGE_BYTES, warp, lane, buffer);
@@ -389,7 +391,7 @@ dequantize(
 #pragma unroll
             for (u32 row = lane; row < 64; row += 32) {
                 if (k_begin + row >= k) break;
-                const u32 target = min((u32)permutation[k_begin + row], k - 1);   // no store leaves the array
+                const u32 target = min((u32)permutation[k_begin + row], k - 1);   // clamped to the array
                 cp_async_bulk_store(output + target * output_pitch + n_begin * 2, buffer + row * ROW_BYTES, bytes);
             }
         }
@@ -397,5 +399,5 @@ dequantize(
         const u32 swapped = buffer;
         buffer = other, other = swapped;
     }
-    cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads, and the kernel must outlive the writes
+    cp_async_bulk_wait_group<0>();   // the CTA must not exit before its shared memory is read, nor the kernel end before the writes
 }

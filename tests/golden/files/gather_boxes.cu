@@ -35,8 +35,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension if it has not. On
-// a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -44,8 +43,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: this
-// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -57,7 +56,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5}], [%2];"
@@ -149,21 +149,21 @@ struct TmaPipeline {
 
 namespace cudatma {
 
-// One thread copies work units blockIdx.x, blockIdx.x + gridDim.x, .. below `units` through a ring of Stages slots:
+// Copy work units blockIdx.x, blockIdx.x + gridDim.x, ... below `units` through a ring of Stages slots. One thread calls it.
 //
 //     load(unit, slot address, barrier)   expects the unit's bytes at the barrier and loads them
 //     store(unit, slot address)           stores the slot
 //
-// TMA writes and reads the slots, so that no proxy fence is needed. The ring has no `empty` barriers, because the thread that
-// loads is the one that stores: a slot is free when its own bulk groups say that the store has read it. The thread loads every
-// slot of the first lap at once. After each store it refills the slot of the store StoresInFlight before it: that store has read
-// its slot, the StoresInFlight youngest ones may still be reading theirs. Returns when all stores have been written.
+// TMA writes and reads the slots, so that no proxy fence is needed. The ring has no `empty` barriers, because one thread loads and stores:
+// its bulk groups show when a store has read its slot. The thread fills all slots of the first lap at once. After each store it refills the
+// slot of the store StoresInFlight stores ago, which has been read; later stores may still read theirs. The function returns when all
+// stores have been written.
 //
 // barriers: 8 * Stages bytes of shared memory.
 template <u32 Stages, u32 StoresInFlight, u32 StageBytes, typename Load, typename Store>
 __device__ __forceinline__ void copy_units(u32 slots, u32 barriers, u32 units, Load load, Store store) {
     static_assert(StoresInFlight > 0 && StoresInFlight < Stages, "a slot must be left to load into");
-    TmaPipeline<Stages> ring;   // `stage` and `phase` are those of the next store
+    TmaPipeline<Stages> ring;   // at the slot of the next store
     ring.attach(barriers);
     ring.init_full_barriers(1);
 
@@ -187,7 +187,7 @@ __device__ __forceinline__ void copy_units(u32 slots, u32 barriers, u32 units, L
             load_unit += gridDim.x;
         }
     }
-    cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads, and the kernel must outlive the writes
+    cp_async_bulk_wait_group<0>();   // the CTA must not exit before its shared memory is read, nor the kernel end before the writes
 }
 
 }  // namespace cudatma
@@ -196,12 +196,12 @@ using namespace cudatma;
 constexpr u32 RANK = 3;
 constexpr u32 STAGES = 6;
 constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still read their slots
-constexpr u32 STAGE_BYTES = 16384;    // from one slot to the next; a box is at most as large
-constexpr u32 BARRIERS = 98304;       // after the slots
+constexpr u32 STAGE_BYTES = 16384;   // bytes from one slot to the next; a box is not larger
+constexpr u32 BARRIERS = 98304;   // after the slots
 
-// destination[i] = box i of the source, `box_bytes` contiguous bytes. Axis 0 is the innermost.
-// starts: RANK ints for each box, where it begins; the outermost axis first.
-// Loads fill what lies outside of the source.
+// Copy box i of the source to the i-th `box_bytes` bytes of the destination. Axis 0 is the innermost. Loads fill elements outside the
+// source.
+// starts: the first element of each box, as RANK numbers, the outermost axis first.
 extern "C" __global__ void __launch_bounds__(32)
 gather_boxes(const __grid_constant__ TensorMap source, u8* destination,
     const int* starts,

@@ -12,11 +12,6 @@
 // One stage holds
 //     8192 B  a 128 x 32 float16, M-major, 128B swizzle
 //    16384 B  b 32 x 256 float16, K-major, 64B swizzle
-// Shared memory, by offset
-//        0  a, 32768 B
-//    32768  b, 65536 B
-//    98304  full_barriers, 32 B
-//    98336  empty_barriers, 32 B
 
 namespace cudatma {
 
@@ -101,8 +96,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension if it has not. On
-// a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -110,8 +104,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: this
-// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -123,7 +117,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5}], [%2];"
@@ -239,8 +234,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call. The
-// next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
+// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
@@ -253,7 +248,7 @@ struct Divisor {
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register --------------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -264,7 +259,7 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
 
 namespace cudatma {
 
-// ---- Tile ---------------------------------------------------------------------------------------------------------------
+// ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 128, TILE_N = 256;   // rows and columns of C per CTA
 constexpr u32 TILE_K = 32;   // K per stage
 constexpr u32 STAGES = 4;
@@ -272,12 +267,12 @@ constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = true;   // otherwise M-major, N-major
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 -------------------------------------------------------
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 A = 0;                          // 32768 B
 constexpr u32 B = 32768;                      // 65536 B
 constexpr u32 FULL_BARRIERS = 98304;          // 32 B
 
-// ---- Slots: one per stage and operand ---------------------------------------------------------------------------------------
+// ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // of A and B
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle: bytes and elements
 constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // box of an M-major or N-major operand: SPAN of M or N, all of the stage's K
@@ -288,12 +283,12 @@ constexpr u32 WARPS_M = 2, WARPS_N = 4;   // warps that divide the tile
 constexpr u32 WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
 constexpr u32 CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;   // per thread
 
-// ---- Fragments --------------------------------------------------------------------------------------------------------
+// ---- Fragments ------------------------------------------------------------------------------------------------------
 // A fragment of an operand is 16 rows (of M or N) by 32 bytes of K: four matrices of ldmatrix.
 //
-// Return the address of the 16 bytes that a lane passes to ldmatrix for the first fragment in slot 0. row0: the warp's first row of the operand.
-// Lanes 8 to 15 pass rows 8 to 15, lanes 16 to 31 the second half of K. The swizzle moves 16-byte chunk c of row r to c ^ (r % 8), or to
-// c ^ (r / 2 % 4) if rows are 64 bytes long.
+// Return the address of the 16 bytes that a lane passes to ldmatrix for the first fragment in slot 0. row0: the warp's first row of the
+// operand. Lanes 8 to 15 pass rows 8 to 15, lanes 16 to 31 the second half of K. The swizzle moves 16-byte chunk c of row r to c ^ (r % 8),
+// or to c ^ (r / 2 % 4) if rows are 64 bytes long.
 template <bool IsKMajor>
 __device__ __forceinline__ u32 lane_address(u32 slots, u32 row0, u32 lane) {
     if constexpr (IsKMajor) {
@@ -305,11 +300,12 @@ __device__ __forceinline__ u32 lane_address(u32 slots, u32 row0, u32 lane) {
     }
 }
 
-// Permute the lanes for operand B, whose two halves of K are adjacent registers: lanes 8 to 15 pass the second half of K, 16 to 31 rows 8 to 15.
+// Permute the lanes for operand B, whose two halves of K are adjacent registers: lanes 8 to 15 pass the second half of K, 16 to 31 rows 8
+// to 15.
 __device__ __forceinline__ u32 lane_of_b(u32 lane) { return (lane & 7) | (lane << 1 & 16) | (lane >> 1 & 8); }
 
-// Load a fragment. address: lane_address() in the slot. A step along K, or a fragment of an M-major or N-major operand, moves by two chunks:
-// bits 5 and 6 of the address.
+// Load a fragment. address: lane_address() in the slot. A step along K, or a fragment of an M-major or N-major operand, moves by two
+// chunks: bits 5 and 6 of the address.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 address, u32 fragment, u32 step) {
     if constexpr (IsKMajor) {
@@ -339,7 +335,7 @@ __device__ __forceinline__ void load_fragments(Fragments& to, u32 a, u32 b, u32 
     for (u32 n = 0; n < FRAGMENTS_8 / 2; ++n) load_fragment<B_IS_K_MAJOR, TILE_N>(to.b[n], b, n, step);
 }
 
-// ---- Products ---------------------------------------------------------------------------------------------------------
+// ---- Products -------------------------------------------------------------------------------------------------------
 // In each fragment of 16 x 8, a lane holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 
 // A warp's accumulators: fragments of 16 x 8 values, four per lane.
@@ -361,8 +357,7 @@ __device__ __forceinline__ void multiply(Accumulators& acc, const Fragments& by)
             mma_m16n8k16_f16(acc[m][n], by.a[m], by.b[n / 2][n % 2 * 2], by.b[n / 2][n % 2 * 2 + 1]);
 }
 
-// ---- Problem and results ------------------------------------------------------------------------------------------------
-
+// ---- Problem and results --------------------------------------------------------------------------------------------
 typedef u16 Out;   // element of C (its bits)
 
 // The launch parameters that are neither tensor maps nor pointers.
@@ -433,8 +428,8 @@ __device__ __forceinline__ void exchange(u32& low, u32& high, u32 lane) {
     high = select(upper, high, other);
 }
 
-// Store a warp's part of a tile with 16-byte stores. Four lanes hold the 8 columns of a row of a fragment; transposing adjacent fragments among
-// them gives each lane a vector of 16 bytes without shared memory. place: the place of the part.
+// Store a warp's part of a tile with 16-byte stores. Four lanes hold the 8 columns of a row of a fragment; transposing adjacent fragments
+// among them gives each lane a vector of 16 bytes without shared memory. place: the place of the part.
 __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, const Place& place, u32 lane) {
     Out* output = result.output + place.batch * problem.output_batch;
 #pragma unroll
@@ -458,7 +453,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
 
 using Ring = TmaPipeline<STAGES>;
 
-// ---- Loads: elements outside the tensors are zero ---------------------------------------------------------------------------
+// ---- Loads: elements outside the tensors are zero -------------------------------------------------------------------
 // Load a stage of one operand. K-major: boxes of SPAN elements of K and all rows. M-major or N-major: boxes of SPAN rows and all of the
 // stage's K. The boxes of A have no more rows than A, because TMA fills slower than it reads.
 template <bool IsKMajor, u32 Rows>
@@ -497,12 +492,13 @@ __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& r
     load_box<B_IS_K_MAJOR, TILE_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * TILE_K, place.column0, place.batch);
 }
 
-// Stages k_begin .. k_end - 1 of an output tile.
+// Stages k_begin to k_end - 1 of an output tile.
 struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
-// ---- Tiles to CTAs: whole tiles, in turn --------------------------------------------------------------------------------
+// ---- Tiles to CTAs: whole tiles -------------------------------------------------------------------------------------
+// Each work range takes every work_ranges-th tile.
 struct WorkQueue {
     u32 tile, tiles;
 

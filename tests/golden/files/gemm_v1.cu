@@ -12,10 +12,6 @@
 // One stage holds
 //    16384 B  a 128 x 64 float16, K-major, 128B swizzle
 //    32768 B  b 64 x 256 float16, N-major, 128B swizzle
-// Shared memory, by offset
-//        0  a, 49152 B
-//    49152  b, 98304 B
-//   147456  staging, 16384 B
 
 namespace cudatma {
 
@@ -105,8 +101,8 @@ __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call. The
-// next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
+// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
@@ -119,7 +115,7 @@ struct Divisor {
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register --------------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -138,19 +134,19 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 
 namespace cudatma {
 
-// ---- Tile ---------------------------------------------------------------------------------------------------------------
+// ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 128, TILE_N = 256;   // rows and columns of C per CTA
 constexpr u32 TILE_K = 64;   // K per stage
 constexpr u32 STAGES = 3;
 constexpr u32 THREADS = 256;
 constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = false;   // otherwise M-major, N-major
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 -------------------------------------------------------
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 A = 0;                          // 49152 B
 constexpr u32 B = 49152;                      // 98304 B
 constexpr u32 STAGING = 147456;               // 16384 B
 
-// ---- Slots: one per stage and operand ---------------------------------------------------------------------------------------
+// ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // of A and B
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle: bytes and elements
 constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // box of an M-major or N-major operand: SPAN of M or N, all of the stage's K
@@ -159,7 +155,7 @@ constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B
 constexpr u32 WARPGROUPS = 2, WARPGROUP_M = TILE_M / WARPGROUPS;   // warpgroups that divide a tile's rows; rows of each
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
 
-// ---- Products ---------------------------------------------------------------------------------------------------------
+// ---- Products -------------------------------------------------------------------------------------------------------
 // In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = TILE_N / 8;   // fragments of a warp along M and N
 constexpr u32 FRAGMENT_STRIDE_M = 64;   // rows from one fragment to the next
@@ -207,8 +203,8 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Return a descriptor moved by `bytes`. One addition is enough: the low bits of a descriptor are the address in units of 16 bytes, and a shared
-// address does not overflow them.
+// Return a descriptor moved by `bytes`. One addition is enough: the low bits of a descriptor are the address in units of 16 bytes, and a
+// shared address does not overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
 }
@@ -237,8 +233,7 @@ __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, 
     wgmma_commit_group();
 }
 
-// ---- Problem and results ------------------------------------------------------------------------------------------------
-
+// ---- Problem and results --------------------------------------------------------------------------------------------
 typedef u16 Out;   // element of C (its bits)
 
 // The launch parameters that are neither tensor maps nor pointers.
@@ -299,7 +294,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-// ---- Staging: from registers through shared memory to C ---------------------------------------------------------------------
+// ---- Staging: from registers through shared memory to C -------------------------------------------------------------
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // 16 rows of a warp
 constexpr u32 STAGED_N = 64;   // columns that a warp stages at a time
 
@@ -346,10 +341,10 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
-// ---- Loads: all threads copy vectors of 16 bytes into the 128-byte swizzle ------------------------------------------------
+// ---- Loads: all threads copy vectors of 16 bytes into the 128-byte swizzle ------------------------------------------
 
-// Copy a slot of an operand of `rows` x `columns` elements, beginning at (row0, column0): Spans parts of Rows rows and SPAN columns. Elements
-// outside the operand are zero. pitch: elements from one row to the next.
+// Copy a slot of an operand of `rows` x `columns` elements, beginning at (row0, column0): Spans parts of Rows rows and SPAN columns.
+// Elements outside the operand are zero. pitch: elements from one row to the next.
 template <u32 Rows, u32 Spans>
 __device__ __forceinline__ void load_slot(u32 slot, const u8* operand, u64 pitch, u32 row0, u32 column0, u32 rows, u32 columns) {
 #pragma unroll

@@ -12,12 +12,6 @@
 // One stage holds
 //    16384 B  a 128 x 64 float16, K-major, 128B swizzle
 //    32768 B  b 64 x 256 float16, K-major, 128B swizzle
-// Shared memory, by offset
-//        0  a, 49152 B
-//    49152  b, 98304 B
-//   147456  staging, 32768 B
-//   180224  full_barriers, 24 B
-//   180248  empty_barriers, 24 B
 
 namespace cudatma {
 
@@ -101,8 +95,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension of at most `ns` nanoseconds if it has not. On
-// a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension of at most
+// `ns` nanoseconds. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\nselp.u32 %0, 1, 0, p;\n}"
@@ -110,8 +104,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parit
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed, in suspensions of at most `ns` nanoseconds. Acquire semantics: this
-// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed, in suspensions of at most `ns` nanoseconds.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
     while (!mbarrier_try_wait_parity_hint(bar, parity, ns)) {
     }
@@ -123,7 +117,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5}], [%2];"
@@ -292,8 +287,8 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call. The
-// next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
+// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
@@ -306,7 +301,7 @@ struct Divisor {
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register --------------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -325,7 +320,7 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 
 namespace cudatma {
 
-// ---- Tile ---------------------------------------------------------------------------------------------------------------
+// ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 128, TILE_N = 256;   // rows and columns of C per CTA
 constexpr u32 TILE_K = 64;   // K per stage
 constexpr u32 STAGES = 3;
@@ -333,13 +328,13 @@ constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = true;   // otherwise M-major, N-major
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 -------------------------------------------------------
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 A = 0;                          // 49152 B
 constexpr u32 B = 49152;                      // 98304 B
 constexpr u32 STAGING = 147456;               // 32768 B
 constexpr u32 FULL_BARRIERS = 180224;         // 24 B
 
-// ---- Slots: one per stage and operand ---------------------------------------------------------------------------------------
+// ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // of A and B
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle: bytes and elements
 constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // box of an M-major or N-major operand: SPAN of M or N, all of the stage's K
@@ -348,7 +343,7 @@ constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B
 constexpr u32 WARPGROUPS = 2, WARPGROUP_M = TILE_M / WARPGROUPS;   // warpgroups that divide a tile's rows; rows of each
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
 
-// ---- Products ---------------------------------------------------------------------------------------------------------
+// ---- Products -------------------------------------------------------------------------------------------------------
 // In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = TILE_N / 8;   // fragments of a warp along M and N
 constexpr u32 FRAGMENT_STRIDE_M = 64;   // rows from one fragment to the next
@@ -396,8 +391,8 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Return a descriptor moved by `bytes`. One addition is enough: the low bits of a descriptor are the address in units of 16 bytes, and a shared
-// address does not overflow them.
+// Return a descriptor moved by `bytes`. One addition is enough: the low bits of a descriptor are the address in units of 16 bytes, and a
+// shared address does not overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
 }
@@ -426,8 +421,7 @@ __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, 
     wgmma_commit_group();
 }
 
-// ---- Problem and results ------------------------------------------------------------------------------------------------
-
+// ---- Problem and results --------------------------------------------------------------------------------------------
 typedef u16 Out;   // element of C (its bits)
 
 // The launch parameters that are neither tensor maps nor pointers.
@@ -488,7 +482,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-// ---- Staging: from registers through shared memory to C ---------------------------------------------------------------------
+// ---- Staging: from registers through shared memory to C -------------------------------------------------------------
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // 16 rows of a warp
 constexpr u32 STAGED_N = 64;   // columns that a warp stages at a time
 
@@ -527,7 +521,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
 
 using Ring = TmaPipeline<STAGES>;
 
-// ---- Loads: elements outside the tensors are zero ---------------------------------------------------------------------------
+// ---- Loads: elements outside the tensors are zero -------------------------------------------------------------------
 // Load a stage of one operand. K-major: boxes of SPAN elements of K and all rows. M-major or N-major: boxes of SPAN rows and all of the
 // stage's K. The boxes of A have no more rows than A, because TMA fills slower than it reads.
 template <bool IsKMajor, u32 Rows>
@@ -566,7 +560,7 @@ __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& r
     load_box<B_IS_K_MAJOR, TILE_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * TILE_K, place.column0, place.batch);
 }
 
-// ---- Stores ------------------------------------------------------------------------------------------------------------
+// ---- Stores ---------------------------------------------------------------------------------------------------------
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
     STORE_BARRIER = 3,   // the first of one barrier per warpgroup
@@ -577,9 +571,9 @@ constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;   // 64 rows of 128 bytes
 
 __device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STORE_BARRIER, CONSUMER_WARPS / 4>(warpgroup, 128); }
 
-// Stage a warpgroup's part of a tile in the 128-byte swizzle, STAGED_N columns of 64 rows at a time. One thread stores each buffer by TMA while
-// the warpgroup fills the other one, or computes the next tile. stores: the stores that this warpgroup has issued. place: the place of the
-// warpgroup's part.
+// Stage a warpgroup's part of a tile in the 128-byte swizzle, STAGED_N columns of 64 rows at a time. One thread stores each buffer by TMA
+// while the warpgroup fills the other one, or computes the next tile. stores: the stores that this warpgroup has issued. place: the place
+// of the warpgroup's part.
 __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const Problem& problem, const Result& result, u32 smem,
                                            const TensorMap* map, const Place& place, u32 warpgroup, u32 warp, u32 lane) {
     const Place of_warp{place.row0 + 16 * warp, place.column0, place.batch};
@@ -607,12 +601,13 @@ __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const
         }
 }
 
-// Stages k_begin .. k_end - 1 of an output tile.
+// Stages k_begin to k_end - 1 of an output tile.
 struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
-// ---- Tiles to CTAs: whole tiles, in turn --------------------------------------------------------------------------------
+// ---- Tiles to CTAs: whole tiles -------------------------------------------------------------------------------------
+// Each work range takes every work_ranges-th tile.
 struct WorkQueue {
     u32 tile, tiles;
 
@@ -663,8 +658,9 @@ __device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) {
     ring.release_used_by_warp(slot, lane);
 }
 
-// Multiply `stages` slots, at least one. The products of the first slot replace the accumulators. The products of a slot are in flight while the
-// warp waits for the next slot; the slot is released when they are complete. Return the last slot, whose products are still in flight.
+// Multiply `stages` slots, at least one. The products of the first slot replace the accumulators. The products of a slot are in flight
+// while the warp waits for the next slot; the slot is released when they are complete. Return the last slot, whose products are still in
+// flight.
 __device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u32 stages, u32 smem, u32 warpgroup, u32 lane) {
     ring.wait();
     multiply(acc, smem, ring.stage, warpgroup, false);

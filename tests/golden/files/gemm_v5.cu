@@ -16,13 +16,6 @@
 //    32768 B  a 256 x 128 float8_e4m3fn, K-major, 128B swizzle
 //    16384 B  b 128 x 128 float8_e4m3fn, K-major, 128B swizzle
 //     1024 B  scales of 256 rows of a, float32
-// Shared memory, by offset
-//        0  a, 98304 B
-//    98304  b, 49152 B
-//   147456  a_scale, 3072 B
-//   150528  staging, 65536 B
-//   216064  full_barriers, 24 B
-//   216088  empty_barriers, 24 B
 
 namespace cudatma {
 
@@ -101,8 +94,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension of at most `ns` nanoseconds if it has not. On
-// a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension of at most
+// `ns` nanoseconds. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\nselp.u32 %0, 1, 0, p;\n}"
@@ -110,8 +103,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parit
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed, in suspensions of at most `ns` nanoseconds. Acquire semantics: this
-// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed, in suspensions of at most `ns` nanoseconds.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
     while (!mbarrier_try_wait_parity_hint(bar, parity, ns)) {
     }
@@ -153,7 +146,8 @@ __device__ __forceinline__ void barrier_cluster_wait() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5}], [%2];"
@@ -320,8 +314,8 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call. The
-// next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
+// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
@@ -334,7 +328,7 @@ struct Divisor {
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register --------------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -353,7 +347,7 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 
 namespace cudatma {
 
-// ---- Tile ---------------------------------------------------------------------------------------------------------------
+// ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 256, TILE_N = 128;   // rows and columns of C per CTA
 constexpr u32 TILE_K = 128;   // K per stage
 constexpr u32 STAGES = 3;
@@ -364,14 +358,14 @@ constexpr u32 CLUSTER = 2;   // CTAs of a cluster, which share the larger one of
 constexpr bool A_IS_SHARED = true;
 constexpr u32 CLUSTER_M = A_IS_SHARED ? 1 : CLUSTER, CLUSTER_N = A_IS_SHARED ? CLUSTER : 1;   // CTAs of a cluster along M and N
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 -------------------------------------------------------
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 A = 0;                          // 98304 B
 constexpr u32 B = 98304;                      // 49152 B
 constexpr u32 A_SCALE = 147456;               // 3072 B
 constexpr u32 STAGING = 150528;               // 65536 B
 constexpr u32 FULL_BARRIERS = 216064;         // 24 B
 
-// ---- Slots: one per stage and operand ---------------------------------------------------------------------------------------
+// ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 1;   // of A and B
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle: bytes and elements
 constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // box of an M-major or N-major operand: SPAN of M or N, all of the stage's K
@@ -380,7 +374,7 @@ constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B
 constexpr u32 WARPGROUPS = 2, WARPGROUP_M = TILE_M / WARPGROUPS;   // warpgroups that divide a tile's rows; rows of each
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
 
-// ---- Products ---------------------------------------------------------------------------------------------------------
+// ---- Products -------------------------------------------------------------------------------------------------------
 // In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = TILE_N / 8;   // fragments of a warp along M and N
 constexpr u32 FRAGMENT_STRIDE_M = 64;   // rows from one fragment to the next
@@ -420,8 +414,8 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Return a descriptor moved by `bytes`. One addition is enough: the low bits of a descriptor are the address in units of 16 bytes, and a shared
-// address does not overflow them.
+// Return a descriptor moved by `bytes`. One addition is enough: the low bits of a descriptor are the address in units of 16 bytes, and a
+// shared address does not overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
 }
@@ -437,8 +431,7 @@ __device__ __forceinline__ u64 b_descriptor(u32 smem, u32 slot) {
     return advanced(operand_descriptor<B_IS_K_MAJOR>(smem + B), slot * B_STAGE_BYTES);
 }
 
-// ---- Problem and results ------------------------------------------------------------------------------------------------
-
+// ---- Problem and results --------------------------------------------------------------------------------------------
 typedef u16 Out;   // element of C (its bits)
 
 // The launch parameters that are neither tensor maps nor pointers.
@@ -503,7 +496,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-// ---- Staging: from registers through shared memory to C ---------------------------------------------------------------------
+// ---- Staging: from registers through shared memory to C -------------------------------------------------------------
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // 16 rows of a warp
 constexpr u32 STAGED_N = 64;   // columns that a warp stages at a time
 
@@ -542,7 +535,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
 
 using Ring = TmaPipeline<STAGES>;
 
-// ---- Loads: elements outside the tensors are zero ---------------------------------------------------------------------------
+// ---- Loads: elements outside the tensors are zero -------------------------------------------------------------------
 // Load a stage of one operand. K-major: boxes of SPAN elements of K and all rows. M-major or N-major: boxes of SPAN rows and all of the
 // stage's K. The boxes of A have no more rows than A, because TMA fills slower than it reads.
 template <bool IsKMajor, u32 Rows>
@@ -581,7 +574,7 @@ __device__ __forceinline__ void load_scales(const Ring& ring, u32 smem, const Te
     cp_async_bulk_tensor_3d_load(smem + A_SCALE + ring.stage * A_SCALE_STAGE_BYTES, map, ring.get_barrier(), place.row0, k, place.batch);
 }
 
-// ---- Stores ------------------------------------------------------------------------------------------------------------
+// ---- Stores ---------------------------------------------------------------------------------------------------------
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
     STORE_BARRIER = 3,   // the first of one barrier per warpgroup
@@ -621,7 +614,7 @@ __device__ __forceinline__ void store_tile(Accumulators& acc, const Problem& pro
     cp_async_bulk_commit_group();
 }
 
-// ---- Clusters -----------------------------------------------------------------------------------------------------------
+// ---- Clusters -------------------------------------------------------------------------------------------------------
 constexpr u16 CLUSTER_MASK = (1 << CLUSTER) - 1;
 
 // Load this CTA's part of a shared slot into every CTA of the cluster: a part of the rows if the operand is K-major, otherwise a part of K.
@@ -642,8 +635,8 @@ __device__ __forceinline__ void load_part(u32 slot, const TensorMap* map, u32 ba
     }
 }
 
-// Load stage k of a tile into the current slot: all of one operand, and this CTA's part of the shared one, for every CTA of the cluster. One
-// thread calls it, after the consumers of all CTAs have released the slot.
+// Load stage k of a tile into the current slot: all of one operand, and this CTA's part of the shared one, for every CTA of the cluster.
+// One thread calls it, after the consumers of all CTAs have released the slot.
 __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place,
                                            u32 rank) {
     const u32 a = smem + A + ring.stage * A_STAGE_BYTES, b = smem + B + ring.stage * B_STAGE_BYTES;
@@ -658,12 +651,13 @@ __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& r
     }
 }
 
-// Stages k_begin .. k_end - 1 of an output tile.
+// Stages k_begin to k_end - 1 of an output tile.
 struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
-// ---- Tiles to CTAs: whole tiles, in turn --------------------------------------------------------------------------------
+// ---- Tiles to CTAs: whole tiles -------------------------------------------------------------------------------------
+// Each work range takes every work_ranges-th tile.
 struct WorkQueue {
     u32 tile, tiles;
 
@@ -723,7 +717,7 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
             for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
 }
 
-// ---- Block scales -----------------------------------------------------------------------------------------------------
+// ---- Block scales ---------------------------------------------------------------------------------------------------
 // A stage is one block of K, which has its own scales. Its products are summed on their own, scaled, and added to the accumulators.
 typedef float BlockSums[FRAGMENTS_8][4];
 
@@ -766,9 +760,9 @@ __device__ __forceinline__ float next_columns(WorkQueue queue, const Problem& pr
     return column_scales(problem, result, tile_place(problem, tile_m, tile_n, rank), 0, lane);
 }
 
-// Accumulate the scaled blocks of a tile. One warpgroup multiplies while the other one scales, so the code between the products of a warpgroup
-// must be short: the loop is unrolled so that an iteration waits for the next slot and computes its descriptors while it scales. The scales of
-// A's rows are in the slot, and are read before its products are complete. columns: column_scales() for block 0.
+// Accumulate the scaled blocks of a tile. One warpgroup multiplies while the other one scales, so the code between the products of a
+// warpgroup must be short: the loop is unrolled so that an iteration waits for the next slot and computes its descriptors while it scales.
+// The scales of A's rows are in the slot, and are read before its products are complete. columns: column_scales() for block 0.
 __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const Problem& problem, const Result& result,
                                            const Place& place, u32 smem, float columns, u32 warpgroup, u32 warp, u32 lane) {
     clear(acc);

@@ -13,14 +13,6 @@
 // One stage holds
 //    16384 B  a 128 x 64 float16, M-major, 128B swizzle
 //    32768 B  b 64 x 256 float16, N-major, 128B swizzle
-// Shared memory, by offset
-//        0  a, 49152 B
-//    49152  b, 98304 B
-//   147456  staging, 16384 B
-//   163840  cluster_sums, 65536 B
-//   229376  cluster_barrier, 8 B
-//   229384  full_barriers, 24 B
-//   229408  empty_barriers, 24 B
 
 namespace cudatma {
 
@@ -81,8 +73,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension if it has not. On
-// a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -90,8 +81,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: this
-// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -145,7 +136,8 @@ __device__ __forceinline__ void barrier_cluster_wait() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5}], [%2];"
@@ -277,7 +269,7 @@ struct Divisor {
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register --------------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -305,7 +297,7 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 
 namespace cudatma {
 
-// ---- Tile ---------------------------------------------------------------------------------------------------------------
+// ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 128, TILE_N = 256;   // rows and columns of C per CTA
 constexpr u32 TILE_K = 64;   // K per stage
 constexpr u32 STAGES = 3;
@@ -314,7 +306,7 @@ constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = false;   // otherwise M-major, N-major
 constexpr u32 CLUSTER_K = 2;   // CTAs of a cluster, which divide K
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 -------------------------------------------------------
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 A = 0;                          // 49152 B
 constexpr u32 B = 49152;                      // 98304 B
 constexpr u32 STAGING = 147456;               // 16384 B
@@ -322,7 +314,7 @@ constexpr u32 CLUSTER_SUMS = 163840;          // 65536 B
 constexpr u32 CLUSTER_BARRIER = 229376;       // 8 B
 constexpr u32 FULL_BARRIERS = 229384;         // 24 B
 
-// ---- Slots: one per stage and operand ---------------------------------------------------------------------------------------
+// ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // of A and B
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle: bytes and elements
 constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // box of an M-major or N-major operand: SPAN of M or N, all of the stage's K
@@ -331,7 +323,7 @@ constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B
 constexpr u32 WARPGROUPS = 2, WARPGROUP_M = TILE_M / WARPGROUPS;   // warpgroups that divide a tile's rows; rows of each
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
 
-// ---- Products ---------------------------------------------------------------------------------------------------------
+// ---- Products -------------------------------------------------------------------------------------------------------
 // In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = TILE_N / 8;   // fragments of a warp along M and N
 constexpr u32 FRAGMENT_STRIDE_M = 64;   // rows from one fragment to the next
@@ -381,8 +373,8 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Return a descriptor moved by `bytes`. One addition is enough: the low bits of a descriptor are the address in units of 16 bytes, and a shared
-// address does not overflow them.
+// Return a descriptor moved by `bytes`. One addition is enough: the low bits of a descriptor are the address in units of 16 bytes, and a
+// shared address does not overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
 }
@@ -411,8 +403,7 @@ __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, 
     wgmma_commit_group();
 }
 
-// ---- Problem and results ------------------------------------------------------------------------------------------------
-
+// ---- Problem and results --------------------------------------------------------------------------------------------
 typedef u16 Out;   // element of C (its bits)
 
 // The launch parameters that are neither tensor maps nor pointers.
@@ -470,7 +461,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-// ---- Staging: from registers through shared memory to C ---------------------------------------------------------------------
+// ---- Staging: from registers through shared memory to C -------------------------------------------------------------
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // 16 rows of a warp
 constexpr u32 STAGED_N = 64;   // columns that a warp stages at a time
 
@@ -510,7 +501,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
 
 using Ring = TmaPipeline<STAGES>;
 
-// ---- Loads: elements outside the tensors are zero ---------------------------------------------------------------------------
+// ---- Loads: elements outside the tensors are zero -------------------------------------------------------------------
 // Load a stage of one operand. K-major: boxes of SPAN elements of K and all rows. M-major or N-major: boxes of SPAN rows and all of the
 // stage's K. The boxes of A have no more rows than A, because TMA fills slower than it reads.
 template <bool IsKMajor, u32 Rows>
@@ -556,29 +547,29 @@ __device__ __forceinline__ void prefetch_maps(const Maps& maps) {
     prefetch_tensormap(maps.b);
 }
 
-// ---- Accumulators, and partial sums of them -------------------------------------------------------------------------
-// Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
+// ---- Accumulators and partial sums ----------------------------------------------------------------------------------
 
-// ---- Within a cluster: split-K over distributed shared memory --------------------------------------------------------
-// CTA r of the cluster adds up OWN of the FRAGMENTS_8 fragments, from r * OWN on; the last CTAs have fewer, or none.
+// ---- Within a cluster: split-K over distributed shared memory -------------------------------------------------------
+// CTA r of the cluster adds up fragments r * OWN to (r + 1) * OWN - 1 of FRAGMENTS_8. The last CTAs may have fewer, or none.
 constexpr u32 CLUSTER_FRAGMENT_BYTES = 32 * 16;
 
+// Return the number of fragments that the CTA of this rank adds up.
 __device__ __forceinline__ u32 own_fragments(u32 rank) {
     return rank * OWN < FRAGMENTS_8 ? min(OWN, FRAGMENTS_8 - rank * OWN) : 0;
 }
 
-// What the CTA of this rank receives.
+// Return the bytes that the CTA of this rank receives.
 __device__ __forceinline__ u32 cluster_sums_bytes(u32 rank) {
     return (CLUSTER_K - 1) * WARP_TILES * FRAGMENTS_16 * own_fragments(rank) * CLUSTER_FRAGMENT_BYTES;
 }
 
-// Where a CTA receives the sums of a warp of its `sender`-th peer.
+// Return the shared address at which a CTA receives a warp's sums from its peer number `sender`.
 __device__ __forceinline__ u32 cluster_sums(u32 smem, u32 sender, u32 warp_tile, u32 lane) {
     return smem + CLUSTER_SUMS + (sender * WARP_TILES + warp_tile) * FRAGMENTS_16 * OWN * CLUSTER_FRAGMENT_BYTES + lane * 16;
 }
 
-// Sends to every peer the sums that the peer adds up, and adds what the peers send to this CTA's own sums, in the order of
-// ranks. Returns whether this CTA has rows of the result.
+// Send each peer the sums that it adds up, and add the peers' sums to this CTA's own sums in the order of ranks. Return whether this CTA
+// has rows of the result.
 __device__ __forceinline__ bool reduce_cluster(Accumulators& acc, u32 smem, u32 rank, u32 warp_tile, u32 lane) {
     barrier_cluster_wait();   // all CTAs have started and initialized their barriers
 #pragma unroll
@@ -632,8 +623,9 @@ __device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) {
     ring.release_used_by_warp(slot, lane);
 }
 
-// Multiply `stages` slots, at least one. The products of the first slot replace the accumulators. The products of a slot are in flight while the
-// warp waits for the next slot; the slot is released when they are complete. Return the last slot, whose products are still in flight.
+// Multiply `stages` slots, at least one. The products of the first slot replace the accumulators. The products of a slot are in flight
+// while the warp waits for the next slot; the slot is released when they are complete. Return the last slot, whose products are still in
+// flight.
 __device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u32 stages, u32 smem, u32 warpgroup, u32 lane) {
     ring.wait();
     multiply(acc, smem, ring.stage, warpgroup, false);

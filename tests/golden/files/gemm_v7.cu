@@ -12,12 +12,6 @@
 // One stage holds
 //    16384 B  a 128 x 64 float16, M-major, 128B swizzle
 //    16384 B  b 64 x 128 float16, K-major, 128B swizzle
-// Shared memory, by offset
-//        0  a, 65536 B
-//    65536  b, 65536 B
-//   131072  staging, 32768 B
-//   163840  full_barriers, 32 B
-//   163872  empty_barriers, 32 B
 
 namespace cudatma {
 
@@ -106,8 +100,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension of at most `ns` nanoseconds if it has not. On
-// a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension of at most
+// `ns` nanoseconds. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\nselp.u32 %0, 1, 0, p;\n}"
@@ -115,8 +109,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parit
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed, in suspensions of at most `ns` nanoseconds. Acquire semantics: this
-// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed, in suspensions of at most `ns` nanoseconds.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
     while (!mbarrier_try_wait_parity_hint(bar, parity, ns)) {
     }
@@ -128,7 +122,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5}], [%2];"
@@ -297,8 +292,8 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call. The
-// next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
+// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
@@ -311,7 +306,7 @@ struct Divisor {
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register --------------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -330,7 +325,7 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 
 namespace cudatma {
 
-// ---- Tile ---------------------------------------------------------------------------------------------------------------
+// ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 128, TILE_N = 128;   // rows and columns of C per CTA
 constexpr u32 TILE_K = 64;   // K per stage
 constexpr u32 STAGES = 4;
@@ -338,13 +333,13 @@ constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = true;   // otherwise M-major, N-major
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 -------------------------------------------------------
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 A = 0;                          // 65536 B
 constexpr u32 B = 65536;                      // 65536 B
 constexpr u32 STAGING = 131072;               // 32768 B
 constexpr u32 FULL_BARRIERS = 163840;         // 32 B
 
-// ---- Slots: one per stage and operand ---------------------------------------------------------------------------------------
+// ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // of A and B
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle: bytes and elements
 constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // box of an M-major or N-major operand: SPAN of M or N, all of the stage's K
@@ -353,7 +348,7 @@ constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B
 constexpr u32 WARPGROUPS = 1, WARPGROUP_M = TILE_M / WARPGROUPS;   // warpgroups that divide a tile's rows; rows of each
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
 
-// ---- Products ---------------------------------------------------------------------------------------------------------
+// ---- Products -------------------------------------------------------------------------------------------------------
 // In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = TILE_N / 8;   // fragments of a warp along M and N
 constexpr u32 FRAGMENT_STRIDE_M = 64;   // rows from one fragment to the next
@@ -393,8 +388,8 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Return a descriptor moved by `bytes`. One addition is enough: the low bits of a descriptor are the address in units of 16 bytes, and a shared
-// address does not overflow them.
+// Return a descriptor moved by `bytes`. One addition is enough: the low bits of a descriptor are the address in units of 16 bytes, and a
+// shared address does not overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
 }
@@ -423,8 +418,7 @@ __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, 
     wgmma_commit_group();
 }
 
-// ---- Problem and results ------------------------------------------------------------------------------------------------
-
+// ---- Problem and results --------------------------------------------------------------------------------------------
 typedef u16 Out;   // element of C (its bits)
 
 // The launch parameters that are neither tensor maps nor pointers.
@@ -485,7 +479,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-// ---- Staging: from registers through shared memory to C ---------------------------------------------------------------------
+// ---- Staging: from registers through shared memory to C -------------------------------------------------------------
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // 16 rows of a warp
 constexpr u32 STAGED_N = 64;   // columns that a warp stages at a time
 
@@ -524,7 +518,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
 
 using Ring = TmaPipeline<STAGES>;
 
-// ---- Loads: elements outside the tensors are zero ---------------------------------------------------------------------------
+// ---- Loads: elements outside the tensors are zero -------------------------------------------------------------------
 // Load a stage of one operand. K-major: boxes of SPAN elements of K and all rows. M-major or N-major: boxes of SPAN rows and all of the
 // stage's K. The boxes of A have no more rows than A, because TMA fills slower than it reads.
 template <bool IsKMajor, u32 Rows>
@@ -563,7 +557,7 @@ __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& r
     load_box<B_IS_K_MAJOR, TILE_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * TILE_K, place.column0, place.batch);
 }
 
-// ---- Stores ------------------------------------------------------------------------------------------------------------
+// ---- Stores ---------------------------------------------------------------------------------------------------------
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
     EVEN_TURN = 1,       // warpgroup 0 may issue the products of its next tile
@@ -576,9 +570,9 @@ constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;   // 64 rows of 128 bytes
 
 __device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STORE_BARRIER, CONSUMER_WARPS / 4>(warpgroup, 128); }
 
-// Stage a warpgroup's part of a tile in the 128-byte swizzle, STAGED_N columns of 64 rows at a time. One thread stores each buffer by TMA while
-// the warpgroup fills the other one, or computes the next tile. stores: the stores that this warpgroup has issued. place: the place of the
-// warpgroup's part.
+// Stage a warpgroup's part of a tile in the 128-byte swizzle, STAGED_N columns of 64 rows at a time. One thread stores each buffer by TMA
+// while the warpgroup fills the other one, or computes the next tile. stores: the stores that this warpgroup has issued. place: the place
+// of the warpgroup's part.
 __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const Problem& problem, const Result& result, u32 smem,
                                            const TensorMap* map, const Place& place, u32 warpgroup, u32 warp, u32 lane) {
     const Place of_warp{place.row0 + 16 * warp, place.column0, place.batch};
@@ -606,12 +600,13 @@ __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const
         }
 }
 
-// Stages k_begin .. k_end - 1 of an output tile.
+// Stages k_begin to k_end - 1 of an output tile.
 struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
-// ---- Tiles to CTAs: whole tiles, in turn --------------------------------------------------------------------------------
+// ---- Tiles to CTAs: whole tiles -------------------------------------------------------------------------------------
+// Each work range takes every work_ranges-th tile.
 struct WorkQueue {
     u32 tile, tiles;
 
@@ -655,14 +650,15 @@ __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 
     }
 }
 
-// ---- Consumers: two warpgroups, each with every other tile of the CTA -------------------------------------------------
+// ---- Consumers: two warpgroups, each with every other tile of the CTA -----------------------------------------------
 // Release the slot after this warp's wgmmas have read it.
 __device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) {
     ring.release_used_by_warp(slot, lane);
 }
 
-// Multiply `stages` slots, at least one. The products of the first slot replace the accumulators. The products of a slot are in flight while the
-// warp waits for the next slot; the slot is released when they are complete. Return the last slot, whose products are still in flight.
+// Multiply `stages` slots, at least one. The products of the first slot replace the accumulators. The products of a slot are in flight
+// while the warp waits for the next slot; the slot is released when they are complete. Return the last slot, whose products are still in
+// flight.
 __device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u32 stages, u32 smem, u32 warpgroup, u32 lane) {
     ring.wait();
     multiply(acc, smem, ring.stage, warpgroup, false);
@@ -681,8 +677,8 @@ __device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u3
 constexpr u32 TILE_WARPS = 4 * WARPGROUPS;          // warps that multiply a tile
 constexpr u32 TURN_THREADS = 2 * 32 * TILE_WARPS;   // threads at the barriers EVEN_TURN and ODD_TURN
 
-// Compute and store every other tile of the CTA. A warpgroup issues the products of its tile after the other warpgroup has issued those of the
-// previous tile, so that one warpgroup multiplies while the other stores.
+// Compute and store every other tile of the CTA. A warpgroup issues the products of its tile after the other warpgroup has issued those of
+// the previous tile, so that one warpgroup multiplies while the other stores.
 __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map, const Result& result,
                                         u32 warpgroup, u32 warp, u32 lane) {
     WorkQueue queue(problem, blockIdx.x);

@@ -17,15 +17,6 @@
 //    16384 B  weights 128 x 256 int4, packed layout 1
 //      512 B  scales 2 x 128 float16
 //      256 B  zero points 2 x 128 uint8
-// Shared memory, by offset
-//        0  activations, 16384 B
-//    16384  weights, 65536 B
-//    81920  scales, 2048 B
-//    83968  zeros, 1024 B
-//    84992  staging, 2560 B
-//    87552  slice_sums, 4096 B
-//    91648  full_barriers, 32 B
-//    91680  empty_barriers, 32 B
 
 namespace cudatma {
 
@@ -90,8 +81,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension if it has not. On
-// a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -99,8 +89,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: this
-// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -112,7 +102,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4}], [%2];"
@@ -262,7 +253,7 @@ struct Divisor {
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register --------------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ float low_to_float(u32 pair) {
     float d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
@@ -281,7 +272,7 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
-// ---- Arithmetic on pairs of 16-bit values in a register ----------------------------------------------------------------
+// ---- Arithmetic on pairs of 16-bit values in a register -------------------------------------------------------------
 __device__ __forceinline__ u32 subtract(u32 a, u32 b) {
     u32 d;
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
@@ -326,28 +317,24 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 
 namespace cudatma {
 
-// ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 TILE_M = 8;      // rows of M of a CTA's tile: columns of the mma
-constexpr u32 TILE_N = 128;      // columns of N: rows of the mma
-constexpr u32 TILE_K = 256;      // K of one stage
-constexpr u32 WARPS_N = 4;      // warps along N, each with all rows of M
-constexpr u32 SLICE_K = 2;      // warps with the same columns of N, which divide each stage's K
-constexpr u32 WARP_N = 32;
+// ---- Tile -----------------------------------------------------------------------------------------------------------
+constexpr u32 TILE_M = 8;   // rows of M per CTA: columns of the mma
+constexpr u32 TILE_N = 128;   // columns of N per CTA: rows of the mma
+constexpr u32 TILE_K = 256;   // K per stage
+constexpr u32 WARPS_N = 4, WARP_N = 32;   // warps along N, each with all rows of M; columns of each
+constexpr u32 SLICE_K = 2;   // warps with the same columns of N, which divide each stage's K
 constexpr u32 STAGES = 4;
 constexpr u32 CONSUMER_WARPS = 8;
-constexpr u32 GROUP_SIZE = 128;     // K that share a scale
-constexpr u32 WARP_TILES = WARPS_N;             // parts of a CTA's tile that warps hold
-constexpr u32 FRAGMENTS_16 = WARP_N / 16;        // of 16 columns of N in a warp ...
-constexpr u32 FRAGMENT_STRIDE_N = 16;           // ... and the columns from one to the next
-constexpr u32 FRAGMENTS_8 = TILE_M / 8;        // of 8 rows of M
-constexpr u32 FIX_UP_UNROLL = 8;        // partial tiles whose loads are in flight together
-constexpr u32 K64_PER_STAGE = TILE_K / 64;
-constexpr u32 K64_PER_WARP = K64_PER_STAGE / SLICE_K;
-constexpr u32 N64_PER_TILE = TILE_N / 64;
-constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights
-constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 of K
+constexpr u32 GROUP_SIZE = 128;   // K that share a scale
+constexpr u32 WARP_TILES = WARPS_N;   // warps that divide a CTA's tile
+constexpr u32 FRAGMENTS_16 = WARP_N / 16, FRAGMENT_STRIDE_N = 16;   // fragments of 16 columns of N per warp; columns from one to the next
+constexpr u32 FRAGMENTS_8 = TILE_M / 8;   // fragments of 8 rows of M
+constexpr u32 FIX_UP_UNROLL = 8;   // partial tiles whose loads are in flight together
+constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_WARP = K64_PER_STAGE / SLICE_K, N64_PER_TILE = TILE_N / 64;   // 64 x 64 blocks of weights
+constexpr u32 K64_BLOCK_BYTES = 2048;   // a packed 64 x 64 block of weights
+constexpr u32 ROW_BYTES = 128;   // 64 elements of K: a row of a box of activations
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 -------------------------------------------------------
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 ACTIVATIONS = 0;                // 16384 B
 constexpr u32 WEIGHTS = 16384;                // 65536 B
 constexpr u32 SCALES = 81920;                 // 2048 B
@@ -356,24 +343,24 @@ constexpr u32 STAGING = 84992;                // 2560 B
 constexpr u32 SLICE_SUMS = 87552;             // 4096 B
 constexpr u32 FULL_BARRIERS = 91648;          // 32 B
 
-// ---- Slots: STAGES of each operand ------------------------------------------------------------------------------------------
+// ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ACTIVATION_STAGE_BYTES = 4096;
 constexpr u32 WEIGHT_STAGE_BYTES = 16384;
 constexpr u32 SCALE_STAGE_BYTES = 512;
 constexpr u32 ZERO_STAGE_BYTES = 256;
-constexpr u32 TRANSACTION_BYTES = 21248;   // what TMA delivers to one stage
-constexpr u32 FULL_ARRIVALS = 1;
-constexpr u32 STAGING_PITCH_BYTES = 80;   // from one row to the next
-constexpr u32 STAGING_BYTES = 640;   // of one warp: eight rows
-constexpr u32 SLICE_THREADS = 32;        // that hold the same part of the tile for one slice
+constexpr u32 TRANSACTION_BYTES = 21248;   // bytes of the TMA loads of a stage
+constexpr u32 FULL_ARRIVALS = 1;   // arrivals that fill a slot
+constexpr u32 STAGING_PITCH_BYTES = 80;   // bytes from one row to the next
+constexpr u32 STAGING_BYTES = 640;   // eight staging rows of a warp
+constexpr u32 SLICE_THREADS = 32;   // threads that hold the same part of the tile for one slice
 using Ring = TmaPipeline<STAGES>;
 
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
-    SLICE_BARRIER = 1,   // the first of one for each part of the tile
+    SLICE_BARRIER = 1,   // the first of one barrier per part of the tile
 };
 
-// The warps with the same columns of N.
+// Wait for all warps with the same columns of N.
 __device__ __forceinline__ void slice_sync(u32 warp_tile) { bar_sync(SLICE_BARRIER + warp_tile, SLICE_K * SLICE_THREADS); }
 
 // The launch parameters that are neither tensor maps nor pointers.
@@ -398,27 +385,26 @@ struct Problem {
     u64 output_pitch;               // elements from one row to the next
 };
 
-// Stages k_begin .. k_end - 1 of an output tile.
+// Stages k_begin to k_end - 1 of an output tile.
 struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
 // ---- Tiles to CTAs: stream-K, then whole tiles ----------------------------------------------------------------------
-// The stages of the first `stream_tiles` tiles form one sequence, which is cut into equal, contiguous work ranges: one for
-// each CTA or, in a launch with clusters, for each cluster. The remaining tiles go to the ranges whole, in turn. A range may
-// begin inside a tile. Its first work unit is then a partial sum, which it stores for the tile's owner: the range with the
-// tile's first stage, the last one that this range has of the sequence. An owner waits only for CTAs with a lower blockIdx,
-// because ranges are numbered down from the last one. Those CTAs were dispatched before the owner, so that no wait can
-// starve a CTA that has not started.
+// The stages of the first `stream_tiles` tiles form one sequence, which is divided into equal, contiguous work ranges: one per CTA or, in a
+// launch with clusters, one per cluster. The ranges then take the remaining tiles in turn. A range may begin inside a tile. Its first work
+// unit is then a partial sum, which it stores for the tile's owner: the range that has the tile's first stage. An owner waits only for CTAs
+// with a lower blockIdx, because ranges are numbered in reverse. Those CTAs were dispatched before the owner, so that a wait cannot starve
+// a CTA that has not started.
 
-// The first stage of a range in the sequence.
+// Return the first stage of a range in the sequence.
 __device__ __forceinline__ u32 range_begin(const Problem& problem, u32 range) {
     return range * problem.stream_stages + min(range, problem.stream_extra);
 }
 
 struct WorkQueue {
-    u32 stage, stage_end;   // what is left of this range of the sequence
-    u32 tile, tiles;        // next whole tile
+    u32 stage, stage_end;   // the remaining stages of this range of the sequence
+    u32 tile, tiles;        // the next whole tile
 
     __device__ __forceinline__ WorkQueue(const Problem& problem, u32 range)
         : stage(range_begin(problem, range)), stage_end(range_begin(problem, range + 1)),
@@ -468,25 +454,27 @@ struct StageCursor {
     }
 };
 
-// ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
-__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
+// ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number ----------------------
+// [PTX ISA, lop3] Return (a & mask) | bits.
+__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {
     u32 d;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
     return d;
 }
 
-// low: 1024 + zero point of column g, which is subtracted. high: -(64 + zero point) of column g + 8, which is added after the
-// division by 16. Each in both halves.
+// low: 1024 plus the zero point of column g, which is subtracted. high: -(64 + zero point) of column g + 8, which is added after a division
+// by 16. Each is in both halves.
 struct ZeroPoint {
     u32 low, high;
 };
 
+// Return the ZeroPoint of two zero points.
 __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
     return ZeroPoint{0x64006400u | zero_low | zero_low << 16, 0xd400d400u | zero_high << 4 | zero_high << 20};
 }
 
-// 0x6400 is 1024.0 in fp16, whose last mantissa bit counts 1: 0x6400 | v is exactly 1024 + v, and 0x6400 | v << 4 is 1024 + 16 v.
-// 1/16 of the latter is exactly 64 + v. The nibbles of column g + 8 therefore need no shift.
+// Dequantize the 8 nibbles of a word. 0x6400 is 1024.0 in fp16, and its last mantissa bit has the value 1: 0x6400 | v is exactly 1024 + v,
+// and 0x6400 | v << 4 is exactly 1024 + 16 v, which is 16 (64 + v). The nibbles of column g + 8 therefore need no shift.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
     const u32 upper = q >> 8;
     a[0] = subtract(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
@@ -495,16 +483,15 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
     a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
 }
 
-// ---- Accumulators, and partial sums of them -------------------------------------------------------------------------
-// Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
+// ---- Accumulators and partial sums ----------------------------------------------------------------------------------
 
 // A warp's accumulators: fragments of 16 x 8 values, four per lane.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
 // ---- Within a CTA: slice-K ------------------------------------------------------------------------------------------
-// SLICE_K groups of SLICE_THREADS threads hold the same part of the tile, each for one slice of every stage's K. Groups
-// 1 .. SLICE_K - 1 store their sums in shared memory, and group 0 adds them to its own in the order of the slices. part: the
-// part's number in the tile. thread: of the group. Returns whether this group goes on with the sum.
+// Add up the sums of SLICE_K groups of SLICE_THREADS threads, which hold the same part of the tile, each for one slice of every stage's K.
+// Groups 1 to SLICE_K - 1 store their sums to shared memory, and group 0 adds them to its own in the order of the slices. Return whether
+// this is group 0. part: the number of the part in the tile. thread: the thread's number in its group.
 __device__ __forceinline__ bool reduce_slices(Accumulators& acc, u32 smem, u32 part, u32 slice, u32 thread) {
     constexpr u32 FRAGMENT_BYTES = SLICE_THREADS * 16, SUM_BYTES = FRAGMENTS_16 * FRAGMENTS_8 * FRAGMENT_BYTES;
     const u32 sums = smem + SLICE_SUMS + part * (SLICE_K - 1) * SUM_BYTES + thread * 16;
@@ -525,22 +512,23 @@ __device__ __forceinline__ bool reduce_slices(Accumulators& acc, u32 smem, u32 p
                 for (u32 r = 0; r < FRAGMENTS_8; ++r)
                     add_fragment(acc[c][r], sums + other * SUM_BYTES + (c * FRAGMENTS_8 + r) * FRAGMENT_BYTES);
     }
-    slice_sync(part);   // the others wait until group 0 has read them: the next work unit overwrites them
+    slice_sync(part);   // group 0 has read the sums, which the next work unit overwrites
     return slice == 0;
 }
 
 // ---- Across CTAs: stream-K ------------------------------------------------------------------------------------------
-// For every CTA, a partial tile of fp32 sums and one flag for each of its WARP_TILES.
 struct Workspace {
-    float4* partials;
-    u32* flags;
+    float4* partials;   // the sums of a partial tile for every CTA, as whole fragments
+    u32* flags;         // one flag for each of a CTA's WARP_TILES
 };
 
+// Return the address of this lane's partial sums of a warp.
 __device__ __forceinline__ float4* partial_sums(const Workspace& workspace, u32 cta, u32 warp_tile, u32 lane) {
     constexpr u32 WARP_FRAGMENTS = FRAGMENTS_16 * FRAGMENTS_8 * 32;
     return workspace.partials + (u64)(cta * WARP_TILES + warp_tile) * WARP_FRAGMENTS + lane;
 }
 
+// Store a warp's partial sums, and set its flag.
 __device__ __forceinline__ void store_partials(const Accumulators& acc, const Workspace& workspace, u32 cta, u32 warp_tile,
                                                u32 lane) {
     float4* sums = partial_sums(workspace, cta, warp_tile, lane);
@@ -550,33 +538,31 @@ __device__ __forceinline__ void store_partials(const Accumulators& acc, const Wo
         for (u32 r = 0; r < FRAGMENTS_8; ++r)
             sums[(c * FRAGMENTS_8 + r) * 32] = make_float4(acc[c][r][0], acc[c][r][1], acc[c][r][2], acc[c][r][3]);
     __syncwarp();
-    if (lane == 0)   // release at gpu scope covers the other lanes' stores, which __syncwarp ordered before it
+    if (lane == 0)   // the release covers the stores of all lanes, which __syncwarp() orders before it
         asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(workspace.flags + cta * WARP_TILES + warp_tile) : "memory");
 }
 
-// The owner of a tile adds the partial sums of the following ranges, `stages_missing` stages in all, in the order of the
-// ranges, whatever order they arrive in: the result is the same bits every time. In clusters it adds those of the CTAs of its
-// own rank. It clears the flags for the next launch.
-template <u32 ClusterSize = 1>
+// Add the partial sums of the following ranges, `stages_missing` stages in all, to the sums of the tile's owner. The order of the additions
+// is the order of the ranges, so that the result is bitwise reproducible. Clear the flags for the next launch.
 __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, const Workspace& workspace, u32 range,
-                                       u32 stages_missing, u32 warp_tile, u32 lane, u32 rank = 0) {
+                                       u32 stages_missing, u32 warp_tile, u32 lane) {
     u32 last = range;   // the last range with a part of this tile
     while (stages_missing > 0) {
         ++last;
         stages_missing -= min(stages_missing, range_begin(problem, last + 1) - range_begin(problem, last));
     }
-    for (u32 other = range + 1 + lane; other <= last; other += 32) {   // each lane waits for one of them
-        u32* flag = workspace.flags + (other * ClusterSize + rank) * WARP_TILES + warp_tile;
+    for (u32 other = range + 1 + lane; other <= last; other += 32) {   // each lane waits for one range
+        u32* flag = workspace.flags + (other) * WARP_TILES + warp_tile;
         u32 is_stored = 0;
         do {
             asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_stored) : "l"(flag) : "memory");
         } while (is_stored == 0);
-        *flag = 0;   // its CTA sets it again in a later launch at the earliest
+        *flag = 0;   // no CTA sets it again in this launch
     }
     __syncwarp();
 #pragma unroll FIX_UP_UNROLL
     for (u32 other = range + 1; other <= last; ++other) {
-        const float4* sums = partial_sums(workspace, other * ClusterSize + rank, warp_tile, lane);
+        const float4* sums = partial_sums(workspace, other, warp_tile, lane);
 #pragma unroll
         for (u32 c = 0; c < FRAGMENTS_16; ++c)
 #pragma unroll
@@ -600,8 +586,7 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 }
 
 // ---- Epilogue: accumulators to rows of the result -------------------------------------------------------------------
-
-// column0: the warp's first column; its fragments along N follow at a distance of FRAGMENT_STRIDE_N.
+// Add the bias. column0: the warp's first column. Its fragments along N are FRAGMENT_STRIDE_N columns apart.
 __device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 column0, u32 lane) {
     if (bias == nullptr) return;
     const u32 g = lane >> 2;
@@ -639,14 +624,14 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-// A warp stores its part of the tile through its staging rows, eight rows at a time.
+// Store a warp's part of the tile through its staging rows, eight rows at a time.
 __device__ __forceinline__ void store_rows_of_warp(const Accumulators& acc, const Problem& problem, u16* output, u32 smem,
                                                    u32 warp_tile, u32 lane, u32 row0, u32 column0) {
-    constexpr u32 VECTORS_PER_ROW = 2 * FRAGMENTS_16;   // of eight columns
+    constexpr u32 VECTORS_PER_ROW = 2 * FRAGMENTS_16;   // of 8 columns each
     const u32 staging = smem + STAGING + warp_tile * STAGING_BYTES;
 #pragma unroll
     for (u32 r = 0; r < FRAGMENTS_8; ++r) {
-        __syncwarp();   // all lanes have read the eight rows before
+        __syncwarp();   // all lanes have read the previous eight rows
 #pragma unroll
         for (u32 c = 0; c < FRAGMENTS_16; ++c) {
             const u32 fragments[2] = {to_pair(acc[c][r][0], acc[c][r][1]), to_pair(acc[c][r][2], acc[c][r][3])};
@@ -662,9 +647,9 @@ __device__ __forceinline__ void store_rows_of_warp(const Accumulators& acc, cons
     }
 }
 
-// ---- How each operand reaches its slot ------------------------------------------------------------------------------
-// N64_PER_TILE boxes of K64_PER_STAGE contiguous 2 KB blocks. Blocks past the last row of blocks are filled with zeros; blocks
-// past this row's K belong to the next columns, and meet activations that are zero.
+// ---- Loads: by TMA or cp.async --------------------------------------------------------------------------------------
+// Load weights as N64_PER_TILE boxes of K64_PER_STAGE contiguous blocks of 2 KB. TMA fills blocks after the last row of blocks with zeros.
+// Blocks beyond a row's K belong to the next columns; they are multiplied by activations that are zero.
 __device__ __forceinline__ void load_weights(u32 smem, u32 full, const TensorMap* map, const Problem& problem, u32 tile_n,
                                              u32 k, u64 policy) {
 #pragma unroll
@@ -674,44 +659,48 @@ __device__ __forceinline__ void load_weights(u32 smem, u32 full, const TensorMap
     }
 }
 
-// Scales or zero points.
+// Load scales or zero points.
 __device__ __forceinline__ void load_table(u32 smem, u32 full, const TensorMap* map, u32 tile_n, u32 k) {
     cp_async_bulk_tensor_2d_load(smem, map, full, tile_n * TILE_N, k * TILE_K / GROUP_SIZE);
 }
 
-// K64_PER_STAGE boxes of TILE_M rows x 64 of K in the 128-byte swizzle; what lies outside of the tensor is zero.
+// Load activations as K64_PER_STAGE boxes of TILE_M rows and 64 elements of K in the 128-byte swizzle. TMA fills elements outside the
+// tensor with zeros.
 __device__ __forceinline__ void load_activations(u32 smem, u32 full, const TensorMap* map, u32 tile_m, u32 k) {
 #pragma unroll
     for (u32 i = 0; i < K64_PER_STAGE; ++i)
         cp_async_bulk_tensor_2d_load(smem + i * TILE_M * ROW_BYTES, map, full, k * TILE_K + i * 64, tile_m * TILE_M);
 }
 
-// ---- Main loop: int4 weights and activations from shared memory to registers, mma.sync --------------------------------------
+// ---- Main loop: mma.sync with dequantized weights and activations, both in registers --------------------------------
 // The position of a warp among the consumers.
 struct WarpPosition {
-    u32 lane, slice;           // slice: of each stage's K
-    u32 tile, column0;         // its part of the CTA's tile, and the part's first column
+    u32 lane;
+    u32 slice;     // of each stage's K
+    u32 tile;      // the number of the warp's part of the CTA's tile
+    u32 column0;   // the part's first column
+
     __device__ __forceinline__ WarpPosition(u32 warp, u32 lane)
         : lane(lane), slice(warp / WARPS_N), tile(warp % WARPS_N), column0(tile * WARP_N) {}
 };
 
-// This thread's columns of a packed row of 64 columns: FRAGMENTS_16 pairs (g, g + 8), side by side.
+// Return the index of this thread's columns in a packed row of 64 columns: FRAGMENTS_16 adjacent pairs (g, g + 8).
 __device__ __forceinline__ u32 packed_column(u32 column0, u32 lane) {
     return column0 / 64 * 64 + 8 * (lane >> 2) + 2 * (column0 % 64 / 16);
 }
 
-// The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
+// Return `value` through a shuffle, so that ptxas keeps it in a register instead of recomputing the address in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
-// Where this thread reads in slot 0; the other slots follow at a stage's distance. 0: the kernel has no such operand.
+// The addresses from which this thread reads slot 0. The other slots follow at the distance of a stage. 0: the kernel has no such operand.
 struct SlotAddresses {
     u32 activations, weights, scales = 0, zeros = 0;
 
     __device__ __forceinline__ SlotAddresses(u32 smem, const WarpPosition& warp) {
         const u32 k64 = warp.slice * K64_PER_WARP, lane = warp.lane;
-        // ldmatrix takes the addresses of rows: of 16 rows, or of 8 where a tile has no more.
+        // The row and the chunk that this lane passes to ldmatrix, which loads 16 rows, or 8 if the tile has no more.
         const u32 row = (TILE_M == 8 ? 0 : (lane >> 4) * 8) + (lane & 7), chunk = lane >> 3 & 1;
-        // 16-byte chunk c of row r stands at c ^ (r & 7) in the 128-byte swizzle.
+        // The 128-byte swizzle moves 16-byte chunk c of row r to c ^ (r & 7).
         activations = keep_in_register(smem + ACTIVATIONS + (k64 * TILE_M + row) * ROW_BYTES + ((chunk ^ (lane & 7)) << 4),
                                        threadIdx.x % 32);
         weights = keep_in_register(smem + WEIGHTS + (warp.column0 / 64 * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
@@ -724,15 +713,17 @@ struct SlotAddresses {
 
 // A thread's weights for 64 of K.
 struct WeightFragments {
-    uint4 packed[FRAGMENTS_16];        // one word for each 16-deep step
-    u32 scale_pairs[FRAGMENTS_16];     // of columns g (low half) and g + 8 (high half)
+    uint4 packed[FRAGMENTS_16];      // one word per 16-deep step
+    u32 scale_pairs[FRAGMENTS_16];   // scales of columns g (low half) and g + 8 (high half)
     ZeroPoint zeros[FRAGMENTS_16];
 };
 
+// Load a thread's scales of a group.
 __device__ __forceinline__ void load_scale_pairs(u32 (&pairs)[FRAGMENTS_16], u32 smem) {
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(smem) : "memory");
 }
 
+// Load a thread's zero points of a group.
 __device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[FRAGMENTS_16], u32 smem) {
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c) {
@@ -742,29 +733,26 @@ __device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[FRAGMENTS_16
     }
 }
 
-// k: inside this warp's slice of the stage, a multiple of the group size or the first of a 64-deep block.
+// Load a thread's scales and zero points. k: the first element of a group or of a 64-deep block, in this warp's slice of the stage.
 __device__ __forceinline__ void load_group(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k) {
     const u32 row = k / GROUP_SIZE * TILE_N;
     load_scale_pairs(weights.scale_pairs, slots.scales + stage * SCALE_STAGE_BYTES + row * 2);
     load_zero_points(weights.zeros, slots.zeros + stage * ZERO_STAGE_BYTES + row);
 }
 
-// k64: of this warp's slice of the stage.
+// Load a thread's weights of the 64-deep block k64 of this warp's slice.
 __device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k64) {
     const u32 base = slots.weights + stage * WEIGHT_STAGE_BYTES + k64 * K64_BLOCK_BYTES;
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c)
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(weights.packed[c].x), "=r"(weights.packed[c].y), "=r"(weights.packed[c].z),
-                       "=r"(weights.packed[c].w)
-                     : "r"(base + c * 512) : "memory");
+        weights.packed[c] = load_vector(base + c * 512);
     load_group(weights, slots, stage, k64 * 64);
 }
 
-// Activations of one 16-deep step: operand B for all rows of the tile. ldmatrix reads 8 x 8 tiles. The step's two chunks
-// differ from step 0's in bits 5 and 6 of the swizzled address.
+// Operand B of one 16-deep step: the activations of all rows of the tile.
 typedef u32 ActivationFragments[FRAGMENTS_8][2];
 
+// Load the activations of a step. In the swizzle, the chunks of a step differ from those of step 0 in bits 5 and 6 of the address.
 __device__ __forceinline__ void load_activation_fragments(ActivationFragments& b, u32 address, u32 step) {
     if constexpr (FRAGMENTS_8 == 1) {
         ldmatrix_x2(b[0], address ^ (step << 5));
@@ -781,7 +769,7 @@ __device__ __forceinline__ void load_activation_fragments(ActivationFragments& b
     }
 }
 
-// One 16-deep step. address: where this thread reads the tile's first rows in the 64-deep box.
+// Multiply one 16-deep step. address: this thread's address for ldmatrix of step 0.
 __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFragments& weights, u32 address, u32 step) {
     ActivationFragments b;
     load_activation_fragments(b, address, step);
@@ -794,7 +782,7 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFra
     }
 }
 
-// Add the scaled sums of a group, or of a stage, to the accumulators, and clear them.
+// Add the scaled sums of a group, or of a stage, to the accumulators, and clear the sums.
 __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, const WeightFragments& weights) {
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c) {
@@ -810,11 +798,10 @@ __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums
     clear(sums);
 }
 
-// Multiplies the stages of a work unit. A slot is released in the next iteration, when instructions issued before have used
-// every value read from it (TmaPipeline::release_used()).
+// Multiply the stages of a work unit. A slot is released during the next stage, when all values read from it have been used.
 __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& weights, const SlotAddresses& slots, Ring& ring,
                                          const WorkUnit& unit, u32 lane) {
-    Accumulators sums;   // of the current group, not yet scaled
+    Accumulators sums;   // sums of the current group, before scaling
     clear(sums);
     u32 previous = ring.stage;
 #pragma unroll 1
@@ -832,7 +819,7 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
                     if (step == 2) load_group(weights, slots, ring.stage, i * 64 + 32);
                 }
                 multiply_step(sums, weights, address, step);
-                const u32 done = i * 64 + step * 16 + 16;   // K of this warp's slice
+                const u32 done = i * 64 + step * 16 + 16;   // elements of K of this warp's slice
                 if (done % GROUP_SIZE == 0 || done == K64_PER_WARP * 64) scale_sums(acc, sums, weights);
             }
         }
@@ -842,7 +829,7 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
     ring.release_used_by_warp(previous, lane);
 }
 
-// The operands, by the names of the launch parameters. Maps that this kernel does not take are null.
+// The operands, by the names of the launch parameters. A map that this kernel does not use is null.
 struct Operands {
     const TensorMap *weight_map, *scale_map, *zero_map, *activation_map;
     const u16* bias;
@@ -850,14 +837,14 @@ struct Operands {
     Workspace workspace;
 };
 
-// Weights that several rows of tiles read should stay in L2.
+// Return the L2 policy of the weights. Weights that several rows of tiles read should stay in L2.
 __device__ __forceinline__ u64 choose_weight_policy(const Problem& problem) {
     const u64 first = createpolicy_evict_first(), normal = createpolicy_evict_normal();
     return problem.tiles_m > 1 ? normal : first;
 }
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Announces the bytes of a stage, and loads what no kernel before this one writes.
+// Expect the bytes of a stage, and load the operands that do not depend on previous kernels.
 __device__ __forceinline__ void load_constants(const Ring& ring, u32 slot, const StageCursor& at, const Problem& problem,
                                                const Operands& operands, u32 smem, u64 policy) {
     const u32 full = ring.get_barrier(slot);
@@ -867,9 +854,9 @@ __device__ __forceinline__ void load_constants(const Ring& ring, u32 slot, const
     load_table(smem + ZEROS + slot * ZERO_STAGE_BYTES, full, operands.zero_map, at.tile_n, at.k);
 }
 
-// Weights, scales and zero points do not depend on the kernel before this one; activations do. A dependent launch therefore
-// loads the weights of the first stages before it waits for that kernel. Not those of all stages: the activations of the first
-// one would queue after them.
+// Fill the slots. Activations depend on the previous kernel; weights, scales and zero points do not. A dependent launch therefore loads the
+// weights of the first stages before it waits for the previous kernel. It does not load the weights of all stages: the activations of the
+// first stage would then arrive after all of them.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range) {
     const u64 policy = choose_weight_policy(problem);
     const u32 prefetched = min(STAGES, problem.prefetch_stages);
@@ -889,14 +876,14 @@ __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, cons
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-// Scales and stores the complete sums of a tile. row0: its first row. column0: the warp's first column.
+// Scale and store the sums of a tile. row0: the tile's first row. column0: the warp's first column.
 __device__ __forceinline__ void epilogue(Accumulators& acc, const Problem& problem, const Operands& operands, u32 smem,
                                          const WarpPosition& warp, u32 row0, u32 column0) {
     add_bias(acc, problem, operands.bias, column0, warp.lane);
     store_rows_of_warp(acc, problem, operands.output, smem, warp.tile, warp.lane, row0, column0);
 }
 
-// range: the CTA's work range.
+// Multiply and store the work units of a range. All threads of the consumer warps call it.
 __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range,
                                         const WarpPosition& warp) {
     const SlotAddresses slots(smem, warp);
@@ -904,7 +891,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
     WorkUnit unit;
     Accumulators acc;
     WeightFragments weights;
-    griddepcontrol_wait();   // the kernel before this one may still use the workspace and the result
+    griddepcontrol_wait();   // the previous kernel may still use the workspace and the result
     while (queue.next(problem, unit)) {
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
@@ -923,8 +910,8 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
 }
 }  // namespace cudatma
 
-// Y = X W as Y^T = W^T X^T: columns of N are the rows of the mma. The last warps produce: they fill the slots of the ring. The
-// first CONSUMER_WARPS warps consume: they dequantize weights, multiply, and store. Both walk through the same work units.
+// Y = X W, computed as Y^T = W^T X^T: columns of N are rows of the mma. The last warps are producers, which fill the slots of the ring. The
+// first CONSUMER_WARPS warps are consumers, which dequantize weights, multiply, and store. Both process the same sequence of work units.
 extern "C" __global__ void __launch_bounds__(288, 1)
 marlin_mma_sync_f16_g128_zeros_8x128x256_w142_s4_tma(
     const __grid_constant__ cudatma::TensorMap weight_map,
@@ -946,7 +933,7 @@ marlin_mma_sync_f16_g128_zeros_8x128x256_w142_s4_tma(
     griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
 
     if (warp_index >= CONSUMER_WARPS) {
-        // elect_sync() rather than the first lane: ptxas then knows that one thread goes on, and puts no loop around each copy.
+        // elect_sync() lets ptxas know that it is a single thread; with a comparison of the lane, ptxas would put a loop around each copy.
         if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, operands, smem, range);
         return;
     }

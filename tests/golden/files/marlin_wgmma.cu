@@ -20,13 +20,6 @@
 //    32768 B  activations 128 x 128 float16, 128B swizzle
 //     8192 B  weights 128 x 128 int4, packed layout 1
 //      256 B  scales 1 x 128 float16
-// Shared memory, by offset
-//        0  activations, 131072 B
-//   131072  weights, 32768 B
-//   163840  scales, 1024 B
-//   164864  staging, 17408 B
-//   182272  full_barriers, 32 B
-//   182304  empty_barriers, 32 B
 
 namespace cudatma {
 
@@ -104,8 +97,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension if it has not. On
-// a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -113,8 +105,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: this
-// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -156,7 +148,8 @@ __device__ __forceinline__ void barrier_cluster_wait() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4}], [%2];"
@@ -340,7 +333,7 @@ struct Divisor {
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Conversions: fp32 and pairs of 16-bit values in a register --------------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ float low_to_float(u32 pair) {
     float d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
@@ -353,7 +346,7 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
-// ---- Arithmetic on pairs of 16-bit values in a register ----------------------------------------------------------------
+// ---- Arithmetic on pairs of 16-bit values in a register -------------------------------------------------------------
 __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     u32 d;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
@@ -397,75 +390,72 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 
 namespace cudatma {
 
-// ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 TILE_M = 128;      // rows of M of a CTA's tile: columns of the wgmma
-constexpr u32 TILE_N = 128;      // columns of N: rows of the wgmmas
-constexpr u32 TILE_K = 128;      // K of one stage
-constexpr u32 WARPGROUPS = 1;   // along N
-constexpr u32 SLICE_K = 1;      // warpgroups with the same columns of N, which divide each stage's K
-constexpr u32 PINGPONG = 2;       // warpgroups, each with every other work unit of the CTA
-constexpr u32 STACK = 2;          // wgmmas of 64 columns of N in a warpgroup
+// ---- Tile -----------------------------------------------------------------------------------------------------------
+constexpr u32 TILE_M = 128;   // rows of M per CTA: columns of the wgmma
+constexpr u32 TILE_N = 128;   // columns of N per CTA: rows of the wgmmas
+constexpr u32 TILE_K = 128;   // K per stage
+constexpr u32 WARPGROUPS = 1;   // warpgroups along N
+constexpr u32 SLICE_K = 1;   // warpgroups with the same columns of N, which divide each stage's K
+constexpr u32 PINGPONG = 2;   // warpgroups that take the CTA's work units alternately
+constexpr u32 STACK = 2;   // wgmmas along N per warpgroup, 64 columns each
 constexpr u32 STAGES = 4;
-constexpr u32 CLUSTER = 2;      // CTAs of a cluster, along N; they share the activations
-constexpr u32 LOADED_M = 64;     // rows of M that each of them loads, for all
-constexpr u32 CLUSTER_MASK = 3;
-constexpr u32 CLUSTER_K = 1;    // CTAs of a cluster that divide the K of its tile
-constexpr u32 MMAS_PER_COMMIT = 1;      // wgmmas of an accumulator in a commit group, 16 of K each
-constexpr u32 COMMITS_IN_FLIGHT = 3;  // commit groups outstanding while the next one is dequantized
-constexpr u32 RELEASE_K64 = 0;   // after this 64-deep block all wgmmas of the previous stage are complete
+constexpr u32 CLUSTER = 2;   // CTAs of a cluster, along N, which share the activations
+constexpr u32 CLUSTER_MASK = 3;   // all CTAs of the cluster
+constexpr u32 LOADED_M = 64;   // rows of the activations that each CTA of the cluster loads for all
+constexpr u32 MMAS_PER_COMMIT = 1;   // wgmmas of an accumulator per commit group, 16 of K each
+constexpr u32 COMMITS_IN_FLIGHT = 3;   // commit groups in flight while the next one is dequantized
+constexpr u32 RELEASE_K64 = 0;   // after this 64-deep block, all wgmmas of the previous stage have completed
 constexpr u32 CONSUMER_WARPS = 8;
-constexpr u32 PRODUCER_REGISTERS = 40;
-constexpr u32 CONSUMER_REGISTERS = 232;
-constexpr u32 GROUP_SIZE = 128;    // K that share a scale
-constexpr u32 WARP_TILES = 4 * WARPGROUPS;      // parts of a CTA's tile that warps hold
-constexpr u32 FRAGMENTS_16 = STACK;              // of 16 columns of N in a warp ...
-constexpr u32 FRAGMENT_STRIDE_N = 64;           // ... and the columns from one to the next
-constexpr u32 FRAGMENTS_8 = TILE_M / 8;        // of 8 rows of M
-constexpr u32 FIX_UP_UNROLL = 1;        // partial tiles whose loads are in flight together
-constexpr u32 K64_PER_STAGE = TILE_K / 64;
-constexpr u32 K64_PER_SLICE = K64_PER_STAGE / SLICE_K;
-constexpr u32 N64_PER_TILE = TILE_N / 64;
-constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights
-constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 of K
-constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * ROW_BYTES;   // in a matrix descriptor
+constexpr u32 PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;   // per thread
+constexpr u32 GROUP_SIZE = 128;   // K that share a scale
+constexpr u32 WARP_TILES = 4 * WARPGROUPS;   // warps that divide a CTA's tile
+constexpr u32 FRAGMENTS_16 = STACK, FRAGMENT_STRIDE_N = 64;   // fragments of 16 columns of N per warp; columns from one to the next
+constexpr u32 FRAGMENTS_8 = TILE_M / 8;   // fragments of 8 rows of M
+constexpr u32 FIX_UP_UNROLL = 1;   // partial tiles whose loads are in flight together
+constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_SLICE = K64_PER_STAGE / SLICE_K, N64_PER_TILE = TILE_N / 64;   // 64 x 64 blocks of weights
+constexpr u32 K64_BLOCK_BYTES = 2048;   // a packed 64 x 64 block of weights
+constexpr u32 ROW_BYTES = 128;   // 64 elements of K: a row of a box of activations
+constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * ROW_BYTES;   // fields of a matrix descriptor
 
-// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 -------------------------------------------------------
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 ACTIVATIONS = 0;                // 131072 B
 constexpr u32 WEIGHTS = 131072;               // 32768 B
 constexpr u32 SCALES = 163840;                // 1024 B
 constexpr u32 STAGING = 164864;               // 17408 B
 constexpr u32 FULL_BARRIERS = 182272;         // 32 B
 
-// ---- Slots: STAGES of each operand ------------------------------------------------------------------------------------------
+// ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ACTIVATION_STAGE_BYTES = 32768;
 constexpr u32 WEIGHT_STAGE_BYTES = 8192;
 constexpr u32 SCALE_STAGE_BYTES = 256;
-constexpr u32 TRANSACTION_BYTES = 41216;   // what TMA delivers to one stage
-constexpr u32 EMPTY_ARRIVALS = 8;
-constexpr u32 STAGING_ROWS = 32;   // rows of M that a warpgroup stores together
-constexpr u32 STAGING_PITCH_BYTES = 272;   // from one row to the next
-constexpr u32 STAGING_BYTES = 8704;   // of one warpgroup
+constexpr u32 TRANSACTION_BYTES = 41216;   // bytes of the loads of a stage
+constexpr u32 EMPTY_ARRIVALS = 8;   // consumer warps that release a slot
+constexpr u32 STAGING_ROWS = 32;   // rows of M that a warpgroup stores at a time
+constexpr u32 STAGING_PITCH_BYTES = 272;   // bytes from one row to the next
+constexpr u32 STAGING_BYTES = 8704;   // staging rows of a warpgroup
 using Ring = TmaPipeline<STAGES>;
 
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
-    WARPGROUP_BARRIER = 1,   // the first of one for each warpgroup
-    ORDER_BARRIER = WARPGROUP_BARRIER + PINGPONG,   // the first of one for each warpgroup
+    WARPGROUP_BARRIER = 1,   // the first of one barrier per warpgroup
+    ORDER_BARRIER = WARPGROUP_BARRIER + PINGPONG,   // the first of one barrier per warpgroup
 };
 
 __device__ __forceinline__ void warpgroup_sync(u32 group) { bar_sync_one_of<WARPGROUP_BARRIER, PINGPONG>(group, 128); }
 
-// Steps over the slots of the other warpgroup's work unit.
+// Skip the slots of the other warpgroup's work unit.
 __device__ __forceinline__ void skip(Ring& ring, u32 slots) {
     const u32 next = ring.stage + slots;
     ring.stage = next % STAGES;
     ring.phase ^= next / STAGES & 1;
 }
 
-// A warpgroup issues the products of a work unit after the other one has issued those of the unit before. Without this barrier, a slot
-// still full from two laps ago would satisfy the parity wait.
+// Wait until the other warpgroup has issued the products of the previous work unit. Without this barrier, a slot still full from two laps
+// ago would satisfy the parity wait.
 constexpr u32 ORDER_THREADS = PINGPONG * 128;
 __device__ __forceinline__ void wait_for_order(u32 group) { bar_sync_one_of<ORDER_BARRIER, PINGPONG>(group, ORDER_THREADS); }
+
+// Let the other warpgroup issue the products of the next work unit.
 __device__ __forceinline__ void pass_order(u32 group) {
     if (group == 0) {
         bar_arrive(ORDER_BARRIER + 1, ORDER_THREADS);
@@ -497,27 +487,26 @@ struct Problem {
     u64 output_pitch;               // elements from one row to the next
 };
 
-// Stages k_begin .. k_end - 1 of an output tile.
+// Stages k_begin to k_end - 1 of an output tile.
 struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
 // ---- Tiles to CTAs: stream-K, then whole tiles ----------------------------------------------------------------------
-// The stages of the first `stream_tiles` tiles form one sequence, which is cut into equal, contiguous work ranges: one for
-// each CTA or, in a launch with clusters, for each cluster. The remaining tiles go to the ranges whole, in turn. A range may
-// begin inside a tile. Its first work unit is then a partial sum, which it stores for the tile's owner: the range with the
-// tile's first stage, the last one that this range has of the sequence. An owner waits only for CTAs with a lower blockIdx,
-// because ranges are numbered down from the last one. Those CTAs were dispatched before the owner, so that no wait can
-// starve a CTA that has not started.
+// The stages of the first `stream_tiles` tiles form one sequence, which is divided into equal, contiguous work ranges: one per CTA or, in a
+// launch with clusters, one per cluster. The ranges then take the remaining tiles in turn. A range may begin inside a tile. Its first work
+// unit is then a partial sum, which it stores for the tile's owner: the range that has the tile's first stage. An owner waits only for CTAs
+// with a lower blockIdx, because ranges are numbered in reverse. Those CTAs were dispatched before the owner, so that a wait cannot starve
+// a CTA that has not started.
 
-// The first stage of a range in the sequence.
+// Return the first stage of a range in the sequence.
 __device__ __forceinline__ u32 range_begin(const Problem& problem, u32 range) {
     return range * problem.stream_stages + min(range, problem.stream_extra);
 }
 
 struct WorkQueue {
-    u32 stage, stage_end;   // what is left of this range of the sequence
-    u32 tile, tiles;        // next whole tile
+    u32 stage, stage_end;   // the remaining stages of this range of the sequence
+    u32 tile, tiles;        // the next whole tile
 
     __device__ __forceinline__ WorkQueue(const Problem& problem, u32 range)
         : stage(range_begin(problem, range)), stage_end(range_begin(problem, range + 1)),
@@ -567,24 +556,24 @@ struct StageCursor {
     }
 };
 
-// ---- Accumulators, and partial sums of them -------------------------------------------------------------------------
-// Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
+// ---- Accumulators and partial sums ----------------------------------------------------------------------------------
 
 // A warp's accumulators: fragments of 16 x 8 values, four per lane.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
 // ---- Across CTAs: stream-K ------------------------------------------------------------------------------------------
-// For every CTA, a partial tile of fp32 sums and one flag for each of its WARP_TILES.
 struct Workspace {
-    float4* partials;
-    u32* flags;
+    float4* partials;   // the sums of a partial tile for every CTA, as whole fragments
+    u32* flags;         // one flag for each of a CTA's WARP_TILES
 };
 
+// Return the address of this lane's partial sums of a warp.
 __device__ __forceinline__ float4* partial_sums(const Workspace& workspace, u32 cta, u32 warp_tile, u32 lane) {
     constexpr u32 WARP_FRAGMENTS = FRAGMENTS_16 * FRAGMENTS_8 * 32;
     return workspace.partials + (u64)(cta * WARP_TILES + warp_tile) * WARP_FRAGMENTS + lane;
 }
 
+// Store a warp's partial sums, and set its flag.
 __device__ __forceinline__ void store_partials(const Accumulators& acc, const Workspace& workspace, u32 cta, u32 warp_tile,
                                                u32 lane) {
     float4* sums = partial_sums(workspace, cta, warp_tile, lane);
@@ -594,33 +583,32 @@ __device__ __forceinline__ void store_partials(const Accumulators& acc, const Wo
         for (u32 r = 0; r < FRAGMENTS_8; ++r)
             sums[(c * FRAGMENTS_8 + r) * 32] = make_float4(acc[c][r][0], acc[c][r][1], acc[c][r][2], acc[c][r][3]);
     __syncwarp();
-    if (lane == 0)   // release at gpu scope covers the other lanes' stores, which __syncwarp ordered before it
+    if (lane == 0)   // the release covers the stores of all lanes, which __syncwarp() orders before it
         asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(workspace.flags + cta * WARP_TILES + warp_tile) : "memory");
 }
 
-// The owner of a tile adds the partial sums of the following ranges, `stages_missing` stages in all, in the order of the
-// ranges, whatever order they arrive in: the result is the same bits every time. In clusters it adds those of the CTAs of its
-// own rank. It clears the flags for the next launch.
-template <u32 ClusterSize = 1>
+// Add the partial sums of the following ranges, `stages_missing` stages in all, to the sums of the tile's owner. The order of the additions
+// is the order of the ranges, so that the result is bitwise reproducible. Clear the flags for the next launch.
+// Ranges belong to clusters: a CTA adds the sums of the CTAs of its own rank.
 __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, const Workspace& workspace, u32 range,
-                                       u32 stages_missing, u32 warp_tile, u32 lane, u32 rank = 0) {
+                                       u32 stages_missing, u32 warp_tile, u32 lane, u32 rank) {
     u32 last = range;   // the last range with a part of this tile
     while (stages_missing > 0) {
         ++last;
         stages_missing -= min(stages_missing, range_begin(problem, last + 1) - range_begin(problem, last));
     }
-    for (u32 other = range + 1 + lane; other <= last; other += 32) {   // each lane waits for one of them
-        u32* flag = workspace.flags + (other * ClusterSize + rank) * WARP_TILES + warp_tile;
+    for (u32 other = range + 1 + lane; other <= last; other += 32) {   // each lane waits for one range
+        u32* flag = workspace.flags + (other * CLUSTER + rank) * WARP_TILES + warp_tile;
         u32 is_stored = 0;
         do {
             asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_stored) : "l"(flag) : "memory");
         } while (is_stored == 0);
-        *flag = 0;   // its CTA sets it again in a later launch at the earliest
+        *flag = 0;   // no CTA sets it again in this launch
     }
     __syncwarp();
 #pragma unroll FIX_UP_UNROLL
     for (u32 other = range + 1; other <= last; ++other) {
-        const float4* sums = partial_sums(workspace, other * ClusterSize + rank, warp_tile, lane);
+        const float4* sums = partial_sums(workspace, other * CLUSTER + rank, warp_tile, lane);
 #pragma unroll
         for (u32 c = 0; c < FRAGMENTS_16; ++c)
 #pragma unroll
@@ -644,8 +632,7 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 }
 
 // ---- Epilogue: accumulators to rows of the result -------------------------------------------------------------------
-
-// column0: the warp's first column; its fragments along N follow at a distance of FRAGMENT_STRIDE_N.
+// Add the bias. column0: the warp's first column. Its fragments along N are FRAGMENT_STRIDE_N columns apart.
 __device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 column0, u32 lane) {
     if (bias == nullptr) return;
     const u32 g = lane >> 2;
@@ -683,15 +670,15 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-// A warpgroup stores rows `first` and following of its part of the tile, at most STAGING_ROWS of them, through its staging
-// rows: stmatrix.trans turns fragments (columns x rows) into rows, which leave as 16-byte stores. row0, column0: the part's
-// first row and column of the result. Before the call all warps have read what they staged before.
+// Store at most STAGING_ROWS rows of a warpgroup's part of a tile, which begin with row `first` of the part, through the warpgroup's
+// staging rows. stmatrix.trans turns fragments, whose rows are columns of the result, into rows. row0, column0: the part's first row and
+// column in the result. All warps must have read the previous rows from the staging rows.
 __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc, const Problem& problem, u16* output, u32 smem,
                                                         u32 warpgroup, u32 warp, u32 lane, u32 first, u32 row0, u32 column0) {
-    constexpr u32 VECTORS_PER_ROW = 8 * FRAGMENTS_16;   // of eight columns
+    constexpr u32 VECTORS_PER_ROW = 8 * FRAGMENTS_16;   // of 8 columns each
     constexpr u32 VECTORS_PER_THREAD = (STAGING_ROWS * VECTORS_PER_ROW + 127) / 128;
     const u32 staging = smem + STAGING + warpgroup * STAGING_BYTES, thread = warp * 32 + lane;
-    const u32 rows = min(STAGING_ROWS, TILE_M - first);   // the last ones may be fewer
+    const u32 rows = min(STAGING_ROWS, TILE_M - first);   // the last rows may be fewer
     const u32 vectors = rows * VECTORS_PER_ROW;
 #pragma unroll
     for (u32 row = 0; row < rows; row += 16)
@@ -708,9 +695,9 @@ __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc,
                 stmatrix_x2_trans(target, low);
             }
         }
-    warpgroup_sync(warpgroup);   // all warps have written the rows
-    // The compiler drops the second test where all threads have an i-th vector.
-    uint4 values[VECTORS_PER_THREAD];   // all loads before the first store, which waits for one
+    warpgroup_sync(warpgroup);   // all warps have staged the rows
+    // All loads precede the first store, which waits for its load. The compiler drops the test if all threads have an i-th vector.
+    uint4 values[VECTORS_PER_THREAD];
 #pragma unroll
     for (u32 i = 0; i < VECTORS_PER_THREAD; ++i) {
         const u32 vector = 128 * i + thread, row = vector / VECTORS_PER_ROW, column = vector % VECTORS_PER_ROW;
@@ -725,29 +712,29 @@ __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc,
     }
 }
 
-// ---- int4 -> fp16, scale and offset in one multiply-add ---------------------------------------------------------
-// A nibble v whose lowest bit is bit b of a half is the subnormal v 2^(b - 24); so masks alone take weights apart. Then
-// v 2^(b - 24) * s 2^(24 - b) - 8 s = (v - 8) s is rounded once, as the product is where 8 is subtracted first: the same
-// bits. s 2^(24 - b) has to be finite: scales are taken times 2^-p, the same for the whole weight, and the sums times 2^p.
-constexpr u32 NIBBLE_LOW = 0;        // b of column g ...
-constexpr u32 NIBBLE_HIGH = NIBBLE_LOW + 4;   // ... and of column g + 8
+// ---- int4 -> fp16, scale and offset in one multiply-add --------------------------------------------------------
+// A nibble v whose lowest bit is bit b of a half is the subnormal v 2^(b - 24), so a mask is enough to extract a weight. The multiply-add
+// v 2^(b - 24) * s 2^(24 - b) - 8 s = (v - 8) s rounds once, like the product after a subtraction of 8, and gives the same bits. The factor
+// s 2^(24 - b) must be finite: scales are multiplied by 2^-p, the same for the whole weight, and the sums by 2^p.
+constexpr u32 NIBBLE_LOW = 0, NIBBLE_HIGH = NIBBLE_LOW + 4;   // b of columns g and g + 8
 constexpr u32 MASK_LOW = 0x000f000fu << NIBBLE_LOW, MASK_HIGH = 0x000f000fu << NIBBLE_HIGH;
-// Halves, twice each: -2^11, and 2^(10 - b) of either column. -8 s times both is s 2^(24 - b).
+// -2^11 in both halves, and 2^(10 - b) of columns g and g + 8. The product of both and -8 s is s 2^(24 - b).
 constexpr u32 MINUS_POWER = 0xe800e800u, TO_FACTORS = 0x64006400u - (NIBBLE_LOW << 10) - (NIBBLE_HIGH << 26);
 
-// Of a group of weights, for columns g and g + 8 of a fragment.
+// The factors of columns g and g + 8 of a fragment, for one group of weights.
 struct GroupScale {
     u32 factor_low, factor_high;   // s 2^(24 - b), each in both halves
     u32 offset_low, offset_high;   // -8 s
 };
 
-// pair: the scales of columns g and g + 8. All products are exact.
+// Set the factors of a group. pair: the scales of columns g and g + 8. All products are exact.
 __device__ __forceinline__ void set_scales(GroupScale& group, u32 pair, u32 scale_offset) {
     const u32 offsets = multiply(pair, scale_offset);
     const u32 factors = multiply(multiply(offsets, MINUS_POWER), TO_FACTORS);
     group = GroupScale{both_low(factors), both_high(factors), both_low(offsets), both_high(offsets)};
 }
 
+// Dequantize and scale the 8 nibbles of a word.
 __device__ __forceinline__ void dequantize_group(u32 (&a)[4], u32 q, const GroupScale& group) {
     const u32 lower = q << NIBBLE_LOW, upper = q >> (8 - NIBBLE_LOW);
     a[0] = multiply_add(lower & MASK_LOW, group.factor_low, group.offset_low);
@@ -756,7 +743,7 @@ __device__ __forceinline__ void dequantize_group(u32 (&a)[4], u32 q, const Group
     a[3] = multiply_add(upper & MASK_HIGH, group.factor_high, group.offset_high);
 }
 
-// Once for a tile, when all of its sums are there; exact.
+// Multiply the complete sums of a tile by 2^p, which is exact.
 __device__ __forceinline__ void scale_back(Accumulators& acc, const Problem& problem) {
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c)
@@ -766,7 +753,9 @@ __device__ __forceinline__ void scale_back(Accumulators& acc, const Problem& pro
             for (u32 i = 0; i < 4; ++i) acc[c][r][i] *= problem.scale_back;
 }
 
-// ---- Main loop: int4 weights from shared memory to operand A's registers, wgmma with activations from shared memory ---------
+// ---- Main loop: operand A is dequantized weights in registers, operand B is activations in shared memory ------------
+// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. a is in registers, like operand A of
+// mma.m16n8k16; b is a matrix descriptor. No other instruction may access a or d between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n128k16_f32_f16(float (&d)[16][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
@@ -784,92 +773,88 @@ __device__ __forceinline__ void wgmma_m64n128k16_f32_f16(float (&d)[16][4], cons
         : "memory");
 }
 
-// The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
+// Return `value` through a shuffle, so that ptxas keeps it in a register instead of recomputing the address in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
 // The position of a thread among the consumers.
 struct WarpPosition {
-    u32 warpgroup, slice, warp, lane;   // slice: of each stage's K. warp: of the warpgroup
-    u32 group;   // of the two: the warpgroup, which has a tile of its own
+    u32 warpgroup;   // along N
+    u32 slice;       // of each stage's K
+    u32 warp;        // in the warpgroup
+    u32 lane;
+    u32 group;       // the warpgroup, 0 or 1, which has its own tile
 };
 
-// Where this thread reads in slot 0; the other slots follow at a stage's distance. 0: the kernel has no such operand.
+// The addresses from which this thread reads slot 0. The other slots follow at the distance of a stage. 0: the kernel has no such operand.
 struct SlotAddresses {
     u32 activations, weights, scales = 0, zeros = 0;
 
     __device__ __forceinline__ SlotAddresses(u32 smem, const WarpPosition& at) {
-        const u32 k64 = at.slice * K64_PER_SLICE;
+        const u32 k64 = at.slice * K64_PER_SLICE;   // the first 64-deep block of the slice
         activations = smem + ACTIVATIONS + k64 * TILE_M * ROW_BYTES;
         weights = keep_in_register(smem + WEIGHTS + (at.warpgroup * STACK * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
                                    at.warp * 512 + at.lane * 16);
-        // In a row of scales: columns g and g + 8.
+        // The scales of columns g and g + 8 are adjacent.
         const u32 pair = k64 * 64 / GROUP_SIZE * TILE_N + at.warpgroup * STACK * 64 + 8 * (at.lane >> 2) + 2 * at.warp;
         scales = keep_in_register(smem + SCALES + pair * 2);
     }
 };
 
-// A thread's weights: the 64-deep block that is multiplied and, if there are several, the next one.
+// A thread's packed weights: the current 64-deep block and, if a stage has several, the next one.
 constexpr u32 PACKED_BLOCKS = K64_PER_SLICE > 1 ? 2 : 1;
 struct WeightFragments {
-    uint4 packed[PACKED_BLOCKS][STACK];   // one word for each 16-deep step
+    uint4 packed[PACKED_BLOCKS][STACK];   // one word per 16-deep step
     GroupScale group[STACK];
 };
 
+// Load a thread's packed weights of a 64-deep block.
 __device__ __forceinline__ void load_packed(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k64) {
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(weights.packed[k64 % PACKED_BLOCKS][s].x), "=r"(weights.packed[k64 % PACKED_BLOCKS][s].y),
-                       "=r"(weights.packed[k64 % PACKED_BLOCKS][s].z), "=r"(weights.packed[k64 % PACKED_BLOCKS][s].w)
-                     : "r"(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES)
-                     : "memory");
+        weights.packed[k64 % PACKED_BLOCKS][s] =
+            load_vector(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES);
 }
 
-// row: of the stage's groups.
+// Load a thread's scales of a group. row: the number of the group in the stage.
 __device__ __forceinline__ void load_group(WeightFragments& weights, const Problem& problem, const SlotAddresses& slots,
                                            u32 stage, u32 row) {
     u32 scales[STACK];
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
         asm volatile("ld.shared.b32 %0, [%1];"
-                     : "=r"(scales[s])
-                     : "r"(slots.scales + stage * SCALE_STAGE_BYTES + (row * TILE_N + 64 * s) * 2)
-                     : "memory");
+                     : "=r"(scales[s]) : "r"(slots.scales + stage * SCALE_STAGE_BYTES + (row * TILE_N + 64 * s) * 2) : "memory");
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s) {
         set_scales(weights.group[s], scales[s], problem.scale_offset);
     }
 }
 
-// step: of the 64-deep block k64.
+// Dequantize one 16-deep step of the 64-deep block k64.
 __device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const WeightFragments& weights, u32 k64, u32 step) {
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
         dequantize_group(a[s], word(weights.packed[k64 % PACKED_BLOCKS][s], step), weights.group[s]);
 }
 
-// Release the slot after this warp has read it. In a cluster, each CTA fills a part of every CTA's slot, and waits for the consumers of all
-// CTAs.
+// Release the slot, in all CTAs of the cluster, after this warp has read it.
 __device__ __forceinline__ void release(const Ring& ring, u32 slot, u32 lane) {
     ring.release_used_to_cluster<CLUSTER>(slot, lane);
 }
 
-// Multiplies the stages of a work unit. MMAS_PER_COMMIT 16-deep slices of weights are dequantized while up to
-// COMMITS_IN_FLIGHT commit groups of wgmmas are outstanding.
-//
-// A slot is released in the next stage, when no outstanding wgmma reads its activations. Instructions issued before have then
-// used its weights (TmaPipeline::release_used()). Returns the last slot, whose products may still be outstanding.
+// Multiply the stages of a work unit. MMAS_PER_COMMIT 16-deep steps of weights are dequantized while up to COMMITS_IN_FLIGHT commit groups
+// of wgmmas are in flight. A slot is released during the next stage, when the wgmmas that read its activations have completed, and its
+// weights have been used. Return the last slot, whose products may still be in flight.
 __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weights, const Problem& problem,
                                         const SlotAddresses& slots, Ring& ring, const WorkUnit& unit, u32 lane) {
     u32 previous = ring.stage;
 #pragma unroll 1
     for (u32 k = unit.k_begin; k < unit.k_end; ++k) {
-        // Through a shuffle, so that ptxas knows that the address is the same in a whole warp. Otherwise each wgmma's
-        // descriptor, computed in registers, takes two moves to uniform registers.
+        // The shuffle lets ptxas know that the address is uniform in a warp. Otherwise each descriptor takes two moves to uniform
+        // registers.
         const u32 address = __shfl_sync(0xffffffffu, slots.activations + ring.stage * ACTIVATION_STAGE_BYTES, 0);
         ring.wait();
         const u64 activations = matrix_descriptor(address, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
-        load_packed(weights, slots, ring.stage, 0);   // each 64-deep block's while the one before it is multiplied
+        load_packed(weights, slots, ring.stage, 0);   // each block is loaded while the previous one is multiplied
 #pragma unroll
         for (u32 i = 0; i < K64_PER_SLICE; ++i) {
             if (i + 1 < K64_PER_SLICE) load_packed(weights, slots, ring.stage, i + 1);
@@ -902,7 +887,7 @@ __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weig
     return previous;
 }
 
-// The operands, by the names of the launch parameters. Maps that this kernel does not take are null.
+// The operands, by the names of the launch parameters. A map that this kernel does not use is null.
 struct Operands {
     const TensorMap *weight_map, *scale_map, *zero_map, *activation_map;
     const u16* bias;
@@ -911,13 +896,13 @@ struct Operands {
 };
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// L2 policies. Weights that several rows of tiles read should stay in L2.
-// Columns of tiles follow each other in a raster group then, and each reads the group's activations again.
 struct Policies {
     u64 weights;
     u64 activations;
 };
 
+// Return the L2 policies. Weights that several rows of tiles read should stay in L2.
+// In this case every column of tiles in a raster group also reads the group's activations.
 __device__ __forceinline__ Policies choose_policies(const Problem& problem) {
     const bool has_rows = problem.tiles_m > 1;
     const u64 first = createpolicy_evict_first(), normal = createpolicy_evict_normal();
@@ -925,8 +910,8 @@ __device__ __forceinline__ Policies choose_policies(const Problem& problem) {
     return {has_rows ? normal : first, has_rows ? last : normal};
 }
 
-// Announces the bytes of a stage, and loads what no kernel before this one writes: weights, as one box of K64_PER_STAGE x
-// N64_PER_TILE blocks, scales and zero points. Blocks outside of the tensor arrive as zeros, and so do their scales.
+// Expect the bytes of a stage, and load the operands that do not depend on previous kernels: weights, as one box of K64_PER_STAGE x
+// N64_PER_TILE blocks, scales, and zero points. TMA fills blocks and scales outside the tensors with zeros.
 __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, const StageCursor& at, const Operands& operands,
                                              u32 smem, u32 rank, const Policies& policies) {
     const u32 full = ring.get_barrier(slot), tile_n = at.tile_n * CLUSTER + rank;
@@ -937,12 +922,11 @@ __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, const S
     cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, operands.scale_map, full, tile_n * TILE_N, row);
 }
 
-// K64_PER_STAGE boxes of rows x 64 of K in the 128-byte swizzle; what lies outside of the tensor is zero.
-// Each CTA of the cluster loads LOADED_M of the rows, and all of them receive them, at the same place.
+// Load LOADED_M rows of the activations into every CTA of the cluster, as K64_PER_STAGE boxes of 64 elements of K in the 128-byte swizzle.
+// TMA fills elements outside the tensor with zeros.
 __device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, const StageCursor& at, const Operands& operands,
                                                  u32 smem, u32 rank, const Policies& policies) {
-    const u32 row = rank * LOADED_M;
-    const u32 target = smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES + row * ROW_BYTES;
+    const u32 row = rank * LOADED_M, target = smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES + row * ROW_BYTES;
 #pragma unroll
     for (u32 i = 0; i < K64_PER_STAGE; ++i)
         cp_async_bulk_tensor_2d_load_multicast_hint(target + i * TILE_M * ROW_BYTES, operands.activation_map,
@@ -950,9 +934,9 @@ __device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, con
                                                     CLUSTER_MASK, policies.activations);
 }
 
-// The first lap of the ring, for which no slot has to be released. Weights, scales and zero points do not depend on the kernel
-// before this one; activations do. A dependent launch therefore loads the weights of the first stages before it waits for that
-// kernel. Not those of all stages: the activations of the first one would queue after them.
+// Fill the slots of the first lap, which are free. Activations depend on the previous kernel; weights, scales and zero points do not. A
+// dependent launch therefore loads the weights of the first stages before it waits for the previous kernel. It does not load the weights of
+// all stages: the activations of the first stage would then arrive after all of them.
 __device__ __forceinline__ void produce_first_lap(const Ring& ring, StageCursor& cursor, const Problem& problem,
                                                   const Operands& operands, u32 smem, u32 rank, const Policies& policies) {
     const u32 prefetched = min(STAGES, problem.prefetch_stages);
@@ -961,7 +945,7 @@ __device__ __forceinline__ void produce_first_lap(const Ring& ring, StageCursor&
     for (u32 slot = 0; slot < prefetched && ahead.next(problem); ++slot)
         load_weights(ring, slot, ahead, operands, smem, rank, policies);
     griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
-    griddepcontrol_wait();
+    griddepcontrol_wait();                // the previous kernel has written the activations
 #pragma unroll 1
     for (u32 slot = 0; slot < STAGES && cursor.next(problem); ++slot) {
         if (slot >= prefetched) load_weights(ring, slot, cursor, operands, smem, rank, policies);
@@ -969,6 +953,7 @@ __device__ __forceinline__ void produce_first_lap(const Ring& ring, StageCursor&
     }
 }
 
+// Fill the slots of the following laps, each after the consumers have released it.
 __device__ __forceinline__ void produce(Ring& ring, StageCursor& cursor, const Problem& problem, const Operands& operands,
                                         u32 smem, u32 rank, const Policies& policies) {
     ring.next_lap();
@@ -981,35 +966,30 @@ __device__ __forceinline__ void produce(Ring& ring, StageCursor& cursor, const P
 }
 
 // ---- Consumers: PINGPONG warpgroups ---------------------------------------------------------------------------------
-// Scales and stores the complete sums of a tile. row0: its first row. column0: the warpgroup's first column. rank_k: of this
-// CTA among those that divide the tile's K; each stores the rows that it added up.
+// Scale and store the sums of a tile. row0: the tile's first row. column0: the warpgroup's first column.
 __device__ __forceinline__ void epilogue(Accumulators& acc, const Problem& problem, const Operands& operands, u32 smem,
-                                         const WarpPosition& warp, u32 row0, u32 column0, u32 rank_k) {
+                                         const WarpPosition& warp, u32 row0, u32 column0) {
     scale_back(acc, problem);
     add_bias(acc, problem, operands.bias, column0 + 16 * warp.warp, warp.lane);
 #pragma unroll
     for (u32 first = 0; first < TILE_M; first += STAGING_ROWS) {
-        if constexpr (CLUSTER_K > 1) {   // one tile, and one store for each CTA: the staging rows are free
-            if (first / STAGING_ROWS != rank_k) continue;
-        } else {
-            warpgroup_sync(warp.group);   // all warps have read the rows before, of this tile or of the one before it
-        }
+        warpgroup_sync(warp.group);   // all warps have read the previous rows from the staging rows
         store_rows_of_warpgroup(acc, problem, operands.output, smem, warp.group, warp.warp, warp.lane, first, row0, column0);
     }
 }
 
-// range: the CTA's work range. rank: of the CTA in its cluster, along N.
-__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range,
-                                        u32 rank, const WarpPosition& warp) {
+// Multiply and store the work units of a range. All threads of the consumer warps call it.
+__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range, u32 rank,
+                                        const WarpPosition& warp) {
     const SlotAddresses slots(smem, warp);
-    const u32 warp_tile = warp.warpgroup * 4 + warp.warp, rank_k = range % CLUSTER_K;
+    const u32 warp_tile = warp.warpgroup * 4 + warp.warp;
     WorkQueue queue(problem, range);
     WorkUnit unit;
     Accumulators acc;
     WeightFragments weights;
-    griddepcontrol_wait();   // the kernel before this one may still use the workspace and the result
+    griddepcontrol_wait();   // the previous kernel may still use the workspace and the result
     for (u32 i = 0; queue.next(problem, unit); ++i) {
-        if (i % PINGPONG != warp.group) {   // the other warpgroup's
+        if (i % PINGPONG != warp.group) {   // the other warpgroup's work unit
             skip(ring, unit.k_end - unit.k_begin);
             continue;
         }
@@ -1030,17 +1010,16 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
             continue;
         }
         if (unit.k_end < problem.k_iterations)
-            fix_up<CLUSTER>(acc, problem, operands.workspace, range, problem.k_iterations - unit.k_end, warp_tile, warp.lane,
-                            rank);
-        epilogue(acc, problem, operands, smem, warp, tile_m * TILE_M, column0, rank_k);
+            fix_up(acc, problem, operands.workspace, range, problem.k_iterations - unit.k_end, warp_tile, warp.lane, rank);
+        epilogue(acc, problem, operands, smem, warp, tile_m * TILE_M, column0);
     }
 }
 }  // namespace cudatma
 
-// Y = X W as Y^T = W^T X^T: columns of N are the rows of the wgmma. One thread of the last warps produces: it fills the
-// slots of the ring with TMA. The warpgroups before it consume: they dequantize weights into operand A's registers, multiply,
-// and store. Producer and consumers walk through the same work units.
-// The consumers take them in turn: one warpgroup stores its tile while the other one multiplies.
+// Y = X W, computed as Y^T = W^T X^T: columns of N are rows of the wgmma. One thread of the last warps is the producer, which fills the
+// slots of the ring by TMA. The other warpgroups are consumers: they dequantize weights into the registers of operand A, multiply, and
+// store. Producer and consumers process the same sequence of work units.
+// The two consumer warpgroups take work units alternately: one stores its tile while the other multiplies.
 extern "C" __global__ void __launch_bounds__(384, 1)
 marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     const __grid_constant__ cudatma::TensorMap weight_map,
@@ -1054,7 +1033,7 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    // The shuffle lets ptxas know that the value is uniform in a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const Operands operands{&weight_map, &scale_map, nullptr, &activation_map, bias, output, {partials, flags}};
     const u32 range = problem.work_ranges - 1 - blockIdx.x / CLUSTER;
@@ -1062,8 +1041,8 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     Ring ring;
     ring.attach(smem + FULL_BARRIERS);
 
-    // One thread initializes the barriers and issues every copy. elect_sync() rather than the first lane: ptxas then knows
-    // that one thread goes on, and puts no loop around each copy.
+    // One thread initializes the barriers and issues every copy. elect_sync() lets ptxas know that it is a single thread; with a comparison
+    // of the lane, ptxas would put a loop around each copy.
     const bool is_producer_warp = warp_index == CONSUMER_WARPS;
     const Policies policies = choose_policies(problem);
     StageCursor cursor(problem, range);
@@ -1072,8 +1051,6 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
         prefetch_tensormap(&activation_map);
         prefetch_tensormap(&scale_map);
         ring.init_barriers(1, EMPTY_ARRIVALS);
-        // The copies need no other warp, but in a cluster the barriers of the other CTAs.
-        if constexpr (CLUSTER == 1) produce_first_lap(ring, cursor, problem, operands, smem, rank, policies);
     }
     __syncwarp();
     barrier_cluster_arrive();
@@ -1081,7 +1058,7 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (is_producer_warp && elect_sync()) {
-            if constexpr (CLUSTER > 1) produce_first_lap(ring, cursor, problem, operands, smem, rank, policies);
+            produce_first_lap(ring, cursor, problem, operands, smem, rank, policies);   // after the barriers of all CTAs are initialized
             produce(ring, cursor, problem, operands, smem, rank, policies);
         }
         __syncwarp();
@@ -1089,7 +1066,7 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume(ring, problem, operands, smem, range, rank, WarpPosition{0, 0, warp_index % 4, laneid(), warp_index / 4});
     }
-    // A CTA must not exit while another one may still send to its shared memory or arrive at its barriers.
+    // A CTA must not exit while another CTA may write to its shared memory or arrive at its barriers.
     barrier_cluster_arrive();
     barrier_cluster_wait();
 }

@@ -52,8 +52,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension if it has not. On
-// a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -61,8 +60,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: this
-// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -170,24 +169,26 @@ struct TmaPipeline {
 using namespace cudatma;
 
 constexpr u32 STAGES = 2;
-constexpr u32 ROW_BYTES = 16384;  // from one row to the next in a slot
-constexpr u32 STAGE_BYTES = 32768;  // from one slot to the next
+constexpr u32 ROW_BYTES = 16384;   // bytes from one row to the next in a slot
+constexpr u32 STAGE_BYTES = 32768;   // bytes from one slot to the next
 constexpr u32 BARRIERS = 65536;  // after the slots
-constexpr u32 CONSUMERS = 512;  // threads that write
-constexpr u32 ROWS = 2;  // rows taken at a time, for which the permutation is read once
-constexpr u32 CHUNK = 8;  // elements of 16 bytes: what a thread writes at a time
+constexpr u32 CONSUMERS = 512;   // threads that write
+constexpr u32 ROWS = 2;   // rows per step, for which the permutation is read once
+constexpr u32 CHUNK = 8;   // elements of 16 bytes, which a thread writes at a time
 
-// The columns of the source that a chunk takes. Elements after the last column take the last one.
+// Set the columns of a chunk. Elements after the last column repeat it.
 __device__ __forceinline__ void source_columns(u32 (&from)[CHUNK], u32 chunk, u32 columns) {
 #pragma unroll
     for (u32 i = 0; i < CHUNK; ++i) from[i] = min(chunk * CHUNK + i, columns - 1);
 }
 
+// Replace the columns of a chunk by the source's columns.
 __device__ __forceinline__ void permuted_columns(u32 (&from)[CHUNK], const int* order, u32 columns) {
 #pragma unroll
-    for (u32 i = 0; i < CHUNK; ++i) from[i] = min((u32)order[from[i]], columns - 1);   // no read leaves the row
+    for (u32 i = 0; i < CHUNK; ++i) from[i] = min((u32)order[from[i]], columns - 1);   // clamped to the row
 }
 
+// Return a chunk: the elements of a row at these columns.
 __device__ __forceinline__ uint4 gather(const u16* row, const u32 (&from)[CHUNK]) {
     u32 pairs[4];
 #pragma unroll
@@ -196,9 +197,8 @@ __device__ __forceinline__ uint4 gather(const u16* row, const u32 (&from)[CHUNK]
 }
 
 // result[t, k] = source[t, order[k]] for rows of 16-bit elements.
-// Row y of CTAs takes ROWS rows of every gridDim.y * ROWS; the gridDim.x CTAs of a row divide their columns. Rows of the result begin
-// at multiples of 16 bytes; their last chunk is written as a whole.
-//   source_pitch  elements        result_pitch  chunks
+// Row y of the grid processes ROWS rows of every gridDim.y * ROWS, and its gridDim.x CTAs divide the columns. Rows of the result begin at
+// multiples of 16 bytes, and their last chunk is written as a whole. source_pitch is in elements, result_pitch in chunks.
 extern "C" __global__ void __launch_bounds__(544)
 permute_columns(
     const int* order,
@@ -207,8 +207,8 @@ permute_columns(
     const u32 slots = shared_address(shared);
     TmaPipeline<STAGES> pipeline;
     pipeline.init(slots + BARRIERS, 1, CONSUMERS / 32);
-    griddepcontrol_launch_dependents();   // the GEMM may start and prefetch its weights
-    griddepcontrol_wait();                // kernels before this one may still write the source or read the result
+    griddepcontrol_launch_dependents();   // the GEMM may start and load its weights
+    griddepcontrol_wait();                // previous kernels may still write the source or read the result
 
     const u32 step = gridDim.y * ROWS;
     if (threadIdx.x >= CONSUMERS) {

@@ -49,8 +49,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension if it has not. On
-// a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -58,8 +57,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: this
-// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -71,7 +70,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4}], [%2];"
@@ -221,35 +221,35 @@ struct TmaPipeline {
 
 using namespace cudatma;
 
-constexpr u32 STAGES = 4;  // at least 2: a slot is freed one store later
-constexpr u32 STAGE_BYTES = 8192;  // from one slot to the next
-constexpr u32 EXPECTED_BYTES = 8192;  // what the load of one box reports to its barrier
-constexpr u32 BARRIERS = 32768;  // after the slots
+constexpr u32 STAGES = 4;   // at least 2: a slot is released one store later
+constexpr u32 STAGE_BYTES = 8192;   // bytes from one slot to the next
+constexpr u32 EXPECTED_BYTES = 8192;   // bytes of the load of a box
+constexpr u32 BARRIERS = 32768;   // after the slots
 constexpr u32 BOX_ROWS = 64;
 constexpr u32 BOX_COLUMNS = 64;
-// Tensor maps in global memory that each warp of a CTA edits in turn. A map is edited again after MAPS other arrays of at least
-// one box each. The copies of the box MAPS before the current one are then complete, and nothing reads the old map any more.
+// Tensor maps in global memory that each warp of a CTA edits in turn. A map is edited again after MAPS other arrays, which have at least
+// one box each. The copies of the box MAPS boxes ago are then complete, so that the map is not in use.
 constexpr u32 MAPS = 4;
 static_assert(MAPS >= STAGES);
 
-// One array and its copy. Boxes are numbered through all arrays.
+// An array and its copy. Boxes are numbered over all arrays.
 struct Pair {
     const u8* source;
     u8* destination;
-    u64 source_pitch, destination_pitch;   // bytes from row to row
+    u64 source_pitch, destination_pitch;   // bytes from one row to the next
     u32 rows, columns;
     u32 first_box;
-    u32 boxes_x;                           // boxes side by side
+    u32 boxes_x;                           // boxes along a row
 };
 
-// The pair that a box belongs to, and its map, for one warp; all lanes agree.
+// The pair that a warp processes. All lanes have the same values.
 struct Cursor {
     const Pair* pairs;
     u32 count, index, edits;
     Pair pair;
 
-    // Finds the last pair whose first box is at most `box`; every pair has boxes.
-    __device__ Cursor(const Pair* all, u32 how_many, u32 box) : pairs(all), count(how_many), index(0), edits(0) {
+    // Find the last pair whose first box is at most `box`. Every pair has boxes.
+    __device__ Cursor(const Pair* all, u32 pair_count, u32 box) : pairs(all), count(pair_count), index(0), edits(0) {
         u32 beyond = count;
         while (beyond - index > 1) {
             const u32 middle = (index + beyond) / 2;
@@ -259,7 +259,7 @@ struct Cursor {
         pair = pairs[index];
     }
 
-    // Goes to the pair of the box. Returns whether it is the first box of the pair in this warp, which then needs a new map.
+    // Go to the pair of the box. Return whether this is the warp's first box of the pair, so that the warp needs a new map.
     __device__ bool enters(u32 box) {
         if (index + 1 < count && pairs[index + 1].first_box <= box) pair = pairs[++index];
         else if (edits > 0) return false;
@@ -271,7 +271,7 @@ struct Cursor {
     __device__ int y(u32 box) const { return int((box - pair.first_box) / pair.boxes_x * BOX_ROWS); }
 };
 
-// Called by the whole warp: describes another array in its working copy, and publishes the copy as `map` to the TMA unit.
+// Describe an array in the warp's working copy of a tensor map, and publish the copy as `map`. All lanes of the warp call it.
 __device__ void publish(TensorMap* map, u32 copy, const void* address, u64 pitch, u32 rows, u32 columns, u32 lane) {
     if (lane == 0) {
         tensormap_replace_global_address(copy, address);
@@ -285,10 +285,10 @@ __device__ void publish(TensorMap* map, u32 copy, const void* address, u64 pitch
     __syncwarp();
 }
 
-// Each destination = its source, for `count` pairs of 2D arrays of any shapes. A CTA takes `boxes / gridDim.x` consecutive boxes.
-// Warp 0 loads: it waits until warp 1 has released a slot. Warp 1 stores: it waits until a slot is full, and releases it when its
-// store has read it. Both edit their tensor maps whenever they come to another pair. maps: 2 * MAPS for each CTA. The maps given
-// as parameters have the element type and the box; address, sizes and pitch are replaced.
+// Copy `count` 2D arrays of any shapes. A CTA processes `boxes / gridDim.x` consecutive boxes. Warp 0 loads: it waits until warp 1 has
+// released a slot. Warp 1 stores: it waits until a slot is full, and releases it when its store has read it. Both edit their tensor map at
+// the first box of each pair. maps: 2 * MAPS maps per CTA. source and destination give the element type and the box; address, sizes and
+// pitch are replaced.
 extern "C" __global__ void __launch_bounds__(64)
 ragged_copy(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination, const Pair* pairs,
     u32 count, u32 boxes, TensorMap* maps) {
@@ -311,7 +311,7 @@ ragged_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Te
 
     if (warp == 0) {
         for (u32 box = begin; box < end; ++box) {
-            if (lane == 0) pipeline.acquire();   // the box STAGES before this one has been loaded, and stored
+            if (lane == 0) pipeline.acquire();   // the store of the box STAGES boxes ago has read the slot
             if (cursor.enters(box)) {
                 const Pair& pair = cursor.pair;
                 map = mine + cursor.edits % MAPS;
@@ -325,7 +325,7 @@ ragged_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Te
             pipeline.advance();
         }
     } else {
-        u32 previous = STAGES;  // the slot of the last store; none yet
+        u32 previous = STAGES;   // the slot of the last store; STAGES: none yet
         for (u32 box = begin; box < end; ++box) {
             if (cursor.enters(box)) {
                 const Pair& pair = cursor.pair;
@@ -334,11 +334,11 @@ ragged_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Te
             }
             if (lane == 0) {
                 pipeline.wait();
-                // TMA wrote the slot and TMA reads it: no proxy fence is needed, as plain stores would need.
+                // TMA wrote the slot and TMA reads it, so that no proxy fence is needed.
                 cp_async_bulk_tensor_2d_store(map, slots + pipeline.stage * STAGE_BYTES, cursor.x(box), cursor.y(box));
                 cp_async_bulk_commit_group();
                 if (previous < STAGES) {
-                    // This store may still read its slot and its map; the one before has read both.
+                    // The previous store has read its slot and its map; this one may still read them.
                     cp_async_bulk_wait_group_read<1>();
                     pipeline.release(previous);
                 }
@@ -346,7 +346,7 @@ ragged_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Te
             }
             pipeline.advance();
         }
-        // Shared memory must outlive the reads, and the kernel must outlive the writes.
+        // The CTA must not exit before its shared memory is read, nor the kernel end before the writes.
         if (lane == 0) cp_async_bulk_wait_group<0>();
     }
 }

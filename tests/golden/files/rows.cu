@@ -34,8 +34,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension if it has not. On
-// a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -43,8 +42,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: this
-// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -152,21 +151,21 @@ struct TmaPipeline {
 
 namespace cudatma {
 
-// One thread copies work units blockIdx.x, blockIdx.x + gridDim.x, .. below `units` through a ring of Stages slots:
+// Copy work units blockIdx.x, blockIdx.x + gridDim.x, ... below `units` through a ring of Stages slots. One thread calls it.
 //
 //     load(unit, slot address, barrier)   expects the unit's bytes at the barrier and loads them
 //     store(unit, slot address)           stores the slot
 //
-// TMA writes and reads the slots, so that no proxy fence is needed. The ring has no `empty` barriers, because the thread that
-// loads is the one that stores: a slot is free when its own bulk groups say that the store has read it. The thread loads every
-// slot of the first lap at once. After each store it refills the slot of the store StoresInFlight before it: that store has read
-// its slot, the StoresInFlight youngest ones may still be reading theirs. Returns when all stores have been written.
+// TMA writes and reads the slots, so that no proxy fence is needed. The ring has no `empty` barriers, because one thread loads and stores:
+// its bulk groups show when a store has read its slot. The thread fills all slots of the first lap at once. After each store it refills the
+// slot of the store StoresInFlight stores ago, which has been read; later stores may still read theirs. The function returns when all
+// stores have been written.
 //
 // barriers: 8 * Stages bytes of shared memory.
 template <u32 Stages, u32 StoresInFlight, u32 StageBytes, typename Load, typename Store>
 __device__ __forceinline__ void copy_units(u32 slots, u32 barriers, u32 units, Load load, Store store) {
     static_assert(StoresInFlight > 0 && StoresInFlight < Stages, "a slot must be left to load into");
-    TmaPipeline<Stages> ring;   // `stage` and `phase` are those of the next store
+    TmaPipeline<Stages> ring;   // at the slot of the next store
     ring.attach(barriers);
     ring.init_full_barriers(1);
 
@@ -190,7 +189,7 @@ __device__ __forceinline__ void copy_units(u32 slots, u32 barriers, u32 units, L
             load_unit += gridDim.x;
         }
     }
-    cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads, and the kernel must outlive the writes
+    cp_async_bulk_wait_group<0>();   // the CTA must not exit before its shared memory is read, nor the kernel end before the writes
 }
 
 }  // namespace cudatma
@@ -198,13 +197,12 @@ using namespace cudatma;
 
 constexpr u32 STAGES = 6;
 constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still read their slots
-constexpr u32 STAGE_BYTES = 16384;    // from one slot to the next
-constexpr u32 BARRIERS = 98304;       // after the slots
-constexpr u32 ROWS = 16;                // of a box, a multiple of 4: each gather4 instruction takes four
+constexpr u32 STAGE_BYTES = 16384;   // bytes from one slot to the next
+constexpr u32 BARRIERS = 98304;   // after the slots
+constexpr u32 ROWS = 16;   // rows of a box, a multiple of 4: each gather4 instruction takes four
 
-// destination[i] = source[index[i]], `count` rows, in boxes of ROWS rows and `columns` columns. Rows that the source does not have
-// are zero.
-// outside: a row number that neither of the two has. four_bytes: bytes of four rows of a box.
+// Gather `count` rows, destination[i] = source[index[i]], in boxes of ROWS rows and `columns` columns. Rows outside the source are zero.
+// outside: a row number that is outside both arrays. four_bytes: bytes of four rows of a box.
 extern "C" __global__ void __launch_bounds__(32)
 gather_rows(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination, const int* index,
     u32 count, int outside, int columns, u32 column_boxes, u32 four_bytes, u32 boxes) {
@@ -214,7 +212,7 @@ gather_rows(const __grid_constant__ TensorMap source, const __grid_constant__ Te
     prefetch_tensormap(&source);
     prefetch_tensormap(&destination);
 
-    // Entry i of the index. Entries after its end, and negative ones, are outside.
+    // Return entry i of the index. Entries after its end and negative entries are outside.
     const auto row_at = [&](u32 i) {
         const int row = i < count ? index[i] : outside;
         return row < 0 ? outside : row;

@@ -30,8 +30,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension if it has not. On
-// a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -39,8 +38,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: this
-// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -138,21 +137,21 @@ struct TmaPipeline {
 
 namespace cudatma {
 
-// One thread copies work units blockIdx.x, blockIdx.x + gridDim.x, .. below `units` through a ring of Stages slots:
+// Copy work units blockIdx.x, blockIdx.x + gridDim.x, ... below `units` through a ring of Stages slots. One thread calls it.
 //
 //     load(unit, slot address, barrier)   expects the unit's bytes at the barrier and loads them
 //     store(unit, slot address)           stores the slot
 //
-// TMA writes and reads the slots, so that no proxy fence is needed. The ring has no `empty` barriers, because the thread that
-// loads is the one that stores: a slot is free when its own bulk groups say that the store has read it. The thread loads every
-// slot of the first lap at once. After each store it refills the slot of the store StoresInFlight before it: that store has read
-// its slot, the StoresInFlight youngest ones may still be reading theirs. Returns when all stores have been written.
+// TMA writes and reads the slots, so that no proxy fence is needed. The ring has no `empty` barriers, because one thread loads and stores:
+// its bulk groups show when a store has read its slot. The thread fills all slots of the first lap at once. After each store it refills the
+// slot of the store StoresInFlight stores ago, which has been read; later stores may still read theirs. The function returns when all
+// stores have been written.
 //
 // barriers: 8 * Stages bytes of shared memory.
 template <u32 Stages, u32 StoresInFlight, u32 StageBytes, typename Load, typename Store>
 __device__ __forceinline__ void copy_units(u32 slots, u32 barriers, u32 units, Load load, Store store) {
     static_assert(StoresInFlight > 0 && StoresInFlight < Stages, "a slot must be left to load into");
-    TmaPipeline<Stages> ring;   // `stage` and `phase` are those of the next store
+    TmaPipeline<Stages> ring;   // at the slot of the next store
     ring.attach(barriers);
     ring.init_full_barriers(1);
 
@@ -176,7 +175,7 @@ __device__ __forceinline__ void copy_units(u32 slots, u32 barriers, u32 units, L
             load_unit += gridDim.x;
         }
     }
-    cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads, and the kernel must outlive the writes
+    cp_async_bulk_wait_group<0>();   // the CTA must not exit before its shared memory is read, nor the kernel end before the writes
 }
 
 }  // namespace cudatma
@@ -184,11 +183,11 @@ using namespace cudatma;
 
 constexpr u32 STAGES = 6;
 constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still read their slots
-constexpr u32 STAGE_BYTES = 16384;    // of a segment; the last one may be shorter
-constexpr u32 BARRIERS = 98304;       // after the slots
+constexpr u32 STAGE_BYTES = 16384;   // bytes of a segment; the last one may be shorter
+constexpr u32 BARRIERS = 98304;   // after the slots
 
-// destination = source: `bytes` bytes at addresses that are multiples of 16, in segments by bulk copies; and by plain accesses
-// `head` bytes before them and `tail` bytes after them, less than 16 each.
+// Copy `bytes` bytes, at addresses that are multiples of 16, by bulk copies, and `head` bytes before them and `tail` bytes after them,
+// fewer than 16 each, by ordinary accesses.
 extern "C" __global__ void __launch_bounds__(32)
 run_copy(const u8* source, u8* destination, u64 bytes, u32 head, u32 tail) {
     extern __shared__ __align__(128) u8 shared[];

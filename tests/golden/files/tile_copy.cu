@@ -46,8 +46,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension if it has not. On
-// a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -55,8 +54,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: this
-// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -68,7 +67,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4}], [%2];"
@@ -196,16 +196,16 @@ struct TmaPipeline {
 
 using namespace cudatma;
 
-constexpr u32 STAGES = 3;            // at least 2: a slot is freed one store later
-constexpr u32 STAGE_BYTES = 8192;      // from one slot to the next
-constexpr u32 EXPECTED_BYTES = 8192;   // what the load of one box reports to its barrier
-constexpr u32 BARRIERS = 24576;         // after the slots
+constexpr u32 STAGES = 3;   // at least 2: a slot is released one store later
+constexpr u32 STAGE_BYTES = 8192;   // bytes from one slot to the next
+constexpr u32 EXPECTED_BYTES = 8192;   // bytes of the load of a box
+constexpr u32 BARRIERS = 24576;   // after the slots
 constexpr int BOX_ROWS = 32;
 constexpr int BOX_COLUMNS = 64;
 
-// destination = source, box by box, for 2D arrays cut into tiles_y x tiles_x boxes. A CTA takes every gridDim.x-th box. Thread 0
-// loads: it waits until thread 32 has released a slot. Thread 32 stores: it waits until a slot is full, and releases it when its
-// store has read it. Boxes may extend beyond the edges: loads fill with zeros, stores leave out what lies outside.
+// Copy a 2D array, which is divided into tiles_y x tiles_x boxes. A CTA copies every gridDim.x-th box. Thread 0 loads: it waits until
+// thread 32 has released a slot. Thread 32 stores: it waits until a slot is full, and releases it when its store has read it. Boxes may
+// extend beyond the edges: loads fill elements outside the array with zeros, and stores omit them.
 extern "C" __global__ void __launch_bounds__(64)
 tile_copy(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination, int tiles_x, int tiles_y) {
     extern __shared__ __align__(128) u8 shared[];
@@ -226,20 +226,20 @@ tile_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Tens
         }
     } else if (threadIdx.x == 32) {
         prefetch_tensormap(&destination);
-        u32 previous = STAGES;  // the slot of the last store; none yet
+        u32 previous = STAGES;   // the slot of the last store; STAGES: none yet
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
             const int x = tile % tiles_x * BOX_COLUMNS, y = tile / tiles_x * BOX_ROWS;
             pipeline.wait();
-            // TMA wrote the slot and TMA reads it: no proxy fence is needed, as plain stores would need.
+            // TMA wrote the slot and TMA reads it, so that no proxy fence is needed.
             cp_async_bulk_tensor_2d_store(&destination, slots + pipeline.stage * STAGE_BYTES, x, y);
             cp_async_bulk_commit_group();
             if (previous < STAGES) {
-                cp_async_bulk_wait_group_read<1>();  // this store may still read its slot; the one before has read its own
+                cp_async_bulk_wait_group_read<1>();   // the previous store has read its slot; this one may still read it
                 pipeline.release(previous);
             }
             previous = pipeline.stage;
             pipeline.advance();
         }
-        cp_async_bulk_wait_group<0>();  // shared memory must outlive the reads, and the kernel must outlive the writes
+        cp_async_bulk_wait_group<0>();   // the CTA must not exit before its shared memory is read, nor the kernel end before the writes
     }
 }

@@ -64,8 +64,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, after a suspension if it has not. On
-// a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -73,8 +72,8 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: this
-// thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -86,7 +85,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5}], [%2];"
@@ -231,33 +231,33 @@ using namespace cudatma;
 typedef u8 Element;
 
 constexpr u32 STAGES = 3;
-constexpr u32 STAGE_BYTES = 16384;  // a tile: its panels, one after the other
-constexpr u32 TRANSPOSED = 49152;   // the transposed tiles, which stores read; after the slots
+constexpr u32 STAGE_BYTES = 16384;   // a tile: its panels, one after the other
+constexpr u32 TRANSPOSED = 49152;   // offset of the transposed tiles, after the slots
 constexpr u32 TRANSPOSED_TILES = 2;
 constexpr u32 BARRIERS = 81920;
-constexpr u32 WARPS = 4;  // that transpose tiles; one more warp loads
-constexpr int SIDE = 128;  // elements of 128 bytes: a panel's width, and the side of a square
-constexpr int SQUARES_Y = 1, SQUARES_X = 1;  // of a tile
-constexpr u32 LINE_BYTES = 128;  // a row of a panel: one span of the swizzle
+constexpr u32 WARPS = 4;   // warps that transpose tiles; one more warp loads
+constexpr int SIDE = 128;   // elements of 128 bytes: the width of a panel, and the side of a square
+constexpr int SQUARES_Y = 1, SQUARES_X = 1;   // squares of a tile
+constexpr u32 LINE_BYTES = 128;   // a row of a panel: the width of the swizzle
 constexpr u32 LOADED_PANEL_BYTES = 16384;   // SIDE columns of all rows of a tile
 constexpr u32 STORED_PANEL_BYTES = 16384;   // SIDE rows of all columns of a tile
 constexpr int TILE_ROWS = SQUARES_Y * SIDE, TILE_COLUMNS = SQUARES_X * SIDE;
-constexpr int RASTER_GROUP = 16;  // rows of tiles that are taken column by column
+constexpr int RASTER_GROUP = 16;   // rows of tiles per raster group
 
-// The address of 16-byte chunk `chunk` of row `row` of a panel under TMA's 128-byte swizzle; panels begin on 1024 bytes.
+// Return the address of a 16-byte chunk of a row of a panel in the 128-byte swizzle. Panels are aligned to 1024 bytes.
 __device__ __forceinline__ u32 chunk_at(u32 panel, u32 row, u32 chunk) {
     return panel + row * LINE_BYTES + ((chunk ^ (row & 7)) << 4);
 }
 
-constexpr u32 PARTS = 8;  // of a square: a warp transposes eight blocks of 16 x 16 bytes
+constexpr u32 PARTS = 8;   // parts of a square: a warp transposes eight blocks of 16 x 16 bytes
 
-// Transposes part `part` of the square that begins at row `row` of panel `from` into rows `column`, .. of panel `to`.
+// Transpose a part of the square that begins with row `row` of panel `from` into the rows of panel `to` that begin with row `column`.
 //
-// ldmatrix transposes pairs of bytes: a lane gets the same pair of two rows. Two matrices A and B share the 16 rows of a block.
-// Lane 4 c + j then holds the pairs c of rows 4 j .. 4 j + 3; __byte_perm makes four bytes of row 2 c and four of row 2 c + 1 of the
-// result from them, which stmatrix writes. The rows are divided between A and B, and between the two results, so that the eight rows
-// of each matrix lie at eight different chunks of their lines, and no two meet in a bank:
-//   A: rows 0 1 4 5 10 11 14 15, B: rows 2 3 6 7 8 9 12 13; first result: rows 0 2 4 6 9 11 13 15, second: the remaining rows.
+// ldmatrix transposes pairs of bytes: a lane receives the same pair of two rows. Two matrices A and B share the 16 rows of a block, so that
+// lane 4 c + j holds pair c of rows 4 j to 4 j + 3. __byte_perm combines them into four bytes of row 2 c and four bytes of row 2 c + 1 of
+// the result, which stmatrix writes. The rows are divided between A and B, and between the two results, so that the eight rows of each
+// matrix are at eight different chunks of their lines, and there are no bank conflicts:
+//   A: rows 0 1 4 5 10 11 14 15, B: rows 2 3 6 7 8 9 12 13; first result: rows 0 2 4 6 9 11 13 15, second result: the other rows.
 __device__ __forceinline__ void transpose_part(u32 from, u32 row, u32 to, u32 column, u32 part) {
     const u32 lane = laneid(), line = lane & 7, second = lane >> 3 & 1, block = lane >> 4;
     const u32 read_row = 2 * (line & 6) + (line & 1) + 2 * ((line >> 2) ^ second);
@@ -267,7 +267,7 @@ __device__ __forceinline__ void transpose_part(u32 from, u32 row, u32 to, u32 co
     const u32 first = lane & 16 ? odd : even, other = lane & 16 ? even : odd;
 #pragma unroll
     for (u32 pair = 0; pair < 4; ++pair) {
-        const u32 x = 2 * pair + block;  // the block whose row this lane addresses
+        const u32 x = 2 * pair + block;   // the block whose row this lane addresses
         u32 in[4], out[4];
         ldmatrix_x4_trans(in, chunk_at(from, row + 16 * part + read_row, x));
         out[0] = __byte_perm(in[0], in[1], first);
@@ -279,13 +279,13 @@ __device__ __forceinline__ void transpose_part(u32 from, u32 row, u32 to, u32 co
 }
 
 // ---- The order of tiles ---------------------------------------------------------------------------------------------
-// Where a tile lies. Tiles are numbered by raster groups of RASTER_GROUP rows of tiles, and within a group column by column. The
-// CTAs that run at the same time then cover about a square of the matrix, and use all of the DRAM pages that they open, both when
-// they read and when they write.
+// The column and row of a tile, and its matrix.
 struct Place {
     int x, y, z;
 };
 
+// Return the place of a tile. Tiles are numbered in raster groups of RASTER_GROUP rows of tiles, column by column within a group. CTAs that
+// run at the same time then cover about a square of the matrix, and use all DRAM pages that they open, for reads and for writes.
 __device__ __forceinline__ Place place_of(u32 tile, u32 tiles_x, u32 tiles_y) {
     const u32 plane = tiles_x * tiles_y, inside = tile % plane;
     const u32 group = inside / (tiles_x * RASTER_GROUP), rest = inside % (tiles_x * RASTER_GROUP);
@@ -294,9 +294,9 @@ __device__ __forceinline__ Place place_of(u32 tile, u32 tiles_x, u32 tiles_y) {
             static_cast<int>(tile / plane)};
 }
 
-// destination[z][x][y] = source[z][y][x], tile by tile; a CTA takes every gridDim.x-th tile. The first lane of the last warp loads a
-// tile as panels of SIDE columns. The other warps transpose its squares into panels of SIDE rows, which thread 0 stores. Before the
-// warps write to a transposed tile again, thread 0 waits until the stores have read it.
+// Compute destination[z][x][y] = source[z][y][x], tile by tile. A CTA processes every gridDim.x-th tile. The first lane of the last warp
+// loads a tile as panels of SIDE columns. The other warps transpose its squares into panels of SIDE rows, which thread 0 stores. Before the
+// warps overwrite a transposed tile, thread 0 waits until its stores have read it.
 extern "C" __global__ void __launch_bounds__(160)
 transpose(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination,
     u32 tiles_x, u32 tiles_y, u32 tiles) {
@@ -325,7 +325,7 @@ transpose(const __grid_constant__ TensorMap source, const __grid_constant__ Tens
     }
 
     if (threadIdx.x == 0) prefetch_tensormap(&destination);
-    u32 transposed = 0;   // the transposed tile that is written next
+    u32 transposed = 0;   // the next transposed tile to write
     for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const u32 from = slots + pipeline.stage * STAGE_BYTES, to = slots + TRANSPOSED + transposed * STAGE_BYTES;
         if (threadIdx.x == 0) cp_async_bulk_wait_group_read<TRANSPOSED_TILES - 1>();
@@ -350,5 +350,5 @@ transpose(const __grid_constant__ TensorMap source, const __grid_constant__ Tens
         }
         if (++transposed == TRANSPOSED_TILES) transposed = 0;
     }
-    if (threadIdx.x == 0) cp_async_bulk_wait_group<0>();  // shared memory must outlive the reads, and the kernel the writes
+    if (threadIdx.x == 0) cp_async_bulk_wait_group<0>();   // the CTA must not exit before its shared memory is read, nor the kernel end before the writes
 }
