@@ -692,9 +692,9 @@ __device__ __forceinline__ u32 packed_column(u32 column0, u32 lane) {
 // Return `value` through a shuffle, so that ptxas keeps it in a register instead of recomputing the address in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
-// The addresses from which this thread reads slot 0. The other slots follow at the distance of a stage. 0: the kernel has no such operand.
+// The addresses from which this thread reads slot 0. The other slots follow at the distance of a stage.
 struct SlotAddresses {
-    u32 activations, weights, scales = 0, zeros = 0;
+    u32 activations, weights, scales, zeros;
 
     __device__ __forceinline__ SlotAddresses(u32 smem, const WarpPosition& warp) {
         const u32 k64 = warp.slice * K64_PER_WARP, lane = warp.lane;
@@ -829,9 +829,12 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
     ring.release_used_by_warp(previous, lane);
 }
 
-// The operands, by the names of the launch parameters. A map that this kernel does not use is null.
+// The operands, by the names of the launch parameters.
 struct Operands {
-    const TensorMap *weight_map, *scale_map, *zero_map, *activation_map;
+    const TensorMap* weight_map;
+    const TensorMap* scale_map;
+    const TensorMap* zero_map;
+    const TensorMap* activation_map;
     const u16* bias;
     u16* output;
     Workspace workspace;

@@ -779,23 +779,20 @@ __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) 
 // The position of a thread among the consumers.
 struct WarpPosition {
     u32 warpgroup;   // along N
-    u32 slice;       // of each stage's K
     u32 warp;        // in the warpgroup
     u32 lane;
     u32 group;       // the warpgroup, 0 or 1, which has its own tile
 };
 
-// The addresses from which this thread reads slot 0. The other slots follow at the distance of a stage. 0: the kernel has no such operand.
+// The addresses from which this thread reads slot 0. The other slots follow at the distance of a stage.
 struct SlotAddresses {
-    u32 activations, weights, scales = 0, zeros = 0;
+    u32 activations, weights, scales;
 
     __device__ __forceinline__ SlotAddresses(u32 smem, const WarpPosition& at) {
-        const u32 k64 = at.slice * K64_PER_SLICE;   // the first 64-deep block of the slice
-        activations = smem + ACTIVATIONS + k64 * TILE_M * ROW_BYTES;
-        weights = keep_in_register(smem + WEIGHTS + (at.warpgroup * STACK * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
-                                   at.warp * 512 + at.lane * 16);
+        activations = smem + ACTIVATIONS;
+        weights = keep_in_register(smem + WEIGHTS + at.warpgroup * STACK * K64_PER_STAGE * K64_BLOCK_BYTES + at.warp * 512 + at.lane * 16);
         // The scales of columns g and g + 8 are adjacent.
-        const u32 pair = k64 * 64 / GROUP_SIZE * TILE_N + at.warpgroup * STACK * 64 + 8 * (at.lane >> 2) + 2 * at.warp;
+        const u32 pair = at.warpgroup * STACK * 64 + 8 * (at.lane >> 2) + 2 * at.warp;
         scales = keep_in_register(smem + SCALES + pair * 2);
     }
 };
@@ -887,9 +884,11 @@ __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weig
     return previous;
 }
 
-// The operands, by the names of the launch parameters. A map that this kernel does not use is null.
+// The operands, by the names of the launch parameters.
 struct Operands {
-    const TensorMap *weight_map, *scale_map, *zero_map, *activation_map;
+    const TensorMap* weight_map;
+    const TensorMap* scale_map;
+    const TensorMap* activation_map;
     const u16* bias;
     u16* output;
     Workspace workspace;
@@ -1035,7 +1034,7 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     const u32 smem = shared_address(dynamic_shared);
     // The shuffle lets ptxas know that the value is uniform in a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-    const Operands operands{&weight_map, &scale_map, nullptr, &activation_map, bias, output, {partials, flags}};
+    const Operands operands{&weight_map, &scale_map, &activation_map, bias, output, {partials, flags}};
     const u32 range = problem.work_ranges - 1 - blockIdx.x / CLUSTER;
     const u32 rank = cluster_ctarank();
     Ring ring;
@@ -1064,7 +1063,7 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
         __syncwarp();
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume(ring, problem, operands, smem, range, rank, WarpPosition{0, 0, warp_index % 4, laneid(), warp_index / 4});
+        consume(ring, problem, operands, smem, range, rank, WarpPosition{0, warp_index % 4, laneid(), warp_index / 4});
     }
     // A CTA must not exit while another CTA may write to its shared memory or arrive at its barriers.
     barrier_cluster_arrive();
