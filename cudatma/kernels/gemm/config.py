@@ -475,6 +475,11 @@ class GemmConfig(KernelConfig):
         return 2 if self.stores_by_tma else 1
 
     @property
+    def alternates_buffers(self) -> bool:
+        """Whether the TMA stores of a warpgroup alternate between its staging buffers."""
+        return self.stores_by_tma and not self.stages_whole_tile
+
+    @property
     def output_box(self) -> tuple[int, int, int]:
         """Matrices, rows and columns that TMA stores at a time, of a warpgroup."""
         return (1, self.tile_m // self.warpgroups if self.stages_whole_tile else WGMMA_M, self.staged_n)

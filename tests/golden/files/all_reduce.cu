@@ -10,18 +10,18 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible.
-// Return at once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
+// once unless this is a programmatic dependent launch.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// ---- Between fp32 and the operands' 16-bit type, two values in a register ------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ float low_to_float(u32 pair) {
     float d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
@@ -44,28 +44,26 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
 
 namespace cudatma {
 constexpr u32 RANKS = 2;
-constexpr u32 WORDS = 3;   // of a packet: two elements each
+constexpr u32 WORDS = 3;   // words per packet, two elements each
 constexpr u32 BATCH = 2;   // packets of each rank that a thread loads before it waits for the first
 
-// What a rank knows. An inbox holds packets [slot][rank that sent them][packet]. Launches with odd and even numbers take turns in its
-// two slots.
+// The state of a rank. An inbox holds packets [slot][sending rank][packet]. Launches with odd and even numbers use its two slots
+// alternately.
 struct Member {
-    uint4* inboxes[RANKS];   // of all ranks, in memory of their GPUs
-    u32* next_launch;        // for each CTA the number of the next launch, from 1 on
-    volatile u32* gave_up;   // not 0 after a peer did not send
-    u64* failure;            // in the host's memory: a rank whose packet did not come, and the launch
+    uint4* inboxes[RANKS];   // of all ranks, in the memory of their GPUs
+    u32* next_launch;        // per CTA, the number of the next launch; the first is 1
+    volatile u32* gave_up;   // not 0 after a peer failed to send
+    u64* failure;            // in host memory: a rank whose packet is missing, and the launch
     u64 timeout_ns;
-    u32 slot_packets;        // that a slot holds of each rank
-    u32 rank;                // this one
+    u32 slot_packets;        // packets of each rank in a slot
+    u32 rank;                // this rank
 };
 
-// A packet is written and read by one 128-bit access: whoever reads the number of the launch (w) reads words of that launch.
-// [PTX ISA, st] Relaxed at system scope: other GPUs see it, and nothing else has to be ordered with it.
+// [PTX ISA, st] Store a packet with one 128-bit access, so that a reader that sees the number of the launch (w) also sees the words of that
+// launch. Relaxed at system scope: other GPUs see the packet, and no other access needs an order.
 __device__ __forceinline__ void store_packet(uint4* to, uint4 packet) {
     asm volatile(
-        "{\n"
-        ".reg .b64 low, high;\n"
-        ".reg .b128 packet;\n"
+        "{\n.reg .b64 low, high;\n.reg .b128 packet;\n"
         "mov.b64 low, {%1, %2};\n"
         "mov.b64 high, {%3, %4};\n"
         "mov.b128 packet, {low, high};\n"
@@ -74,13 +72,11 @@ __device__ __forceinline__ void store_packet(uint4* to, uint4 packet) {
         : : "l"(to), "r"(packet.x), "r"(packet.y), "r"(packet.z), "r"(packet.w) : "memory");
 }
 
-// [PTX ISA, ld]
+// [PTX ISA, ld] Load a packet with one 128-bit access.
 __device__ __forceinline__ uint4 load_packet(const uint4* from) {
     uint4 packet;
     asm volatile(
-        "{\n"
-        ".reg .b64 low, high;\n"
-        ".reg .b128 packet;\n"
+        "{\n.reg .b64 low, high;\n.reg .b128 packet;\n"
         "ld.relaxed.sys.global.b128 packet, [%4];\n"
         "mov.b128 {low, high}, packet;\n"
         "mov.b64 {%0, %1}, low;\n"
@@ -90,21 +86,21 @@ __device__ __forceinline__ uint4 load_packet(const uint4* from) {
     return packet;
 }
 
-// [PTX ISA, Special Registers, %globaltimer] Nanoseconds.
+// [PTX ISA, Special Registers, %globaltimer] Return the time in nanoseconds.
 __device__ __forceinline__ u64 globaltimer() {
     u64 now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     return now;
 }
 
-// Tells the host which rank's packet did not come.
+// Report to the host the rank whose packet is missing.
 __device__ __forceinline__ void report(u64* failure, u32 peer, u32 launch) {
     const u64 what = (u64)launch << 32 | (peer + 1);
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(failure), "l"(what) : "memory");
 }
 
-// Waits until a packet of this launch is there. A peer may be late by whole kernels, and it may be gone: after timeout_ns the thread
-// gives up. It then has NaNs as the packet and 0 as the number of the launch, and waits for no other packet.
+// Wait for a packet of this launch. A peer may be late by several kernels, or it may have failed: after timeout_ns the thread gives up,
+// sets the packet to NaNs and the number of the launch to 0, and does not wait for other packets.
 __device__ __forceinline__ void wait_for_packet(uint4& packet, const uint4* from, const Member& member, u32 peer, u32& launch) {
     if (packet.w == launch && launch != 0) return;
     const u64 began = globaltimer();
@@ -116,10 +112,10 @@ __device__ __forceinline__ void wait_for_packet(uint4& packet, const uint4* from
         }
         packet = load_packet(from);
     }
-    if (launch == 0) packet = make_uint4(0xffffffffu, 0xffffffffu, 0xffffffffu, 0);   // two NaNs in each word
+    if (launch == 0) packet = make_uint4(0xffffffffu, 0xffffffffu, 0xffffffffu, 0);   // two NaNs per word
 }
 
-// Words 3 index .. of the message; the last packet may have fewer, and zeros after them.
+// Return packet number `index` of the message. Words after the end of the message are zero.
 __device__ __forceinline__ uint4 packet_of(const u32* message, u32 words, u32 index, u32 launch) {
     const u32 first = index * WORDS;
     uint4 packet = make_uint4(message[first], 0, 0, launch);
@@ -128,7 +124,7 @@ __device__ __forceinline__ uint4 packet_of(const u32* message, u32 words, u32 in
     return packet;
 }
 
-// Adds up one word of all ranks in fp32, in the order of the ranks: the same bits on each of them.
+// Add up one word of all ranks in fp32. The order of the ranks makes the result bitwise equal on all of them.
 __device__ __forceinline__ u32 sum_words(const u32 (&words)[RANKS]) {
     float low = low_to_float(words[0]), high = high_to_float(words[0]);
 #pragma unroll
@@ -139,6 +135,7 @@ __device__ __forceinline__ u32 sum_words(const u32 (&words)[RANKS]) {
     return to_pair(low, high);
 }
 
+// Store the sums of packet number `index`.
 __device__ __forceinline__ void store_sum(u32* message, u32 words, u32 index, const uint4 (&packets)[RANKS]) {
     u32 parts[WORDS][RANKS];
 #pragma unroll
@@ -152,21 +149,21 @@ __device__ __forceinline__ void store_sum(u32* message, u32 words, u32 index, co
         if (index * WORDS + i < words) message[index * WORDS + i] = sum_words(parts[i]);
 }
 
-// Adds up a message of all ranks in place. Each rank sends its message to all inboxes, and adds up what its own inbox gets. Packets
-// carry the number of their launch, so that nobody clears an inbox. The host passes no number, so that a graph may replay the launch:
-// every launch has the same grid, and each CTA counts launches.
+// Add up a message of all ranks in place. Each rank sends its message to all inboxes, and adds up the messages in its own inbox. Packets
+// carry the number of their launch, so that inboxes need not be cleared. The number is not a parameter, so that a graph can replay the
+// launch: all launches have the same grid, and each CTA counts them.
 //
-// Two slots are enough. A rank writes packets of launch n + 2 over those of launch n after its launch n + 1 has ended. That one ended
-// when a packet of launch n + 1 had come from every peer. The peer sent it after its launch n had ended, and with it all reads of the
-// packets of launch n. Launches of a rank follow each other: they are in one stream, or ordered by events.
+// Two slots are enough. The packets of a rank's launch n + 2 overwrite those of launch n, after its launch n + 1 has ended. Launch n + 1
+// has received a packet of launch n + 1 from every peer, and the peer sent it after its launch n had ended, with all reads of the packets
+// of launch n. The launches of a rank do not overlap: they are in one stream, or ordered by events.
 //
-// After a peer did not send, results are NaNs: launches neither send nor wait any more, and the host finds its word.
+// After a peer failed to send, results are NaNs: launches neither send nor wait, and the host finds the failure.
 __device__ __forceinline__ void all_reduce(const Member& member, u32* message, u32 words) {
     griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
-    griddepcontrol_wait();                // the kernels before this one write the message and the numbers of the launch
+    griddepcontrol_wait();                // previous kernels have written the message and the number of the launch
     u32* const next_launch = member.next_launch + blockIdx.x;
     const u32 number = *next_launch;
-    u32 launch = *member.gave_up ? 0 : number;   // other CTAs may give up at this moment
+    u32 launch = *member.gave_up ? 0 : number;   // other CTAs may give up at any time
     const u32 slot = launch % 2 * RANKS * member.slot_packets;
     const u32 packets = (words + WORDS - 1) / WORDS;
     const u32 thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
@@ -205,11 +202,11 @@ __device__ __forceinline__ void all_reduce(const Member& member, u32* message, u
     }
 
     __syncthreads();   // all threads of the CTA have read the number of the launch
-    if (threadIdx.x == 0) *next_launch = number == 0xffffffffu ? 2 : number + 1;   // odd and even numbers in turns, never 0
+    if (threadIdx.x == 0) *next_launch = number == 0xffffffffu ? 2 : number + 1;   // odd and even numbers alternate; 0 is skipped
 }
 }  // namespace cudatma
 
-// words: of the message, two elements each.
+// Add up `words` words of the message, two elements each, in place.
 extern "C" __global__ void __launch_bounds__(512, 1)
 all_reduce(const __grid_constant__ cudatma::Member member, cudatma::u32* message, cudatma::u32 words) {
     cudatma::all_reduce(member, message, words);

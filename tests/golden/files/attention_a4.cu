@@ -11,18 +11,6 @@
 // One stage holds
 //     8192 B  k 64 x 64 bfloat16, 128B swizzle
 //     8192 B  v 64 x 64 bfloat16, 128B swizzle
-// Shared memory, by offset
-//        0  k, 16384 B
-//    16384  v, 16384 B
-//    32768  q, 16384 B
-//    49152  tiles, 8 B
-//    49160  q_full_barriers, 8 B
-//    49168  q_empty_barriers, 8 B
-//    49176  staged_barriers, 8 B
-//    49184  k_full_barriers, 16 B
-//    49200  k_empty_barriers, 16 B
-//    49216  v_full_barriers, 16 B
-//    49232  v_empty_barriers, 16 B
 
 namespace cudatma {
 
@@ -31,18 +19,17 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
-// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
 
-// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer, which the other primitives take.
+// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer.
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas reads the register again rather than keep the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -52,58 +39,52 @@ __device__ __forceinline__ u32 laneid() {
 // [PTX ISA, elect.sync] Return true in exactly one lane. All 32 lanes of the warp call it.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "elect.sync _|p, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(elected));
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
     return elected != 0;
 }
 
-// [PTX ISA, bar] Wait at named barrier `id` (1..15; 0 is __syncthreads) until `threads` threads, whole warps, have arrived.
+// [PTX ISA, bar] Wait at named barrier `id` until `threads` threads, in whole warps, have arrived. __syncthreads() uses barrier 0.
 __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible.
-// Return at once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
+// once unless this is a programmatic dependent launch.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, setmaxnreg] Raise the registers per thread of this warpgroup to Registers (24..256, a multiple of 8). Wait until
-// the CTA's pool has them.
+// [PTX ISA, setmaxnreg] Raise this warpgroup to Registers registers per thread (24..256, a multiple of 8), and wait until the CTA's
+// pool has enough.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
-// [PTX ISA, setmaxnreg] Lower the registers per thread of this warpgroup to Registers; the rest returns to the CTA's pool.
+// [PTX ISA, setmaxnreg] Lower this warpgroup to Registers registers per thread, and return the others to the CTA's pool.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
 // [PTX ISA, membar / fence, .proxy.async] Order this thread's ordinary accesses to shared memory before later accesses of the
-// async proxy: TMA stores, wgmma operands, and TMA loads into a slot that ordinary stores wrote.
+// async proxy: reads by TMA stores and wgmma, and TMA loads that overwrite the data.
 __device__ __forceinline__ void fence_proxy_async_shared_cta() {
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8): each phase needs `count`
-// arrivals. Other threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
+// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once, with release semantics: threads that wait see this thread's earlier writes.
+// [PTX ISA, mbarrier.arrive] Arrive once with release semantics: waiting threads see this thread's earlier writes.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
@@ -113,24 +94,16 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed. The thread may be suspended for a while
-// first. On a fresh barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done) : "r"(bar), "r"(parity) : "memory");
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: afterwards this thread
-// sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -141,60 +114,49 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at (c0, c1, ..), counted in elements, c0 innermost, to shared address `dst`
-// (aligned to 128 bytes, to 1024 under the 128-byte swizzle). One thread calls it. Elements outside of the tensor are filled.
-// `bar` counts the bytes of the whole box.
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4, %5, %6}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+                 :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to `map` at (c0, c1, ..), none of them negative, as a part of
-// this thread's current bulk group. The innermost dimension is clipped at 16 bytes, not at the element: keep dim[0] a multiple of
-// 16 bytes. The threads that wrote `src` call fence_proxy_async_shared_cta() before the barrier that precedes this call.
-__device__ __forceinline__ void cp_async_bulk_tensor_4d_store(
-    const TensorMap* map, u32 src, int c0, int c1, int c2, int c3) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
-        " [%0, {%2, %3, %4, %5}], [%1];"
-        :
-        : "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
+// [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to `map` at element (c0, c1, ..), as part of this thread's current
+// bulk group. Coordinates are not negative. TMA clips the innermost dimension at multiples of 16 bytes, not at elements. The threads that
+// wrote `src` call fence_proxy_async_shared_cta() before the barrier that precedes this call.
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_store(const TensorMap* map, u32 src, int c0, int c1, int c2, int c3) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
+                 " [%0, {%2, %3, %4, %5}], [%1];"
+                 :: "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.commit_group] Make one group of this thread's bulk stores and reductions since the last commit.
+// [PTX ISA, cp.async.bulk.commit_group] Make this thread's bulk stores and reductions since the last commit one group.
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.wait_group.read] Wait until at most Pending of this thread's groups have not read shared memory, which
-// may then be reused.
+// [PTX ISA, cp.async.bulk.wait_group.read] Wait until all but the last Pending of this thread's bulk groups have read shared memory,
+// which may then be overwritten.
 template <u32 Pending>
 __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Pending) : "memory");
 }
 
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers: lanes 8 i .. 8 i + 7 hold the shared addresses
-// (aligned to 16) of the rows of matrix i; lane l has in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
-// _trans transposes them.
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
+// the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
+                 :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
-// swizzle: 0 none, 1 128B, 2 64B, 3 32B; a tensor map numbers them the other way round.
-// K-major rows under a swizzle: stride_bytes leads from 8 rows to the next 8; leading_bytes is not used. The next k16 step is 32
-// bytes further, which adds 2 to the descriptor.
-// M-major or N-major rows (a transposed operand): stride_bytes leads from 8 of K to the next 8, leading_bytes from 64 of M or N to
-// the next 64.
+// swizzle: 0 none, 1 128B, 2 64B, 3 32B (tensor maps number them in reverse).
+// K-major with a swizzle: stride_bytes is the distance of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2 to the
+// descriptor.
+// M-major or N-major (transposed): stride_bytes is the distance of 8 elements of K, leading_bytes the distance of
+// 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
@@ -205,68 +167,66 @@ __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.commit_group] Make one group of the wgmmas since the last commit.
+// [PTX ISA, wgmma.commit_group] Make the wgmmas since the last commit one group.
 __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups are in flight.
+// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups of wgmmas are in flight.
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
-// A ring of Stages slots in shared memory, filled by a producer and read by consumers.
+// A ring of Stages slots in shared memory that a producer fills and consumers read.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer's arrivals and bytes have come; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it fills the slot again. Each thread
-// keeps its position, `stage` and `phase`, in registers. Producer and consumers both start at (0, 0) and advance() once a slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
+// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
+// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes are exactly those that the loads deliver: with one byte more wait() never returns, with one less it may return
-// before the data. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the
-// slot. The forms with a slot number act on that slot in the current lap and leave `stage` alone.
+// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
+// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
+// Methods with a slot number act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    static constexpr u32 barrier_bytes = 16 * Stages;  // of shared memory at base_address, which is aligned to 8
+    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 stage;   // this thread's current slot
+    u32 phase;   // parity of the current lap
 
-    u32 base;   // full[0..Stages), then empty[0..Stages); 8 bytes each
-    u32 stage;  // the slot at which this thread is
-    u32 phase;  // parity of the current lap; toggles when `stage` wraps
-
-    // Attach to the ring and initialize its barriers. All threads of the CTA call it; it ends in __syncthreads(). In a cluster, a
-    // cluster barrier must follow before a CTA uses the barriers of another one.
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA call it. In a cluster, a cluster
+    // barrier must follow before a CTA uses the barriers of another one.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, and leave its barriers alone.
+    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach(), and may use the ring at once; the others may after a barrier that
-    // they share with this thread, of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that complete a
-    // slot. consumer_arrivals: calls of release*() that free it; in a cluster, those of all its CTAs.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
+    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
+    // release*() that free it, by all CTAs of the cluster.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
             mbarrier_init(empty_barrier(slot), consumer_arrivals);
         }
-        fence_mbarrier_init();   // the async proxy and the cluster see initialized barriers
+        fence_mbarrier_init();
     }
 
-    // Initialize a ring without `empty` barriers, which takes 8 * Stages bytes. One thread calls it instead of init_barriers(). The
-    // producer then has another way to know that a slot may be filled again; acquire() and release*() may not be called.
+    // Initialize a ring without `empty` barriers, of 8 * Stages bytes. One thread calls it instead of init_barriers(). acquire() and
+    // release*() may not be called: the producer knows by other means that a slot is free.
     __device__ __forceinline__ void init_full_barriers(u32 producer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) mbarrier_init(get_barrier(slot), producer_arrivals);
-        fence_mbarrier_init();   // the async proxy sees initialized barriers
+        fence_mbarrier_init();
     }
 
     // Return the barrier that counts the bytes of a slot's loads.
@@ -277,16 +237,16 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. The first lap finds every slot empty: on a fresh barrier the phase
-    // of parity 1 counts as completed.
+    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once, and let the slot be full when `bytes` more bytes have come. Call it before the loads.
+    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
-    // Producer: arrive once without bytes, after ordinary stores to the slot.
+    // Producer: arrive once after ordinary stores to the slot.
     __device__ __forceinline__ void arrive(u32 slot) const { mbarrier_arrive(get_barrier(slot)); }
     __device__ __forceinline__ void arrive() const { arrive(stage); }
 
@@ -294,17 +254,17 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Correct only if instructions issued before the call have used every value that was read
-    // from the slot; then no read can be in flight. A loop that releases each slot one iteration after it read it has that property.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight:
+    // release a slot one iteration after reading it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
-    // Consumer: release_used() once for the warp, whose lanes all call it.
+    // Consumer: call release_used() once for the warp. All lanes call it.
     __device__ __forceinline__ void release_used_by_warp(u32 slot, u32 lane) const {
         __syncwarp();
         if (lane == 0) release_used(slot);
     }
 
-    // Go to the next slot; the parity toggles when the ring wraps.
+    // Go to the next slot, and toggle the parity when the ring wraps.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -312,12 +272,12 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity, for callers that number the slots themselves.
+    // Toggle the parity. Callers that number the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Call bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: for a number
-// unknown at compile time, ptxas reserves all 16 barriers.
+// Call bar_sync() at named barrier First + index, where index < Count. The recursion makes each number a constant: for a number unknown at
+// compile time, ptxas reserves all 16 barriers.
 template <u32 First, u32 Count>
 __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     if constexpr (Count == 1) {
@@ -329,22 +289,21 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel touches no global memory before this call.
-// The next kernel starts after this wait: whatever it reads before its own wait (weights, for example) was written by kernels that
-// have completed, or by this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
+// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// Divides 0 .. 2^31 - 1 by a number that the host knows, with one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
 struct Divisor {
-    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+    u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Between fp32 and the operands' 16-bit type, two values in a register ------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -355,24 +314,23 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
 
 namespace cudatma {
 
-// ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 TILE_M = 128;   // queries of a CTA's tile
-constexpr u32 TILE_N = 64;   // keys of a block
-constexpr u32 HEAD_DIM = 64;   // of q and k
-constexpr u32 V_HEAD_DIM = 64;   // of v and the result
+// ---- Tile -----------------------------------------------------------------------------------------------------------
+constexpr u32 TILE_M = 128;   // queries per CTA
+constexpr u32 TILE_N = 64;   // keys per block
+constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // elements of a row of q and k, and of v and the result
 
-// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
-constexpr u32 K = 0;   // 16384 B
-constexpr u32 V = 16384;   // 16384 B
-constexpr u32 Q = 32768;   // 16384 B
-constexpr u32 TILES = 49152;   // 8 B
-constexpr u32 Q_FULL_BARRIERS = 49160;   // 8 B
-constexpr u32 STAGED_BARRIERS = 49176;   // 8 B
-constexpr u32 K_FULL_BARRIERS = 49184;   // 16 B
-constexpr u32 V_FULL_BARRIERS = 49216;   // 16 B
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
+constexpr u32 K = 0;                          // 16384 B
+constexpr u32 V = 16384;                      // 16384 B
+constexpr u32 Q = 32768;                      // 16384 B
+constexpr u32 TILES = 49152;                  // 8 B
+constexpr u32 Q_FULL_BARRIERS = 49160;        // 8 B
+constexpr u32 STAGED_BARRIERS = 49176;        // 8 B
+constexpr u32 K_FULL_BARRIERS = 49184;        // 16 B
+constexpr u32 V_FULL_BARRIERS = 49216;        // 16 B
 #define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
 
-// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+// The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
     u32 tiles_m;                    // heads of all sequences
     u32 tiles_n;                    // tiles of queries of each of them
@@ -390,14 +348,15 @@ struct Problem {
     Divisor by_group;               // divides by the heads of q that share one of k and v
 };
 
-// ---- Where a tile lies ----------------------------------------------------------------------------------------------
-// Queries from row0 on of a head of q, which sees the keys of a head of k and v; of one sequence of the batch.
+// ---- Tiles of queries -----------------------------------------------------------------------------------------------
+// A tile: queries of one sequence and one head of q, which begin with row0, and the head of k and v that they attend to.
 struct Place {
     u32 row0, head, kv_head, batch;
 };
 
-// Tiles are numbered in raster groups of heads, whose keys and values stay in L2: first the last queries of each of them, which see
-// the most keys. The last group has more heads, whose short tiles fill the gaps at the end.
+// Return the place of a tile. Tiles are numbered in raster groups of heads, whose keys and values stay in L2. Within a group, the last
+// queries of each head come first, because they see the most keys. The last group has more heads, whose short tiles fill the gaps at the
+// end.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 first_head = min(divide(tile, problem.by_raster_tiles) * problem.raster_heads, problem.last_group);
     const bool is_last = first_head == problem.last_group;
@@ -409,8 +368,7 @@ __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     return Place{row0, head, divide(head, problem.by_group), batch};
 }
 
-// ---- Which keys a row of q sees --------------------------------------------------------------------------------------
-// Row r sees keys first_key(r) to end_key(r) - 1.
+// ---- Masks: row r sees keys first_key(r) to end_key(r) - 1 ----------------------------------------------------------
 __device__ __forceinline__ int end_key(const Problem& problem, u32 row) {
     return min((int)problem.k_length, max(0, (int)(row + problem.upper)));
 }
@@ -424,74 +382,71 @@ struct Blocks {
     u32 begin, end;
 };
 
-// Return the blocks with a key that some row of the tile sees.
+// Return the blocks that contain a key that some row of the tile sees.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
     return Blocks{min(end, first_key(problem, place.row0) / TILE_N), end};
 }
 
-// ---- Slots of rows, in spans as wide as the swizzle --------------------------------------------------------
+// ---- Slots: rows of q, k and v, divided into spans of the swizzle's width -------------------------------------------
 constexpr u32 WARPGROUPS = 2;   // 64 queries each
 constexpr u32 CONSUMER_WARPS = 8;
-constexpr u32 STAGES = 2;   // blocks of keys, and of values
+constexpr u32 STAGES = 2;   // slots of the ring of keys, and of the ring of values
 constexpr u32 Q_BYTES = 2 * TILE_M * HEAD_DIM;
-constexpr u32 KV_BYTES = 2;   // of an element
+constexpr u32 KV_BYTES = 2;   // bytes per element of k and v
 constexpr u32 K_STAGE_BYTES = KV_BYTES * TILE_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * TILE_N * V_HEAD_DIM;
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
-constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;   // in elements and vectors
+constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
-    WARPGROUP_BARRIER = 1,   // the first of one for each warpgroup
+    WARPGROUP_BARRIER = 1,   // the first of one barrier per warpgroup
 };
 
 __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<WARPGROUP_BARRIER, WARPGROUPS>(warpgroup, 128); }
 
-// Returns the offset of 16 bytes of a row in a span.
+// Return the offset of a vector of 16 bytes of a row within a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
 }
 
-// ---- Products ---------------------------------------------------------------------------------------------------------
-// A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
+// ---- Products -------------------------------------------------------------------------------------------------------
+// In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 constexpr u32 SCORE_FRAGMENTS = TILE_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
 typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the second product, 16 keys each
 
+// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false: scores = q k^T. a and b are matrix
+// descriptors. No other instruction may access d between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %34, 0;\n"
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, %32, %33, p, 1, 1, 0, 0;\n"
-        "}"
+        "}, %32, %33, p, 1, 1, 0, 0;\n}"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
           "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
         : "l"(a), "l"(b), "r"((u32)accumulates)
         : "memory");
 }
 
+// [PTX ISA, wgmma.mma_async] The same for output += p v. a is in registers, like operand A of mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %37, 0;\n"
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"
-        "}"
+        "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
           "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((u32)accumulates)
         : "memory");
 }
 
-// Issues scores = q k^T of a warpgroup's queries and a block of keys, as one commit group.
+// Issue scores = q k^T for a warpgroup's queries and a block of keys as one commit group.
 __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 warpgroup) {
     const u64 queries = matrix_descriptor(q + warpgroup * 64 * SPAN_BYTES, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     const u64 keys = matrix_descriptor(k, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
@@ -505,7 +460,7 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 
     wgmma_commit_group();
 }
 
-// Issues output += p v for a block of values, as one commit group.
+// Issue output += p v for a block of values as one commit group.
 __device__ __forceinline__ void multiply_values(Output& output, const Probabilities& p, u32 v) {
     const u64 values = matrix_descriptor(v, TILE_N * SPAN_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     wgmma_fence();
@@ -515,44 +470,44 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
     wgmma_commit_group();
 }
 
-// ---- Softmax ------------------------------------------------------------------------------------------------------------
-constexpr bool HAS_WINDOW = false;
-constexpr float MOST_POWER = 8.0f;   // an exponential may reach 2^MOST_POWER before the rows of its warp are rescaled
+// ---- Softmax --------------------------------------------------------------------------------------------------------
+constexpr float MAX_POWER = 8.0f;   // exponentials may reach 2^MAX_POWER before the rows of a warp are rescaled
 
-// A row's maximum until it sees a key, in powers of 2: less than every scaled score except minus infinity. The exponent of a score of minus
-// infinity is then minus infinity, not NaN.
-constexpr float LEAST_POWER = -3.402823466e38f;
+// The maximum of a row that has not seen a key: the lowest finite float, so that the exponent of a score of minus infinity is minus
+// infinity, not NaN.
+constexpr float MIN_POWER = -3.402823466e38f;
 
-// A thread's two rows: the largest scaled score when the row was last rescaled, in powers of 2, and the thread's part of the sum of
-// 2^(scaled score - maximum).
+// The state of a thread's two rows. maximum: the largest scaled score when the row was last rescaled, in powers of 2. sum: the thread's
+// part of the sum of 2^(scaled score - maximum).
 struct Rows {
     float maximum[2], sum[2];
 };
 
+// [PTX ISA, ex2] Return 2^x.
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// Set the scores of keys that a row does not see to minus infinity. row: the thread's first row. key0: the block's first key.
+// Set the scores of keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
 __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
     const int column = key0 + lane % 4 * 2;
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
-        const int end = end_key(problem, row + 8 * r) - column, first = first_key(problem, row + 8 * r) - column;
+        const int end = end_key(problem, row + 8 * r) - column;
 #pragma unroll
         for (u32 f = 0; f < SCORE_FRAGMENTS; ++f)
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 const int at = 8 * f + i;
-                if (at >= end || (HAS_WINDOW && at < first)) scores[f][2 * r + i] = -INF;
+                if (at >= end) scores[f][2 * r + i] = -INF;
             }
     }
 }
 
-// Replace the scores by 2^(scaled score - maximum). Return true if a maximum of the warp's rows rose by more than MOST_POWER: the rows then
-// have new maxima, and the caller multiplies their output by `rescale`, which is not written otherwise.
+// Replace the scores by 2^(scaled score - maximum). Return true if the maximum of a row of the warp rose by more than MAX_POWER: the rows
+// then have new maxima, and the caller multiplies the output by `rescale`, which is set only in this case.
 template <bool IsMasked>
 __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
                                         u32 lane) {
@@ -566,7 +521,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
         maximum[r] *= problem.scale_log2;
     }
     const float growth = fmaxf(maximum[0] - rows.maximum[0], maximum[1] - rows.maximum[1]);
-    const bool rises = __any_sync(0xffffffffu, growth > MOST_POWER);
+    const bool rises = __any_sync(0xffffffffu, growth > MAX_POWER);
     if (rises) {
 #pragma unroll
         for (u32 r = 0; r < 2; ++r) {
@@ -591,14 +546,15 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
     return rises;
 }
 
-// Round the scores to operands of 16 keys, two fragments each.
+// Round the probabilities to operands of 16 keys, which take two fragments of the scores each.
 __device__ __forceinline__ void round_scores(Probabilities& p, const Scores& scores) {
 #pragma unroll
-    for (u32 n = 0; n < TILE_N / 16; ++n)
+    for (u32 n = 0; n < SCORE_FRAGMENTS / 2; ++n)
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) p[n][i] = to_pair(scores[2 * n + i / 2][i % 2 * 2], scores[2 * n + i / 2][i % 2 * 2 + 1]);
 }
 
+// Multiply a thread's two rows of the output by `rescale`.
 __device__ __forceinline__ void rescale_output(Output& output, const float (&rescale)[2]) {
 #pragma unroll
     for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f)
@@ -606,6 +562,7 @@ __device__ __forceinline__ void rescale_output(Output& output, const float (&res
         for (u32 i = 0; i < 4; ++i) output[f][i] *= rescale[i / 2];
 }
 
+// Initialize the output and the state of rows that have not seen a key.
 __device__ __forceinline__ void clear(Output& output, Rows& rows) {
 #pragma unroll
     for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f)
@@ -613,29 +570,25 @@ __device__ __forceinline__ void clear(Output& output, Rows& rows) {
         for (u32 i = 0; i < 4; ++i) output[f][i] = 0.0f;
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
-        rows.maximum[r] = LEAST_POWER;
+        rows.maximum[r] = MIN_POWER;
         rows.sum[r] = 0.0f;
     }
 }
 
-// ---- Results ----------------------------------------------------------------------------------------------------------
-// lse: where the logarithms of the rows' sums are stored, or nullptr.
+// ---- Results --------------------------------------------------------------------------------------------------------
 struct LogSums {
-    float* lse;
+    float* lse;          // the logarithms of the rows' sums, or nullptr
 };
 
-// The natural logarithm of a row's sum of exp(scale score); minus infinity where it has seen no key. maximum: in powers of 2, which
-// the sum is relative to.
+// Return the natural logarithm of a row's sum of exp(scaled score), or minus infinity if the row has seen no key. maximum: the power of 2
+// that the sum is relative to.
 __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
     return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
 // Return the inverse of a row's sum, or 0 if the row has seen no key.
-__device__ __forceinline__ float inverse_of_sum(const LogSums& logs, u32 head, float& maximum, float& sum) {
-    return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
-}
-
-// Add up the sums of a row's four threads.
+__device__ __forceinline__ float inverse_of_sum(float sum) { return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum); }
+// Add up the sums of the four threads of each row.
 __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
@@ -650,7 +603,7 @@ __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, co
     float sums[2] = {rows.sum[0], rows.sum[1]}, maxima[2] = {rows.maximum[0], rows.maximum[1]}, inverse[2];
     add_up_sums(sums);
 #pragma unroll
-    for (u32 r = 0; r < 2; ++r) inverse[r] = inverse_of_sum(logs, place.head, maxima[r], sums[r]);
+    for (u32 r = 0; r < 2; ++r) inverse[r] = inverse_of_sum(sums[r]);
     if (logs.lse != nullptr && lane % 4 == 0) {
         float* head = logs.lse + ((u64)place.batch * problem.heads + place.head) * problem.q_length;
 #pragma unroll
@@ -661,7 +614,7 @@ __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, co
     rescale_output(output, inverse);
 }
 
-// Write a warp's 16 rows to the tile at `staging`, in the swizzle of the loads. row0: the warp's first row in the tile.
+// Write a warp's 16 rows to the tile at `staging`, in the swizzle of the queries. row0: the warp's first row in the tile.
 __device__ __forceinline__ void stage_output(const Output& output, u32 staging, u32 row0, u32 lane) {
     const u32 row = row0 + lane % 16;
 #pragma unroll
@@ -672,8 +625,8 @@ __device__ __forceinline__ void stage_output(const Output& output, u32 staging, 
     }
 }
 
-// ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
-// Boxes of a span, Rows rows each.
+// ---- Loads: elements outside the tensors are zero -------------------------------------------------------------------
+// Load Rows rows of a head, in boxes of one span.
 template <u32 Rows, u32 Columns>
 __device__ __forceinline__ void load_rows(u32 target, const TensorMap* map, u32 barrier, u32 row, u32 head, u32 batch) {
 #pragma unroll
@@ -693,17 +646,18 @@ __device__ __forceinline__ void load_values(u32 target, const TensorMap* map, u3
     load_rows<TILE_N, V_HEAD_DIM>(target, map, barrier, block * TILE_N, place.kv_head, place.batch);
 }
 
-// ---- Rings of keys and of values ----------------------------------------------------------------------------------------
+// ---- Rings of keys and values ---------------------------------------------------------------------------------------
 using Ring = TmaPipeline<STAGES>;
 
-// All threads of the CTA call it. One thread arrives for a loaded slot; each consumer warp releases it.
+// Initialize both rings. All threads of the CTA call it. One thread fills a slot; each consumer warp releases it.
 __device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem) {
     k_ring.attach(smem + K_FULL_BARRIERS);
     if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
-    v_ring.init(smem + V_FULL_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
+    v_ring.init(smem + V_FULL_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() covers both rings
 }
 
-// One thread, the producer, loads the blocks. The last one comes first.
+// ---- Producer: one thread -------------------------------------------------------------------------------------------
+// Load the keys of a block into the ring's next slot.
 __device__ __forceinline__ void produce_keys(Ring& ring, u32 smem, const TensorMap* map, u32 block, const Place& place) {
     ring.acquire();
     ring.expect_tx(K_STAGE_BYTES);
@@ -711,6 +665,7 @@ __device__ __forceinline__ void produce_keys(Ring& ring, u32 smem, const TensorM
     ring.advance();
 }
 
+// Load the values of a block into the ring's next slot.
 __device__ __forceinline__ void produce_values(Ring& ring, u32 smem, const TensorMap* map, u32 block, const Place& place) {
     ring.acquire();
     ring.expect_tx(V_STAGE_BYTES);
@@ -731,8 +686,7 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     wgmma_wait_group<1>();   // the scores are complete
     float rescale[2];
     const bool rises = softmax<IsMasked>(scores, rows, rescale, problem, row, block * TILE_N, lane);
-    // ptxas would move the next wait ahead of the exponentials, but not ahead of an arrival that needs their sums. They are never
-    // negative.
+    // Without the dependence on the sums, which are never negative, ptxas would move the next wait before the exponentials.
     __syncwarp();
     if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) k_ring.release_used(k_ring.stage);
     k_ring.advance();
@@ -743,7 +697,8 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     if (rises) rescale_output(output, rescale);
 }
 
-// Wait for the slots of a block and release them. The wait keeps a warpgroup within one lap of the warpgroups that read them.
+// Wait for the slots of a block and release them. Without the wait, this warpgroup could get more than one lap ahead of the other
+// warpgroups.
 __device__ __forceinline__ void skip_block(Ring& k_ring, Ring& v_ring, u32 lane) {
     k_ring.wait();
     v_ring.wait();
@@ -753,15 +708,15 @@ __device__ __forceinline__ void skip_block(Ring& k_ring, Ring& v_ring, u32 lane)
     v_ring.advance();
 }
 
-// Process the blocks of a warpgroup's queries, at least one, from the last to the first. Blocks in the middle need no mask. q: slot of the
-// queries. row0: the warpgroup's first query.
+// Process the blocks of a warpgroup's queries, at least one, from the last to the first. q: the queries in shared memory. row0: the
+// warpgroup's first query in the sequence.
 __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
                                          const Blocks& blocks, u32 smem, u32 q, u32 row0, u32 warpgroup, u32 warp, u32 lane) {
     const u32 row = row0 + 16 * warp + lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;
-    // Blocks from all_seen_begin to all_seen_end - 1 are seen by all queries.
+    // All queries see all keys of the blocks from all_seen_begin to all_seen_end - 1, which need no mask.
     const u32 all_seen_begin = (first_key(problem, last_row) + TILE_N - 1) / TILE_N, all_seen_end = end_key(problem, row0) / TILE_N;
     u32 n = blocks.end - 1;
-    // Blocks that only later warpgroups see are released at once.
+    // Skip the blocks that only the queries of later warpgroups see.
     const u32 own_end = max(blocks.begin + 1, (end_key(problem, last_row) + TILE_N - 1) / TILE_N);
 #pragma unroll 1
     for (; n + 1 > own_end; --n) skip_block(k_ring, v_ring, lane);
@@ -789,40 +744,39 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
     v_ring.advance();
 }
 
-constexpr u32 Q_STAGES = 1;   // tiles of queries, whose place the results take
-using Queries = TmaPipeline<Q_STAGES>;   // released by the consumer threads, and by the one that stores the results
-using Staged = TmaPipeline<Q_STAGES>;    // results in shared memory
+constexpr u32 Q_STAGES = 1;   // slots for a tile's queries, which its results overwrite
+using Queries = TmaPipeline<Q_STAGES>;   // the consumer threads and the storing thread release a slot
+using Staged = TmaPipeline<Q_STAGES>;    // the consumer warps fill a slot with results
 
-// ---- Tiles to CTAs ----------------------------------------------------------------------------------------------------
-// The first tile of a CTA is its own index. The producer takes each later one from a counter in global memory, so that a CTA with
-// short tiles computes more of them, and stores its number in TILES, one for each slot of queries: full barriers publish both.
+// ---- Tiles to CTAs --------------------------------------------------------------------------------------------------
+// A CTA's first tile is its own index. The producer takes later tiles from a counter in global memory, so that a CTA with short tiles
+// computes more of them. It stores the tile's number in TILES, per slot of queries, and the slot's full barrier publishes queries and
+// number.
 
-// Called once after each tile, by whoever computes it: the last of all these calls makes the counter 0 again.
+// Return the number of the CTA's next tile. It is called once after each tile, and the last call of the grid resets the counter to 0.
 __device__ __forceinline__ u32 take_tile(u32* counter, u32 tiles) {
     u32 taken;
     asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
-                 : "=r"(taken)
-                 : "l"(__cvta_generic_to_global(counter)), "r"(tiles - 1)
-                 : "memory");
+                 : "=r"(taken) : "l"(__cvta_generic_to_global(counter)), "r"(tiles - 1) : "memory");
     return gridDim.x + taken;
 }
 
-// bytes: of the queries that the same slot is waiting for.
+// Store the tile's number for the current slot, and expect the bytes of its queries.
 __device__ __forceinline__ void publish_tile(const Queries& queries, u32 smem, u32 tile, u32 bytes) {
     asm volatile("st.shared.u32 [%0], %1;" : : "r"(smem + TILES + 4 * queries.stage), "r"(tile) : "memory");
     queries.expect_tx(bytes);
 }
 
-// Waits for the next slot of queries. False: there are no more tiles.
+// Wait for the next slot of queries, and set its tile. Return false if there are no more tiles.
 __device__ __forceinline__ bool next_tile(const Queries& queries, const Problem& problem, u32 smem, u32& tile) {
     queries.wait();
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(tile) : "r"(smem + TILES + 4 * queries.stage) : "memory");
     return tile < problem.tiles_m * problem.tiles_n;
 }
 
-// ---- Loads: one thread ------------------------------------------------------------------------------------------------
-// Load the next tile while the consumers compute this one: its first keys need no slot of queries. Take that tile as late as the
-// rings allow.
+// ---- Loads: one thread ----------------------------------------------------------------------------------------------
+// Load one tile after the other while the consumers compute the previous ones. The first keys of a tile do not wait for a slot of queries.
+// A tile is taken as late as the rings allow.
 __device__ __forceinline__ void produce(Queries& queries, Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem,
                                         const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, u32* tile_counter) {
     const u32 tiles = problem.tiles_m * problem.tiles_n;
@@ -841,11 +795,11 @@ __device__ __forceinline__ void produce(Queries& queries, Ring& k_ring, Ring& v_
         queries.advance();
     }
     queries.acquire();
-    publish_tile(queries, smem, tile, 0);   // the end
+    publish_tile(queries, smem, tile, 0);   // no more tiles
 }
 
-// ---- Stores: one thread of another warp -----------------------------------------------------------------------------------
-// Rows outside of the tensor are not written. A slot is released when the stores have read it.
+// ---- Stores: one thread of another warp -----------------------------------------------------------------------------
+// Store the results of one tile after the other, and release each slot when TMA has read it. TMA does not write rows outside the tensor.
 __device__ __forceinline__ void store_tiles(Staged& staged, Queries& queries, const Problem& problem, u32 smem,
                                             const TensorMap* output_map) {
     for (u32 tile; next_tile(queries, problem, smem, tile); queries.advance()) {
@@ -862,6 +816,8 @@ __device__ __forceinline__ void store_tiles(Staged& staged, Queries& queries, co
     }
 }
 
+// ---- Consumers ------------------------------------------------------------------------------------------------------
+// Compute one tile after the other, and stage the results for store_tiles(). All threads of the consumer warps call it.
 __device__ __forceinline__ void consume(Queries& queries, const Staged& staged, Ring& k_ring, Ring& v_ring, const Problem& problem,
                                         u32 smem, const LogSums& logs, u32 warpgroup, u32 warp, u32 lane) {
     for (u32 tile; next_tile(queries, problem, smem, tile); queries.advance()) {
@@ -873,18 +829,18 @@ __device__ __forceinline__ void consume(Queries& queries, const Staged& staged, 
         clear(output, rows);
         if (blocks.begin < blocks.end) mainloop(output, rows, k_ring, v_ring, problem, blocks, smem, q, row0, warpgroup, warp, lane);
         finish_rows(output, rows, problem, logs, place, row0 + 16 * warp + lane / 4, lane);
-        warpgroup_sync(warpgroup);   // it has read its queries, whose place the results take
+        warpgroup_sync(warpgroup);   // the warpgroup has read its queries, which the results overwrite
         stage_output(output, q, 64 * warpgroup + 16 * warp, lane);
         fence_proxy_async_shared_cta();
         __syncwarp();
         if (lane == 0) staged.arrive(queries.stage);
-        queries.release_used(queries.stage);   // each lane has read the number of its tile
+        queries.release_used(queries.stage);   // every lane: each has read the tile's number
     }
 }
 }  // namespace cudatma
 
-// Attention, version a4: as many CTAs as run at a time, each with one tile after the other; results leave by TMA while the next
-// tile is computed. Else as version a3.
+// Attention, version a4: like a3, but with persistent CTAs, each with one tile after the other. TMA stores the results while the next tile
+// is computed.
 extern "C" __global__ void __launch_bounds__(384, 1)
 attention_a4_bf16_d64_causal_128x64_s2_q1(
     const __grid_constant__ cudatma::TensorMap q_map,
@@ -897,7 +853,7 @@ attention_a4_bf16_d64_causal_128x64_s2_q1(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    // The shuffle lets ptxas know that the value is uniform in a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 
     Queries queries;
@@ -906,8 +862,8 @@ attention_a4_bf16_d64_causal_128x64_s2_q1(
     queries.attach(smem + Q_FULL_BARRIERS);
     staged.attach(smem + STAGED_BARRIERS);
     if (threadIdx.x == 0) {
-        // One thread loads them, another one stores what takes their place. All consumer threads release them: after an arrival for a
-        // whole warp racecheck reports the next tile's number.
+        // One thread loads the queries; the storing thread and all consumer threads release them. With one arrival per warp, racecheck
+        // would report a race on the tile's number.
         queries.init_barriers(1, 1 + 32 * CONSUMER_WARPS);
         staged.init_full_barriers(CONSUMER_WARPS);
     }

@@ -12,9 +12,6 @@
 // One stage holds
 //     4096 B  k 32 x 64 bfloat16, 128B swizzle
 //     4096 B  v 32 x 64 bfloat16, 128B swizzle
-// Shared memory, by offset
-//        0  k, 4096 B
-//     4096  v, 4096 B
 
 namespace cudatma {
 
@@ -23,33 +20,32 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible.
-// Return at once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
+// once unless this is a programmatic dependent launch.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel touches no global memory before this call.
-// The next kernel starts after this wait: whatever it reads before its own wait (weights, for example) was written by kernels that
-// have completed, or by this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
+// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// Divides 0 .. 2^31 - 1 by a number that the host knows, with one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
 struct Divisor {
-    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+    u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Between fp32 and the operands' 16-bit type, two values in a register ------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ float low_to_float(u32 pair) {
     return __uint_as_float(pair << 16);
 }
@@ -68,18 +64,17 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
 
 namespace cudatma {
 
-// ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 TILE_M = 32;   // queries of a CTA's tile
-constexpr u32 TILE_N = 32;   // keys of a block
-constexpr u32 HEAD_DIM = 64;   // of q and k
-constexpr u32 V_HEAD_DIM = 64;   // of v and the result
+// ---- Tile -----------------------------------------------------------------------------------------------------------
+constexpr u32 TILE_M = 32;   // queries per CTA
+constexpr u32 TILE_N = 32;   // keys per block
+constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // elements of a row of q and k, and of v and the result
 
-// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
-constexpr u32 K = 0;   // 4096 B
-constexpr u32 V = 4096;   // 4096 B
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
+constexpr u32 K = 0;                          // 4096 B
+constexpr u32 V = 4096;                       // 4096 B
 #define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
 
-// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+// The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
     u32 tiles_m;                    // heads of all sequences
     u32 tiles_n;                    // tiles of queries of each of them
@@ -109,14 +104,15 @@ struct Problem {
     u64 v_batch;                    // elements from one sequence of v to the next
 };
 
-// ---- Where a tile lies ----------------------------------------------------------------------------------------------
-// Queries from row0 on of a head of q, which sees the keys of a head of k and v; of one sequence of the batch.
+// ---- Tiles of queries -----------------------------------------------------------------------------------------------
+// A tile: queries of one sequence and one head of q, which begin with row0, and the head of k and v that they attend to.
 struct Place {
     u32 row0, head, kv_head, batch;
 };
 
-// Tiles are numbered in raster groups of heads, whose keys and values stay in L2: first the last queries of each of them, which see
-// the most keys. The last group has more heads, whose short tiles fill the gaps at the end.
+// Return the place of a tile. Tiles are numbered in raster groups of heads, whose keys and values stay in L2. Within a group, the last
+// queries of each head come first, because they see the most keys. The last group has more heads, whose short tiles fill the gaps at the
+// end.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 first_head = min(divide(tile, problem.by_raster_tiles) * problem.raster_heads, problem.last_group);
     const bool is_last = first_head == problem.last_group;
@@ -128,8 +124,7 @@ __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     return Place{row0, head, divide(head, problem.by_group), batch};
 }
 
-// ---- Which keys a row of q sees --------------------------------------------------------------------------------------
-// Row r sees keys first_key(r) to end_key(r) - 1.
+// ---- Masks: row r sees keys first_key(r) to end_key(r) - 1 ----------------------------------------------------------
 __device__ __forceinline__ int end_key(const Problem& problem, u32 row) {
     return min((int)problem.k_length, max(0, (int)(row + problem.upper)));
 }
@@ -143,7 +138,7 @@ struct Blocks {
     u32 begin, end;
 };
 
-// Return the blocks with a key that some row of the tile sees.
+// Return the blocks that contain a key that some row of the tile sees.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
@@ -151,10 +146,11 @@ __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place
 }
 
 constexpr u32 THREADS = 128;
-constexpr u32 PARTS = THREADS / TILE_M;                                      // threads that share a query
-constexpr u32 VECTORS = HEAD_DIM / 8 / PARTS, V_VECTORS = V_HEAD_DIM / 8 / PARTS;   // of a thread, 8 elements each
+constexpr u32 PARTS = THREADS / TILE_M;   // threads that share a query
+constexpr u32 VECTORS = HEAD_DIM / 8 / PARTS, V_VECTORS = V_HEAD_DIM / 8 / PARTS;   // vectors of 8 elements per thread
 static_assert(PARTS == 4, "sum_parts() adds up four lanes");
 
+// Convert 8 elements to fp32.
 __device__ __forceinline__ void to_floats(float (&values)[8], uint4 vector) {
     const u32 pairs[4] = {vector.x, vector.y, vector.z, vector.w};
 #pragma unroll
@@ -164,7 +160,7 @@ __device__ __forceinline__ void to_floats(float (&values)[8], uint4 vector) {
     }
 }
 
-// A block's rows of a head, Columns elements each, one after the other; rows outside are zero.
+// Copy the rows of a block. Rows after the first `rows` of the head are zero. All threads call it.
 template <u32 Columns>
 __device__ __forceinline__ void load_block(uint4* slot, const u16* head, u64 pitch, u32 row0, u32 rows) {
     for (u32 i = threadIdx.x; i < TILE_N * Columns / 8; i += THREADS) {
@@ -173,13 +169,14 @@ __device__ __forceinline__ void load_block(uint4* slot, const u16* head, u64 pit
     }
 }
 
+// Add up the values of the four threads that share a query.
 __device__ __forceinline__ float sum_parts(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 }  // namespace cudatma
 
-// Attention, scalar: loops over keys and values in shared memory. Four threads share a query: each has every fourth
+// Attention, version scalar: a loop over keys and values in shared memory. Four threads share a query, and each processes every fourth
 // vector of 8 elements.
 extern "C" __global__ void __launch_bounds__(128)
 attention_scalar_bf16_d64_causal_32x32_s1(
@@ -209,7 +206,7 @@ attention_scalar_bf16_d64_causal_32x32_s1(
     float maximum = -INF, sum = 0.0f;
     const int end = end_key(problem, row), first = first_key(problem, row);
     for (u32 block = blocks.begin; block < blocks.end; ++block) {
-        __syncthreads();   // all have read the block before
+        __syncthreads();   // all have read the previous block
         load_block<HEAD_DIM>(keys, k_head, problem.k_pitch, block * TILE_N, problem.k_length);
         load_block<V_HEAD_DIM>(values, v_head, problem.v_pitch, block * TILE_N, problem.k_length);
         __syncthreads();
@@ -229,7 +226,7 @@ attention_scalar_bf16_d64_causal_32x32_s1(
             scores[n] = at < end && at >= first ? score * problem.scale_log2 : -INF;
             highest = fmaxf(highest, scores[n]);
         }
-        // A query that has seen no key yet has sums of zeros, or of NaNs if it holds one: its scores, NaNs too, raise no maximum.
+        // The maximum of a query that has not seen a key is minus infinity, also if its scores are NaN.
         const float base = highest == -INF ? 0.0f : highest, rescale = exp2f(maximum - base);
         maximum = highest;
         sum *= rescale;

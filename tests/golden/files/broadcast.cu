@@ -13,13 +13,13 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer, which the other primitives take.
+// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer.
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8): each phase needs `count`
-// arrivals. Other threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
+// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -29,24 +29,16 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed. The thread may be suspended for a while
-// first. On a fresh barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done) : "r"(bar), "r"(parity) : "memory");
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: afterwards this thread
-// sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -71,97 +63,89 @@ __device__ __forceinline__ u32 mapa_shared_cluster(u32 addr, u32 rank) {
     return remote;
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once at a barrier of any CTA of the cluster; `bar` is from mapa_shared_cluster. PTX's default
+// [PTX ISA, mbarrier.arrive] Arrive once at a barrier of any CTA of the cluster. `bar` is from mapa_shared_cluster. The default
 // semantics, a release within this CTA, suffice to release a slot that was only read.
 __device__ __forceinline__ void mbarrier_arrive_shared_cluster(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(bar) : "memory");
 }
 
-// [PTX ISA, barrier.cluster] Arrive at the cluster's barrier, with release semantics. All threads of the cluster call it.
+// [PTX ISA, barrier.cluster] Arrive at the cluster's barrier with release semantics. All threads of the cluster call it.
 __device__ __forceinline__ void barrier_cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
 }
 
-// [PTX ISA, barrier.cluster] Wait, with acquire semantics, until all threads of the cluster have arrived.
+// [PTX ISA, barrier.cluster] Wait with acquire semantics until all threads of the cluster have arrived.
 __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk] Load `bytes` contiguous bytes at `src` to shared address `dst`; addresses and size are multiples of 16. One
-// thread calls it. `bar` counts the bytes.
-// Into every CTA of the cluster whose bit is set in `mask`, at the same offset. In each of them the barrier at the offset of `bar` counts
-// the bytes, and must expect them before.
+// [PTX ISA, cp.async.bulk] Load `bytes` contiguous bytes at `src` to shared address `dst`. One thread calls it. `bar` counts the
+// bytes. Addresses and size are multiples of 16.
+// Load into every CTA of the cluster whose bit is set in `mask`. Destination and barrier are at the same offsets in each of them, and each
+// barrier must expect the bytes.
 __device__ __forceinline__ void cp_async_bulk_load_multicast(u32 dst, const void* src, u32 bytes, u32 bar, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
-        :
-        : "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(bytes), "r"(bar), "h"(mask)
-        : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
+                 :: "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(bytes), "r"(bar), "h"(mask) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk] Store `bytes` bytes at shared address `src` to `dst`, as a part of this thread's current bulk group.
+// [PTX ISA, cp.async.bulk] Store `bytes` bytes at shared address `src` to `dst`, as part of this thread's current bulk group.
 __device__ __forceinline__ void cp_async_bulk_store(void* dst, u32 src, u32 bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
-                 :
-                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
-                 : "memory");
+                 :: "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.commit_group] Make one group of this thread's bulk stores and reductions since the last commit.
+// [PTX ISA, cp.async.bulk.commit_group] Make this thread's bulk stores and reductions since the last commit one group.
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.wait_group] Wait until at most Pending of this thread's groups have not written global memory. A group
-// belongs to the thread that issued it.
+// [PTX ISA, cp.async.bulk.wait_group] Wait until all but the last Pending of this thread's bulk groups have written global memory.
 template <u32 Pending>
 __device__ __forceinline__ void cp_async_bulk_wait_group() {
     asm volatile("cp.async.bulk.wait_group %0;" : : "n"(Pending) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.wait_group.read] Wait until at most Pending of this thread's groups have not read shared memory, which
-// may then be reused.
+// [PTX ISA, cp.async.bulk.wait_group.read] Wait until all but the last Pending of this thread's bulk groups have read shared memory,
+// which may then be overwritten.
 template <u32 Pending>
 __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Pending) : "memory");
 }
 
-// A ring of Stages slots in shared memory, filled by a producer and read by consumers.
+// A ring of Stages slots in shared memory that a producer fills and consumers read.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer's arrivals and bytes have come; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it fills the slot again. Each thread
-// keeps its position, `stage` and `phase`, in registers. Producer and consumers both start at (0, 0) and advance() once a slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
+// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
+// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes are exactly those that the loads deliver: with one byte more wait() never returns, with one less it may return
-// before the data. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the
-// slot. The forms with a slot number act on that slot in the current lap and leave `stage` alone.
+// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
+// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
+// Methods with a slot number act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    static constexpr u32 barrier_bytes = 16 * Stages;  // of shared memory at base_address, which is aligned to 8
+    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 stage;   // this thread's current slot
+    u32 phase;   // parity of the current lap
 
-    u32 base;   // full[0..Stages), then empty[0..Stages); 8 bytes each
-    u32 stage;  // the slot at which this thread is
-    u32 phase;  // parity of the current lap; toggles when `stage` wraps
-
-    // Start at slot 0 of the ring at base_address, and leave its barriers alone.
+    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach(), and may use the ring at once; the others may after a barrier that
-    // they share with this thread, of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that complete a
-    // slot. consumer_arrivals: calls of release*() that free it; in a cluster, those of all its CTAs.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
+    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
+    // release*() that free it, by all CTAs of the cluster.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
             mbarrier_init(empty_barrier(slot), consumer_arrivals);
         }
-        fence_mbarrier_init();   // the async proxy and the cluster see initialized barriers
+        fence_mbarrier_init();
     }
 
     // Return the barrier that counts the bytes of a slot's loads.
@@ -172,12 +156,12 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. The first lap finds every slot empty: on a fresh barrier the phase
-    // of parity 1 counts as completed.
+    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once, and let the slot be full when `bytes` more bytes have come. Call it before the loads.
+    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -185,7 +169,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Go to the next slot; the parity toggles when the ring wraps.
+    // Go to the next slot, and toggle the parity when the ring wraps.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -193,7 +177,7 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity, for callers that number the slots themselves.
+    // Toggle the parity. Callers that number the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
@@ -201,21 +185,21 @@ struct TmaPipeline {
 
 using namespace cudatma;
 
-constexpr u32 COPIES = 4;                 // CTAs of a cluster: each writes one copy
-constexpr u16 ALL_CTAS = 15;              // of the cluster, as a multicast mask
+constexpr u32 COPIES = 4;   // CTAs of a cluster: each writes one copy
+constexpr u16 ALL_CTAS = 15;   // multicast mask of the cluster
 constexpr u32 STAGES = 6;
-constexpr u32 STORES_IN_FLIGHT = 3;       // stores that may still read their slots
-constexpr u32 PART_BYTES = 4096;          // of a tile: what one CTA loads, for all of them
-constexpr u32 STAGE_BYTES = 16384;        // a tile: COPIES parts
-constexpr u32 BARRIERS = 98304;           // after the slots
+constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still read their slots
+constexpr u32 PART_BYTES = 4096;   // the part of a tile that one CTA loads for all
+constexpr u32 STAGE_BYTES = 16384;   // a tile: COPIES parts
+constexpr u32 BARRIERS = 98304;   // after the slots
 
-// COPIES destinations, `bytes` apart, = source; `bytes` is a multiple of 16. A cluster takes every gridDim.x / COPIES-th tile. Each
-// CTA loads its part of the tile and multicasts it to all CTAs, so that the tile is read from L2 once. Then each CTA stores the
-// whole tile to its copy.
+// Copy the source to COPIES destinations, which are `bytes` apart; `bytes` is a multiple of 16. A cluster processes every (gridDim.x /
+// COPIES)-th tile. Each CTA loads its part of a tile by multicast into all CTAs, so that the tile is read from L2 once, and then stores the
+// whole tile to its own destination.
 //
-// A CTA may send to a slot only after the receiver has expected the bytes. So each CTA first expects all bytes of the slot's next
-// tile at its own `full`, and then arrives at the slot's `empty` in every CTA; a sender waits at its `empty` for the arrivals of
-// all CTAs. In the first lap, the cluster barrier takes the place of `empty`.
+// A CTA may send to a slot only after the receiver has expected the bytes. Each CTA therefore expects all bytes of the slot's next tile at
+// its own `full` barrier, and then arrives at the slot's `empty` barrier in every CTA. A sender waits at its `empty` barrier for the
+// arrivals of all CTAs. In the first lap, the cluster barrier replaces `empty`.
 extern "C" __global__ void __launch_bounds__(32)
 broadcast(const u8* source, u8* destination, u64 bytes) {
     extern __shared__ __align__(128) u8 shared[];
@@ -223,16 +207,16 @@ broadcast(const u8* source, u8* destination, u64 bytes) {
     const u32 rank = cluster_ctarank();
     const u32 cluster = blockIdx.x / COPIES, clusters = gridDim.x / COPIES;
     const u32 tiles = static_cast<u32>((bytes + STAGE_BYTES - 1) / STAGE_BYTES);
-    const u32 own_tiles = cluster < tiles ? (tiles - cluster - 1) / clusters + 1 : 0;  // of the cluster
+    const u32 own_tiles = cluster < tiles ? (tiles - cluster - 1) / clusters + 1 : 0;   // tiles of this cluster
 
-    TmaPipeline<STAGES> load_ring, store_ring;   // the same ring: where this thread loads, and where it stores
+    TmaPipeline<STAGES> load_ring, store_ring;   // two positions in the same ring: of the next load and of the next store
     load_ring.attach(slots + BARRIERS);
     store_ring.attach(slots + BARRIERS);
 
-    const auto tile_begin = [&](u32 i) { return static_cast<u64>(cluster + i * clusters) * STAGE_BYTES; };   // of own tile i
-    const auto size_from = [&](u64 offset, u32 most) {
+    const auto tile_begin = [&](u32 i) { return static_cast<u64>(cluster + i * clusters) * STAGE_BYTES; };   // offset of the cluster's tile i
+    const auto size_from = [&](u64 offset, u32 max_bytes) {
         const u64 rest = offset < bytes ? bytes - offset : 0;
-        return rest < most ? static_cast<u32>(rest) : most;
+        return rest < max_bytes ? static_cast<u32>(rest) : max_bytes;
     };
     const auto expect = [&](u32 slot, u32 i) { load_ring.expect_tx(slot, size_from(tile_begin(i), STAGE_BYTES)); };
     const auto send = [&](u32 slot, u32 i) {
@@ -274,7 +258,7 @@ broadcast(const u8* source, u8* destination, u64 bytes) {
                 ++loads;
             }
         }
-        cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads, and the kernel must outlive the writes
+        cp_async_bulk_wait_group<0>();   // the CTA must not exit before TMA has read its shared memory, nor the kernel end before the writes
     }
-    // A CTA may exit before the others: it has received everything that they send to it, and all of their arrivals.
+    // A CTA may exit before the others: it has received all of their data and arrivals.
 }

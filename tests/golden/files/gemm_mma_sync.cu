@@ -12,11 +12,6 @@
 // One stage holds
 //     8192 B  a 128 x 32 float16, M-major, 128B swizzle
 //    16384 B  b 32 x 256 float16, K-major, 64B swizzle
-// Shared memory, by offset
-//        0  a, 32768 B
-//    32768  b, 65536 B
-//    98304  full_barriers, 32 B
-//    98336  empty_barriers, 32 B
 
 namespace cudatma {
 
@@ -25,18 +20,17 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
-// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
 
-// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer, which the other primitives take.
+// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer.
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas reads the register again rather than keep the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -46,59 +40,53 @@ __device__ __forceinline__ u32 laneid() {
 // [PTX ISA, elect.sync] Return true in exactly one lane. All 32 lanes of the warp call it.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "elect.sync _|p, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(elected));
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
     return elected != 0;
 }
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible.
-// Return at once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
+// once unless this is a programmatic dependent launch.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, setmaxnreg] Raise the registers per thread of this warpgroup to Registers (24..256, a multiple of 8). Wait until
-// the CTA's pool has them.
+// [PTX ISA, setmaxnreg] Raise this warpgroup to Registers registers per thread (24..256, a multiple of 8), and wait until the CTA's
+// pool has enough.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
-// [PTX ISA, setmaxnreg] Lower the registers per thread of this warpgroup to Registers; the rest returns to the CTA's pool.
+// [PTX ISA, setmaxnreg] Lower this warpgroup to Registers registers per thread, and return the others to the CTA's pool.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
 // [PTX ISA, membar / fence, .proxy.async] Order this thread's ordinary accesses to shared memory before later accesses of the
-// async proxy: TMA stores, wgmma operands, and TMA loads into a slot that ordinary stores wrote.
+// async proxy: reads by TMA stores and wgmma, and TMA loads that overwrite the data.
 __device__ __forceinline__ void fence_proxy_async_shared_cta() {
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
 
-// [PTX ISA, membar / fence, .acq_rel.cta] Order this thread's memory accesses within the CTA. ptxas may otherwise issue an
-// mbarrier.arrive while earlier ld.shared are in flight.
+// [PTX ISA, membar / fence, .acq_rel.cta] Order this thread's memory accesses within the CTA. Without it ptxas may issue an
+// mbarrier.arrive while an earlier ld.shared is in flight.
 __device__ __forceinline__ void fence_acq_rel_cta() {
     asm volatile("fence.acq_rel.cta;" : : : "memory");
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8): each phase needs `count`
-// arrivals. Other threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
+// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once, with release semantics: threads that wait see this thread's earlier writes.
+// [PTX ISA, mbarrier.arrive] Arrive once with release semantics: waiting threads see this thread's earlier writes.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
@@ -108,24 +96,16 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed. The thread may be suspended for a while
-// first. On a fresh barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done) : "r"(bar), "r"(parity) : "memory");
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: afterwards this thread
-// sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -136,89 +116,77 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at (c0, c1, ..), counted in elements, c0 innermost, to shared address `dst`
-// (aligned to 128 bytes, to 1024 under the 128-byte swizzle). One thread calls it. Elements outside of the tensor are filled.
-// `bar` counts the bytes of the whole box.
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4, %5}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5}], [%2];"
+                 :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers: lanes 8 i .. 8 i + 7 hold the shared addresses
-// (aligned to 16) of the rows of matrix i; lane l receives in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
-// _trans transposes them.
+// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
+// the rows of matrix i, aligned to 16. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(addr)
-                 : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
 }
 
 __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(addr)
-                 : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
 }
 
-// [PTX ISA, mma.m16n8k16] d += a b for a warp: a is 16 x 16 by rows, b 16 x 8 by columns, both f16 in 32-bit words; d is
-// 16 x 8 fp32. Lane l holds d[0..1] at row l / 4, columns 2 (l % 4) + 0..1, and d[2..3] eight rows below.
+// [PTX ISA, mma.m16n8k16] Compute d += a b for a warp: a is 16 x 16, b is 16 x 8, both f16; d is 16 x 8 in fp32. In d[0..1],
+// lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; in d[2..3], those columns of row l / 4 + 8.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
         " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// A ring of Stages slots in shared memory, filled by a producer and read by consumers.
+// A ring of Stages slots in shared memory that a producer fills and consumers read.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer's arrivals and bytes have come; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it fills the slot again. Each thread
-// keeps its position, `stage` and `phase`, in registers. Producer and consumers both start at (0, 0) and advance() once a slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
+// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
+// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes are exactly those that the loads deliver: with one byte more wait() never returns, with one less it may return
-// before the data. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the
-// slot. The forms with a slot number act on that slot in the current lap and leave `stage` alone.
+// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
+// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
+// Methods with a slot number act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    static constexpr u32 barrier_bytes = 16 * Stages;  // of shared memory at base_address, which is aligned to 8
+    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 stage;   // this thread's current slot
+    u32 phase;   // parity of the current lap
 
-    u32 base;   // full[0..Stages), then empty[0..Stages); 8 bytes each
-    u32 stage;  // the slot at which this thread is
-    u32 phase;  // parity of the current lap; toggles when `stage` wraps
-
-    // Attach to the ring and initialize its barriers. All threads of the CTA call it; it ends in __syncthreads(). In a cluster, a
-    // cluster barrier must follow before a CTA uses the barriers of another one.
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA call it. In a cluster, a cluster
+    // barrier must follow before a CTA uses the barriers of another one.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, and leave its barriers alone.
+    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach(), and may use the ring at once; the others may after a barrier that
-    // they share with this thread, of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that complete a
-    // slot. consumer_arrivals: calls of release*() that free it; in a cluster, those of all its CTAs.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
+    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
+    // release*() that free it, by all CTAs of the cluster.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
             mbarrier_init(empty_barrier(slot), consumer_arrivals);
         }
-        fence_mbarrier_init();   // the async proxy and the cluster see initialized barriers
+        fence_mbarrier_init();
     }
 
     // Return the barrier that counts the bytes of a slot's loads.
@@ -229,12 +197,12 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. The first lap finds every slot empty: on a fresh barrier the phase
-    // of parity 1 counts as completed.
+    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once, and let the slot be full when `bytes` more bytes have come. Call it before the loads.
+    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -242,19 +210,19 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once after reading the slot. The fence keeps the arrival behind the reads, which ptxas alone does not: TMA could
-    // refill the slot under them.
+    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival, which ptxas does not guarantee: TMA
+    // could refill the slot while the reads are in flight.
     __device__ __forceinline__ void release(u32 slot) const {
         fence_acq_rel_cta();
         mbarrier_arrive(empty_barrier(slot));
     }
     __device__ __forceinline__ void release() const { release(stage); }
 
-    // Consumer: arrive once without a fence. Correct only if instructions issued before the call have used every value that was read
-    // from the slot; then no read can be in flight. A loop that releases each slot one iteration after it read it has that property.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight:
+    // release a slot one iteration after reading it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
-    // Go to the next slot; the parity toggles when the ring wraps.
+    // Go to the next slot, and toggle the parity when the ring wraps.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -262,26 +230,25 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity, for callers that number the slots themselves.
+    // Toggle the parity. Callers that number the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel touches no global memory before this call.
-// The next kernel starts after this wait: whatever it reads before its own wait (weights, for example) was written by kernels that
-// have completed, or by this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
+// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// Divides 0 .. 2^31 - 1 by a number that the host knows, with one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
 struct Divisor {
-    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+    u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Between fp32 and the operands' 16-bit type, two values in a register ------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -292,36 +259,36 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
 
 namespace cudatma {
 
-// ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 TILE_M = 128;     // of a CTA's tile
-constexpr u32 TILE_N = 256;
-constexpr u32 TILE_K = 32;      // of one stage
+// ---- Tile -----------------------------------------------------------------------------------------------------------
+constexpr u32 TILE_M = 128, TILE_N = 256;   // rows and columns of C per CTA
+constexpr u32 TILE_K = 32;   // K per stage
 constexpr u32 STAGES = 4;
 constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
-constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = true;   // else M-major, N-major
+constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = true;   // otherwise M-major, N-major
 
-// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
-constexpr u32 A = 0;   // 32768 B
-constexpr u32 B = 32768;   // 65536 B
-constexpr u32 FULL_BARRIERS = 98304;   // 32 B
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
+constexpr u32 A = 0;                          // 32768 B
+constexpr u32 B = 32768;                      // 65536 B
+constexpr u32 FULL_BARRIERS = 98304;          // 32 B
 
-// ---- Slots: STAGES of each operand --------------------------------------------------------------------------------------
+// ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // of A and B
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
-constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
-constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: of an N-major one whole boxes
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle: bytes and elements
+constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // box of an M-major or N-major operand: SPAN of M or N, all of the stage's K
+constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: an N-major operand takes whole boxes
 constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * TILE_K * ELEMENT_BYTES;
-constexpr u32 K_ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // of a K-major operand: a row of a box, in a swizzle as wide
-constexpr u32 WARPS_M = 2, WARPS_N = 4;   // that divide the tile
+constexpr u32 K_ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // row of a box of a K-major operand, and width of its swizzle
+constexpr u32 WARPS_M = 2, WARPS_N = 4;   // warps that divide the tile
 constexpr u32 WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
-constexpr u32 CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;   // of a thread
+constexpr u32 CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;   // per thread
 
-// ---- Fragments --------------------------------------------------------------------------------------------------------
-// An operand's fragment is 16 of its rows (M, or N) x 32 bytes of K, four matrices of ldmatrix. lane_address(): where a lane reads its
-// row of 16 bytes of the first fragment, in slot 0. row0: the warp's first row of the operand. Lanes 8..15 have the other rows,
-// lanes 16..31 the other half of K. The swizzle has 16-byte chunk c of row r at c ^ (r % 8), or at c ^ (r / 2 % 4) where rows are
-// 64 bytes.
+// ---- Fragments ------------------------------------------------------------------------------------------------------
+// A fragment of an operand is 16 rows (of M or N) by 32 bytes of K: four matrices of ldmatrix.
+//
+// Return the address of the 16 bytes that a lane passes to ldmatrix for the first fragment in slot 0. row0: the warp's first row of the
+// operand. Lanes 8 to 15 pass rows 8 to 15, lanes 16 to 31 the second half of K. The swizzle moves 16-byte chunk c of row r to c ^ (r % 8),
+// or to c ^ (r / 2 % 4) if rows are 64 bytes long.
 template <bool IsKMajor>
 __device__ __forceinline__ u32 lane_address(u32 slots, u32 row0, u32 lane) {
     if constexpr (IsKMajor) {
@@ -333,11 +300,12 @@ __device__ __forceinline__ u32 lane_address(u32 slots, u32 row0, u32 lane) {
     }
 }
 
-// The two halves of a row of an mma's B are neighboring registers: lanes 8..15 have the other half of K, 16..31 the other rows.
+// Permute the lanes for operand B, whose two halves of K are adjacent registers: lanes 8 to 15 pass the second half of K, 16 to 31 rows 8
+// to 15.
 __device__ __forceinline__ u32 lane_of_b(u32 lane) { return (lane & 7) | (lane << 1 & 16) | (lane >> 1 & 8); }
 
-// address: lane_address() in the slot. A step along K, or a fragment of an M-major or N-major operand, is two chunks further:
-// bits 5 and 6 of the address.
+// Load a fragment. address: lane_address() in the slot. A step along K, or a fragment of an M-major or N-major operand, moves by two
+// chunks: bits 5 and 6 of the address.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 address, u32 fragment, u32 step) {
     if constexpr (IsKMajor) {
@@ -349,17 +317,17 @@ __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 address, u32 frag
     }
 }
 
-constexpr u32 STEPS = TILE_K * ELEMENT_BYTES / 32;   // MMAs along K of a stage
-constexpr u32 FRAGMENTS_16 = WARP_M / 16, FRAGMENTS_8 = WARP_N / 8;   // of a warp, along M and along N
-constexpr u32 FRAGMENT_STRIDE_M = 16;   // from the rows of one fragment to those of the next
+constexpr u32 STEPS = TILE_K * ELEMENT_BYTES / 32;   // MMAs along the K of a stage
+constexpr u32 FRAGMENTS_16 = WARP_M / 16, FRAGMENTS_8 = WARP_N / 8;   // fragments of a warp along M and N
+constexpr u32 FRAGMENT_STRIDE_M = 16;   // rows from one fragment to the next
 
-// What a warp multiplies in one step.
+// The operands of one step.
 struct Fragments {
     u32 a[FRAGMENTS_16][4];
-    u32 b[FRAGMENTS_8 / 2][4];   // of 16 columns
+    u32 b[FRAGMENTS_8 / 2][4];   // 16 columns each
 };
 
-// a, b: lane addresses in the slot.
+// Load the operands of a step. a, b: lane addresses in the slot.
 __device__ __forceinline__ void load_fragments(Fragments& to, u32 a, u32 b, u32 step) {
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m) load_fragment<A_IS_K_MAJOR, TILE_M>(to.a[m], a, m, step);
@@ -367,10 +335,10 @@ __device__ __forceinline__ void load_fragments(Fragments& to, u32 a, u32 b, u32 
     for (u32 n = 0; n < FRAGMENTS_8 / 2; ++n) load_fragment<B_IS_K_MAJOR, TILE_N>(to.b[n], b, n, step);
 }
 
-// ---- Products ---------------------------------------------------------------------------------------------------------
-// A lane holds, of rows lane / 4 and lane / 4 + 8 of 16, columns 2 (lane % 4) and the next of every 8.
+// ---- Products -------------------------------------------------------------------------------------------------------
+// In each fragment of 16 x 8, a lane holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 
-// A warp's accumulators: fragments of 16 x 8 values, four a lane.
+// A warp's accumulators: fragments of 16 x 8 values, four per lane.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
@@ -389,11 +357,10 @@ __device__ __forceinline__ void multiply(Accumulators& acc, const Fragments& by)
             mma_m16n8k16_f16(acc[m][n], by.a[m], by.b[n / 2][n % 2 * 2], by.b[n / 2][n % 2 * 2 + 1]);
 }
 
-// ---- Results ----------------------------------------------------------------------------------------------------------
+// ---- Problem and results --------------------------------------------------------------------------------------------
+typedef u16 Out;   // element of C (its bits)
 
-typedef u16 Out;   // bits of an element of the result
-
-// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+// The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
     u32 m;                          // rows of the result
     u32 n;                          // columns of the result
@@ -414,25 +381,23 @@ struct Problem {
     u64 output_batch;               // elements from one matrix of the result to the next
 };
 
-// Where a tile, or a part of it, begins in C, and in which matrix of the batch.
+// The first row and column of a tile, or of a part of it, and its matrix in the batch.
 struct Place {
     u32 row0, column0, batch;
 };
 
-// Return where a tile begins. tile_m counts the tiles of all matrices of the batch in turn. In a cluster of ClusterM x ClusterN CTAs, tile_m
-// and tile_n are those of the cluster, and rank is the CTA's.
-template <u32 ClusterM = 1, u32 ClusterN = 1>
-__device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
-    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * ClusterM;
-    return Place{(along_m + rank % ClusterM) * TILE_M, (tile_n * ClusterN + rank % ClusterN) * TILE_N, batch};
+// Return the place of a tile. tile_m runs over all matrices of the batch.
+__device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n) {
+    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m);
+    return Place{(tile_m - batch * problem.matrix_tiles_m) * TILE_M, tile_n * TILE_N, batch};
 }
 
-// Where the results go, and the arrays that the epilogue applies.
+// The output and the operands of the epilogue, in global memory.
 struct Result {
     Out* output;
 };
 
-// Store 16 bytes of a row of the result.
+// Store 16 bytes of a row of the result. Elements outside the result are not stored.
 template <typename Element>
 __device__ __forceinline__ void store_vector(const Problem& problem, Element* output, uint4 values, u32 row, u32 column) {
     constexpr u32 COLUMNS = 16 / sizeof(Element);
@@ -440,7 +405,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     Element* target = output + row * problem.output_pitch + column;
     if (problem.output_vectors && column + COLUMNS <= problem.n) {
         *(uint4*)target = values;
-    } else {   // a row that is not 16-byte aligned, or the last columns
+    } else {   // an unaligned row, or the last columns
         const u32 words[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
         for (u32 i = 0; i < COLUMNS; ++i) {
@@ -451,20 +416,20 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-// Bits of `ones` where the mask has ones, of `zeros` elsewhere. A condition of the lane would make the compiler part the lanes.
+// Return the bits of `ones` where the mask has ones, and the bits of `zeros` elsewhere. A condition on the lane would become a branch.
 __device__ __forceinline__ u32 select(u32 mask, u32 ones, u32 zeros) { return (ones & mask) | (zeros & ~mask); }
 
-// The lanes whose numbers differ by Distance exchange: the lower one's `high` for the upper one's `low`.
+// Exchange `high` of the lower lane for `low` of the upper lane, in pairs of lanes whose numbers differ by Distance.
 template <u32 Distance>
 __device__ __forceinline__ void exchange(u32& low, u32& high, u32 lane) {
-    const u32 upper = 0 - (lane / Distance & 1);   // all ones in the upper one
+    const u32 upper = 0 - (lane / Distance & 1);   // all ones in the upper lane
     const u32 other = __shfl_xor_sync(0xffffffffu, select(upper, low, high), Distance);
     low = select(upper, other, low);
     high = select(upper, high, other);
 }
 
-// Four lanes hold 8 columns of a row, two each. Fragments side by side, transposed among these lanes, are a vector of 16 bytes
-// for each of them. No shared memory is needed, which the ring has to itself. place: of the warp.
+// Store a warp's part of a tile with 16-byte stores. Four lanes hold the 8 columns of a row of a fragment; transposing adjacent fragments
+// among them gives each lane a vector of 16 bytes without shared memory. place: the place of the part.
 __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, const Place& place, u32 lane) {
     Out* output = result.output + place.batch * problem.output_batch;
 #pragma unroll
@@ -473,7 +438,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
         for (u32 half = 0; half < 2; ++half) {   // rows 0..7, 8..15
             const u32 row = place.row0 + FRAGMENT_STRIDE_M * m + 8 * half + lane / 4;
 #pragma unroll
-            for (u32 n = 0; n < FRAGMENTS_8; n += 4) {   // a lane gets the 8 columns of one of the four
+            for (u32 n = 0; n < FRAGMENTS_8; n += 4) {   // a lane receives the 8 columns of one fragment of four
                 u32 pairs[4];
 #pragma unroll
                 for (u32 i = 0; i < 4; ++i) pairs[i] = to_pair(acc[m][n + i][2 * half], acc[m][n + i][2 * half + 1]);
@@ -488,9 +453,9 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
 
 using Ring = TmaPipeline<STAGES>;
 
-// ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
-// K-major: boxes of a span of K, all rows. M-major or N-major: boxes of SPAN rows, transposed, all of the stage's K. Of A no more rows
-// than it has, since TMA fills slower than it reads; under a swizzle narrower boxes have the same pitch.
+// ---- Loads: elements outside the tensors are zero -------------------------------------------------------------------
+// Load a stage of one operand. K-major: boxes of SPAN elements of K and all rows. M-major or N-major: boxes of SPAN rows and all of the
+// stage's K. The boxes of A have no more rows than A, because TMA fills slower than it reads.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
     if constexpr (IsKMajor) {
@@ -504,7 +469,7 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
     }
 }
 
-// Zero-fill the rows of A's slots that TMA does not load: wgmma reads them. All threads call it before a barrier of the CTA.
+// Zero-fill the rows of A's slots that TMA does not load: wgmma reads them. All threads call it, and a barrier of the CTA follows.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
     constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
@@ -516,24 +481,24 @@ __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem)
     fence_proxy_async_shared_cta();   // wgmma reads the zeros through the async proxy
 }
 
-// The tensor maps of the loads.
 struct Maps {
     const TensorMap *a, *b;
 };
 
-// Load stage k of a tile into the ring's slot. One thread calls it.
+// Load stage k of a tile into the current slot. One thread calls it.
 __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place) {
     ring.expect_tx(problem.stage_bytes);
     load_box<A_IS_K_MAJOR, TILE_M>(smem + A + ring.stage * A_STAGE_BYTES, maps.a, ring.get_barrier(), k * TILE_K, place.row0, place.batch);
     load_box<B_IS_K_MAJOR, TILE_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * TILE_K, place.column0, place.batch);
 }
 
-// Stages k_begin .. k_end - 1 of an output tile.
+// Stages k_begin to k_end - 1 of an output tile.
 struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
-// ---- Tiles to CTAs: whole tiles, in turn --------------------------------------------------------------------------------
+// ---- Tiles to CTAs: whole tiles -------------------------------------------------------------------------------------
+// Each work range takes every work_ranges-th tile.
 struct WorkQueue {
     u32 tile, tiles;
 
@@ -547,8 +512,8 @@ struct WorkQueue {
     }
 };
 
-// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
-// that run at the same time share operands in L2.
+// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group, so
+// that CTAs that run at the same time share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -557,7 +522,7 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
-// The same work stage by stage, for the producer.
+// The stages of a queue's work units, one after the other. The producer loads them in this order.
 struct StageCursor {
     WorkQueue queue;
     WorkUnit unit;
@@ -566,6 +531,7 @@ struct StageCursor {
     __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
         : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
 
+    // Go to the next stage. Return false if there is none.
     __device__ __forceinline__ bool next(const Problem& problem) {
         if (++k < unit.k_end) return true;
         if (!queue.next(problem, unit)) return false;
@@ -576,7 +542,7 @@ struct StageCursor {
 };
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Goes on to the next tile while the consumers still store this one.
+// Load one tile after the other, without waiting until the consumers have stored the previous one.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps) {
     for (StageCursor at(problem, blockIdx.x); at.next(problem); ring.advance()) {
         ring.acquire();
@@ -585,11 +551,11 @@ __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-// Where a warp's part of the CTA's tile begins. The consumers are the first warps.
+// Return the first row and the first column of a consumer warp's part of the tile.
 __device__ __forceinline__ u32 row0_of(u32 warp) { return warp % WARPS_M * WARP_M; }
 __device__ __forceinline__ u32 column0_of(u32 warp) { return warp / WARPS_M * WARP_N; }
 
-// Where a lane reads in slot 0.
+// The addresses from which a lane reads slot 0.
 struct LaneAddresses {
     u32 a, b;
     __device__ __forceinline__ LaneAddresses(u32 smem, u32 warp, u32 lane)
@@ -601,9 +567,8 @@ __device__ __forceinline__ void load_step(Fragments& to, const LaneAddresses& fr
     load_fragments(to, from.a + slot * A_STAGE_BYTES, from.b + slot * B_STAGE_BYTES, step);
 }
 
-// The products of a stage. The fragments of a step are loaded before the products of the step before; those of step 0 are in
-// fragments[0]. The slot of the stage before is released amid the products of this one, when all that was read from it has been
-// used.
+// Multiply a stage. The fragments of a step are loaded before the products of the previous step; those of step 0 are in fragments[0]. The
+// previous stage's slot is released during the products of this stage, when all values read from it have been used.
 template <bool IsLast>
 __device__ __forceinline__ void multiply_stage(Accumulators& acc, Fragments (&fragments)[2], Ring& ring, const LaneAddresses& from,
                                                bool is_first, u32& previous) {
@@ -633,7 +598,7 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const Wo
 #pragma unroll 1
     for (; k + 1 < unit.k_end; ++k) multiply_stage<false>(acc, fragments, ring, from, k == unit.k_begin, previous);
     multiply_stage<true>(acc, fragments, ring, from, k == unit.k_begin, previous);
-    // ptxas may move products of the last stage over the arrival: the fence is what waits for all reads.
+    // Release with a fence: ptxas may move products of the last stage, and their reads, after the arrival.
     __syncwarp();
     if (laneid() == 0) ring.release(previous);
 }
@@ -645,7 +610,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
         Accumulators acc;
         clear(acc);
         mainloop(acc, ring, unit, from);
-        // Where the results go is computed only here: the main loop needs the registers.
+        // The place of the results is computed after the main loop, which needs the registers.
         const u32 warp = threadIdx.x / 32;
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
@@ -657,8 +622,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
 }
 }  // namespace cudatma
 
-// C = A B by mma.sync, for GPUs without wgmma: a warp of its own loads by TMA; as many CTAs as run at a time, each with one
-// tile after the other.
+// C = A B by mma.sync, for GPUs without wgmma: a producer warp loads by TMA. Persistent CTAs, each with one tile after the other.
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_mma_sync_f16_cc_128x256x32_w2_s4(
     const __grid_constant__ cudatma::TensorMap a_map,
@@ -668,7 +632,7 @@ gemm_mma_sync_f16_cc_128x256x32_w2_s4(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    // The shuffle lets ptxas know that the value is uniform in a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 
     clear_unloaded(problem, smem);

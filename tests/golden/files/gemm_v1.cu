@@ -12,10 +12,6 @@
 // One stage holds
 //    16384 B  a 128 x 64 float16, K-major, 128B swizzle
 //    32768 B  b 64 x 256 float16, N-major, 128B swizzle
-// Shared memory, by offset
-//        0  a, 49152 B
-//    49152  b, 98304 B
-//   147456  staging, 16384 B
 
 namespace cudatma {
 
@@ -24,71 +20,66 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer, which the other primitives take.
+// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer.
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas reads the register again rather than keep the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
     return lane;
 }
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible.
-// Return at once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
+// once unless this is a programmatic dependent launch.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
 // [PTX ISA, membar / fence, .proxy.async] Order this thread's ordinary accesses to shared memory before later accesses of the
-// async proxy: TMA stores, wgmma operands, and TMA loads into a slot that ordinary stores wrote.
+// async proxy: reads by TMA stores and wgmma, and TMA loads that overwrite the data.
 __device__ __forceinline__ void fence_proxy_async_shared_cta() {
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
 
-// [PTX ISA, cp.async] Copy 16 bytes from global memory to shared address `dst`, bypassing L1. Only the first `src_bytes` (0..16)
-// are read; the rest is zero. Both addresses are aligned to 16.
+// [PTX ISA, cp.async] Copy 16 bytes from global memory to shared address `dst`, bypassing L1. Only the first `src_bytes` (0..16) are
+// read; the rest is zero. Both addresses are aligned to 16.
 __device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :
-                 : "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(src_bytes)
-                 : "memory");
+                 :: "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(src_bytes) : "memory");
 }
 
-// [PTX ISA, cp.async.commit_group] Make one group of this thread's cp.asyncs since the last commit.
+// [PTX ISA, cp.async.commit_group] Make this thread's cp.async operations since the last commit one group.
 __device__ __forceinline__ void cp_async_commit_group() {
     asm volatile("cp.async.commit_group;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.wait_group] Wait until at most Pending of this thread's groups have not completed.
+// [PTX ISA, cp.async.wait_group] Wait until all but the last Pending of this thread's cp.async groups have completed.
 template <u32 Pending>
 __device__ __forceinline__ void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" : : "n"(Pending) : "memory");
 }
 
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers: lanes 8 i .. 8 i + 7 hold the shared addresses
-// (aligned to 16) of the rows of matrix i; lane l has in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
-// _trans transposes them.
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
+// the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
+                 :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
-// swizzle: 0 none, 1 128B, 2 64B, 3 32B; a tensor map numbers them the other way round.
-// K-major rows under a swizzle: stride_bytes leads from 8 rows to the next 8; leading_bytes is not used. The next k16 step is 32
-// bytes further, which adds 2 to the descriptor.
-// M-major or N-major rows (a transposed operand): stride_bytes leads from 8 of K to the next 8, leading_bytes from 64 of M or N to
-// the next 64.
+// swizzle: 0 none, 1 128B, 2 64B, 3 32B (tensor maps number them in reverse).
+// K-major with a swizzle: stride_bytes is the distance of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2 to the
+// descriptor.
+// M-major or N-major (transposed): stride_bytes is the distance of 8 elements of K, leading_bytes the distance of
+// 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
@@ -99,33 +90,32 @@ __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.commit_group] Make one group of the wgmmas since the last commit.
+// [PTX ISA, wgmma.commit_group] Make the wgmmas since the last commit one group.
 __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups are in flight.
+// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups of wgmmas are in flight.
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel touches no global memory before this call.
-// The next kernel starts after this wait: whatever it reads before its own wait (weights, for example) was written by kernels that
-// have completed, or by this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
+// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// Divides 0 .. 2^31 - 1 by a number that the host knows, with one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
 struct Divisor {
-    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+    u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Between fp32 and the operands' 16-bit type, two values in a register ------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -136,8 +126,7 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
 __device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
-                 : "r"(smem) : "memory");
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
     return values;
 }
 
@@ -145,45 +134,41 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 
 namespace cudatma {
 
-// ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 TILE_M = 128;     // of a CTA's tile
-constexpr u32 TILE_N = 256;
-constexpr u32 TILE_K = 64;      // of one stage
+// ---- Tile -----------------------------------------------------------------------------------------------------------
+constexpr u32 TILE_M = 128, TILE_N = 256;   // rows and columns of C per CTA
+constexpr u32 TILE_K = 64;   // K per stage
 constexpr u32 STAGES = 3;
 constexpr u32 THREADS = 256;
-constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = false;   // else M-major, N-major
+constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = false;   // otherwise M-major, N-major
 
-// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
-constexpr u32 A = 0;   // 49152 B
-constexpr u32 B = 49152;   // 98304 B
-constexpr u32 STAGING = 147456;   // 16384 B
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
+constexpr u32 A = 0;                          // 49152 B
+constexpr u32 B = 49152;                      // 98304 B
+constexpr u32 STAGING = 147456;               // 16384 B
 
-// ---- Slots: STAGES of each operand --------------------------------------------------------------------------------------
+// ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // of A and B
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
-constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
-constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: of an N-major one whole boxes
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle: bytes and elements
+constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // box of an M-major or N-major operand: SPAN of M or N, all of the stage's K
+constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: an N-major operand takes whole boxes
 constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * TILE_K * ELEMENT_BYTES;
-constexpr u32 WARPGROUPS = 2;    // along M
-constexpr u32 WARPGROUP_M = TILE_M / WARPGROUPS;   // in wgmmas of 64 rows
-constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+constexpr u32 WARPGROUPS = 2, WARPGROUP_M = TILE_M / WARPGROUPS;   // warpgroups that divide a tile's rows; rows of each
+constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
 
-// ---- Products ---------------------------------------------------------------------------------------------------------
-// A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
-constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = TILE_N / 8;   // of a warp, along M and along N
-constexpr u32 FRAGMENT_STRIDE_M = 64;   // from the rows of one fragment to those of the next
+// ---- Products -------------------------------------------------------------------------------------------------------
+// In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
+constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = TILE_N / 8;   // fragments of a warp along M and N
+constexpr u32 FRAGMENT_STRIDE_M = 64;   // rows from one fragment to the next
 
-// A warp's accumulators: fragments of 16 x 8 values, four a lane.
+// A warp's accumulators: fragments of 16 x 8 values, four per lane.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
-constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // of one wgmma
+constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // K of one wgmma
 
-// [PTX ISA, wgmma.mma_async] d += a b; d = a b, whatever d was, where `accumulates` is false. From wgmma_fence to wgmma_wait_group nothing else
-// may touch d.
+// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. a and b are matrix descriptors. No other
+// instruction may access d between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss_nt(float (&d)[32][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %130, 0;\n"
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
@@ -193,8 +178,7 @@ __device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss_nt(float (&d)[32][4]
         "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
         "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
         "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-        "}, %128, %129, p, 1, 1, 0, 1;\n"
-        "}"
+        "}, %128, %129, p, 1, 1, 0, 1;\n}"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
           "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
           "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
@@ -207,7 +191,7 @@ __device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss_nt(float (&d)[32][4]
         : "memory");
 }
 
-// Return the offset in bytes of row `row` and column k in an operand's slot.
+// Return the offset in bytes of element k of row `row` in an operand's slot.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ constexpr u32 operand_offset(u32 row, u32 k) {
     return IsKMajor ? (k / SPAN * Rows + row) * SPAN_BYTES + ELEMENT_BYTES * (k % SPAN) : row / SPAN * MN_BOX_BYTES + k * SPAN_BYTES;
@@ -219,23 +203,24 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Return the descriptor of what is `bytes` further: one addition, because the low bits of a descriptor are the address without its last four
-// bits, which does not overflow in shared memory.
+// Return a descriptor moved by `bytes`. One addition is enough: the low bits of a descriptor are the address in units of 16 bytes, and a
+// shared address does not overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
 }
 
-// Return the descriptor of a warpgroup's rows of A in a slot; b_descriptor(): that of B.
+// Return the matrix descriptor of a warpgroup's rows of A in a slot.
 __device__ __forceinline__ u64 a_descriptor(u32 smem, u32 slot, u32 warpgroup) {
     const u32 rows = operand_offset<A_IS_K_MAJOR, TILE_M>(warpgroup * WARPGROUP_M, 0);
     return advanced(operand_descriptor<A_IS_K_MAJOR>(smem + A + rows), slot * A_STAGE_BYTES);
 }
 
+// Return the matrix descriptor of B in a slot.
 __device__ __forceinline__ u64 b_descriptor(u32 smem, u32 slot) {
     return advanced(operand_descriptor<B_IS_K_MAJOR>(smem + B), slot * B_STAGE_BYTES);
 }
 
-// Issue the products of a slot as one commit group. They replace the sums unless `accumulates`.
+// Issue the products of a slot as one commit group. They replace the accumulators unless `accumulates`.
 __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, u32 warpgroup, bool accumulates) {
     const u64 a = a_descriptor(smem, slot, warpgroup), b = b_descriptor(smem, slot);
     wgmma_fence();
@@ -248,11 +233,10 @@ __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, 
     wgmma_commit_group();
 }
 
-// ---- Results ----------------------------------------------------------------------------------------------------------
+// ---- Problem and results --------------------------------------------------------------------------------------------
+typedef u16 Out;   // element of C (its bits)
 
-typedef u16 Out;   // bits of an element of the result
-
-// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+// The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
     u32 m;                          // rows of the result
     u32 n;                          // columns of the result
@@ -275,25 +259,23 @@ struct Problem {
     u64 b_batch;                    // elements from one matrix of B to the next
 };
 
-// Where a tile, or a part of it, begins in C, and in which matrix of the batch.
+// The first row and column of a tile, or of a part of it, and its matrix in the batch.
 struct Place {
     u32 row0, column0, batch;
 };
 
-// Return where a tile begins. tile_m counts the tiles of all matrices of the batch in turn. In a cluster of ClusterM x ClusterN CTAs, tile_m
-// and tile_n are those of the cluster, and rank is the CTA's.
-template <u32 ClusterM = 1, u32 ClusterN = 1>
-__device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
-    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * ClusterM;
-    return Place{(along_m + rank % ClusterM) * TILE_M, (tile_n * ClusterN + rank % ClusterN) * TILE_N, batch};
+// Return the place of a tile. tile_m runs over all matrices of the batch.
+__device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n) {
+    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m);
+    return Place{(tile_m - batch * problem.matrix_tiles_m) * TILE_M, tile_n * TILE_N, batch};
 }
 
-// Where the results go, and the arrays that the epilogue applies.
+// The output and the operands of the epilogue, in global memory.
 struct Result {
     Out* output;
 };
 
-// Store 16 bytes of a row of the result.
+// Store 16 bytes of a row of the result. Elements outside the result are not stored.
 template <typename Element>
 __device__ __forceinline__ void store_vector(const Problem& problem, Element* output, uint4 values, u32 row, u32 column) {
     constexpr u32 COLUMNS = 16 / sizeof(Element);
@@ -301,7 +283,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     Element* target = output + row * problem.output_pitch + column;
     if (problem.output_vectors && column + COLUMNS <= problem.n) {
         *(uint4*)target = values;
-    } else {   // a row that is not 16-byte aligned, or the last columns
+    } else {   // an unaligned row, or the last columns
         const u32 words[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
         for (u32 i = 0; i < COLUMNS; ++i) {
@@ -312,10 +294,11 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // a warp's 16 rows
-constexpr u32 STAGED_N = 64;                  // columns that it stages at a time
+// ---- Staging: from registers through shared memory to C -------------------------------------------------------------
+constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // 16 rows of a warp
+constexpr u32 STAGED_N = 64;   // columns that a warp stages at a time
 
-// Write STAGED_N columns of a warp's 16 rows, or the rest of them, from column 8 n on, in the 128-byte swizzle.
+// Write at most STAGED_N columns of a warp's 16 rows, which begin with fragment n, to shared memory in the 128-byte swizzle.
 __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][4], u32 staging, u32 n, u32 lane) {
     const u32 row = lane % 16;
 #pragma unroll
@@ -326,33 +309,30 @@ __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][
     }
 }
 
-// Store a warp's rows by 16-byte stores, through its staging rows. place: where the warp's part begins. Only one of Parts parts of the
-// columns is stored.
-template <u32 Parts = 1>
+// Store a warp's rows with 16-byte stores, through its staging rows. place: the place of the warp's part.
 __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, u32 staging, const Place& place,
-                                           u32 lane, u32 part = 0) {
-    constexpr u32 VECTORS = STAGED_N * sizeof(Out) / 16, ROWS = 32 / VECTORS;   // of a row; that a warp stores at a time
+                                           u32 lane) {
+    constexpr u32 VECTORS = STAGED_N * sizeof(Out) / 16, ROWS = 32 / VECTORS;   // vectors per row, rows that a warp stores at a time
     Out* output = result.output + place.batch * problem.output_batch;
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
         for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
-            if (n / (FRAGMENTS_8 / Parts) != part) continue;
-            __syncwarp();   // all lanes have read the columns before
+            __syncwarp();   // all lanes have read the previous columns
             stage_fragments(acc[m], staging, n, lane);
             __syncwarp();
 #pragma unroll
             for (u32 i = 0; i < 16; i += ROWS) {
                 const u32 row = i + lane / VECTORS, vector = lane % VECTORS, column = 8 * n + 16 / sizeof(Out) * vector;
-                if (column >= TILE_N) continue;   // the last ones are fewer
+                if (column >= TILE_N) continue;   // the last part may be narrower
                 store_vector(problem, output, load_vector(staging + row * SPAN_BYTES + (vector ^ (row & 7)) * 16),
                              place.row0 + FRAGMENT_STRIDE_M * m + row, place.column0 + column);
             }
         }
 }
 
-// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
-// that run at the same time share operands in L2.
+// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group, so
+// that CTAs that run at the same time share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -361,10 +341,10 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
-// ---- Loads: each thread copies some vectors of 16 bytes to where the 128-byte swizzle has them ----------------------------
+// ---- Loads: all threads copy vectors of 16 bytes into the 128-byte swizzle ------------------------------------------
 
-// A slot of an operand of `rows` x `columns` elements in memory, from (row0, column0) on: Spans parts of SPAN columns, Rows rows
-// each. What lies outside is zero. pitch: of rows, in elements.
+// Copy a slot of an operand of `rows` x `columns` elements, beginning at (row0, column0): Spans parts of Rows rows and SPAN columns.
+// Elements outside the operand are zero. pitch: elements from one row to the next.
 template <u32 Rows, u32 Spans>
 __device__ __forceinline__ void load_slot(u32 slot, const u8* operand, u64 pitch, u32 row0, u32 column0, u32 rows, u32 columns) {
 #pragma unroll
@@ -378,7 +358,7 @@ __device__ __forceinline__ void load_slot(u32 slot, const u8* operand, u64 pitch
     }
 }
 
-// Stage k of a tile, as one group of this thread's copies.
+// Copy this thread's part of stage k of a tile, as one group.
 __device__ __forceinline__ void load_stage(const Problem& problem, u32 smem, u32 slot, const u8* a, const u8* b, u32 k,
                                            const Place& place) {
     if (k < problem.k_iterations) {
@@ -388,11 +368,11 @@ __device__ __forceinline__ void load_stage(const Problem& problem, u32 smem, u32
         if constexpr (B_IS_K_MAJOR) load_slot<TILE_N, TILE_K / SPAN>(b_slot, b, problem.b_pitch, place.column0, k * TILE_K, problem.n, problem.k);
         else load_slot<TILE_K, TILE_N / SPAN>(b_slot, b, problem.b_pitch, k * TILE_K, place.column0, problem.k, problem.n);
     }
-    cp_async_commit_group();   // empty ones too: waiting counts groups
+    cp_async_commit_group();   // also an empty group: cp_async_wait_group() counts groups
 }
 }  // namespace cudatma
 
-// C = A B, v1: cp.async fills the slots. Each CTA computes one tile. All warps load, STAGES - 1 stages ahead, and multiply.
+// C = A B, v1: cp.async fills the slots. Each CTA computes one tile. All warps load STAGES - 1 stages ahead, and multiply.
 extern "C" __global__ void __launch_bounds__(256, 1)
 gemm_v1_f16_rr_128x256x64_w2_s3(
     const cudatma::u8* a,
@@ -402,7 +382,7 @@ gemm_v1_f16_rr_128x256x64_w2_s3(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    // The shuffle lets ptxas know that the value is uniform in a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp_index / 4;
     u32 tile_m, tile_n;
     tile_position(problem, blockIdx.x, tile_m, tile_n);
@@ -417,7 +397,7 @@ gemm_v1_f16_rr_128x256x64_w2_s3(
     for (u32 k = 0; k < problem.k_iterations; ++k) {
         cp_async_wait_group<STAGES - 2>();   // this thread's copies of stage k have landed
         fence_proxy_async_shared_cta();      // wgmma reads them through the async proxy
-        __syncthreads();                     // those of all threads; and all have multiplied the stage before
+        __syncthreads();                     // all copies have landed, and all warps have multiplied the previous stage
         load_stage(problem, smem, free_slot, a_matrix, b_matrix, k + STAGES - 1, place);
         multiply(acc, smem, slot, warpgroup, k > 0);
         wgmma_wait_group<0>();

@@ -16,13 +16,6 @@
 //    32768 B  a 256 x 128 float8_e4m3fn, K-major, 128B swizzle
 //    16384 B  b 128 x 128 float8_e4m3fn, K-major, 128B swizzle
 //     1024 B  scales of 256 rows of a, float32
-// Shared memory, by offset
-//        0  a, 98304 B
-//    98304  b, 49152 B
-//   147456  a_scale, 3072 B
-//   150528  staging, 65536 B
-//   216064  full_barriers, 24 B
-//   216088  empty_barriers, 24 B
 
 namespace cudatma {
 
@@ -31,18 +24,17 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
-// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
 
-// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer, which the other primitives take.
+// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer.
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas reads the register again rather than keep the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -52,53 +44,47 @@ __device__ __forceinline__ u32 laneid() {
 // [PTX ISA, elect.sync] Return true in exactly one lane. All 32 lanes of the warp call it.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "elect.sync _|p, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(elected));
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
     return elected != 0;
 }
 
-// [PTX ISA, bar] Wait at named barrier `id` (1..15; 0 is __syncthreads) until `threads` threads, whole warps, have arrived.
+// [PTX ISA, bar] Wait at named barrier `id` until `threads` threads, in whole warps, have arrived. __syncthreads() uses barrier 0.
 __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible.
-// Return at once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
+// once unless this is a programmatic dependent launch.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, setmaxnreg] Raise the registers per thread of this warpgroup to Registers (24..256, a multiple of 8). Wait until
-// the CTA's pool has them.
+// [PTX ISA, setmaxnreg] Raise this warpgroup to Registers registers per thread (24..256, a multiple of 8), and wait until the CTA's
+// pool has enough.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
-// [PTX ISA, setmaxnreg] Lower the registers per thread of this warpgroup to Registers; the rest returns to the CTA's pool.
+// [PTX ISA, setmaxnreg] Lower this warpgroup to Registers registers per thread, and return the others to the CTA's pool.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
 // [PTX ISA, membar / fence, .proxy.async] Order this thread's ordinary accesses to shared memory before later accesses of the
-// async proxy: TMA stores, wgmma operands, and TMA loads into a slot that ordinary stores wrote.
+// async proxy: reads by TMA stores and wgmma, and TMA loads that overwrite the data.
 __device__ __forceinline__ void fence_proxy_async_shared_cta() {
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8): each phase needs `count`
-// arrivals. Other threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
+// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -108,24 +94,17 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed. The thread may be suspended for a while
-// first, for up to `ns` nanoseconds. On a fresh barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension of at most
+// `ns` nanoseconds. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
     u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity), "r"(ns)
-        : "memory");
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done) : "r"(bar), "r"(parity), "r"(ns) : "memory");
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed, and sleep for up to `ns` nanoseconds at a time. Acquire semantics: afterwards this thread
-// sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed, in suspensions of at most `ns` nanoseconds.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
     while (!mbarrier_try_wait_parity_hint(bar, parity, ns)) {
     }
@@ -150,95 +129,80 @@ __device__ __forceinline__ u32 mapa_shared_cluster(u32 addr, u32 rank) {
     return remote;
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once at a barrier of any CTA of the cluster; `bar` is from mapa_shared_cluster. PTX's default
+// [PTX ISA, mbarrier.arrive] Arrive once at a barrier of any CTA of the cluster. `bar` is from mapa_shared_cluster. The default
 // semantics, a release within this CTA, suffice to release a slot that was only read.
 __device__ __forceinline__ void mbarrier_arrive_shared_cluster(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(bar) : "memory");
 }
 
-// [PTX ISA, barrier.cluster] Arrive at the cluster's barrier, with release semantics. All threads of the cluster call it.
+// [PTX ISA, barrier.cluster] Arrive at the cluster's barrier with release semantics. All threads of the cluster call it.
 __device__ __forceinline__ void barrier_cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
 }
 
-// [PTX ISA, barrier.cluster] Wait, with acquire semantics, until all threads of the cluster have arrived.
+// [PTX ISA, barrier.cluster] Wait with acquire semantics until all threads of the cluster have arrived.
 __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at (c0, c1, ..), counted in elements, c0 innermost, to shared address `dst`
-// (aligned to 128 bytes, to 1024 under the 128-byte swizzle). One thread calls it. Elements outside of the tensor are filled.
-// `bar` counts the bytes of the whole box.
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4, %5}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5}], [%2];"
+                 :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// Into every CTA of the cluster whose bit is set in `mask`, at the same offset. In each of them the barrier at the offset of `bar` counts
-// the bytes, and must expect them before.
+// Load into every CTA of the cluster whose bit is set in `mask`. Destination and barrier are at the same offsets in each of them, and each
+// barrier must expect the bytes.
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load_multicast(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u16 mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;"
+                 :: "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to `map` at (c0, c1, ..), none of them negative, as a part of
-// this thread's current bulk group. The innermost dimension is clipped at 16 bytes, not at the element: keep dim[0] a multiple of
-// 16 bytes. The threads that wrote `src` call fence_proxy_async_shared_cta() before the barrier that precedes this call.
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_store(
-    const TensorMap* map, u32 src, int c0, int c1, int c2) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
-        " [%0, {%2, %3, %4}], [%1];"
-        :
-        : "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
+// [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to `map` at element (c0, c1, ..), as part of this thread's current
+// bulk group. Coordinates are not negative. TMA clips the innermost dimension at multiples of 16 bytes, not at elements. The threads that
+// wrote `src` call fence_proxy_async_shared_cta() before the barrier that precedes this call.
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_store(const TensorMap* map, u32 src, int c0, int c1, int c2) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
+                 " [%0, {%2, %3, %4}], [%1];"
+                 :: "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.commit_group] Make one group of this thread's bulk stores and reductions since the last commit.
+// [PTX ISA, cp.async.bulk.commit_group] Make this thread's bulk stores and reductions since the last commit one group.
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.wait_group] Wait until at most Pending of this thread's groups have not written global memory. A group
-// belongs to the thread that issued it.
+// [PTX ISA, cp.async.bulk.wait_group] Wait until all but the last Pending of this thread's bulk groups have written global memory.
 template <u32 Pending>
 __device__ __forceinline__ void cp_async_bulk_wait_group() {
     asm volatile("cp.async.bulk.wait_group %0;" : : "n"(Pending) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.wait_group.read] Wait until at most Pending of this thread's groups have not read shared memory, which
-// may then be reused.
+// [PTX ISA, cp.async.bulk.wait_group.read] Wait until all but the last Pending of this thread's bulk groups have read shared memory,
+// which may then be overwritten.
 template <u32 Pending>
 __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Pending) : "memory");
 }
 
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers: lanes 8 i .. 8 i + 7 hold the shared addresses
-// (aligned to 16) of the rows of matrix i; lane l has in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
-// _trans transposes them.
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
+// the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
+                 :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
-// swizzle: 0 none, 1 128B, 2 64B, 3 32B; a tensor map numbers them the other way round.
-// K-major rows under a swizzle: stride_bytes leads from 8 rows to the next 8; leading_bytes is not used. The next k16 step is 32
-// bytes further, which adds 2 to the descriptor.
-// M-major or N-major rows (a transposed operand): stride_bytes leads from 8 of K to the next 8, leading_bytes from 64 of M or N to
-// the next 64.
+// swizzle: 0 none, 1 128B, 2 64B, 3 32B (tensor maps number them in reverse).
+// K-major with a swizzle: stride_bytes is the distance of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2 to the
+// descriptor.
+// M-major or N-major (transposed): stride_bytes is the distance of 8 elements of K, leading_bytes the distance of
+// 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
@@ -249,53 +213,52 @@ __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.commit_group] Make one group of the wgmmas since the last commit.
+// [PTX ISA, wgmma.commit_group] Make the wgmmas since the last commit one group.
 __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups are in flight.
+// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups of wgmmas are in flight.
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
-// A ring of Stages slots in shared memory, filled by a producer and read by consumers.
+// A ring of Stages slots in shared memory that a producer fills and consumers read.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer's arrivals and bytes have come; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it fills the slot again. Each thread
-// keeps its position, `stage` and `phase`, in registers. Producer and consumers both start at (0, 0) and advance() once a slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
+// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
+// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes are exactly those that the loads deliver: with one byte more wait() never returns, with one less it may return
-// before the data. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the
-// slot. The forms with a slot number act on that slot in the current lap and leave `stage` alone.
+// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
+// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
+// Methods with a slot number act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    static constexpr u32 barrier_bytes = 16 * Stages;  // of shared memory at base_address, which is aligned to 8
+    static constexpr u32 SUSPEND_NS = 10000000;   // the longest suspension of a waiting thread
+    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 stage;   // this thread's current slot
+    u32 phase;   // parity of the current lap
 
-    u32 base;   // full[0..Stages), then empty[0..Stages); 8 bytes each
-    u32 stage;  // the slot at which this thread is
-    u32 phase;  // parity of the current lap; toggles when `stage` wraps
-
-    // Start at slot 0 of the ring at base_address, and leave its barriers alone.
+    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach(), and may use the ring at once; the others may after a barrier that
-    // they share with this thread, of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that complete a
-    // slot. consumer_arrivals: calls of release*() that free it; in a cluster, those of all its CTAs.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
+    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
+    // release*() that free it, by all CTAs of the cluster.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
             mbarrier_init(empty_barrier(slot), consumer_arrivals);
         }
-        fence_mbarrier_init();   // the async proxy and the cluster see initialized barriers
+        fence_mbarrier_init();
     }
 
     // Return the barrier that counts the bytes of a slot's loads.
@@ -306,27 +269,27 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. The first lap finds every slot empty: on a fresh barrier the phase
-    // of parity 1 counts as completed.
-    __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity_hint(empty_barrier(slot), phase ^ 1, 10000000); }
+    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // new barrier counts as completed.
+    __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity_hint(empty_barrier(slot), phase ^ 1, SUSPEND_NS); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once, and let the slot be full when `bytes` more bytes have come. Call it before the loads.
+    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
     // Consumer: wait until the slot is full.
-    __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity_hint(get_barrier(slot), phase, 10000000); }
+    __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity_hint(get_barrier(slot), phase, SUSPEND_NS); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: release_used_by_warp() in a cluster whose CTAs all fill the slot by multicast. Lane r arrives at the barrier of CTA r.
+    // Consumer: release a slot that all CTAs of the cluster fill by multicast. Lane r arrives at the barrier of CTA r.
     template <u32 ClusterSize>
     __device__ __forceinline__ void release_used_to_cluster(u32 slot, u32 lane) const {
         __syncwarp();
         if (lane < ClusterSize) mbarrier_arrive_shared_cluster(mapa_shared_cluster(empty_barrier(slot), lane));
     }
 
-    // Go to the next slot; the parity toggles when the ring wraps.
+    // Go to the next slot, and toggle the parity when the ring wraps.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -334,12 +297,12 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity, for callers that number the slots themselves.
+    // Toggle the parity. Callers that number the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Call bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: for a number
-// unknown at compile time, ptxas reserves all 16 barriers.
+// Call bar_sync() at named barrier First + index, where index < Count. The recursion makes each number a constant: for a number unknown at
+// compile time, ptxas reserves all 16 barriers.
 template <u32 First, u32 Count>
 __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     if constexpr (Count == 1) {
@@ -351,22 +314,21 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel touches no global memory before this call.
-// The next kernel starts after this wait: whatever it reads before its own wait (weights, for example) was written by kernels that
-// have completed, or by this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
+// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// Divides 0 .. 2^31 - 1 by a number that the host knows, with one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
 struct Divisor {
-    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+    u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Between fp32 and the operands' 16-bit type, two values in a register ------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -377,8 +339,7 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
 __device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
-                 : "r"(smem) : "memory");
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
     return values;
 }
 
@@ -386,55 +347,53 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 
 namespace cudatma {
 
-// ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 TILE_M = 256;     // of a CTA's tile
-constexpr u32 TILE_N = 128;
-constexpr u32 TILE_K = 128;      // of one stage
+// ---- Tile -----------------------------------------------------------------------------------------------------------
+constexpr u32 TILE_M = 256, TILE_N = 128;   // rows and columns of C per CTA
+constexpr u32 TILE_K = 128;   // K per stage
 constexpr u32 STAGES = 3;
 constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
-constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = true;   // else M-major, N-major
+constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = true;   // otherwise M-major, N-major
+constexpr u32 CLUSTER = 2;   // CTAs of a cluster, which share the larger one of their tiles of A and B
+constexpr bool A_IS_SHARED = true;
+constexpr u32 CLUSTER_M = A_IS_SHARED ? 1 : CLUSTER, CLUSTER_N = A_IS_SHARED ? CLUSTER : 1;   // CTAs of a cluster along M and N
 
-// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
-constexpr u32 A = 0;   // 98304 B
-constexpr u32 B = 98304;   // 49152 B
-constexpr u32 A_SCALE = 147456;   // 3072 B
-constexpr u32 STAGING = 150528;   // 65536 B
-constexpr u32 FULL_BARRIERS = 216064;   // 24 B
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
+constexpr u32 A = 0;                          // 98304 B
+constexpr u32 B = 98304;                      // 49152 B
+constexpr u32 A_SCALE = 147456;               // 3072 B
+constexpr u32 STAGING = 150528;               // 65536 B
+constexpr u32 FULL_BARRIERS = 216064;         // 24 B
 
-// ---- Slots: STAGES of each operand --------------------------------------------------------------------------------------
+// ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 1;   // of A and B
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
-constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
-constexpr u32 B_SLOT_N = 128;   // columns of B in a slot: of an N-major one whole boxes
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle: bytes and elements
+constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // box of an M-major or N-major operand: SPAN of M or N, all of the stage's K
+constexpr u32 B_SLOT_N = 128;   // columns of B in a slot: an N-major operand takes whole boxes
 constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * TILE_K * ELEMENT_BYTES;
-constexpr u32 WARPGROUPS = 2;    // along M
-constexpr u32 WARPGROUP_M = TILE_M / WARPGROUPS;   // in wgmmas of 64 rows
-constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+constexpr u32 WARPGROUPS = 2, WARPGROUP_M = TILE_M / WARPGROUPS;   // warpgroups that divide a tile's rows; rows of each
+constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
 
-// ---- Products ---------------------------------------------------------------------------------------------------------
-// A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
-constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = TILE_N / 8;   // of a warp, along M and along N
-constexpr u32 FRAGMENT_STRIDE_M = 64;   // from the rows of one fragment to those of the next
+// ---- Products -------------------------------------------------------------------------------------------------------
+// In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
+constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = TILE_N / 8;   // fragments of a warp along M and N
+constexpr u32 FRAGMENT_STRIDE_M = 64;   // rows from one fragment to the next
 
-// A warp's accumulators: fragments of 16 x 8 values, four a lane.
+// A warp's accumulators: fragments of 16 x 8 values, four per lane.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
-constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // of one wgmma
+constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // K of one wgmma
 
-// [PTX ISA, wgmma.mma_async] d += a b; d = a b, whatever d was, where `accumulates` is false. From wgmma_fence to wgmma_wait_group nothing else
-// may touch d.
+// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. a and b are matrix descriptors. No other
+// instruction may access d between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n128k32_f32_e4m3_ss(float (&d)[16][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %66, 0;\n"
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-        "}, %64, %65, p, 1, 1;\n"
-        "}"
+        "}, %64, %65, p, 1, 1;\n}"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
           "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
           "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
@@ -443,7 +402,7 @@ __device__ __forceinline__ void wgmma_m64n128k32_f32_e4m3_ss(float (&d)[16][4], 
         : "memory");
 }
 
-// Return the offset in bytes of row `row` and column k in an operand's slot.
+// Return the offset in bytes of element k of row `row` in an operand's slot.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ constexpr u32 operand_offset(u32 row, u32 k) {
     return IsKMajor ? (k / SPAN * Rows + row) * SPAN_BYTES + ELEMENT_BYTES * (k % SPAN) : row / SPAN * MN_BOX_BYTES + k * SPAN_BYTES;
@@ -455,27 +414,27 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Return the descriptor of what is `bytes` further: one addition, because the low bits of a descriptor are the address without its last four
-// bits, which does not overflow in shared memory.
+// Return a descriptor moved by `bytes`. One addition is enough: the low bits of a descriptor are the address in units of 16 bytes, and a
+// shared address does not overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
 }
 
-// Return the descriptor of a warpgroup's rows of A in a slot; b_descriptor(): that of B.
+// Return the matrix descriptor of a warpgroup's rows of A in a slot.
 __device__ __forceinline__ u64 a_descriptor(u32 smem, u32 slot, u32 warpgroup) {
     const u32 rows = operand_offset<A_IS_K_MAJOR, TILE_M>(warpgroup * WARPGROUP_M, 0);
     return advanced(operand_descriptor<A_IS_K_MAJOR>(smem + A + rows), slot * A_STAGE_BYTES);
 }
 
+// Return the matrix descriptor of B in a slot.
 __device__ __forceinline__ u64 b_descriptor(u32 smem, u32 slot) {
     return advanced(operand_descriptor<B_IS_K_MAJOR>(smem + B), slot * B_STAGE_BYTES);
 }
 
-// ---- Results ----------------------------------------------------------------------------------------------------------
+// ---- Problem and results --------------------------------------------------------------------------------------------
+typedef u16 Out;   // element of C (its bits)
 
-typedef u16 Out;   // bits of an element of the result
-
-// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+// The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
     u32 m;                          // rows of the result
     u32 n;                          // columns of the result
@@ -501,26 +460,24 @@ struct Problem {
     u64 b_scale_batch;              // the same of B
 };
 
-// Where a tile, or a part of it, begins in C, and in which matrix of the batch.
+// The first row and column of a tile, or of a part of it, and its matrix in the batch.
 struct Place {
     u32 row0, column0, batch;
 };
 
-// Return where a tile begins. tile_m counts the tiles of all matrices of the batch in turn. In a cluster of ClusterM x ClusterN CTAs, tile_m
-// and tile_n are those of the cluster, and rank is the CTA's.
-template <u32 ClusterM = 1, u32 ClusterN = 1>
-__device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
-    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * ClusterM;
-    return Place{(along_m + rank % ClusterM) * TILE_M, (tile_n * ClusterN + rank % ClusterN) * TILE_N, batch};
+// Return the place of a CTA's tile. tile_m and tile_n count the tiles of clusters; tile_m runs over all matrices of the batch.
+__device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank) {
+    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * CLUSTER_M;
+    return Place{(along_m + rank % CLUSTER_M) * TILE_M, (tile_n * CLUSTER_N + rank % CLUSTER_N) * TILE_N, batch};
 }
 
-// Where the results go, and the arrays that the epilogue applies.
+// The output and the operands of the epilogue, in global memory.
 struct Result {
     Out* output;
     const float* b_scale;
 };
 
-// Store 16 bytes of a row of the result.
+// Store 16 bytes of a row of the result. Elements outside the result are not stored.
 template <typename Element>
 __device__ __forceinline__ void store_vector(const Problem& problem, Element* output, uint4 values, u32 row, u32 column) {
     constexpr u32 COLUMNS = 16 / sizeof(Element);
@@ -528,7 +485,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     Element* target = output + row * problem.output_pitch + column;
     if (problem.output_vectors && column + COLUMNS <= problem.n) {
         *(uint4*)target = values;
-    } else {   // a row that is not 16-byte aligned, or the last columns
+    } else {   // an unaligned row, or the last columns
         const u32 words[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
         for (u32 i = 0; i < COLUMNS; ++i) {
@@ -539,10 +496,11 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // a warp's 16 rows
-constexpr u32 STAGED_N = 64;                  // columns that it stages at a time
+// ---- Staging: from registers through shared memory to C -------------------------------------------------------------
+constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // 16 rows of a warp
+constexpr u32 STAGED_N = 64;   // columns that a warp stages at a time
 
-// Write STAGED_N columns of a warp's 16 rows, or the rest of them, from column 8 n on, in the 128-byte swizzle.
+// Write at most STAGED_N columns of a warp's 16 rows, which begin with fragment n, to shared memory in the 128-byte swizzle.
 __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][4], u32 staging, u32 n, u32 lane) {
     const u32 row = lane % 16;
 #pragma unroll
@@ -553,25 +511,22 @@ __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][
     }
 }
 
-// Store a warp's rows by 16-byte stores, through its staging rows. place: where the warp's part begins. Only one of Parts parts of the
-// columns is stored.
-template <u32 Parts = 1>
+// Store a warp's rows with 16-byte stores, through its staging rows. place: the place of the warp's part.
 __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, u32 staging, const Place& place,
-                                           u32 lane, u32 part = 0) {
-    constexpr u32 VECTORS = STAGED_N * sizeof(Out) / 16, ROWS = 32 / VECTORS;   // of a row; that a warp stores at a time
+                                           u32 lane) {
+    constexpr u32 VECTORS = STAGED_N * sizeof(Out) / 16, ROWS = 32 / VECTORS;   // vectors per row, rows that a warp stores at a time
     Out* output = result.output + place.batch * problem.output_batch;
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
         for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
-            if (n / (FRAGMENTS_8 / Parts) != part) continue;
-            __syncwarp();   // all lanes have read the columns before
+            __syncwarp();   // all lanes have read the previous columns
             stage_fragments(acc[m], staging, n, lane);
             __syncwarp();
 #pragma unroll
             for (u32 i = 0; i < 16; i += ROWS) {
                 const u32 row = i + lane / VECTORS, vector = lane % VECTORS, column = 8 * n + 16 / sizeof(Out) * vector;
-                if (column >= TILE_N) continue;   // the last ones are fewer
+                if (column >= TILE_N) continue;   // the last part may be narrower
                 store_vector(problem, output, load_vector(staging + row * SPAN_BYTES + (vector ^ (row & 7)) * 16),
                              place.row0 + FRAGMENT_STRIDE_M * m + row, place.column0 + column);
             }
@@ -580,9 +535,9 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
 
 using Ring = TmaPipeline<STAGES>;
 
-// ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
-// K-major: boxes of a span of K, all rows. M-major or N-major: boxes of SPAN rows, transposed, all of the stage's K. Of A no more rows
-// than it has, since TMA fills slower than it reads; under a swizzle narrower boxes have the same pitch.
+// ---- Loads: elements outside the tensors are zero -------------------------------------------------------------------
+// Load a stage of one operand. K-major: boxes of SPAN elements of K and all rows. M-major or N-major: boxes of SPAN rows and all of the
+// stage's K. The boxes of A have no more rows than A, because TMA fills slower than it reads.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
     if constexpr (IsKMajor) {
@@ -596,7 +551,7 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
     }
 }
 
-// Zero-fill the rows of A's slots that TMA does not load: wgmma reads them. All threads call it before a barrier of the CTA.
+// Zero-fill the rows of A's slots that TMA does not load: wgmma reads them. All threads call it, and a barrier of the CTA follows.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
     constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
@@ -608,42 +563,40 @@ __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem)
     fence_proxy_async_shared_cta();   // wgmma reads the zeros through the async proxy
 }
 
-// The tensor maps of the loads.
 struct Maps {
     const TensorMap *a, *b, *a_scale;
 };
 
-// The scales of A's rows in a block of K.
 constexpr u32 A_SCALE_STAGE_BYTES = 1024;
 
+// Load the scales of A's rows in block k of K.
 __device__ __forceinline__ void load_scales(const Ring& ring, u32 smem, const TensorMap* map, u32 k, const Place& place) {
     cp_async_bulk_tensor_3d_load(smem + A_SCALE + ring.stage * A_SCALE_STAGE_BYTES, map, ring.get_barrier(), place.row0, k, place.batch);
 }
 
-// ---- Stores ------------------------------------------------------------------------------------------------------------
+// ---- Stores ---------------------------------------------------------------------------------------------------------
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
-    STORE_BARRIER = 3,   // the first of one for each warpgroup
+    STORE_BARRIER = 3,   // the first of one barrier per warpgroup
 };
 
-constexpr u32 STAGING_BUFFERS = 4;   // of a warpgroup, each of 64 rows x 128 bytes
-constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;
+constexpr u32 STAGING_BUFFERS = 4;   // buffers of a warpgroup
+constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;   // 64 rows of 128 bytes
+
 __device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STORE_BARRIER, CONSUMER_WARPS / 4>(warpgroup, 128); }
 
-// A warpgroup stages columns of its rows in the 128-byte swizzle. One of its threads stores them by TMA while the next tile is computed and,
-// with two buffers, while the next columns are staged. Few large boxes take TMA less time than many small ones. stores: the number of stores
-// that this warpgroup has issued.
-// place: where the warpgroup's part begins. Elements outside of the result are not written.
-__device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const Problem& problem, const Result& result, u32 smem,
+// Stage all of a warpgroup's part of a tile in the 128-byte swizzle. One thread stores it by TMA while the next tile is computed: few large
+// boxes take TMA less time than many small ones. place: the place of the warpgroup's part.
+__device__ __forceinline__ void store_tile(Accumulators& acc, const Problem& problem, const Result& result, u32 smem,
                                            const TensorMap* map, const Place& place, u32 warpgroup, u32 warp, u32 lane) {
     const Place of_warp{place.row0 + 16 * warp, place.column0, place.batch};
     const u32 buffers = smem + STAGING + STAGING_BUFFERS * warpgroup * BUFFER_BYTES;
-    if (!problem.output_by_tma) {   // rows that TMA cannot write
+    if (!problem.output_by_tma) {   // the output's strides do not allow TMA
         store_rows(acc, problem, result, buffers + warp * WARP_STAGING_BYTES, of_warp, lane);
         return;
     }
     const bool issues = warp == 0 && lane == 0;
-    if (issues) cp_async_bulk_wait_group_read<0>();   // the tile before has been read
+    if (issues) cp_async_bulk_wait_group_read<0>();   // TMA has read the previous tile
     store_sync(warpgroup);   // wait for the thread that issued the stores
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
@@ -661,13 +614,10 @@ __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const
     cp_async_bulk_commit_group();
 }
 
-// ---- Clusters -----------------------------------------------------------------------------------------------------------
-constexpr u32 CLUSTER = 2;   // CTAs, which share the larger one of the operands' tiles
-constexpr bool A_IS_SHARED = true;
-constexpr u32 CLUSTER_M = A_IS_SHARED ? 1 : CLUSTER, CLUSTER_N = A_IS_SHARED ? CLUSTER : 1;   // along M or along N
+// ---- Clusters -------------------------------------------------------------------------------------------------------
 constexpr u16 CLUSTER_MASK = (1 << CLUSTER) - 1;
 
-// Each CTA loads its share of the slot into every CTA of the cluster: a share of the rows if the operand is K-major, else a share of K.
+// Load this CTA's part of a shared slot into every CTA of the cluster: a part of the rows if the operand is K-major, otherwise a part of K.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_part(u32 slot, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch, u32 rank) {
     if constexpr (IsKMajor) {
@@ -685,10 +635,10 @@ __device__ __forceinline__ void load_part(u32 slot, const TensorMap* map, u32 ba
     }
 }
 
-// One thread fills the slot with the stage k of its tile of one operand, and its part of the shared one in every CTA of the cluster. The slot
-// was released by the consumers of all of them.
-__device__ __forceinline__ void load_shared_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place,
-                                                  u32 rank) {
+// Load stage k of a tile into the current slot: all of one operand, and this CTA's part of the shared one, for every CTA of the cluster.
+// One thread calls it, after the consumers of all CTAs have released the slot.
+__device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place,
+                                           u32 rank) {
     const u32 a = smem + A + ring.stage * A_STAGE_BYTES, b = smem + B + ring.stage * B_STAGE_BYTES;
     ring.expect_tx(problem.stage_bytes);
     load_scales(ring, smem, maps.a_scale, k, place);
@@ -701,12 +651,13 @@ __device__ __forceinline__ void load_shared_stage(const Problem& problem, const 
     }
 }
 
-// Stages k_begin .. k_end - 1 of an output tile.
+// Stages k_begin to k_end - 1 of an output tile.
 struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
-// ---- Tiles to CTAs: whole tiles, in turn --------------------------------------------------------------------------------
+// ---- Tiles to CTAs: whole tiles -------------------------------------------------------------------------------------
+// Each work range takes every work_ranges-th tile.
 struct WorkQueue {
     u32 tile, tiles;
 
@@ -720,8 +671,8 @@ struct WorkQueue {
     }
 };
 
-// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
-// that run at the same time share operands in L2.
+// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group, so
+// that CTAs that run at the same time share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -731,22 +682,21 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
 }
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Load one tile after the other, also while the consumers store the previous one. Every other tile goes through K backwards: L2 still holds the
-// end of the operands that both tiles read. ClusterM, ClusterN: CTAs of the cluster along M and N; rank: this CTA's.
-template <u32 ClusterM = 1, u32 ClusterN = 1>
-__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps, u32 rank = 0) {
-    WorkQueue queue(problem, blockIdx.x / (ClusterM * ClusterN));
+// Load one tile after the other, without waiting until the consumers have stored the previous one. Every other tile goes through K
+// backwards: L2 still holds the end of the operands that both tiles read.
+__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps, u32 rank) {
+    WorkQueue queue(problem, blockIdx.x / CLUSTER);
     WorkUnit unit;
-    bool is_backward = true;   // of the tile before: the first one goes forward
+    bool is_backward = true;   // toggled before each tile
     while (queue.next(problem, unit)) {
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
-        const Place place = tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank);
+        const Place place = tile_place(problem, tile_m, tile_n, rank);
         is_backward = problem.alternates && !is_backward;
         u32 k = is_backward ? problem.k_iterations - 1 : 0;
         for (u32 i = 0; i < problem.k_iterations; ++i, k += is_backward ? -1 : 1, ring.advance()) {
             ring.acquire();
-            load_shared_stage(problem, ring, smem, maps, k, place, rank);
+            load_stage(problem, ring, smem, maps, k, place, rank);
         }
     }
 }
@@ -767,11 +717,11 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
             for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
 }
 
-// ---- Block scales -----------------------------------------------------------------------------------------------------
-// A stage is a block of K with its own scales: its products are summed separately, scaled, and added in fp32.
+// ---- Block scales ---------------------------------------------------------------------------------------------------
+// A stage is one block of K, which has its own scales. Its products are summed on their own, scaled, and added to the accumulators.
 typedef float BlockSums[FRAGMENTS_8][4];
 
-// Issues the products of 64 rows of a block, as one commit group.
+// Issue the products of 64 rows of a block as one commit group.
 __device__ __forceinline__ void multiply_block(BlockSums& sums, u64 rows, u64 columns) {
     wgmma_fence();
     wgmma_m64n128k32_f32_e4m3_ss(sums, rows, columns, false);
@@ -780,6 +730,7 @@ __device__ __forceinline__ void multiply_block(BlockSums& sums, u64 rows, u64 co
     wgmma_commit_group();
 }
 
+// Add a thread's sums, scaled by one factor per row, to the accumulators.
 __device__ __forceinline__ void add_scaled(float (&acc)[FRAGMENTS_8][4], const BlockSums& sums, const float (&factors)[2]) {
 #pragma unroll
     for (u32 n = 0; n < FRAGMENTS_8; ++n)
@@ -787,32 +738,31 @@ __device__ __forceinline__ void add_scaled(float (&acc)[FRAGMENTS_8][4], const B
         for (u32 j = 0; j < 4; ++j) acc[n][j] += factors[j / 2] * sums[n][j];
 }
 
-// [PTX ISA, ld] A scalar of shared memory.
+// [PTX ISA, ld] Load a float from shared memory.
 __device__ __forceinline__ float load_shared_f32(u32 smem) {
     float value;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(smem) : "memory");
     return value;
 }
 
-// Return the scales of the tile's columns in 32 blocks of K from `first`, one block per lane.
+// Return the scales of the tile's columns in 32 blocks of K that begin with `first`, one block per lane.
 __device__ __forceinline__ float column_scales(const Problem& problem, const Result& result, const Place& place, u32 first, u32 lane) {
     const u32 k = min(first + lane, problem.k_iterations - 1), column = min(place.column0, problem.n - 1) / 128;
     return __ldg(result.b_scale + place.batch * problem.b_scale_batch + k * problem.b_scale_k + column * problem.b_scale_column);
 }
 
-// Return column_scales() of the queue's next tile, or 0 if there is none.
-template <u32 ClusterM, u32 ClusterN>
+// Return column_scales() for the first blocks of the queue's next tile, or 0 if there is no tile.
 __device__ __forceinline__ float next_columns(WorkQueue queue, const Problem& problem, const Result& result, u32 rank, u32 lane) {
     WorkUnit unit;
     if (!queue.next(problem, unit)) return 0;
     u32 tile_m, tile_n;
     tile_position(problem, unit.tile, tile_m, tile_n);
-    return column_scales(problem, result, tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank), 0, lane);
+    return column_scales(problem, result, tile_place(problem, tile_m, tile_n, rank), 0, lane);
 }
 
-// Accumulate the scaled blocks of a tile. Keep the code between a warpgroup's products short: one warpgroup multiplies while the other
-// scales. The slot holds the scales of A's rows; they are read before the products are complete, long before the slot is released. The loop
-// is unrolled so that an iteration waits for the next slot, and computes its descriptors, while it scales. columns: column_scales() from 0.
+// Accumulate the scaled blocks of a tile. One warpgroup multiplies while the other one scales, so the code between the products of a
+// warpgroup must be short: the loop is unrolled so that an iteration waits for the next slot and computes its descriptors while it scales.
+// The scales of A's rows are in the slot, and are read before its products are complete. columns: column_scales() for block 0.
 __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const Problem& problem, const Result& result,
                                            const Place& place, u32 smem, float columns, u32 warpgroup, u32 warp, u32 lane) {
     clear(acc);
@@ -824,13 +774,13 @@ __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const 
         const u32 blocks = min(32, problem.k_iterations - first);
 #pragma unroll 8
         for (u32 i = 0; i < blocks; ++i, ring.advance()) {
-            const float column = __shfl_sync(0xffffffffu, these, i);
+            const float column = __shfl_sync(0xffffffffu, these, i);   // the scale of the tile's columns in this block
             const u64 a = a_descriptor(smem, ring.stage, warpgroup), b = b_descriptor(smem, ring.stage);
             ring.wait();
 #pragma unroll
             for (u32 m = 0; m < FRAGMENTS_16; ++m) {
-                const u32 of_rows = rows_scales + ring.stage * A_SCALE_STAGE_BYTES + 4 * 64 * m;
-                const float scales[2] = {load_shared_f32(of_rows), load_shared_f32(of_rows + 4 * 8)};
+                const u32 row_scales = rows_scales + ring.stage * A_SCALE_STAGE_BYTES + 4 * 64 * m;
+                const float scales[2] = {load_shared_f32(row_scales), load_shared_f32(row_scales + 4 * 8)};
                 multiply_block(sums, advanced(a, operand_offset<true, TILE_M>(64 * m, 0)), b);
                 const float factors[2] = {scales[0] * column, scales[1] * column};
                 wgmma_wait_group<0>();
@@ -841,30 +791,27 @@ __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const 
     }
 }
 
-// Compute and store one tile after the other. ClusterM, ClusterN: CTAs of the cluster along M and N; rank: this CTA's.
-template <u32 ClusterM = 1, u32 ClusterN = 1>
+// Compute and store one tile after the other.
 __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map, const Result& result,
-                                        u32 warpgroup, u32 warp, u32 lane, u32 rank = 0) {
-    WorkQueue queue(problem, blockIdx.x / (ClusterM * ClusterN));
+                                        u32 warpgroup, u32 warp, u32 lane, u32 rank) {
+    WorkQueue queue(problem, blockIdx.x / CLUSTER);
     WorkUnit unit;
-    u32 stores = 0;
-    float columns = next_columns<ClusterM, ClusterN>(queue, problem, result, rank, lane);
+    float columns = next_columns(queue, problem, result, rank, lane);
     while (queue.next(problem, unit)) {
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
-        Place place = tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank);
+        Place place = tile_place(problem, tile_m, tile_n, rank);
         place.row0 += warpgroup * WARPGROUP_M;
         Accumulators acc;
         add_blocks(acc, ring, problem, result, place, smem, columns, warpgroup, warp, lane);
-        columns = next_columns<ClusterM, ClusterN>(queue, problem, result, rank, lane);   // there when the tile is stored
-        store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
+        columns = next_columns(queue, problem, result, rank, lane);   // their loads complete while the tile is stored
+        store_tile(acc, problem, result, smem, output_map, place, warpgroup, warp, lane);
     }
-    if (lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive TMA's reads of it
+    if (lane == 0) cp_async_bulk_wait_group<0>();   // the CTA must not exit while TMA reads its shared memory
 }
 }  // namespace cudatma
 
-// C = A B, v5: CTAs of a cluster share a tile of B, side by side along M, or of A, along N: each loads a part of it for
-// all. Else as v4.
+// C = A B, v5: like v4, but the CTAs of a cluster share the tile of one operand, and each loads a part of it for all of them.
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_v5_e4m3_rc_blocks_tma_256x128x128_w2_s3_c2(
     const __grid_constant__ cudatma::TensorMap a_map,
@@ -877,26 +824,27 @@ gemm_v5_e4m3_rc_blocks_tma_256x128x128_w2_s3_c2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    // The shuffle lets ptxas know that the value is uniform in a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 
     clear_unloaded(problem, smem);
     Ring ring;
     ring.attach(smem + FULL_BARRIERS);
-    if (threadIdx.x == 0) ring.init_barriers(1, CLUSTER * CONSUMER_WARPS);   // each consumer warp of the cluster releases a slot
+    if (threadIdx.x == 0) ring.init_barriers(1, CLUSTER * CONSUMER_WARPS);   // all consumer warps of the cluster release a slot
     barrier_cluster_arrive();
     barrier_cluster_wait();   // the barriers of all CTAs are initialized
     wait_for_previous_grid();
     const u32 rank = cluster_ctarank();
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<24>();
-        if (warp_index == CONSUMER_WARPS && elect_sync()) produce<CLUSTER_M, CLUSTER_N>(ring, problem, smem, Maps{&a_map, &b_map, &a_scale_map}, rank);
+        if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, smem, Maps{&a_map, &b_map, &a_scale_map}, rank);
         __syncwarp();
     } else {
         setmaxnreg_inc<240>();
-        consume<CLUSTER_M, CLUSTER_N>(ring, problem, smem, &output_map, Result{output, b_scale}, warp_index / 4, warp_index % 4, laneid(), rank);
+        consume(ring, problem, smem, &output_map, Result{output, b_scale},
+                warp_index / 4, warp_index % 4, laneid(), rank);
     }
-    // A CTA must not exit while another one may still send to its shared memory or arrive at its barriers.
+    // A CTA must not exit while another CTA may write to its shared memory or arrive at its barriers.
     barrier_cluster_arrive();
     barrier_cluster_wait();
 }

@@ -17,15 +17,6 @@
 //    16384 B  weights 128 x 256 int4, packed layout 1
 //      512 B  scales 2 x 128 float16
 //      256 B  zero points 2 x 128 uint8
-// Shared memory, by offset
-//        0  activations, 16384 B
-//    16384  weights, 65536 B
-//    81920  scales, 2048 B
-//    83968  zeros, 1024 B
-//    84992  staging, 2560 B
-//    87552  slice_sums, 4096 B
-//    91648  full_barriers, 32 B
-//    91680  empty_barriers, 32 B
 
 namespace cudatma {
 
@@ -34,18 +25,17 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
-// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
 
-// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer, which the other primitives take.
+// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer.
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas reads the register again rather than keep the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -55,39 +45,33 @@ __device__ __forceinline__ u32 laneid() {
 // [PTX ISA, elect.sync] Return true in exactly one lane. All 32 lanes of the warp call it.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "elect.sync _|p, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(elected));
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
     return elected != 0;
 }
 
-// [PTX ISA, bar] Wait at named barrier `id` (1..15; 0 is __syncthreads) until `threads` threads, whole warps, have arrived.
+// [PTX ISA, bar] Wait at named barrier `id` until `threads` threads, in whole warps, have arrived. __syncthreads() uses barrier 0.
 __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible.
-// Return at once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
+// once unless this is a programmatic dependent launch.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8): each phase needs `count`
-// arrivals. Other threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
+// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once, with release semantics: threads that wait see this thread's earlier writes.
+// [PTX ISA, mbarrier.arrive] Arrive once with release semantics: waiting threads see this thread's earlier writes.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
@@ -97,24 +81,16 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed. The thread may be suspended for a while
-// first. On a fresh barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done) : "r"(bar), "r"(parity) : "memory");
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: afterwards this thread
-// sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -125,124 +101,106 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at (c0, c1, ..), counted in elements, c0 innermost, to shared address `dst`
-// (aligned to 128 bytes, to 1024 under the 128-byte swizzle). One thread calls it. Elements outside of the tensor are filled.
-// `bar` counts the bytes of the whole box.
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1)
-        : "memory");
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4}], [%2];"
+                 :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1) : "memory");
 }
 
-// This form takes an L2 policy of createpolicy_*.
+// Load with an L2 policy of createpolicy_*.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1)
-        : "memory");
+    asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+                 " [%0], [%1, {%4, %5}], [%2], %3;"
+                 :: "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1) : "memory");
 }
 
-// [PTX ISA, createpolicy] Return the L2 policy evict_first for every line of an access.
+// [PTX ISA, createpolicy] Return the L2 policy evict_first.
 __device__ __forceinline__ u64 createpolicy_evict_first() {
     u64 policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
 
-// [PTX ISA, createpolicy] Return the L2 policy evict_normal for every line of an access.
+// [PTX ISA, createpolicy] Return the L2 policy evict_normal.
 __device__ __forceinline__ u64 createpolicy_evict_normal() {
     u64 policy;
     asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
 
-// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers: lanes 8 i .. 8 i + 7 hold the shared addresses
-// (aligned to 16) of the rows of matrix i; lane l receives in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
-// _trans transposes them.
+// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
+// the rows of matrix i, aligned to 16. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
-                 : "r"(addr)
-                 : "memory");
+                 : "=r"(r[0]), "=r"(r[1]) : "r"(addr) : "memory");
 }
 
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(addr)
-                 : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
 }
 
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers: lanes 8 i .. 8 i + 7 hold the shared addresses
-// (aligned to 16) of the rows of matrix i; lane l has in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
-// _trans transposes them.
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
+// the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1])
-                 : "memory");
+                 :: "r"(addr), "r"(r[0]), "r"(r[1]) : "memory");
 }
 
-// [PTX ISA, mma.m16n8k16] d += a b for a warp: a is 16 x 16 by rows, b 16 x 8 by columns, both f16 in 32-bit words; d is
-// 16 x 8 fp32. Lane l holds d[0..1] at row l / 4, columns 2 (l % 4) + 0..1, and d[2..3] eight rows below.
+// [PTX ISA, mma.m16n8k16] Compute d += a b for a warp: a is 16 x 16, b is 16 x 8, both f16; d is 16 x 8 in fp32. In d[0..1],
+// lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; in d[2..3], those columns of row l / 4 + 8.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
         " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// A ring of Stages slots in shared memory, filled by a producer and read by consumers.
+// A ring of Stages slots in shared memory that a producer fills and consumers read.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer's arrivals and bytes have come; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it fills the slot again. Each thread
-// keeps its position, `stage` and `phase`, in registers. Producer and consumers both start at (0, 0) and advance() once a slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
+// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
+// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes are exactly those that the loads deliver: with one byte more wait() never returns, with one less it may return
-// before the data. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the
-// slot. The forms with a slot number act on that slot in the current lap and leave `stage` alone.
+// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
+// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
+// Methods with a slot number act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    static constexpr u32 barrier_bytes = 16 * Stages;  // of shared memory at base_address, which is aligned to 8
+    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 stage;   // this thread's current slot
+    u32 phase;   // parity of the current lap
 
-    u32 base;   // full[0..Stages), then empty[0..Stages); 8 bytes each
-    u32 stage;  // the slot at which this thread is
-    u32 phase;  // parity of the current lap; toggles when `stage` wraps
-
-    // Attach to the ring and initialize its barriers. All threads of the CTA call it; it ends in __syncthreads(). In a cluster, a
-    // cluster barrier must follow before a CTA uses the barriers of another one.
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA call it. In a cluster, a cluster
+    // barrier must follow before a CTA uses the barriers of another one.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
         if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, and leave its barriers alone.
+    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach(), and may use the ring at once; the others may after a barrier that
-    // they share with this thread, of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that complete a
-    // slot. consumer_arrivals: calls of release*() that free it; in a cluster, those of all its CTAs.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
+    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
+    // release*() that free it, by all CTAs of the cluster.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
             mbarrier_init(empty_barrier(slot), consumer_arrivals);
         }
-        fence_mbarrier_init();   // the async proxy and the cluster see initialized barriers
+        fence_mbarrier_init();
     }
 
     // Return the barrier that counts the bytes of a slot's loads.
@@ -253,12 +211,12 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. The first lap finds every slot empty: on a fresh barrier the phase
-    // of parity 1 counts as completed.
+    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once, and let the slot be full when `bytes` more bytes have come. Call it before the loads.
+    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -266,17 +224,17 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Correct only if instructions issued before the call have used every value that was read
-    // from the slot; then no read can be in flight. A loop that releases each slot one iteration after it read it has that property.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight:
+    // release a slot one iteration after reading it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
-    // Consumer: release_used() once for the warp, whose lanes all call it.
+    // Consumer: call release_used() once for the warp. All lanes call it.
     __device__ __forceinline__ void release_used_by_warp(u32 slot, u32 lane) const {
         __syncwarp();
         if (lane == 0) release_used(slot);
     }
 
-    // Go to the next slot; the parity toggles when the ring wraps.
+    // Go to the next slot, and toggle the parity when the ring wraps.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -284,18 +242,18 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity, for callers that number the slots themselves.
+    // Toggle the parity. Callers that number the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Divides 0 .. 2^31 - 1 by a number that the host knows, with one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
 struct Divisor {
-    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+    u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Between fp32 and the operands' 16-bit type, two values in a register ------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ float low_to_float(u32 pair) {
     float d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
@@ -314,7 +272,7 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
-// ---- Arithmetic of two 16-bit values in a register ---------------------------------------------------------------------
+// ---- Arithmetic on pairs of 16-bit values in a register -------------------------------------------------------------
 __device__ __forceinline__ u32 subtract(u32 a, u32 b) {
     u32 d;
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
@@ -327,7 +285,7 @@ __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     return d;
 }
 
-// Return word i of a thread's 16 bytes of a 64 x 64 block of packed weights: the weights of rows 16 i .. 16 i + 15.
+// Return word i of a thread's 16 bytes of a 64 x 64 block of packed weights: its weights in rows 16 i to 16 i + 15.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
@@ -336,18 +294,17 @@ __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
 __device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
-                 : "r"(smem) : "memory");
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
     return values;
 }
 
-// [PTX ISA, st] Store a thread's four sums of a fragment to shared memory.
+// [PTX ISA, st] Store a thread's four values of a fragment to shared memory.
 __device__ __forceinline__ void store_fragment(u32 smem, const float (&sums)[4]) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
                  :: "r"(smem), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3]) : "memory");
 }
 
-// [PTX ISA, ld] Add four sums of a fragment from shared memory.
+// [PTX ISA, ld] Add a thread's four values of a fragment from shared memory.
 __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
     float other[4];
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -360,57 +317,53 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 
 namespace cudatma {
 
-// ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 TILE_M = 8;      // rows of M of a CTA's tile: columns of the mma
-constexpr u32 TILE_N = 128;      // columns of N: rows of the mma
-constexpr u32 TILE_K = 256;      // K of one stage
-constexpr u32 WARPS_N = 4;      // warps along N, each with all rows of M
-constexpr u32 SLICE_K = 2;      // warps with the same columns of N, which divide each stage's K
-constexpr u32 WARP_N = 32;
+// ---- Tile -----------------------------------------------------------------------------------------------------------
+constexpr u32 TILE_M = 8;   // rows of M per CTA: columns of the mma
+constexpr u32 TILE_N = 128;   // columns of N per CTA: rows of the mma
+constexpr u32 TILE_K = 256;   // K per stage
+constexpr u32 WARPS_N = 4, WARP_N = 32;   // warps along N, each with all rows of M; columns of each
+constexpr u32 SLICE_K = 2;   // warps with the same columns of N, which divide each stage's K
 constexpr u32 STAGES = 4;
 constexpr u32 CONSUMER_WARPS = 8;
-constexpr u32 GROUP_SIZE = 128;     // K that share a scale
-constexpr u32 WARP_TILES = WARPS_N;             // parts of a CTA's tile that warps hold
-constexpr u32 FRAGMENTS_16 = WARP_N / 16;        // of 16 columns of N in a warp ...
-constexpr u32 FRAGMENT_STRIDE_N = 16;           // ... and the columns from one to the next
-constexpr u32 FRAGMENTS_8 = TILE_M / 8;        // of 8 rows of M
-constexpr u32 FIX_UP_UNROLL = 8;        // partial tiles whose loads are in flight together
-constexpr u32 K64_PER_STAGE = TILE_K / 64;
-constexpr u32 K64_PER_WARP = K64_PER_STAGE / SLICE_K;
-constexpr u32 N64_PER_TILE = TILE_N / 64;
-constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights
-constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 of K
+constexpr u32 GROUP_SIZE = 128;   // K that share a scale
+constexpr u32 WARP_TILES = WARPS_N;   // warps that divide a CTA's tile
+constexpr u32 FRAGMENTS_16 = WARP_N / 16, FRAGMENT_STRIDE_N = 16;   // fragments of 16 columns of N per warp; columns from one to the next
+constexpr u32 FRAGMENTS_8 = TILE_M / 8;   // fragments of 8 rows of M
+constexpr u32 FIX_UP_UNROLL = 8;   // partial tiles whose loads are in flight together
+constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_WARP = K64_PER_STAGE / SLICE_K, N64_PER_TILE = TILE_N / 64;   // 64 x 64 blocks of weights
+constexpr u32 K64_BLOCK_BYTES = 2048;   // a packed 64 x 64 block of weights
+constexpr u32 ROW_BYTES = 128;   // 64 elements of K: a row of a box of activations
 
-// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
-constexpr u32 ACTIVATIONS = 0;   // 16384 B
-constexpr u32 WEIGHTS = 16384;   // 65536 B
-constexpr u32 SCALES = 81920;   // 2048 B
-constexpr u32 ZEROS = 83968;   // 1024 B
-constexpr u32 STAGING = 84992;   // 2560 B
-constexpr u32 SLICE_SUMS = 87552;   // 4096 B
-constexpr u32 FULL_BARRIERS = 91648;   // 32 B
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
+constexpr u32 ACTIVATIONS = 0;                // 16384 B
+constexpr u32 WEIGHTS = 16384;                // 65536 B
+constexpr u32 SCALES = 81920;                 // 2048 B
+constexpr u32 ZEROS = 83968;                  // 1024 B
+constexpr u32 STAGING = 84992;                // 2560 B
+constexpr u32 SLICE_SUMS = 87552;             // 4096 B
+constexpr u32 FULL_BARRIERS = 91648;          // 32 B
 
-// ---- Slots: STAGES of each operand ------------------------------------------------------------------------------------------
+// ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ACTIVATION_STAGE_BYTES = 4096;
 constexpr u32 WEIGHT_STAGE_BYTES = 16384;
 constexpr u32 SCALE_STAGE_BYTES = 512;
 constexpr u32 ZERO_STAGE_BYTES = 256;
-constexpr u32 TRANSACTION_BYTES = 21248;   // what TMA delivers to one stage
-constexpr u32 FULL_ARRIVALS = 1;
-constexpr u32 STAGING_PITCH_BYTES = 80;   // from one row to the next
-constexpr u32 STAGING_BYTES = 640;   // of one warp: eight rows
-constexpr u32 SLICE_THREADS = 32;        // that hold the same part of the tile for one slice
+constexpr u32 TRANSACTION_BYTES = 21248;   // bytes of the TMA loads of a stage
+constexpr u32 FULL_ARRIVALS = 1;   // arrivals that fill a slot
+constexpr u32 STAGING_PITCH_BYTES = 80;   // bytes from one row to the next
+constexpr u32 STAGING_BYTES = 640;   // eight staging rows of a warp
+constexpr u32 SLICE_THREADS = 32;   // threads that hold the same part of the tile for one slice
 using Ring = TmaPipeline<STAGES>;
 
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
-    SLICE_BARRIER = 1,   // the first of one for each part of the tile
+    SLICE_BARRIER = 1,   // the first of one barrier per part of the tile
 };
 
-// The warps with the same columns of N.
+// Wait for all warps with the same columns of N.
 __device__ __forceinline__ void slice_sync(u32 warp_tile) { bar_sync(SLICE_BARRIER + warp_tile, SLICE_K * SLICE_THREADS); }
 
-// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+// The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
     u32 m;                          // rows of the result
     u32 n;                          // columns of the result
@@ -432,27 +385,26 @@ struct Problem {
     u64 output_pitch;               // elements from one row to the next
 };
 
-// Stages k_begin .. k_end - 1 of an output tile.
+// Stages k_begin to k_end - 1 of an output tile.
 struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
 // ---- Tiles to CTAs: stream-K, then whole tiles ----------------------------------------------------------------------
-// The stages of the first `stream_tiles` tiles form one sequence, which is cut into equal, contiguous work ranges: one for
-// each CTA or, in a launch with clusters, for each cluster. The remaining tiles go to the ranges whole, in turn. A range may
-// begin inside a tile. Its first work unit is then a partial sum, which it stores for the tile's owner: the range with the
-// tile's first stage, the last one that this range has of the sequence. An owner waits only for CTAs with a lower blockIdx,
-// because ranges are numbered down from the last one. Those CTAs were dispatched before the owner, so that no wait can
-// starve a CTA that has not started.
+// The stages of the first `stream_tiles` tiles form one sequence, which is divided into equal, contiguous work ranges: one per CTA or, in a
+// launch with clusters, one per cluster. The ranges then take the remaining tiles in turn. A range may begin inside a tile. Its first work
+// unit is then a partial sum, which it stores for the tile's owner: the range that has the tile's first stage. An owner waits only for CTAs
+// with a lower blockIdx, because ranges are numbered in reverse. Those CTAs were dispatched before the owner, so that a wait cannot starve
+// a CTA that has not started.
 
-// The first stage of a range in the sequence.
+// Return the first stage of a range in the sequence.
 __device__ __forceinline__ u32 range_begin(const Problem& problem, u32 range) {
     return range * problem.stream_stages + min(range, problem.stream_extra);
 }
 
 struct WorkQueue {
-    u32 stage, stage_end;   // what is left of this range of the sequence
-    u32 tile, tiles;        // next whole tile
+    u32 stage, stage_end;   // the remaining stages of this range of the sequence
+    u32 tile, tiles;        // the next whole tile
 
     __device__ __forceinline__ WorkQueue(const Problem& problem, u32 range)
         : stage(range_begin(problem, range)), stage_end(range_begin(problem, range + 1)),
@@ -473,8 +425,8 @@ struct WorkQueue {
     }
 };
 
-// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
-// that run at the same time share operands in L2.
+// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group, so
+// that CTAs that run at the same time share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -483,7 +435,7 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
-// The same work stage by stage, for the producer.
+// The stages of a queue's work units, one after the other. The producer loads them in this order.
 struct StageCursor {
     WorkQueue queue;
     WorkUnit unit;
@@ -492,6 +444,7 @@ struct StageCursor {
     __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
         : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
 
+    // Go to the next stage. Return false if there is none.
     __device__ __forceinline__ bool next(const Problem& problem) {
         if (++k < unit.k_end) return true;
         if (!queue.next(problem, unit)) return false;
@@ -501,25 +454,27 @@ struct StageCursor {
     }
 };
 
-// ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
-__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
+// ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number ----------------------
+// [PTX ISA, lop3] Return (a & mask) | bits.
+__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {
     u32 d;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
     return d;
 }
 
-// low: 1024 + zero point of column g, which is subtracted. high: -(64 + zero point) of column g + 8, which is added after the
-// division by 16. Each in both halves.
+// low: 1024 plus the zero point of column g, which is subtracted. high: -(64 + zero point) of column g + 8, which is added after a division
+// by 16. Each is in both halves.
 struct ZeroPoint {
     u32 low, high;
 };
 
+// Return the ZeroPoint of two zero points.
 __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
     return ZeroPoint{0x64006400u | zero_low | zero_low << 16, 0xd400d400u | zero_high << 4 | zero_high << 20};
 }
 
-// 0x6400 is 1024.0 in fp16, whose last mantissa bit counts 1: 0x6400 | v is exactly 1024 + v, and 0x6400 | v << 4 is 1024 + 16 v.
-// 1/16 of the latter is exactly 64 + v. The nibbles of column g + 8 therefore need no shift.
+// Dequantize the 8 nibbles of a word. 0x6400 is 1024.0 in fp16, and its last mantissa bit has the value 1: 0x6400 | v is exactly 1024 + v,
+// and 0x6400 | v << 4 is exactly 1024 + 16 v, which is 16 (64 + v). The nibbles of column g + 8 therefore need no shift.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
     const u32 upper = q >> 8;
     a[0] = subtract(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
@@ -528,16 +483,15 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
     a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
 }
 
-// ---- Accumulators, and partial sums of them -------------------------------------------------------------------------
-// Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
+// ---- Accumulators and partial sums ----------------------------------------------------------------------------------
 
-// A warp's accumulators: fragments of 16 x 8 values, four a lane.
+// A warp's accumulators: fragments of 16 x 8 values, four per lane.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
 // ---- Within a CTA: slice-K ------------------------------------------------------------------------------------------
-// SLICE_K groups of SLICE_THREADS threads hold the same part of the tile, each for one slice of every stage's K. Groups
-// 1 .. SLICE_K - 1 store their sums in shared memory, and group 0 adds them to its own in the order of the slices. part: the
-// part's number in the tile. thread: of the group. Returns whether this group goes on with the sum.
+// Add up the sums of SLICE_K groups of SLICE_THREADS threads, which hold the same part of the tile, each for one slice of every stage's K.
+// Groups 1 to SLICE_K - 1 store their sums to shared memory, and group 0 adds them to its own in the order of the slices. Return whether
+// this is group 0. part: the number of the part in the tile. thread: the thread's number in its group.
 __device__ __forceinline__ bool reduce_slices(Accumulators& acc, u32 smem, u32 part, u32 slice, u32 thread) {
     constexpr u32 FRAGMENT_BYTES = SLICE_THREADS * 16, SUM_BYTES = FRAGMENTS_16 * FRAGMENTS_8 * FRAGMENT_BYTES;
     const u32 sums = smem + SLICE_SUMS + part * (SLICE_K - 1) * SUM_BYTES + thread * 16;
@@ -558,22 +512,23 @@ __device__ __forceinline__ bool reduce_slices(Accumulators& acc, u32 smem, u32 p
                 for (u32 r = 0; r < FRAGMENTS_8; ++r)
                     add_fragment(acc[c][r], sums + other * SUM_BYTES + (c * FRAGMENTS_8 + r) * FRAGMENT_BYTES);
     }
-    slice_sync(part);   // the others wait until group 0 has read them: the next work unit overwrites them
+    slice_sync(part);   // group 0 has read the sums, which the next work unit overwrites
     return slice == 0;
 }
 
 // ---- Across CTAs: stream-K ------------------------------------------------------------------------------------------
-// For every CTA, a partial tile of fp32 sums and one flag for each of its WARP_TILES.
 struct Workspace {
-    float4* partials;
-    u32* flags;
+    float4* partials;   // the sums of a partial tile for every CTA, as whole fragments
+    u32* flags;         // one flag for each of a CTA's WARP_TILES
 };
 
+// Return the address of this lane's partial sums of a warp.
 __device__ __forceinline__ float4* partial_sums(const Workspace& workspace, u32 cta, u32 warp_tile, u32 lane) {
     constexpr u32 WARP_FRAGMENTS = FRAGMENTS_16 * FRAGMENTS_8 * 32;
     return workspace.partials + (u64)(cta * WARP_TILES + warp_tile) * WARP_FRAGMENTS + lane;
 }
 
+// Store a warp's partial sums, and set its flag.
 __device__ __forceinline__ void store_partials(const Accumulators& acc, const Workspace& workspace, u32 cta, u32 warp_tile,
                                                u32 lane) {
     float4* sums = partial_sums(workspace, cta, warp_tile, lane);
@@ -583,34 +538,31 @@ __device__ __forceinline__ void store_partials(const Accumulators& acc, const Wo
         for (u32 r = 0; r < FRAGMENTS_8; ++r)
             sums[(c * FRAGMENTS_8 + r) * 32] = make_float4(acc[c][r][0], acc[c][r][1], acc[c][r][2], acc[c][r][3]);
     __syncwarp();
-    if (lane == 0)   // release at gpu scope covers the other lanes' stores, which __syncwarp ordered before it
-        asm volatile("st.release.gpu.global.u32 [%0], 1;"
-                     :: "l"(workspace.flags + cta * WARP_TILES + warp_tile) : "memory");
+    if (lane == 0)   // the release covers the stores of all lanes, which __syncwarp() orders before it
+        asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(workspace.flags + cta * WARP_TILES + warp_tile) : "memory");
 }
 
-// The owner of a tile adds the partial sums of the following ranges, `stages_missing` stages in all, in the order of the
-// ranges, whatever order they arrive in: the result is the same bits every time. In clusters it adds those of the CTAs of its
-// own rank. It clears the flags for the next launch.
-template <u32 ClusterSize = 1>
+// Add the partial sums of the following ranges, `stages_missing` stages in all, to the sums of the tile's owner. The order of the additions
+// is the order of the ranges, so that the result is bitwise reproducible. Clear the flags for the next launch.
 __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, const Workspace& workspace, u32 range,
-                                       u32 stages_missing, u32 warp_tile, u32 lane, u32 rank = 0) {
+                                       u32 stages_missing, u32 warp_tile, u32 lane) {
     u32 last = range;   // the last range with a part of this tile
     while (stages_missing > 0) {
         ++last;
         stages_missing -= min(stages_missing, range_begin(problem, last + 1) - range_begin(problem, last));
     }
-    for (u32 other = range + 1 + lane; other <= last; other += 32) {   // each lane waits for one of them
-        u32* flag = workspace.flags + (other * ClusterSize + rank) * WARP_TILES + warp_tile;
+    for (u32 other = range + 1 + lane; other <= last; other += 32) {   // each lane waits for one range
+        u32* flag = workspace.flags + (other) * WARP_TILES + warp_tile;
         u32 is_stored = 0;
         do {
             asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_stored) : "l"(flag) : "memory");
         } while (is_stored == 0);
-        *flag = 0;   // its CTA sets it again in a later launch at the earliest
+        *flag = 0;   // no CTA sets it again in this launch
     }
     __syncwarp();
 #pragma unroll FIX_UP_UNROLL
     for (u32 other = range + 1; other <= last; ++other) {
-        const float4* sums = partial_sums(workspace, other * ClusterSize + rank, warp_tile, lane);
+        const float4* sums = partial_sums(workspace, other, warp_tile, lane);
 #pragma unroll
         for (u32 c = 0; c < FRAGMENTS_16; ++c)
 #pragma unroll
@@ -634,8 +586,7 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 }
 
 // ---- Epilogue: accumulators to rows of the result -------------------------------------------------------------------
-
-// column0: the warp's first column; its fragments along N follow at a distance of FRAGMENT_STRIDE_N.
+// Add the bias. column0: the warp's first column. Its fragments along N are FRAGMENT_STRIDE_N columns apart.
 __device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 column0, u32 lane) {
     if (bias == nullptr) return;
     const u32 g = lane >> 2;
@@ -654,7 +605,7 @@ __device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& probl
     }
 }
 
-// Store 16 bytes of a row of the result.
+// Store 16 bytes of a row of the result. Elements outside the result are not stored.
 template <typename Element>
 __device__ __forceinline__ void store_vector(const Problem& problem, Element* output, uint4 values, u32 row, u32 column) {
     constexpr u32 COLUMNS = 16 / sizeof(Element);
@@ -662,7 +613,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     Element* target = output + row * problem.output_pitch + column;
     if (problem.output_vectors && column + COLUMNS <= problem.n) {
         *(uint4*)target = values;
-    } else {   // a row that is not 16-byte aligned, or the last columns
+    } else {   // an unaligned row, or the last columns
         const u32 words[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
         for (u32 i = 0; i < COLUMNS; ++i) {
@@ -673,14 +624,14 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-// A warp stores its part of the tile through its staging rows, eight rows at a time.
+// Store a warp's part of the tile through its staging rows, eight rows at a time.
 __device__ __forceinline__ void store_rows_of_warp(const Accumulators& acc, const Problem& problem, u16* output, u32 smem,
                                                    u32 warp_tile, u32 lane, u32 row0, u32 column0) {
-    constexpr u32 VECTORS_PER_ROW = 2 * FRAGMENTS_16;   // of eight columns
+    constexpr u32 VECTORS_PER_ROW = 2 * FRAGMENTS_16;   // of 8 columns each
     const u32 staging = smem + STAGING + warp_tile * STAGING_BYTES;
 #pragma unroll
     for (u32 r = 0; r < FRAGMENTS_8; ++r) {
-        __syncwarp();   // all lanes have read the eight rows before
+        __syncwarp();   // all lanes have read the previous eight rows
 #pragma unroll
         for (u32 c = 0; c < FRAGMENTS_16; ++c) {
             const u32 fragments[2] = {to_pair(acc[c][r][0], acc[c][r][1]), to_pair(acc[c][r][2], acc[c][r][3])};
@@ -696,9 +647,9 @@ __device__ __forceinline__ void store_rows_of_warp(const Accumulators& acc, cons
     }
 }
 
-// ---- How each operand reaches its slot ------------------------------------------------------------------------------
-// N64_PER_TILE boxes of K64_PER_STAGE contiguous 2 KB blocks. Blocks past the last row of blocks are filled with zeros; blocks
-// past this row's K belong to the next columns, and meet activations that are zero.
+// ---- Loads: by TMA or cp.async --------------------------------------------------------------------------------------
+// Load weights as N64_PER_TILE boxes of K64_PER_STAGE contiguous blocks of 2 KB. TMA fills blocks after the last row of blocks with zeros.
+// Blocks beyond a row's K belong to the next columns; they are multiplied by activations that are zero.
 __device__ __forceinline__ void load_weights(u32 smem, u32 full, const TensorMap* map, const Problem& problem, u32 tile_n,
                                              u32 k, u64 policy) {
 #pragma unroll
@@ -708,44 +659,48 @@ __device__ __forceinline__ void load_weights(u32 smem, u32 full, const TensorMap
     }
 }
 
-// Scales or zero points.
+// Load scales or zero points.
 __device__ __forceinline__ void load_table(u32 smem, u32 full, const TensorMap* map, u32 tile_n, u32 k) {
     cp_async_bulk_tensor_2d_load(smem, map, full, tile_n * TILE_N, k * TILE_K / GROUP_SIZE);
 }
 
-// K64_PER_STAGE boxes of TILE_M rows x 64 of K in the 128-byte swizzle; what lies outside of the tensor is zero.
+// Load activations as K64_PER_STAGE boxes of TILE_M rows and 64 elements of K in the 128-byte swizzle. TMA fills elements outside the
+// tensor with zeros.
 __device__ __forceinline__ void load_activations(u32 smem, u32 full, const TensorMap* map, u32 tile_m, u32 k) {
 #pragma unroll
     for (u32 i = 0; i < K64_PER_STAGE; ++i)
         cp_async_bulk_tensor_2d_load(smem + i * TILE_M * ROW_BYTES, map, full, k * TILE_K + i * 64, tile_m * TILE_M);
 }
 
-// ---- Main loop: int4 weights and activations from shared memory to registers, mma.sync --------------------------------------
+// ---- Main loop: mma.sync with dequantized weights and activations, both in registers --------------------------------
 // The position of a warp among the consumers.
 struct WarpPosition {
-    u32 lane, slice;           // slice: of each stage's K
-    u32 tile, column0;         // its part of the CTA's tile, and the part's first column
+    u32 lane;
+    u32 slice;     // of each stage's K
+    u32 tile;      // the number of the warp's part of the CTA's tile
+    u32 column0;   // the part's first column
+
     __device__ __forceinline__ WarpPosition(u32 warp, u32 lane)
         : lane(lane), slice(warp / WARPS_N), tile(warp % WARPS_N), column0(tile * WARP_N) {}
 };
 
-// This thread's columns of a packed row of 64 columns: FRAGMENTS_16 pairs (g, g + 8), side by side.
+// Return the index of this thread's columns in a packed row of 64 columns: FRAGMENTS_16 adjacent pairs (g, g + 8).
 __device__ __forceinline__ u32 packed_column(u32 column0, u32 lane) {
     return column0 / 64 * 64 + 8 * (lane >> 2) + 2 * (column0 % 64 / 16);
 }
 
-// The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
+// Return `value` through a shuffle, so that ptxas keeps it in a register instead of recomputing the address in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
-// Where this thread reads in slot 0; the other slots follow at a stage's distance. 0: the kernel has no such operand.
+// The addresses from which this thread reads slot 0. The other slots follow at the distance of a stage.
 struct SlotAddresses {
-    u32 activations, weights, scales = 0, zeros = 0;
+    u32 activations, weights, scales, zeros;
 
     __device__ __forceinline__ SlotAddresses(u32 smem, const WarpPosition& warp) {
         const u32 k64 = warp.slice * K64_PER_WARP, lane = warp.lane;
-        // ldmatrix takes the addresses of rows: of 16 rows, or of 8 where a tile has no more.
+        // The row and the chunk that this lane passes to ldmatrix, which loads 16 rows, or 8 if the tile has no more.
         const u32 row = (TILE_M == 8 ? 0 : (lane >> 4) * 8) + (lane & 7), chunk = lane >> 3 & 1;
-        // 16-byte chunk c of row r stands at c ^ (r & 7) in the 128-byte swizzle.
+        // The 128-byte swizzle moves 16-byte chunk c of row r to c ^ (r & 7).
         activations = keep_in_register(smem + ACTIVATIONS + (k64 * TILE_M + row) * ROW_BYTES + ((chunk ^ (lane & 7)) << 4),
                                        threadIdx.x % 32);
         weights = keep_in_register(smem + WEIGHTS + (warp.column0 / 64 * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
@@ -758,15 +713,17 @@ struct SlotAddresses {
 
 // A thread's weights for 64 of K.
 struct WeightFragments {
-    uint4 packed[FRAGMENTS_16];        // one word for each 16-deep step
-    u32 scale_pairs[FRAGMENTS_16];     // of columns g (low half) and g + 8 (high half)
+    uint4 packed[FRAGMENTS_16];      // one word per 16-deep step
+    u32 scale_pairs[FRAGMENTS_16];   // scales of columns g (low half) and g + 8 (high half)
     ZeroPoint zeros[FRAGMENTS_16];
 };
 
+// Load a thread's scales of a group.
 __device__ __forceinline__ void load_scale_pairs(u32 (&pairs)[FRAGMENTS_16], u32 smem) {
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(smem) : "memory");
 }
 
+// Load a thread's zero points of a group.
 __device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[FRAGMENTS_16], u32 smem) {
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c) {
@@ -776,29 +733,26 @@ __device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[FRAGMENTS_16
     }
 }
 
-// k: inside this warp's slice of the stage, a multiple of the group size or the first of a 64-deep block.
+// Load a thread's scales and zero points. k: the first element of a group or of a 64-deep block, in this warp's slice of the stage.
 __device__ __forceinline__ void load_group(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k) {
     const u32 row = k / GROUP_SIZE * TILE_N;
     load_scale_pairs(weights.scale_pairs, slots.scales + stage * SCALE_STAGE_BYTES + row * 2);
     load_zero_points(weights.zeros, slots.zeros + stage * ZERO_STAGE_BYTES + row);
 }
 
-// k64: of this warp's slice of the stage.
+// Load a thread's weights of the 64-deep block k64 of this warp's slice.
 __device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k64) {
     const u32 base = slots.weights + stage * WEIGHT_STAGE_BYTES + k64 * K64_BLOCK_BYTES;
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c)
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(weights.packed[c].x), "=r"(weights.packed[c].y), "=r"(weights.packed[c].z),
-                       "=r"(weights.packed[c].w)
-                     : "r"(base + c * 512) : "memory");
+        weights.packed[c] = load_vector(base + c * 512);
     load_group(weights, slots, stage, k64 * 64);
 }
 
-// Activations of one 16-deep step: operand B for all rows of the tile. ldmatrix reads 8 x 8 tiles. The step's two chunks
-// differ from step 0's in bits 5 and 6 of the swizzled address.
+// Operand B of one 16-deep step: the activations of all rows of the tile.
 typedef u32 ActivationFragments[FRAGMENTS_8][2];
 
+// Load the activations of a step. In the swizzle, the chunks of a step differ from those of step 0 in bits 5 and 6 of the address.
 __device__ __forceinline__ void load_activation_fragments(ActivationFragments& b, u32 address, u32 step) {
     if constexpr (FRAGMENTS_8 == 1) {
         ldmatrix_x2(b[0], address ^ (step << 5));
@@ -815,7 +769,7 @@ __device__ __forceinline__ void load_activation_fragments(ActivationFragments& b
     }
 }
 
-// One 16-deep step. address: where this thread reads the tile's first rows in the 64-deep box.
+// Multiply one 16-deep step. address: this thread's address for ldmatrix of step 0.
 __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFragments& weights, u32 address, u32 step) {
     ActivationFragments b;
     load_activation_fragments(b, address, step);
@@ -828,7 +782,7 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFra
     }
 }
 
-// Add the scaled sums of a group, or of a stage, to the accumulators, and clear them.
+// Add the scaled sums of a group, or of a stage, to the accumulators, and clear the sums.
 __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, const WeightFragments& weights) {
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c) {
@@ -844,11 +798,10 @@ __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums
     clear(sums);
 }
 
-// Multiplies the stages of a work unit. A slot is released in the next iteration, when instructions issued before have used
-// every value read from it (TmaPipeline::release_used()).
+// Multiply the stages of a work unit. A slot is released during the next stage, when all values read from it have been used.
 __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& weights, const SlotAddresses& slots, Ring& ring,
                                          const WorkUnit& unit, u32 lane) {
-    Accumulators sums;   // of the current group, not yet scaled
+    Accumulators sums;   // sums of the current group, before scaling
     clear(sums);
     u32 previous = ring.stage;
 #pragma unroll 1
@@ -866,7 +819,7 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
                     if (step == 2) load_group(weights, slots, ring.stage, i * 64 + 32);
                 }
                 multiply_step(sums, weights, address, step);
-                const u32 done = i * 64 + step * 16 + 16;   // K of this warp's slice
+                const u32 done = i * 64 + step * 16 + 16;   // elements of K of this warp's slice
                 if (done % GROUP_SIZE == 0 || done == K64_PER_WARP * 64) scale_sums(acc, sums, weights);
             }
         }
@@ -876,22 +829,25 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
     ring.release_used_by_warp(previous, lane);
 }
 
-// The operands, by the names of the launch parameters. Maps that this kernel does not take are null.
+// The operands, by the names of the launch parameters.
 struct Operands {
-    const TensorMap *weight_map, *scale_map, *zero_map, *activation_map;
+    const TensorMap* weight_map;
+    const TensorMap* scale_map;
+    const TensorMap* zero_map;
+    const TensorMap* activation_map;
     const u16* bias;
     u16* output;
     Workspace workspace;
 };
 
-// Weights that several rows of tiles read should stay in L2.
+// Return the L2 policy of the weights. Weights that several rows of tiles read should stay in L2.
 __device__ __forceinline__ u64 choose_weight_policy(const Problem& problem) {
     const u64 first = createpolicy_evict_first(), normal = createpolicy_evict_normal();
     return problem.tiles_m > 1 ? normal : first;
 }
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Announces the bytes of a stage, and loads what no kernel before this one writes.
+// Expect the bytes of a stage, and load the operands that do not depend on previous kernels.
 __device__ __forceinline__ void load_constants(const Ring& ring, u32 slot, const StageCursor& at, const Problem& problem,
                                                const Operands& operands, u32 smem, u64 policy) {
     const u32 full = ring.get_barrier(slot);
@@ -901,9 +857,9 @@ __device__ __forceinline__ void load_constants(const Ring& ring, u32 slot, const
     load_table(smem + ZEROS + slot * ZERO_STAGE_BYTES, full, operands.zero_map, at.tile_n, at.k);
 }
 
-// Weights, scales and zero points do not depend on the kernel before this one; activations do. A dependent launch therefore
-// loads the weights of the first stages before it waits for that kernel. Not those of all stages: the activations of the first
-// one would queue after them.
+// Fill the slots. Activations depend on the previous kernel; weights, scales and zero points do not. A dependent launch therefore loads the
+// weights of the first stages before it waits for the previous kernel. It does not load the weights of all stages: the activations of the
+// first stage would then arrive after all of them.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range) {
     const u64 policy = choose_weight_policy(problem);
     const u32 prefetched = min(STAGES, problem.prefetch_stages);
@@ -923,14 +879,14 @@ __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, cons
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-// Scales and stores the complete sums of a tile. row0: its first row. column0: the warp's first column.
+// Scale and store the sums of a tile. row0: the tile's first row. column0: the warp's first column.
 __device__ __forceinline__ void epilogue(Accumulators& acc, const Problem& problem, const Operands& operands, u32 smem,
                                          const WarpPosition& warp, u32 row0, u32 column0) {
     add_bias(acc, problem, operands.bias, column0, warp.lane);
     store_rows_of_warp(acc, problem, operands.output, smem, warp.tile, warp.lane, row0, column0);
 }
 
-// range: the CTA's work range.
+// Multiply and store the work units of a range. All threads of the consumer warps call it.
 __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range,
                                         const WarpPosition& warp) {
     const SlotAddresses slots(smem, warp);
@@ -938,7 +894,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
     WorkUnit unit;
     Accumulators acc;
     WeightFragments weights;
-    griddepcontrol_wait();   // the kernel before this one may still use the workspace and the result
+    griddepcontrol_wait();   // the previous kernel may still use the workspace and the result
     while (queue.next(problem, unit)) {
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
@@ -957,8 +913,8 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
 }
 }  // namespace cudatma
 
-// Y = X W as Y^T = W^T X^T: columns of N are the rows of the mma. The last warps produce: they fill the slots of the ring. The
-// first CONSUMER_WARPS warps consume: they dequantize weights, multiply, and store. Both walk through the same work units.
+// Y = X W, computed as Y^T = W^T X^T: columns of N are rows of the mma. The last warps are producers, which fill the slots of the ring. The
+// first CONSUMER_WARPS warps are consumers, which dequantize weights, multiply, and store. Both process the same sequence of work units.
 extern "C" __global__ void __launch_bounds__(288, 1)
 marlin_mma_sync_f16_g128_zeros_8x128x256_w142_s4_tma(
     const __grid_constant__ cudatma::TensorMap weight_map,
@@ -980,7 +936,7 @@ marlin_mma_sync_f16_g128_zeros_8x128x256_w142_s4_tma(
     griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
 
     if (warp_index >= CONSUMER_WARPS) {
-        // elect_sync() rather than the first lane: ptxas then knows that one thread goes on, and puts no loop around each copy.
+        // elect_sync() lets ptxas know that it is a single thread; with a comparison of the lane, ptxas would put a loop around each copy.
         if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, operands, smem, range);
         return;
     }

@@ -16,16 +16,6 @@
 //    12288 B  weights 96 x 256 int4, packed layout 1
 //     1024 B  scales 4 x 128 bfloat16
 //      512 B  zero points 4 x 128 uint8
-// Shared memory, by offset
-//        0  activations, 24576 B
-//    24576  weights, 36864 B
-//    61440  scales, 3072 B
-//    64512  zeros, 1536 B
-//    66048  slice_sums, 6144 B
-//    72192  cluster_sums, 4096 B
-//    76288  cluster_barrier, 8 B
-//    76296  full_barriers, 24 B
-//    76320  empty_barriers, 24 B
 
 namespace cudatma {
 
@@ -34,18 +24,17 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
-// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
 
-// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer, which the other primitives take.
+// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer.
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas reads the register again rather than keep the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -55,39 +44,33 @@ __device__ __forceinline__ u32 laneid() {
 // [PTX ISA, elect.sync] Return true in exactly one lane. All 32 lanes of the warp call it.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "elect.sync _|p, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(elected));
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
     return elected != 0;
 }
 
-// [PTX ISA, bar] Wait at named barrier `id` (1..15; 0 is __syncthreads) until `threads` threads, whole warps, have arrived.
+// [PTX ISA, bar] Wait at named barrier `id` until `threads` threads, in whole warps, have arrived. __syncthreads() uses barrier 0.
 __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible.
-// Return at once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
+// once unless this is a programmatic dependent launch.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8): each phase needs `count`
-// arrivals. Other threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
+// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once, with release semantics: threads that wait see this thread's earlier writes.
+// [PTX ISA, mbarrier.arrive] Arrive once with release semantics: waiting threads see this thread's earlier writes.
 __device__ __forceinline__ void mbarrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
@@ -97,24 +80,16 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed. The thread may be suspended for a while
-// first. On a fresh barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done) : "r"(bar), "r"(parity) : "memory");
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: afterwards this thread
-// sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -137,77 +112,58 @@ __device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" : : : "memory");
 }
 
-// [PTX ISA, st.async] Store four values to `addr` in a CTA of the cluster. Its barrier `bar` counts 16 bytes when they have
-// arrived. Both addresses are from mapa_shared_cluster with the same rank, or this CTA's own. Without a cluster launch this is an
-// illegal instruction [H200]; __cluster_dims__(1, 1, 1) is enough.
+// [PTX ISA, st.async] Store four values to `addr` in a CTA of the cluster, and let that CTA's barrier `bar` count the 16 bytes on arrival.
+// Both addresses are from mapa_shared_cluster with the same rank, or this CTA's own. Without a cluster launch this is an illegal
+// instruction [H200]; __cluster_dims__(1, 1, 1) is enough.
 __device__ __forceinline__ void st_async_v4_f32(u32 addr, const float (&value)[4], u32 bar) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
-                 :
-                 : "r"(addr), "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3]), "r"(bar)
-                 : "memory");
+                 :: "r"(addr), "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3]), "r"(bar) : "memory");
 }
 
 // [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed, with acquire semantics in the cluster: this
-// thread sees what other CTAs sent by st.async.
+// thread then sees the values that other CTAs sent with st.async.
 __device__ __forceinline__ void mbarrier_wait_parity_acquire_cluster(u32 bar, u32 parity) {
     u32 done;
     do {
-        asm volatile(
-            "{\n"
-            ".reg .pred p;\n"
-            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-            "selp.u32 %0, 1, 0, p;\n"
-            "}"
-            : "=r"(done)
-            : "r"(bar), "r"(parity)
-            : "memory");
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done) : "r"(bar), "r"(parity) : "memory");
     } while (!done);
 }
 
-// [PTX ISA, barrier.cluster] Wait, with acquire semantics, until all threads of the cluster have arrived.
+// [PTX ISA, barrier.cluster] Wait with acquire semantics until all threads of the cluster have arrived.
 __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at (c0, c1, ..), counted in elements, c0 innermost, to shared address `dst`
-// (aligned to 128 bytes, to 1024 under the 128-byte swizzle). One thread calls it. Elements outside of the tensor are filled.
-// `bar` counts the bytes of the whole box.
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1)
-        : "memory");
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4}], [%2];"
+                 :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1) : "memory");
 }
 
-// This form takes an L2 policy of createpolicy_*.
+// Load with an L2 policy of createpolicy_*.
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load_hint(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5, %6}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
+    asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+                 " [%0], [%1, {%4, %5, %6}], [%2], %3;"
+                 :: "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// [PTX ISA, createpolicy] Return the L2 policy evict_first for every line of an access.
+// [PTX ISA, createpolicy] Return the L2 policy evict_first.
 __device__ __forceinline__ u64 createpolicy_evict_first() {
     u64 policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
 
-// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers: lanes 8 i .. 8 i + 7 hold the shared addresses
-// (aligned to 16) of the rows of matrix i; lane l receives in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
-// _trans transposes them.
+// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
+// the rows of matrix i, aligned to 16. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(addr)
-                 : "memory");
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
 }
 
 // [PTX ISA, movmatrix] Transpose one 8 x 8 matrix of 16-bit elements across the registers of a warp.
@@ -217,51 +173,48 @@ __device__ __forceinline__ u32 movmatrix_trans(u32 r) {
     return transposed;
 }
 
-// [PTX ISA, mma.m16n8k16] d += a b for a warp: a is 16 x 16 by rows, b 16 x 8 by columns, both bf16 in 32-bit words; d is
-// 16 x 8 fp32. Lane l holds d[0..1] at row l / 4, columns 2 (l % 4) + 0..1, and d[2..3] eight rows below.
+// [PTX ISA, mma.m16n8k16] Compute d += a b for a warp: a is 16 x 16, b is 16 x 8, both bf16; d is 16 x 8 in fp32. In d[0..1],
+// lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; in d[2..3], those columns of row l / 4 + 8.
 __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
         " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// A ring of Stages slots in shared memory, filled by a producer and read by consumers.
+// A ring of Stages slots in shared memory that a producer fills and consumers read.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer's arrivals and bytes have come; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it fills the slot again. Each thread
-// keeps its position, `stage` and `phase`, in registers. Producer and consumers both start at (0, 0) and advance() once a slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
+// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
+// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes are exactly those that the loads deliver: with one byte more wait() never returns, with one less it may return
-// before the data. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the
-// slot. The forms with a slot number act on that slot in the current lap and leave `stage` alone.
+// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
+// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
+// Methods with a slot number act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    static constexpr u32 barrier_bytes = 16 * Stages;  // of shared memory at base_address, which is aligned to 8
+    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 stage;   // this thread's current slot
+    u32 phase;   // parity of the current lap
 
-    u32 base;   // full[0..Stages), then empty[0..Stages); 8 bytes each
-    u32 stage;  // the slot at which this thread is
-    u32 phase;  // parity of the current lap; toggles when `stage` wraps
-
-    // Start at slot 0 of the ring at base_address, and leave its barriers alone.
+    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach(), and may use the ring at once; the others may after a barrier that
-    // they share with this thread, of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that complete a
-    // slot. consumer_arrivals: calls of release*() that free it; in a cluster, those of all its CTAs.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
+    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
+    // release*() that free it, by all CTAs of the cluster.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
             mbarrier_init(empty_barrier(slot), consumer_arrivals);
         }
-        fence_mbarrier_init();   // the async proxy and the cluster see initialized barriers
+        fence_mbarrier_init();
     }
 
     // Return the barrier that counts the bytes of a slot's loads.
@@ -272,12 +225,12 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. The first lap finds every slot empty: on a fresh barrier the phase
-    // of parity 1 counts as completed.
+    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once, and let the slot be full when `bytes` more bytes have come. Call it before the loads.
+    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -285,11 +238,11 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Correct only if instructions issued before the call have used every value that was read
-    // from the slot; then no read can be in flight. A loop that releases each slot one iteration after it read it has that property.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight:
+    // release a slot one iteration after reading it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
-    // Go to the next slot; the parity toggles when the ring wraps.
+    // Go to the next slot, and toggle the parity when the ring wraps.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -297,11 +250,11 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity, for callers that number the slots themselves.
+    // Toggle the parity. Callers that number the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// ---- Between fp32 and the operands' 16-bit type, two values in a register ------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ float low_to_float(u32 pair) {
     return __uint_as_float(pair << 16);
 }
@@ -316,25 +269,33 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
-// ---- Arithmetic of two 16-bit values in a register ---------------------------------------------------------------------
+// ---- Arithmetic on pairs of 16-bit values in a register -------------------------------------------------------------
 __device__ __forceinline__ u32 subtract(u32 a, u32 b) {
     u32 d;
     asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
 
-// Return word i of a thread's 16 bytes of a 64 x 64 block of packed weights: the weights of rows 16 i .. 16 i + 15.
+// Return word i of a thread's 16 bytes of a 64 x 64 block of packed weights: its weights in rows 16 i to 16 i + 15.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
-// [PTX ISA, st] Store a thread's four sums of a fragment to shared memory.
+// [PTX ISA, ld] Load 16 bytes of shared memory.
+__device__ __forceinline__ uint4 load_vector(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
+    return values;
+}
+
+// [PTX ISA, st] Store a thread's four values of a fragment to shared memory.
 __device__ __forceinline__ void store_fragment(u32 smem, const float (&sums)[4]) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
                  :: "r"(smem), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3]) : "memory");
 }
 
-// [PTX ISA, ld] Add four sums of a fragment from shared memory.
+// [PTX ISA, ld] Add a thread's four values of a fragment from shared memory.
 __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
     float other[4];
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -348,48 +309,44 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
 namespace cudatma {
 
 // ---- The tile of a CTA ----------------------------------------------------------------------------------------------
-constexpr u32 TILE_M = 16;             // rows of x, the columns of mma's operand B
-constexpr u32 FRAGMENTS_8 = TILE_M < 8 ? 1 : TILE_M / 8;   // of 8 rows; a fragment repeats fewer rows
-constexpr u32 N_TILE = 32;             // columns of W of an N tile, the rows of mma's operand A
-constexpr u32 FRAGMENTS_16 = N_TILE / 16;
-constexpr u32 N_TILES = 3;             // N tiles of a CTA
-constexpr u32 TILE_K = 256;           // K of one stage
-constexpr u32 SLICE_K = 2;             // warps that share an N tile: each multiplies a slice of every stage's K
+constexpr u32 TILE_M = 16;   // rows of x: columns of the mma
+constexpr u32 FRAGMENTS_8 = TILE_M < 8 ? 1 : TILE_M / 8;   // fragments of 8 rows of x; with fewer rows, a fragment repeats them
+constexpr u32 N_TILE = 32, FRAGMENTS_16 = N_TILE / 16;   // columns of W per N tile: rows of the mma; their fragments
+constexpr u32 N_TILES = 3;   // N tiles per CTA
+constexpr u32 TILE_K = 256;   // K per stage
+constexpr u32 SLICE_K = 2;   // warps that share an N tile: each multiplies a slice of every stage's K
 constexpr u32 CONSUMER_WARPS = N_TILES * SLICE_K;
-constexpr u32 CLUSTER_K = 2;           // CTAs of a cluster, which share a tile and divide K
-constexpr u32 GROUP_SIZE = 64;         // K that shares a scale
+constexpr u32 CLUSTER_K = 2;   // CTAs of a cluster, which share a tile and divide its K
+constexpr u32 GROUP_SIZE = 64;   // K that share a scale
 
 // ---- Packed weights: rows of 64 x 64 blocks, each row 64 columns of W (an n64) along K ------------------------------
-constexpr u32 K64_PER_STAGE = TILE_K / 64;
-constexpr u32 K64_PER_WARP = K64_PER_STAGE / SLICE_K;
-constexpr u32 K64_BLOCK_BYTES = 2048;  // a block: the lower half holds columns 0..31, the upper half columns 32..63
-constexpr u32 HALF_BLOCK_BYTES = K64_BLOCK_BYTES / 2;
-constexpr bool HAS_HALF_ROW = N_TILES % 2;   // one N tile then lies in a row whose other half belongs to another CTA
+constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_WARP = K64_PER_STAGE / SLICE_K;
+constexpr u32 K64_BLOCK_BYTES = 2048, HALF_BLOCK_BYTES = K64_BLOCK_BYTES / 2;   // a block: columns 0 to 31, then columns 32 to 63
 
-// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
-constexpr u32 ACTIVATIONS = 0;   // 24576 B
-constexpr u32 WEIGHTS = 24576;   // 36864 B
-constexpr u32 SCALES = 61440;   // 3072 B
-constexpr u32 ZEROS = 64512;   // 1536 B
-constexpr u32 SLICE_SUMS = 66048;   // 6144 B
-constexpr u32 CLUSTER_SUMS = 72192;   // 4096 B
-constexpr u32 CLUSTER_BARRIER = 76288;   // 8 B
-constexpr u32 FULL_BARRIERS = 76296;   // 24 B
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
+constexpr u32 ACTIVATIONS = 0;                // 24576 B
+constexpr u32 WEIGHTS = 24576;                // 36864 B
+constexpr u32 SCALES = 61440;                 // 3072 B
+constexpr u32 ZEROS = 64512;                  // 1536 B
+constexpr u32 SLICE_SUMS = 66048;             // 6144 B
+constexpr u32 CLUSTER_SUMS = 72192;           // 4096 B
+constexpr u32 CLUSTER_BARRIER = 76288;        // 8 B
+constexpr u32 FULL_BARRIERS = 76296;          // 24 B
 
-// ---- Slots: STAGES of each operand ------------------------------------------------------------------------------------------
+// ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 STAGES = 3;
 constexpr u32 ACTIVATION_STAGE_BYTES = 8192;
-constexpr u32 ROW_BYTES = 128;         // of an activation box: 64 elements of K
+constexpr u32 ROW_BYTES = 128;   // 64 elements of K: a row of a box of activations
 constexpr u32 WEIGHT_STAGE_BYTES = 12288;
 constexpr u32 SCALE_STAGE_BYTES = 1024;
-constexpr u32 SCALE_ROW = 128;         // scales of one group: those of whole n64 rows
+constexpr u32 SCALE_ROW = 128;   // scales of one group in a slot, for whole n64 rows
 constexpr u32 ZERO_SLOT_BYTES = 512;
-constexpr u32 STAGE_TX_BYTES = 22016;   // bytes that the loads of one stage deliver
-constexpr u32 FRAGMENT_BYTES = 32 * 16;   // fp32 sums of a warp: 16 columns of W x 8 rows of x
+constexpr u32 STAGE_TX_BYTES = 22016;   // bytes of the loads of a stage
+constexpr u32 FRAGMENT_BYTES = 32 * 16;   // a fragment of fp32 sums: 16 columns of W x 8 rows of x
 constexpr u32 N_TILE_SUM_BYTES = FRAGMENTS_16 * FRAGMENTS_8 * FRAGMENT_BYTES;
 typedef TmaPipeline<STAGES> Ring;
 
-// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+// The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
     u32 m;                          // rows of the result
     u32 n;                          // columns of the result
@@ -401,15 +358,16 @@ struct Problem {
 };
 
 // ---- Which part of the output a CTA and a warp compute --------------------------------------------------------------
-// N tiles are counted over the whole weight. If N_TILES is odd, every second CTA begins with the upper half of an n64 row.
+// N tiles are numbered over the whole weight.
+// N_TILES is odd: the CTA shares one n64 row with a neighbor, its first row or its last one.
 struct CtaTile {
     u32 tile_m;
     u32 first_n_tile;
-    u32 first_row;         // the n64 row that it lies in
+    u32 first_row;         // the n64 row of the first N tile
     u32 first_whole_row;   // the first n64 row of which the CTA computes both halves
-    bool half_first;       // the CTA begins with the upper half of a row; otherwise a half row is the lower half of the last row
-    u32 rank;              // in the cluster
-    u32 k_begin;           // the first stage of this rank
+    bool half_first;       // the CTA begins with the upper half of an n64 row
+    u32 rank;              // the CTA's rank in its cluster
+    u32 k_begin;           // the CTA's first stage
     u32 k_iterations;      // stages
 
     __device__ __forceinline__ explicit CtaTile(const Problem& problem) : tile_m(0) {
@@ -417,49 +375,50 @@ struct CtaTile {
         rank = blockIdx.x - tile_n * CLUSTER_K;
         k_begin = rank * problem.k_iterations / CLUSTER_K;
         k_iterations = (rank + 1) * problem.k_iterations / CLUSTER_K - k_begin;
-        for (; tile_n >= problem.tiles_n; ++tile_m) tile_n -= problem.tiles_n;   // usually there is one tile in M
+        for (; tile_n >= problem.tiles_n; ++tile_m) tile_n -= problem.tiles_n;   // there is usually one tile along M
         first_n_tile = tile_n * N_TILES;
         first_row = first_n_tile / 2;
         first_whole_row = (first_n_tile + 1) / 2;
         half_first = first_n_tile & 1;
     }
 
-    // The stage of W and x that the CTA loads in iteration k.
+    // Return the stage of W and x that the CTA loads in iteration k.
     __device__ __forceinline__ u32 stage_at(u32 k) const { return k_begin + k; }
 
-    // The N tile at a position in shared memory, where whole rows precede the half row.
+    // Return the N tile at a position in shared memory, where whole rows precede the half row.
     __device__ __forceinline__ u32 n_tile_at(u32 position) const {
-        if constexpr (HAS_HALF_ROW) return first_n_tile + (half_first ? (position + 1) % N_TILES : position);
-        return first_n_tile + position;
+        return first_n_tile + (half_first ? (position + 1) % N_TILES : position);
     }
 };
 
 struct WarpTile {
-    u32 slice;      // the warp's slice of each stage's K
-    u32 position;   // where its N tile lies in shared memory
-    u32 n_tile;     // counted over the whole weight
+    u32 slice;      // of each stage's K
+    u32 position;   // of the warp's N tile in shared memory
+    u32 n_tile;     // numbered over the whole weight
 
     __device__ __forceinline__ WarpTile(const CtaTile& tile, u32 warp)
         : slice(warp / N_TILES), position(warp % N_TILES), n_tile(tile.n_tile_at(position)) {}
 };
 
-// ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
-__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
+// ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number ----------------------
+// [PTX ISA, lop3] Return (a & mask) | bits.
+__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {
     u32 d;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
     return d;
 }
 
-// What is subtracted from 128 + v: 128 plus the zero point of columns g (low) and g + 8 (high), each in both halves.
+// 128 plus the zero points of columns g (low) and g + 8 (high), each in both halves. It is subtracted from 128 + v.
 struct ZeroPoint {
     u32 low, high;
 };
 
+// Return the ZeroPoint of two zero points.
 __device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
     return ZeroPoint{0x43004300u | zero_low | zero_low << 16, 0x43004300u | zero_high | zero_high << 16};
 }
 
-// 0x4300 is 128.0 in bf16, whose last mantissa bit counts 1: 0x4300 | v is exactly 128 + v.
+// Dequantize the 8 nibbles of a word. 0x4300 is 128.0 in bf16, and its last mantissa bit has the value 1: 0x4300 | v is exactly 128 + v.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
     a[0] = subtract(and_or(q, 0x000f000fu, 0x43004300u), zero.low);
     a[1] = subtract(and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
@@ -467,7 +426,7 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
     a[3] = subtract(and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
 }
 
-// ---- Producer: one thread issues every load -------------------------------------------------------------------------
+// ---- Producer: one thread -------------------------------------------------------------------------------------------
 struct Maps {
     const TensorMap* weight_map;
     const TensorMap* half_weight_map;
@@ -476,15 +435,15 @@ struct Maps {
     const TensorMap* activation_map;
 };
 
-// Loads weights, scales and zero points, which no kernel before this one in the stream writes. What lies outside of the weight
-// arrives as zeros.
+// Expect the bytes of a stage, and load the operands that do not depend on previous kernels: weights, scales and zero points. TMA fills
+// elements outside the tensors with zeros.
 __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, u32 smem, const Maps& maps, const CtaTile& tile, u32 k,
                                              u64 policy) {
     const u32 stage = tile.stage_at(k), k64 = stage * K64_PER_STAGE, full = ring.get_barrier(slot);
     const u32 weights = smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES;
     ring.expect_tx(slot, STAGE_TX_BYTES);
     cp_async_bulk_tensor_3d_load_hint(weights, maps.weight_map, full, 0, k64, tile.first_whole_row, policy);
-    constexpr u32 WHOLE_ROWS = N_TILES / 2;   // precede the half row in a slot
+    constexpr u32 WHOLE_ROWS = N_TILES / 2;   // rows that precede the half row in a slot
     const u32 half_row = tile.half_first ? tile.first_row : tile.first_whole_row + WHOLE_ROWS;
     const u32 first_word = tile.half_first ? HALF_BLOCK_BYTES / 8 : 0;   // the map's elements are 8 bytes long
     cp_async_bulk_tensor_3d_load_hint(weights + WHOLE_ROWS * K64_PER_STAGE * K64_BLOCK_BYTES, maps.half_weight_map, full,
@@ -494,7 +453,8 @@ __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, u32 sme
     cp_async_bulk_tensor_2d_load(smem + ZEROS + slot * ZERO_SLOT_BYTES, maps.zero_map, full, tile.first_row * 64, group);
 }
 
-// Loads K64_PER_STAGE boxes of 64 elements of K x TILE_M rows in the 128-byte swizzle. What lies outside of x arrives as zeros.
+// Load activations as K64_PER_STAGE boxes of TILE_M rows and 64 elements of K in the 128-byte swizzle. TMA fills elements outside x with
+// zeros.
 __device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, u32 smem, const Maps& maps, const CtaTile& tile,
                                                  u32 k) {
     const u32 target = smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES, stage = tile.stage_at(k);
@@ -504,23 +464,23 @@ __device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, u32
                                      stage * TILE_K + i * 64, tile.tile_m * TILE_M);
 }
 
-// Initializes the barriers and loads the first stages, before the other warps may use the barriers.
+// Initialize the barriers and load the first stages. The other warps use the barriers after the next __syncthreads().
 //
-// A dependent launch loads the weights of prefetch_stages stages before it waits for the kernel before it, which writes the
-// activations. It does not prefetch the weights of every stage: the activations of the first stage would then arrive after all
-// of them, and the first mma would wait for the whole ring.
+// Activations depend on the previous kernel; weights do not. A dependent launch therefore loads the weights of prefetch_stages stages
+// before it waits for the previous kernel. It does not load the weights of all stages: the activations of the first stage would then arrive
+// after all of them.
 __device__ __forceinline__ void fill_ring(const Ring& ring, u32 smem, const Maps& maps, const CtaTile& tile,
                                           const Problem& problem, u64 policy) {
     mbarrier_init(smem + CLUSTER_BARRIER, 1);
     ring.init_barriers(1, CONSUMER_WARPS);
-    // This CTA owns every CLUSTER_K-th N tile and receives the sums of all other CTAs for each of them.
+    // This CTA owns every CLUSTER_K-th N tile, and receives the sums of all other CTAs for each of them.
     constexpr u32 SENDERS = CLUSTER_K - 1;
     mbarrier_arrive_expect_tx(smem + CLUSTER_BARRIER, (N_TILES + SENDERS - tile.rank) / CLUSTER_K * SENDERS * N_TILE_SUM_BYTES);
     const u32 filled = min(STAGES, tile.k_iterations), prefetched = min(filled, problem.prefetch_stages);
 #pragma unroll 1
     for (u32 k = 0; k < prefetched; ++k) load_weights(ring, k, smem, maps, tile, k, policy);
-    griddepcontrol_launch_dependents();   // the next kernel may start and prefetch its weights
-    griddepcontrol_wait();                // the kernel before this one has written the activations
+    griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
+    griddepcontrol_wait();                // the previous kernel has written the activations
 #pragma unroll 1
     for (u32 k = 0; k < filled; ++k) {
         if (k >= prefetched) load_weights(ring, k, smem, maps, tile, k, policy);
@@ -528,7 +488,7 @@ __device__ __forceinline__ void fill_ring(const Ring& ring, u32 smem, const Maps
     }
 }
 
-// Loads the other stages, each into the slot that the consumers have released.
+// Load the other stages, each after the consumers have released its slot.
 __device__ __forceinline__ void refill_ring(Ring& ring, u32 smem, const Maps& maps, const CtaTile& tile, u64 policy) {
     ring.next_lap();   // fill_ring() was the first lap
 #pragma unroll 1
@@ -541,23 +501,26 @@ __device__ __forceinline__ void refill_ring(Ring& ring, u32 smem, const Maps& ma
 }
 
 // ---- Consumers: a warp multiplies its N tile, and its slice of each stage's K ---------------------------------------
-typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];   // fragments of 16 columns of W by fragments of 8 rows of x
 
-// The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
-__device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
-
+// A warp's accumulators: fragments of 16 x 8 values, four per lane.
+typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c)
 #pragma unroll
-        for (u32 m = 0; m < FRAGMENTS_8; ++m) acc[c][m][0] = acc[c][m][1] = acc[c][m][2] = acc[c][m][3] = 0.0f;
+        for (u32 r = 0; r < FRAGMENTS_8; ++r)
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
 }
 
-// Where this thread finds the scales and zero points of its columns in an n64 row. The packed order puts column 16 c + 8 r + g at
-// 8 g + 2 c + r: the four columns of a thread in an N tile are adjacent.
+// Return `value` through a shuffle, so that ptxas keeps it in a register instead of recomputing the address in each stage.
+__device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
+
+// Return the index of this thread's scales and zero points in an n64 row. The packed order has column 16 c + 8 r + g at index 8 g + 2 c +
+// r, so that the four columns of a thread in an N tile are adjacent.
 __device__ __forceinline__ u32 place_in_row(u32 n_tile, u32 lane) { return 8 * (lane >> 2) + 4 * (n_tile & 1); }
 
-// The addresses from which this thread reads slot 0.
+// The addresses from which this thread reads slot 0. The other slots follow at the distance of a stage.
 struct SlotAddresses {
     u32 activations;
     u32 weights;
@@ -567,21 +530,22 @@ struct SlotAddresses {
 
     __device__ __forceinline__ SlotAddresses(u32 smem, const CtaTile& tile, const WarpTile& warp_tile, u32 lane) {
         const u32 k64 = warp_tile.slice * K64_PER_WARP;
-        u32 row, chunk;   // that the lane passes to ldmatrix: 16 bytes of a row of x
+        u32 row, chunk;   // the 16 bytes of a row of x that the lane passes to ldmatrix
         if constexpr (FRAGMENTS_8 == 1) {
-            // One ldmatrix.x4 loads 32 elements of K of 8 rows: chunks 0..3 of each.
+            // One ldmatrix.x4 loads 32 elements of K of 8 rows: chunks 0 to 3 of each row.
             row = (lane & 7) % TILE_M;
             chunk = lane >> 3;
         } else {
-            // One ldmatrix.x4 loads 16 elements of K of 16 rows: chunks 0 and 1 of rows 0..7, then of rows 8..15.
+            // One ldmatrix.x4 loads 16 elements of K of 16 rows: chunks 0 and 1 of rows 0 to 7, then of rows 8 to 15.
             row = (lane >> 4) * 8 + (lane & 7);
             chunk = lane >> 3 & 1;
         }
-        // A 64-deep block has TILE_M rows of 128 bytes; the 128-byte swizzle puts chunk c of the r-th of all rows at c ^ (r % 8).
+        // A 64-deep block has TILE_M rows of 128 bytes. The 128-byte swizzle moves chunk c of row r, counted over all blocks, to c ^ (r %
+        // 8).
         const u32 swizzle_row = k64 * TILE_M + row;
         activations = keep_in_register(smem + ACTIVATIONS + swizzle_row * ROW_BYTES + ((chunk ^ swizzle_row % 8) << 4));
 
-        const bool in_half_row = HAS_HALF_ROW && warp_tile.position == N_TILES - 1;
+        const bool in_half_row = warp_tile.position == N_TILES - 1;
         const u32 half = in_half_row ? 0 : warp_tile.position % 2 * HALF_BLOCK_BYTES;
         k64_stride = in_half_row ? HALF_BLOCK_BYTES : K64_BLOCK_BYTES;
         weights = keep_in_register(smem + WEIGHTS + warp_tile.position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + half +
@@ -593,7 +557,7 @@ struct SlotAddresses {
     }
 };
 
-// Operand B of the four mmas of a 64-deep block of activations. Under the swizzle, 16 elements of K are 32 bytes apart.
+// Load operand B of the four mmas of a 64-deep block. In the swizzle, a step of 16 elements of K changes bits 5 and 6 of the address.
 __device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][FRAGMENTS_8][2], u32 row) {
     if constexpr (FRAGMENTS_8 == 1) {
 #pragma unroll
@@ -620,31 +584,24 @@ __device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][FRAGMENTS_
     }
 }
 
-// This thread's weights of a fragment in a 64-deep block: one word for each 16 elements of K.
-__device__ __forceinline__ uint4 load_packed(u32 smem) {
-    uint4 packed;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(packed.x), "=r"(packed.y), "=r"(packed.z), "=r"(packed.w) : "r"(smem) : "memory");
-    return packed;
-}
-
 typedef ZeroPoint ZeroPoints[FRAGMENTS_16];
 
-// four: the zero points of columns g and g + 8 of the first fragment, then of the second.
+// Set the zero points of a thread. four: four bytes for columns g and g + 8 of the first fragment, and of the second one.
 __device__ __forceinline__ void set_zero_points(ZeroPoints& zero_points, u32 four) {
     zero_points[0] = zero_point(four & 0xff, four >> 8 & 0xff);
     zero_points[1] = zero_point(four >> 16 & 0xff, four >> 24);
 }
 
+// Load a thread's zero points of a group.
 __device__ __forceinline__ void load_zero_points(ZeroPoints& zero_points, u32 smem) {
     u32 four;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(four) : "r"(smem) : "memory");
     set_zero_points(zero_points, four);
 }
 
-// Scales the sums of a group into the accumulators, and clears them.
+// Add the scaled sums of a group to the accumulators, and clear the sums.
 __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, u32 smem) {
-    u32 pairs[FRAGMENTS_16];   // of columns g (low half) and g + 8 (high half)
+    u32 pairs[FRAGMENTS_16];   // scales of columns g (low half) and g + 8 (high half)
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(smem) : "memory");
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c) {
@@ -664,20 +621,20 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoints& ze
     const u32 weights = slots.weights + slot * WEIGHT_STAGE_BYTES;
     const u32 activations = slots.activations + slot * ACTIVATION_STAGE_BYTES;
     const u32 scales = slots.scales + slot * SCALE_STAGE_BYTES;
-    Accumulators sums;   // of the current group, before scaling
+    Accumulators sums;   // sums of the current group, before scaling
     clear(sums);
 #pragma unroll
     for (u32 i = 0; i < K64_PER_WARP; ++i) {
-        uint4 packed[FRAGMENTS_16];
+        uint4 packed[FRAGMENTS_16];   // one word per 16-deep step
 #pragma unroll
-        for (u32 c = 0; c < FRAGMENTS_16; ++c) packed[c] = load_packed(weights + i * slots.k64_stride + c * 512);
+        for (u32 c = 0; c < FRAGMENTS_16; ++c) packed[c] = load_vector(weights + i * slots.k64_stride + c * 512);
         u32 b[4][FRAGMENTS_8][2];
-        // If TILE_M is less than 8, block i begins in the middle of the swizzle's 8 rows. Both are powers of two: adding its first
-        // row sets bits that the lane's row does not have, in the address and in the swizzle.
+        // If TILE_M is less than 8, block i begins within the swizzle's 8 rows. Both numbers are powers of two, so that the block's first
+        // row sets bits that are zero in the lane's row, in the address and in the swizzle.
         load_activation_fragments(b, (activations ^ (i * TILE_M % 8) << 4) + i * TILE_M * ROW_BYTES);
 #pragma unroll
         for (u32 k16 = 0; k16 < 4; ++k16) {
-            const u32 done = i * 64 + k16 * 16;   // of the K of this warp's slice
+            const u32 done = i * 64 + k16 * 16;   // elements of K of this warp's slice
             if (done % GROUP_SIZE == 0)
                 load_zero_points(zero_points, slots.zeros + slot * ZERO_SLOT_BYTES + done / GROUP_SIZE * SCALE_ROW);
 #pragma unroll
@@ -694,13 +651,13 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoints& ze
     }
 }
 
+// Multiply the stages of a tile. A slot is released during the next stage, when all values read from it have been used: ptxas may otherwise
+// issue the arrival while an ld.shared is in flight.
 __device__ __forceinline__ void consume(Accumulators& acc, ZeroPoints& zero_points, Ring& ring, const SlotAddresses& slots,
                                         u32 k_iterations, u32 lane) {
-    u32 previous = 0;   // the slot of the stage before
+    u32 previous = 0;   // the slot of the previous stage
 #pragma unroll 1
     for (u32 k = 0; k < k_iterations; ++k) {
-        // The warp releases a slot one iteration late, when every value that it read from it has been used: ptxas may issue an
-        // arrival while an ld.shared is still under way.
         __syncwarp();
         if (k > 0 && lane == 0) ring.release_used(previous);
         ring.wait();
@@ -711,17 +668,18 @@ __device__ __forceinline__ void consume(Accumulators& acc, ZeroPoints& zero_poin
 }
 
 // ---- Reduction of partial sums: within the CTA, then within the cluster ---------------------------------------------
-// Of the warps that share an N tile, the first OWNERS own OWN fragments each: they add up all sums of them, and store the result.
+// OWNERS of the warps that share an N tile own OWN fragments each: they add up the sums of their fragments, and store the result.
 constexpr u32 OWNERS = SLICE_K < FRAGMENTS_16 ? SLICE_K : FRAGMENTS_16, OWN = FRAGMENTS_16 / OWNERS;
 typedef float OwnSums[OWN][FRAGMENTS_8][4];
 
-__device__ __forceinline__ u32 first_own_fragment(const WarpTile& warp_tile) { return SLICE_K > 1 ? warp_tile.slice * OWN : 0; }
+// Return the first fragment that a warp owns.
+__device__ __forceinline__ u32 first_own_fragment(const WarpTile& warp_tile) { return warp_tile.slice * OWN; }
 
-// Where the sums of an N tile have a fragment.
+// Return the offset in bytes of a fragment in the sums of an N tile.
 __device__ __forceinline__ u32 fragment_offset(u32 c, u32 m) { return (c * FRAGMENTS_8 + m) * FRAGMENT_BYTES; }
 
-// Adds up the slices of an N tile: every warp writes its sums of the fragments that it does not own to shared memory, and each
-// owner adds them to its own, in the order of the slices. Returns whether this warp is an owner.
+// Add up the slices of an N tile: every warp stores its sums of other owners' fragments to shared memory, and each owner adds them to its
+// own sums in the order of the slices. Return whether this warp is an owner.
 __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& acc, u32 smem, const WarpTile& warp_tile,
                                               u32 lane) {
     constexpr u32 SLICE_BYTES = N_TILES * N_TILE_SUM_BYTES;
@@ -729,7 +687,7 @@ __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& 
     const u32 sums = smem + SLICE_SUMS + warp_tile.position * N_TILE_SUM_BYTES + lane * 16;
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c) {
-        const u32 owner = c / OWN, sender = slice - (slice > owner);   // slices but the owner's, numbered from 0
+        const u32 owner = c / OWN, sender = slice - (slice > owner);   // the number of the slice among those without the owner
 #pragma unroll
         for (u32 m = 0; m < FRAGMENTS_8; ++m) {
             if (slice == owner) {
@@ -740,7 +698,7 @@ __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& 
             }
         }
     }
-    bar_sync(1, 32 * CONSUMER_WARPS);   // owners wait until all consumer warps have written their sums
+    bar_sync(1, 32 * CONSUMER_WARPS);   // all consumer warps have stored their sums
     if (slice >= OWNERS) return false;
     const u32 first = sums + fragment_offset(slice * OWN, 0);
 #pragma unroll
@@ -752,17 +710,17 @@ __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& 
     return true;
 }
 
-// Adds up the sums of the CTAs of a cluster. Each N tile belongs to one CTA: the others send it their sums, and it adds them to its
-// own, in the order of their ranks. Returns whether this warp has the result.
+// Add up the sums of the CTAs of a cluster. Each N tile has one owner: the other CTAs send it their sums, and it adds them to its own in
+// the order of ranks. Return whether this warp has the result.
 __device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, const CtaTile& tile, const WarpTile& warp_tile, u32 lane) {
     const u32 owner = warp_tile.position % CLUSTER_K, received = warp_tile.position / CLUSTER_K * (CLUSTER_K - 1);
     const u32 first = fragment_offset(first_own_fragment(warp_tile), 0);
     const u32 sums = smem + CLUSTER_SUMS + received * N_TILE_SUM_BYTES + first + lane * 16;
-    // Waits until the other CTAs have started and the owner's barrier is initialized. The owner waits too, although it need not:
-    // compute-sanitizer's racecheck does not end if some of the threads that have arrived do not wait.
+    // The owner's barrier is initialized. The owner need not wait, but compute-sanitizer's racecheck does not end if some of the arrived
+    // threads do not wait.
     barrier_cluster_wait();
     if (tile.rank != owner) {
-        const u32 sender = tile.rank - (tile.rank > owner);   // ranks but the owner's, numbered from 0
+        const u32 sender = tile.rank - (tile.rank > owner);   // the number of the rank among those without the owner
         const u32 target = mapa_shared_cluster(sums + sender * N_TILE_SUM_BYTES, owner);
         const u32 barrier = mapa_shared_cluster(smem + CLUSTER_BARRIER, owner);
 #pragma unroll
@@ -771,7 +729,7 @@ __device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, const Cta
             for (u32 m = 0; m < FRAGMENTS_8; ++m) st_async_v4_f32(target + fragment_offset(c, m), own[c][m], barrier);
         return false;
     }
-    mbarrier_wait_parity_acquire_cluster(smem + CLUSTER_BARRIER, 0);   // waits for the sums of all other CTAs
+    mbarrier_wait_parity_acquire_cluster(smem + CLUSTER_BARRIER, 0);   // the sums of all other CTAs have arrived
 #pragma unroll
     for (u32 sender = 0; sender < CLUSTER_K - 1; ++sender)
 #pragma unroll
@@ -781,7 +739,8 @@ __device__ __forceinline__ bool reduce_cluster(OwnSums& own, u32 smem, const Cta
     return true;
 }
 
-// ---- Epilogue: an owner's sums to rows of the output. n_begin: the first column of its fragments --------------------
+// ---- Epilogue: an owner's sums to rows of the output. n_begin: the owner's first column -----------------------------
+// Add the bias.
 __device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, const u16* bias, u32 n_begin, u32 lane) {
 #pragma unroll
     for (u32 c = 0; c < OWN; ++c)
@@ -797,7 +756,7 @@ __device__ __forceinline__ void add_bias(OwnSums& own, const Problem& problem, c
         }
 }
 
-// Stores two adjacent columns of a row.
+// Store two adjacent columns of a row.
 __device__ __forceinline__ void store_pair(const Problem& problem, u16* target, u32 column, u32 pair) {
     if (__builtin_expect(problem.output_vectors && column + 2 <= problem.n, 1)) {
         *(u32*)target = pair;
@@ -807,14 +766,14 @@ __device__ __forceinline__ void store_pair(const Problem& problem, u16* target, 
     }
 }
 
-// movmatrix transposes the fragments, so that a lane has two adjacent columns of a row of the output.
+// Store the result. movmatrix transposes the fragments, so that a lane has two adjacent columns of a row of the output.
 __device__ __forceinline__ void store_result(const OwnSums& own, const Problem& problem, u16* output, u32 tile_m, u32 n_begin,
                                              u32 lane) {
     const u32 m_begin = tile_m * TILE_M, column = n_begin + 2 * (lane & 3);
     u16* const target = output + m_begin * problem.output_pitch + column;
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_8; ++m) {
-        if (m > 0 && m_begin + 8 * m >= problem.m) return;   // the whole warp returns
+        if (m > 0 && m_begin + 8 * m >= problem.m) return;   // uniform in the warp
         u32 pairs[OWN][2];
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)
@@ -834,9 +793,9 @@ __device__ __forceinline__ void store_result(const OwnSums& own, const Problem& 
 }
 }  // namespace cudatma
 
-// y = x W for small M, computed as y^T = W^T x^T: N is the M dimension of the mma. A CTA computes N_TILES N tiles over all of K,
-// or over its part of K in a cluster. The last warp is the producer: it waits until consumers have released a slot of the ring,
-// and loads the next stage into it. The other warps are consumers: they wait until a stage has landed, multiply, and release it.
+// y = x W for small M, computed as y^T = W^T x^T: columns of W are rows of the mma. A CTA computes N_TILES N tiles over all of K or, in a
+// cluster, over its part of K. The last warp is the producer: it waits until the consumers have released a slot, and loads the next stage
+// into it. The other warps are consumers: they wait until a slot is full, multiply, and release it.
 extern "C" __global__ void __launch_bounds__(224, 1)
 marlin_skinny_bf16_g64_zeros_16x96x256_k2_s3_c2(
     const __grid_constant__ cudatma::TensorMap weight_map,
@@ -850,20 +809,20 @@ marlin_skinny_bf16_g64_zeros_16x96x256_k2_s3_c2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle tells ptxas that all lanes of a warp have the same value.
+    // The shuffle lets ptxas know that the value is uniform in a warp.
     const u32 warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const bool is_producer = warp == CONSUMER_WARPS;
 
     const CtaTile tile(problem);
     const Maps maps{&weight_map, &half_weight_map, &scale_map, &zero_map, &activation_map};
-    const u64 policy = createpolicy_evict_first();   // of the weights in L2, which one row of tiles reads
+    const u64 policy = createpolicy_evict_first();   // L2 policy of the weights, which are read once
     Ring ring;
     ring.attach(smem + FULL_BARRIERS);
 
-    // elect_sync() rather than lane == 0: ptxas then knows that one thread goes on, and puts no loop around each copy.
+    // elect_sync() lets ptxas know that it is a single thread; with lane == 0, ptxas would put a loop around each copy.
     if (is_producer && elect_sync()) fill_ring(ring, smem, maps, tile, problem, policy);
     __syncwarp();
-    barrier_cluster_arrive_relaxed();   // relaxed: the fence of init_barriers() has ordered the barriers
+    barrier_cluster_arrive_relaxed();   // reduce_cluster() waits; relaxed because fence_mbarrier_init() orders the barriers
     __syncthreads();   // consumers wait until the producer has initialized the barriers
     if (is_producer) {
         if (elect_sync()) refill_ring(ring, smem, maps, tile, policy);
@@ -879,7 +838,7 @@ marlin_skinny_bf16_g64_zeros_16x96x256_k2_s3_c2(
     OwnSums own;
     if (!reduce_slices(own, acc, smem, warp_tile, lane)) return;
     if (!reduce_cluster(own, smem, tile, warp_tile, lane)) return;
-    griddepcontrol_wait();   // the kernel before this one may still read or write the output
+    griddepcontrol_wait();   // the previous kernel may still use the output
     const u32 n_begin = warp_tile.n_tile * N_TILE + 16 * first_own_fragment(warp_tile);
     if (__builtin_expect(bias != nullptr, 0)) add_bias(own, problem, bias, n_begin, lane);
     store_result(own, problem, output, tile.tile_m, n_begin, lane);

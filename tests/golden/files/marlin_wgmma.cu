@@ -20,13 +20,6 @@
 //    32768 B  activations 128 x 128 float16, 128B swizzle
 //     8192 B  weights 128 x 128 int4, packed layout 1
 //      256 B  scales 1 x 128 float16
-// Shared memory, by offset
-//        0  activations, 131072 B
-//   131072  weights, 32768 B
-//   163840  scales, 1024 B
-//   164864  staging, 17408 B
-//   182272  full_barriers, 32 B
-//   182304  empty_barriers, 32 B
 
 namespace cudatma {
 
@@ -35,18 +28,17 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
-// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
 
-// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer, which the other primitives take.
+// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer.
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas reads the register again rather than keep the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -56,52 +48,46 @@ __device__ __forceinline__ u32 laneid() {
 // [PTX ISA, elect.sync] Return true in exactly one lane. All 32 lanes of the warp call it.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "elect.sync _|p, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(elected));
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
     return elected != 0;
 }
 
-// [PTX ISA, bar] Wait at named barrier `id` (1..15; 0 is __syncthreads) until `threads` threads, whole warps, have arrived.
+// [PTX ISA, bar] Wait at named barrier `id` until `threads` threads, in whole warps, have arrived. __syncthreads() uses barrier 0.
 __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, bar] Arrive at named barrier `id` without waiting. The threads that wait call bar_sync with the same `threads`.
+// [PTX ISA, bar] Arrive at named barrier `id` without waiting. The waiting threads call bar_sync with the same `threads`.
 __device__ __forceinline__ void bar_arrive(u32 id, u32 threads) {
     asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible.
-// Return at once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
+// once unless this is a programmatic dependent launch.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, setmaxnreg] Raise the registers per thread of this warpgroup to Registers (24..256, a multiple of 8). Wait until
-// the CTA's pool has them.
+// [PTX ISA, setmaxnreg] Raise this warpgroup to Registers registers per thread (24..256, a multiple of 8), and wait until the CTA's
+// pool has enough.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
-// [PTX ISA, setmaxnreg] Lower the registers per thread of this warpgroup to Registers; the rest returns to the CTA's pool.
+// [PTX ISA, setmaxnreg] Lower this warpgroup to Registers registers per thread, and return the others to the CTA's pool.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8): each phase needs `count`
-// arrivals. Other threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
+// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -111,24 +97,16 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed. The thread may be suspended for a while
-// first. On a fresh barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n"
-        "}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done) : "r"(bar), "r"(parity) : "memory");
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: afterwards this thread
-// sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
     }
@@ -153,108 +131,91 @@ __device__ __forceinline__ u32 mapa_shared_cluster(u32 addr, u32 rank) {
     return remote;
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once at a barrier of any CTA of the cluster; `bar` is from mapa_shared_cluster. PTX's default
+// [PTX ISA, mbarrier.arrive] Arrive once at a barrier of any CTA of the cluster. `bar` is from mapa_shared_cluster. The default
 // semantics, a release within this CTA, suffice to release a slot that was only read.
 __device__ __forceinline__ void mbarrier_arrive_shared_cluster(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(bar) : "memory");
 }
 
-// [PTX ISA, barrier.cluster] Arrive at the cluster's barrier, with release semantics. All threads of the cluster call it.
+// [PTX ISA, barrier.cluster] Arrive at the cluster's barrier with release semantics. All threads of the cluster call it.
 __device__ __forceinline__ void barrier_cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
 }
 
-// [PTX ISA, barrier.cluster] Wait, with acquire semantics, until all threads of the cluster have arrived.
+// [PTX ISA, barrier.cluster] Wait with acquire semantics until all threads of the cluster have arrived.
 __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at (c0, c1, ..), counted in elements, c0 innermost, to shared address `dst`
-// (aligned to 128 bytes, to 1024 under the 128-byte swizzle). One thread calls it. Elements outside of the tensor are filled.
-// `bar` counts the bytes of the whole box.
-__device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
-    u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4}], [%2];"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1)
-        : "memory");
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
+// swizzle).
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4}], [%2];"
+                 :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1) : "memory");
 }
 
-// This form takes an L2 policy of createpolicy_*.
-// Into every CTA of the cluster whose bit is set in `mask`, at the same offset. In each of them the barrier at the offset of `bar` counts
-// the bytes, and must expect them before.
+// Load into every CTA of the cluster whose bit is set in `mask`, with an L2 policy of createpolicy_*.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load_multicast_hint(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u16 mask, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6}], [%2], %3, %4;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1)
-        : "memory");
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster.L2::cache_hint [%0], [%1, {%5, %6}], [%2], %3, %4;"
+                 :: "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1) : "memory");
 }
 
-// This form takes an L2 policy of createpolicy_*.
+// Load with an L2 policy of createpolicy_*.
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load_hint(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%4, %5, %6}], [%2], %3;"
-        :
-        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2)
-        : "memory");
+    asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+                 " [%0], [%1, {%4, %5, %6}], [%2], %3;"
+                 :: "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// [PTX ISA, prefetch] Prefetch the 128 bytes of a tensor map into the descriptor cache before the first load.
+// [PTX ISA, prefetch] Prefetch a tensor map into the descriptor cache.
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
 
-// [PTX ISA, createpolicy] Return the L2 policy evict_first for every line of an access.
+// [PTX ISA, createpolicy] Return the L2 policy evict_first.
 __device__ __forceinline__ u64 createpolicy_evict_first() {
     u64 policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
 
-// [PTX ISA, createpolicy] Return the L2 policy evict_last for every line of an access.
+// [PTX ISA, createpolicy] Return the L2 policy evict_last.
 __device__ __forceinline__ u64 createpolicy_evict_last() {
     u64 policy;
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
 
-// [PTX ISA, createpolicy] Return the L2 policy evict_normal for every line of an access.
+// [PTX ISA, createpolicy] Return the L2 policy evict_normal.
 __device__ __forceinline__ u64 createpolicy_evict_normal() {
     u64 policy;
     asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
 
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers: lanes 8 i .. 8 i + 7 hold the shared addresses
-// (aligned to 16) of the rows of matrix i; lane l has in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
-// _trans transposes them.
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
+// the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1])
-                 : "memory");
+                 :: "r"(addr), "r"(r[0]), "r"(r[1]) : "memory");
 }
 
 __device__ __forceinline__ void stmatrix_x4_trans(u32 addr, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
-                 :
-                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
+                 :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
-// swizzle: 0 none, 1 128B, 2 64B, 3 32B; a tensor map numbers them the other way round.
-// K-major rows under a swizzle: stride_bytes leads from 8 rows to the next 8; leading_bytes is not used. The next k16 step is 32
-// bytes further, which adds 2 to the descriptor.
-// M-major or N-major rows (a transposed operand): stride_bytes leads from 8 of K to the next 8, leading_bytes from 64 of M or N to
-// the next 64.
+// swizzle: 0 none, 1 128B, 2 64B, 3 32B (tensor maps number them in reverse).
+// K-major with a swizzle: stride_bytes is the distance of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2 to the
+// descriptor.
+// M-major or N-major (transposed): stride_bytes is the distance of 8 elements of K, leading_bytes the distance of
+// 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
@@ -265,53 +226,51 @@ __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.commit_group] Make one group of the wgmmas since the last commit.
+// [PTX ISA, wgmma.commit_group] Make the wgmmas since the last commit one group.
 __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups are in flight.
+// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups of wgmmas are in flight.
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
-// A ring of Stages slots in shared memory, filled by a producer and read by consumers.
+// A ring of Stages slots in shared memory that a producer fills and consumers read.
 //
-// Each slot has two mbarriers. `full` completes a phase when the producer's arrivals and bytes have come; consumers wait for it.
-// `empty` completes a phase when the consumers have arrived; the producer waits for it before it fills the slot again. Each thread
-// keeps its position, `stage` and `phase`, in registers. Producer and consumers both start at (0, 0) and advance() once a slot:
+// Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
+// `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
+// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes are exactly those that the loads deliver: with one byte more wait() never returns, with one less it may return
-// before the data. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the
-// slot. The forms with a slot number act on that slot in the current lap and leave `stage` alone.
+// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
+// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
+// Methods with a slot number act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    static constexpr u32 barrier_bytes = 16 * Stages;  // of shared memory at base_address, which is aligned to 8
+    u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
+    u32 stage;   // this thread's current slot
+    u32 phase;   // parity of the current lap
 
-    u32 base;   // full[0..Stages), then empty[0..Stages); 8 bytes each
-    u32 stage;  // the slot at which this thread is
-    u32 phase;  // parity of the current lap; toggles when `stage` wraps
-
-    // Start at slot 0 of the ring at base_address, and leave its barriers alone.
+    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach(), and may use the ring at once; the others may after a barrier that
-    // they share with this thread, of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that complete a
-    // slot. consumer_arrivals: calls of release*() that free it; in a cluster, those of all its CTAs.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
+    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
+    // release*() that free it, by all CTAs of the cluster.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
             mbarrier_init(empty_barrier(slot), consumer_arrivals);
         }
-        fence_mbarrier_init();   // the async proxy and the cluster see initialized barriers
+        fence_mbarrier_init();
     }
 
     // Return the barrier that counts the bytes of a slot's loads.
@@ -322,12 +281,12 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. The first lap finds every slot empty: on a fresh barrier the phase
-    // of parity 1 counts as completed.
+    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once, and let the slot be full when `bytes` more bytes have come. Call it before the loads.
+    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -335,14 +294,14 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: release_used_by_warp() in a cluster whose CTAs all fill the slot by multicast. Lane r arrives at the barrier of CTA r.
+    // Consumer: release a slot that all CTAs of the cluster fill by multicast. Lane r arrives at the barrier of CTA r.
     template <u32 ClusterSize>
     __device__ __forceinline__ void release_used_to_cluster(u32 slot, u32 lane) const {
         __syncwarp();
         if (lane < ClusterSize) mbarrier_arrive_shared_cluster(mapa_shared_cluster(empty_barrier(slot), lane));
     }
 
-    // Go to the next slot; the parity toggles when the ring wraps.
+    // Go to the next slot, and toggle the parity when the ring wraps.
     __device__ __forceinline__ void advance() {
         if (++stage == Stages) {
             stage = 0;
@@ -350,12 +309,12 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity, for callers that number the slots themselves.
+    // Toggle the parity. Callers that number the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Call bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: for a number
-// unknown at compile time, ptxas reserves all 16 barriers.
+// Call bar_sync() at named barrier First + index, where index < Count. The recursion makes each number a constant: for a number unknown at
+// compile time, ptxas reserves all 16 barriers.
 template <u32 First, u32 Count>
 __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     if constexpr (Count == 1) {
@@ -367,14 +326,14 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 
-// Divides 0 .. 2^31 - 1 by a number that the host knows, with one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
 struct Divisor {
-    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+    u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 
-// ---- Between fp32 and the operands' 16-bit type, two values in a register ------------------------------------------------
+// ---- Conversions: fp32 and pairs of 16-bit values in a register -----------------------------------------------------
 __device__ __forceinline__ float low_to_float(u32 pair) {
     float d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
@@ -387,7 +346,7 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
-// ---- Arithmetic of two 16-bit values in a register ---------------------------------------------------------------------
+// ---- Arithmetic on pairs of 16-bit values in a register -------------------------------------------------------------
 __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     u32 d;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
@@ -400,22 +359,21 @@ __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     return d;
 }
 
-// Return the low half twice. ptxas folds this move into a modifier of the instruction that reads the pair; it would keep a byte
-// permutation.
+// Return the low half in both halves. ptxas folds these moves into an operand modifier, which it does not do with a byte permutation.
 __device__ __forceinline__ u32 both_low(u32 pair) {
     u32 d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
     return d;
 }
 
-// Return the high half twice.
+// Return the high half in both halves.
 __device__ __forceinline__ u32 both_high(u32 pair) {
     u32 d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(pair));
     return d;
 }
 
-// Return word i of a thread's 16 bytes of a 64 x 64 block of packed weights: the weights of rows 16 i .. 16 i + 15.
+// Return word i of a thread's 16 bytes of a 64 x 64 block of packed weights: its weights in rows 16 i to 16 i + 15.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
@@ -424,8 +382,7 @@ __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
 __device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
-                 : "r"(smem) : "memory");
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
     return values;
 }
 
@@ -433,75 +390,72 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 
 namespace cudatma {
 
-// ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 TILE_M = 128;      // rows of M of a CTA's tile: columns of the wgmma
-constexpr u32 TILE_N = 128;      // columns of N: rows of the wgmmas
-constexpr u32 TILE_K = 128;      // K of one stage
-constexpr u32 WARPGROUPS = 1;   // along N
-constexpr u32 SLICE_K = 1;      // warpgroups with the same columns of N, which divide each stage's K
-constexpr u32 PINGPONG = 2;       // warpgroups, each with every other work unit of the CTA
-constexpr u32 STACK = 2;          // wgmmas of 64 columns of N in a warpgroup
+// ---- Tile -----------------------------------------------------------------------------------------------------------
+constexpr u32 TILE_M = 128;   // rows of M per CTA: columns of the wgmma
+constexpr u32 TILE_N = 128;   // columns of N per CTA: rows of the wgmmas
+constexpr u32 TILE_K = 128;   // K per stage
+constexpr u32 WARPGROUPS = 1;   // warpgroups along N
+constexpr u32 SLICE_K = 1;   // warpgroups with the same columns of N, which divide each stage's K
+constexpr u32 PINGPONG = 2;   // warpgroups that take the CTA's work units alternately
+constexpr u32 STACK = 2;   // wgmmas along N per warpgroup, 64 columns each
 constexpr u32 STAGES = 4;
-constexpr u32 CLUSTER = 2;      // CTAs of a cluster, along N; they share the activations
-constexpr u32 LOADED_M = 64;     // rows of M that each of them loads, for all
-constexpr u32 CLUSTER_MASK = 3;
-constexpr u32 CLUSTER_K = 1;    // CTAs of a cluster that divide the K of its tile
-constexpr u32 MMAS_PER_COMMIT = 1;      // wgmmas of an accumulator in a commit group, 16 of K each
-constexpr u32 COMMITS_IN_FLIGHT = 3;  // commit groups outstanding while the next one is dequantized
-constexpr u32 RELEASE_K64 = 0;   // after this 64-deep block all wgmmas of the previous stage are complete
+constexpr u32 CLUSTER = 2;   // CTAs of a cluster, along N, which share the activations
+constexpr u32 CLUSTER_MASK = 3;   // all CTAs of the cluster
+constexpr u32 LOADED_M = 64;   // rows of the activations that each CTA of the cluster loads for all
+constexpr u32 MMAS_PER_COMMIT = 1;   // wgmmas of an accumulator per commit group, 16 of K each
+constexpr u32 COMMITS_IN_FLIGHT = 3;   // commit groups in flight while the next one is dequantized
+constexpr u32 RELEASE_K64 = 0;   // after this 64-deep block, all wgmmas of the previous stage have completed
 constexpr u32 CONSUMER_WARPS = 8;
-constexpr u32 PRODUCER_REGISTERS = 40;
-constexpr u32 CONSUMER_REGISTERS = 232;
-constexpr u32 GROUP_SIZE = 128;    // K that share a scale
-constexpr u32 WARP_TILES = 4 * WARPGROUPS;      // parts of a CTA's tile that warps hold
-constexpr u32 FRAGMENTS_16 = STACK;              // of 16 columns of N in a warp ...
-constexpr u32 FRAGMENT_STRIDE_N = 64;           // ... and the columns from one to the next
-constexpr u32 FRAGMENTS_8 = TILE_M / 8;        // of 8 rows of M
-constexpr u32 FIX_UP_UNROLL = 1;        // partial tiles whose loads are in flight together
-constexpr u32 K64_PER_STAGE = TILE_K / 64;
-constexpr u32 K64_PER_SLICE = K64_PER_STAGE / SLICE_K;
-constexpr u32 N64_PER_TILE = TILE_N / 64;
-constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights
-constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 of K
-constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * ROW_BYTES;   // in a matrix descriptor
+constexpr u32 PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;   // per thread
+constexpr u32 GROUP_SIZE = 128;   // K that share a scale
+constexpr u32 WARP_TILES = 4 * WARPGROUPS;   // warps that divide a CTA's tile
+constexpr u32 FRAGMENTS_16 = STACK, FRAGMENT_STRIDE_N = 64;   // fragments of 16 columns of N per warp; columns from one to the next
+constexpr u32 FRAGMENTS_8 = TILE_M / 8;   // fragments of 8 rows of M
+constexpr u32 FIX_UP_UNROLL = 1;   // partial tiles whose loads are in flight together
+constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_SLICE = K64_PER_STAGE / SLICE_K, N64_PER_TILE = TILE_N / 64;   // 64 x 64 blocks of weights
+constexpr u32 K64_BLOCK_BYTES = 2048;   // a packed 64 x 64 block of weights
+constexpr u32 ROW_BYTES = 128;   // 64 elements of K: a row of a box of activations
+constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * ROW_BYTES;   // fields of a matrix descriptor
 
-// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
-constexpr u32 ACTIVATIONS = 0;   // 131072 B
-constexpr u32 WEIGHTS = 131072;   // 32768 B
-constexpr u32 SCALES = 163840;   // 1024 B
-constexpr u32 STAGING = 164864;   // 17408 B
-constexpr u32 FULL_BARRIERS = 182272;   // 32 B
+// ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
+constexpr u32 ACTIVATIONS = 0;                // 131072 B
+constexpr u32 WEIGHTS = 131072;               // 32768 B
+constexpr u32 SCALES = 163840;                // 1024 B
+constexpr u32 STAGING = 164864;               // 17408 B
+constexpr u32 FULL_BARRIERS = 182272;         // 32 B
 
-// ---- Slots: STAGES of each operand ------------------------------------------------------------------------------------------
+// ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ACTIVATION_STAGE_BYTES = 32768;
 constexpr u32 WEIGHT_STAGE_BYTES = 8192;
 constexpr u32 SCALE_STAGE_BYTES = 256;
-constexpr u32 TRANSACTION_BYTES = 41216;   // what TMA delivers to one stage
-constexpr u32 EMPTY_ARRIVALS = 8;
-constexpr u32 STAGING_ROWS = 32;   // rows of M that a warpgroup stores together
-constexpr u32 STAGING_PITCH_BYTES = 272;   // from one row to the next
-constexpr u32 STAGING_BYTES = 8704;   // of one warpgroup
+constexpr u32 TRANSACTION_BYTES = 41216;   // bytes of the loads of a stage
+constexpr u32 EMPTY_ARRIVALS = 8;   // consumer warps that release a slot
+constexpr u32 STAGING_ROWS = 32;   // rows of M that a warpgroup stores at a time
+constexpr u32 STAGING_PITCH_BYTES = 272;   // bytes from one row to the next
+constexpr u32 STAGING_BYTES = 8704;   // staging rows of a warpgroup
 using Ring = TmaPipeline<STAGES>;
 
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
-    WARPGROUP_BARRIER = 1,   // the first of one for each warpgroup
-    ORDER_BARRIER = WARPGROUP_BARRIER + PINGPONG,   // the first of one for each warpgroup
+    WARPGROUP_BARRIER = 1,   // the first of one barrier per warpgroup
+    ORDER_BARRIER = WARPGROUP_BARRIER + PINGPONG,   // the first of one barrier per warpgroup
 };
 
 __device__ __forceinline__ void warpgroup_sync(u32 group) { bar_sync_one_of<WARPGROUP_BARRIER, PINGPONG>(group, 128); }
 
-// Steps over the slots of the other warpgroup's work unit.
+// Skip the slots of the other warpgroup's work unit.
 __device__ __forceinline__ void skip(Ring& ring, u32 slots) {
     const u32 next = ring.stage + slots;
     ring.stage = next % STAGES;
     ring.phase ^= next / STAGES & 1;
 }
 
-// A warpgroup issues the products of a work unit after the other one has issued those of the unit before. Without this barrier, a slot
-// still full from two laps ago would satisfy the parity wait.
+// Wait until the other warpgroup has issued the products of the previous work unit. Without this barrier, a slot still full from two laps
+// ago would satisfy the parity wait.
 constexpr u32 ORDER_THREADS = PINGPONG * 128;
 __device__ __forceinline__ void wait_for_order(u32 group) { bar_sync_one_of<ORDER_BARRIER, PINGPONG>(group, ORDER_THREADS); }
+
+// Let the other warpgroup issue the products of the next work unit.
 __device__ __forceinline__ void pass_order(u32 group) {
     if (group == 0) {
         bar_arrive(ORDER_BARRIER + 1, ORDER_THREADS);
@@ -510,7 +464,7 @@ __device__ __forceinline__ void pass_order(u32 group) {
     }
 }
 
-// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+// The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
     u32 m;                          // rows of the result
     u32 n;                          // columns of the result
@@ -533,27 +487,26 @@ struct Problem {
     u64 output_pitch;               // elements from one row to the next
 };
 
-// Stages k_begin .. k_end - 1 of an output tile.
+// Stages k_begin to k_end - 1 of an output tile.
 struct WorkUnit {
     u32 tile, k_begin, k_end;
 };
 
 // ---- Tiles to CTAs: stream-K, then whole tiles ----------------------------------------------------------------------
-// The stages of the first `stream_tiles` tiles form one sequence, which is cut into equal, contiguous work ranges: one for
-// each CTA or, in a launch with clusters, for each cluster. The remaining tiles go to the ranges whole, in turn. A range may
-// begin inside a tile. Its first work unit is then a partial sum, which it stores for the tile's owner: the range with the
-// tile's first stage, the last one that this range has of the sequence. An owner waits only for CTAs with a lower blockIdx,
-// because ranges are numbered down from the last one. Those CTAs were dispatched before the owner, so that no wait can
-// starve a CTA that has not started.
+// The stages of the first `stream_tiles` tiles form one sequence, which is divided into equal, contiguous work ranges: one per CTA or, in a
+// launch with clusters, one per cluster. The ranges then take the remaining tiles in turn. A range may begin inside a tile. Its first work
+// unit is then a partial sum, which it stores for the tile's owner: the range that has the tile's first stage. An owner waits only for CTAs
+// with a lower blockIdx, because ranges are numbered in reverse. Those CTAs were dispatched before the owner, so that a wait cannot starve
+// a CTA that has not started.
 
-// The first stage of a range in the sequence.
+// Return the first stage of a range in the sequence.
 __device__ __forceinline__ u32 range_begin(const Problem& problem, u32 range) {
     return range * problem.stream_stages + min(range, problem.stream_extra);
 }
 
 struct WorkQueue {
-    u32 stage, stage_end;   // what is left of this range of the sequence
-    u32 tile, tiles;        // next whole tile
+    u32 stage, stage_end;   // the remaining stages of this range of the sequence
+    u32 tile, tiles;        // the next whole tile
 
     __device__ __forceinline__ WorkQueue(const Problem& problem, u32 range)
         : stage(range_begin(problem, range)), stage_end(range_begin(problem, range + 1)),
@@ -574,8 +527,8 @@ struct WorkQueue {
     }
 };
 
-// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
-// that run at the same time share operands in L2.
+// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group, so
+// that CTAs that run at the same time share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -584,7 +537,7 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
-// The same work stage by stage, for the producer.
+// The stages of a queue's work units, one after the other. The producer loads them in this order.
 struct StageCursor {
     WorkQueue queue;
     WorkUnit unit;
@@ -593,6 +546,7 @@ struct StageCursor {
     __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
         : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
 
+    // Go to the next stage. Return false if there is none.
     __device__ __forceinline__ bool next(const Problem& problem) {
         if (++k < unit.k_end) return true;
         if (!queue.next(problem, unit)) return false;
@@ -602,24 +556,24 @@ struct StageCursor {
     }
 };
 
-// ---- Accumulators, and partial sums of them -------------------------------------------------------------------------
-// Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
+// ---- Accumulators and partial sums ----------------------------------------------------------------------------------
 
-// A warp's accumulators: fragments of 16 x 8 values, four a lane.
+// A warp's accumulators: fragments of 16 x 8 values, four per lane.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
 // ---- Across CTAs: stream-K ------------------------------------------------------------------------------------------
-// For every CTA, a partial tile of fp32 sums and one flag for each of its WARP_TILES.
 struct Workspace {
-    float4* partials;
-    u32* flags;
+    float4* partials;   // the sums of a partial tile for every CTA, as whole fragments
+    u32* flags;         // one flag for each of a CTA's WARP_TILES
 };
 
+// Return the address of this lane's partial sums of a warp.
 __device__ __forceinline__ float4* partial_sums(const Workspace& workspace, u32 cta, u32 warp_tile, u32 lane) {
     constexpr u32 WARP_FRAGMENTS = FRAGMENTS_16 * FRAGMENTS_8 * 32;
     return workspace.partials + (u64)(cta * WARP_TILES + warp_tile) * WARP_FRAGMENTS + lane;
 }
 
+// Store a warp's partial sums, and set its flag.
 __device__ __forceinline__ void store_partials(const Accumulators& acc, const Workspace& workspace, u32 cta, u32 warp_tile,
                                                u32 lane) {
     float4* sums = partial_sums(workspace, cta, warp_tile, lane);
@@ -629,34 +583,32 @@ __device__ __forceinline__ void store_partials(const Accumulators& acc, const Wo
         for (u32 r = 0; r < FRAGMENTS_8; ++r)
             sums[(c * FRAGMENTS_8 + r) * 32] = make_float4(acc[c][r][0], acc[c][r][1], acc[c][r][2], acc[c][r][3]);
     __syncwarp();
-    if (lane == 0)   // release at gpu scope covers the other lanes' stores, which __syncwarp ordered before it
-        asm volatile("st.release.gpu.global.u32 [%0], 1;"
-                     :: "l"(workspace.flags + cta * WARP_TILES + warp_tile) : "memory");
+    if (lane == 0)   // the release covers the stores of all lanes, which __syncwarp() orders before it
+        asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(workspace.flags + cta * WARP_TILES + warp_tile) : "memory");
 }
 
-// The owner of a tile adds the partial sums of the following ranges, `stages_missing` stages in all, in the order of the
-// ranges, whatever order they arrive in: the result is the same bits every time. In clusters it adds those of the CTAs of its
-// own rank. It clears the flags for the next launch.
-template <u32 ClusterSize = 1>
+// Add the partial sums of the following ranges, `stages_missing` stages in all, to the sums of the tile's owner. The order of the additions
+// is the order of the ranges, so that the result is bitwise reproducible. Clear the flags for the next launch.
+// Ranges belong to clusters: a CTA adds the sums of the CTAs of its own rank.
 __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, const Workspace& workspace, u32 range,
-                                       u32 stages_missing, u32 warp_tile, u32 lane, u32 rank = 0) {
+                                       u32 stages_missing, u32 warp_tile, u32 lane, u32 rank) {
     u32 last = range;   // the last range with a part of this tile
     while (stages_missing > 0) {
         ++last;
         stages_missing -= min(stages_missing, range_begin(problem, last + 1) - range_begin(problem, last));
     }
-    for (u32 other = range + 1 + lane; other <= last; other += 32) {   // each lane waits for one of them
-        u32* flag = workspace.flags + (other * ClusterSize + rank) * WARP_TILES + warp_tile;
+    for (u32 other = range + 1 + lane; other <= last; other += 32) {   // each lane waits for one range
+        u32* flag = workspace.flags + (other * CLUSTER + rank) * WARP_TILES + warp_tile;
         u32 is_stored = 0;
         do {
             asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_stored) : "l"(flag) : "memory");
         } while (is_stored == 0);
-        *flag = 0;   // its CTA sets it again in a later launch at the earliest
+        *flag = 0;   // no CTA sets it again in this launch
     }
     __syncwarp();
 #pragma unroll FIX_UP_UNROLL
     for (u32 other = range + 1; other <= last; ++other) {
-        const float4* sums = partial_sums(workspace, other * ClusterSize + rank, warp_tile, lane);
+        const float4* sums = partial_sums(workspace, other * CLUSTER + rank, warp_tile, lane);
 #pragma unroll
         for (u32 c = 0; c < FRAGMENTS_16; ++c)
 #pragma unroll
@@ -680,8 +632,7 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 }
 
 // ---- Epilogue: accumulators to rows of the result -------------------------------------------------------------------
-
-// column0: the warp's first column; its fragments along N follow at a distance of FRAGMENT_STRIDE_N.
+// Add the bias. column0: the warp's first column. Its fragments along N are FRAGMENT_STRIDE_N columns apart.
 __device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 column0, u32 lane) {
     if (bias == nullptr) return;
     const u32 g = lane >> 2;
@@ -700,7 +651,7 @@ __device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& probl
     }
 }
 
-// Store 16 bytes of a row of the result.
+// Store 16 bytes of a row of the result. Elements outside the result are not stored.
 template <typename Element>
 __device__ __forceinline__ void store_vector(const Problem& problem, Element* output, uint4 values, u32 row, u32 column) {
     constexpr u32 COLUMNS = 16 / sizeof(Element);
@@ -708,7 +659,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     Element* target = output + row * problem.output_pitch + column;
     if (problem.output_vectors && column + COLUMNS <= problem.n) {
         *(uint4*)target = values;
-    } else {   // a row that is not 16-byte aligned, or the last columns
+    } else {   // an unaligned row, or the last columns
         const u32 words[4] = {values.x, values.y, values.z, values.w};
 #pragma unroll
         for (u32 i = 0; i < COLUMNS; ++i) {
@@ -719,15 +670,15 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-// A warpgroup stores rows `first` and following of its part of the tile, at most STAGING_ROWS of them, through its staging
-// rows: stmatrix.trans turns fragments (columns x rows) into rows, which leave as 16-byte stores. row0, column0: the part's
-// first row and column of the result. Before the call all warps have read what they staged before.
+// Store at most STAGING_ROWS rows of a warpgroup's part of a tile, which begin with row `first` of the part, through the warpgroup's
+// staging rows. stmatrix.trans turns fragments, whose rows are columns of the result, into rows. row0, column0: the part's first row and
+// column in the result. All warps must have read the previous rows from the staging rows.
 __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc, const Problem& problem, u16* output, u32 smem,
                                                         u32 warpgroup, u32 warp, u32 lane, u32 first, u32 row0, u32 column0) {
-    constexpr u32 VECTORS_PER_ROW = 8 * FRAGMENTS_16;   // of eight columns
+    constexpr u32 VECTORS_PER_ROW = 8 * FRAGMENTS_16;   // of 8 columns each
     constexpr u32 VECTORS_PER_THREAD = (STAGING_ROWS * VECTORS_PER_ROW + 127) / 128;
     const u32 staging = smem + STAGING + warpgroup * STAGING_BYTES, thread = warp * 32 + lane;
-    const u32 rows = min(STAGING_ROWS, TILE_M - first);   // the last ones may be fewer
+    const u32 rows = min(STAGING_ROWS, TILE_M - first);   // the last rows may be fewer
     const u32 vectors = rows * VECTORS_PER_ROW;
 #pragma unroll
     for (u32 row = 0; row < rows; row += 16)
@@ -744,9 +695,9 @@ __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc,
                 stmatrix_x2_trans(target, low);
             }
         }
-    warpgroup_sync(warpgroup);   // all warps have written the rows
-    // The compiler drops the second test where all threads have an i-th vector.
-    uint4 values[VECTORS_PER_THREAD];   // all loads before the first store, which waits for one
+    warpgroup_sync(warpgroup);   // all warps have staged the rows
+    // All loads precede the first store, which waits for its load. The compiler drops the test if all threads have an i-th vector.
+    uint4 values[VECTORS_PER_THREAD];
 #pragma unroll
     for (u32 i = 0; i < VECTORS_PER_THREAD; ++i) {
         const u32 vector = 128 * i + thread, row = vector / VECTORS_PER_ROW, column = vector % VECTORS_PER_ROW;
@@ -761,29 +712,29 @@ __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc,
     }
 }
 
-// ---- int4 -> fp16, scale and offset in one multiply-add ---------------------------------------------------------
-// A nibble v whose lowest bit is bit b of a half is the subnormal v 2^(b - 24); so masks alone take weights apart. Then
-// v 2^(b - 24) * s 2^(24 - b) - 8 s = (v - 8) s is rounded once, as the product is where 8 is subtracted first: the same
-// bits. s 2^(24 - b) has to be finite: scales are taken times 2^-p, the same for the whole weight, and the sums times 2^p.
-constexpr u32 NIBBLE_LOW = 0;        // b of column g ...
-constexpr u32 NIBBLE_HIGH = NIBBLE_LOW + 4;   // ... and of column g + 8
+// ---- int4 -> fp16, scale and offset in one multiply-add --------------------------------------------------------
+// A nibble v whose lowest bit is bit b of a half is the subnormal v 2^(b - 24), so a mask is enough to extract a weight. The multiply-add
+// v 2^(b - 24) * s 2^(24 - b) - 8 s = (v - 8) s rounds once, like the product after a subtraction of 8, and gives the same bits. The factor
+// s 2^(24 - b) must be finite: scales are multiplied by 2^-p, the same for the whole weight, and the sums by 2^p.
+constexpr u32 NIBBLE_LOW = 0, NIBBLE_HIGH = NIBBLE_LOW + 4;   // b of columns g and g + 8
 constexpr u32 MASK_LOW = 0x000f000fu << NIBBLE_LOW, MASK_HIGH = 0x000f000fu << NIBBLE_HIGH;
-// Halves, twice each: -2^11, and 2^(10 - b) of either column. -8 s times both is s 2^(24 - b).
+// -2^11 in both halves, and 2^(10 - b) of columns g and g + 8. The product of both and -8 s is s 2^(24 - b).
 constexpr u32 MINUS_POWER = 0xe800e800u, TO_FACTORS = 0x64006400u - (NIBBLE_LOW << 10) - (NIBBLE_HIGH << 26);
 
-// Of a group of weights, for columns g and g + 8 of a fragment.
+// The factors of columns g and g + 8 of a fragment, for one group of weights.
 struct GroupScale {
     u32 factor_low, factor_high;   // s 2^(24 - b), each in both halves
     u32 offset_low, offset_high;   // -8 s
 };
 
-// pair: the scales of columns g and g + 8. All products are exact.
+// Set the factors of a group. pair: the scales of columns g and g + 8. All products are exact.
 __device__ __forceinline__ void set_scales(GroupScale& group, u32 pair, u32 scale_offset) {
     const u32 offsets = multiply(pair, scale_offset);
     const u32 factors = multiply(multiply(offsets, MINUS_POWER), TO_FACTORS);
     group = GroupScale{both_low(factors), both_high(factors), both_low(offsets), both_high(offsets)};
 }
 
+// Dequantize and scale the 8 nibbles of a word.
 __device__ __forceinline__ void dequantize_group(u32 (&a)[4], u32 q, const GroupScale& group) {
     const u32 lower = q << NIBBLE_LOW, upper = q >> (8 - NIBBLE_LOW);
     a[0] = multiply_add(lower & MASK_LOW, group.factor_low, group.offset_low);
@@ -792,7 +743,7 @@ __device__ __forceinline__ void dequantize_group(u32 (&a)[4], u32 q, const Group
     a[3] = multiply_add(upper & MASK_HIGH, group.factor_high, group.offset_high);
 }
 
-// Once for a tile, when all of its sums are there; exact.
+// Multiply the complete sums of a tile by 2^p, which is exact.
 __device__ __forceinline__ void scale_back(Accumulators& acc, const Problem& problem) {
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c)
@@ -802,19 +753,18 @@ __device__ __forceinline__ void scale_back(Accumulators& acc, const Problem& pro
             for (u32 i = 0; i < 4; ++i) acc[c][r][i] *= problem.scale_back;
 }
 
-// ---- Main loop: int4 weights from shared memory to operand A's registers, wgmma with activations from shared memory ---------
+// ---- Main loop: operand A is dequantized weights in registers, operand B is activations in shared memory ------------
+// [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. a is in registers, like operand A of
+// mma.m16n8k16; b is a matrix descriptor. No other instruction may access a or d between wgmma_fence and wgmma_wait_group.
 __device__ __forceinline__ void wgmma_m64n128k16_f32_f16(float (&d)[16][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.b32 p, %69, 0;\n"
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-        "}, {%64, %65, %66, %67}, %68, p, 1, 1, 0;\n"
-        "}"
+        "}, {%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
           "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
           "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
@@ -823,92 +773,85 @@ __device__ __forceinline__ void wgmma_m64n128k16_f32_f16(float (&d)[16][4], cons
         : "memory");
 }
 
-// The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
+// Return `value` through a shuffle, so that ptxas keeps it in a register instead of recomputing the address in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
 // The position of a thread among the consumers.
 struct WarpPosition {
-    u32 warpgroup, slice, warp, lane;   // slice: of each stage's K. warp: of the warpgroup
-    u32 group;   // of the two: the warpgroup, which has a tile of its own
+    u32 warpgroup;   // along N
+    u32 warp;        // in the warpgroup
+    u32 lane;
+    u32 group;       // the warpgroup, 0 or 1, which has its own tile
 };
 
-// Where this thread reads in slot 0; the other slots follow at a stage's distance. 0: the kernel has no such operand.
+// The addresses from which this thread reads slot 0. The other slots follow at the distance of a stage.
 struct SlotAddresses {
-    u32 activations, weights, scales = 0, zeros = 0;
+    u32 activations, weights, scales;
 
     __device__ __forceinline__ SlotAddresses(u32 smem, const WarpPosition& at) {
-        const u32 k64 = at.slice * K64_PER_SLICE;
-        activations = smem + ACTIVATIONS + k64 * TILE_M * ROW_BYTES;
-        weights = keep_in_register(smem + WEIGHTS + (at.warpgroup * STACK * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
-                                   at.warp * 512 + at.lane * 16);
-        // In a row of scales: columns g and g + 8.
-        const u32 pair = k64 * 64 / GROUP_SIZE * TILE_N + at.warpgroup * STACK * 64 + 8 * (at.lane >> 2) + 2 * at.warp;
+        activations = smem + ACTIVATIONS;
+        weights = keep_in_register(smem + WEIGHTS + at.warpgroup * STACK * K64_PER_STAGE * K64_BLOCK_BYTES + at.warp * 512 + at.lane * 16);
+        // The scales of columns g and g + 8 are adjacent.
+        const u32 pair = at.warpgroup * STACK * 64 + 8 * (at.lane >> 2) + 2 * at.warp;
         scales = keep_in_register(smem + SCALES + pair * 2);
     }
 };
 
-// A thread's weights: the 64-deep block that is multiplied and, if there are several, the next one.
+// A thread's packed weights: the current 64-deep block and, if a stage has several, the next one.
 constexpr u32 PACKED_BLOCKS = K64_PER_SLICE > 1 ? 2 : 1;
 struct WeightFragments {
-    uint4 packed[PACKED_BLOCKS][STACK];   // one word for each 16-deep step
+    uint4 packed[PACKED_BLOCKS][STACK];   // one word per 16-deep step
     GroupScale group[STACK];
 };
 
+// Load a thread's packed weights of a 64-deep block.
 __device__ __forceinline__ void load_packed(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k64) {
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(weights.packed[k64 % PACKED_BLOCKS][s].x), "=r"(weights.packed[k64 % PACKED_BLOCKS][s].y),
-                       "=r"(weights.packed[k64 % PACKED_BLOCKS][s].z), "=r"(weights.packed[k64 % PACKED_BLOCKS][s].w)
-                     : "r"(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES)
-                     : "memory");
+        weights.packed[k64 % PACKED_BLOCKS][s] =
+            load_vector(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES);
 }
 
-// row: of the stage's groups.
+// Load a thread's scales of a group. row: the number of the group in the stage.
 __device__ __forceinline__ void load_group(WeightFragments& weights, const Problem& problem, const SlotAddresses& slots,
                                            u32 stage, u32 row) {
     u32 scales[STACK];
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
         asm volatile("ld.shared.b32 %0, [%1];"
-                     : "=r"(scales[s])
-                     : "r"(slots.scales + stage * SCALE_STAGE_BYTES + (row * TILE_N + 64 * s) * 2)
-                     : "memory");
+                     : "=r"(scales[s]) : "r"(slots.scales + stage * SCALE_STAGE_BYTES + (row * TILE_N + 64 * s) * 2) : "memory");
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s) {
         set_scales(weights.group[s], scales[s], problem.scale_offset);
     }
 }
 
-// step: of the 64-deep block k64.
+// Dequantize one 16-deep step of the 64-deep block k64.
 __device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const WeightFragments& weights, u32 k64, u32 step) {
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
         dequantize_group(a[s], word(weights.packed[k64 % PACKED_BLOCKS][s], step), weights.group[s]);
 }
 
-// Release the slot after this warp has read it. In a cluster, each CTA fills a part of every CTA's slot, and waits for the consumers of all
-// CTAs.
+// Release the slot, in all CTAs of the cluster, after this warp has read it.
 __device__ __forceinline__ void release(const Ring& ring, u32 slot, u32 lane) {
     ring.release_used_to_cluster<CLUSTER>(slot, lane);
 }
 
-// Multiplies the stages of a work unit. MMAS_PER_COMMIT 16-deep slices of weights are dequantized while up to
-// COMMITS_IN_FLIGHT commit groups of wgmmas are outstanding.
-//
-// A slot is released in the next stage, when no outstanding wgmma reads its activations. Instructions issued before have then
-// used its weights (TmaPipeline::release_used()). Returns the last slot, whose products may still be outstanding.
+// Multiply the stages of a work unit. MMAS_PER_COMMIT 16-deep steps of weights are dequantized while up to COMMITS_IN_FLIGHT commit groups
+// of wgmmas are in flight. A slot is released during the next stage, when the wgmmas that read its activations have completed, and its
+// weights have been used. Return the last slot, whose products may still be in flight.
 __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weights, const Problem& problem,
                                         const SlotAddresses& slots, Ring& ring, const WorkUnit& unit, u32 lane) {
     u32 previous = ring.stage;
 #pragma unroll 1
     for (u32 k = unit.k_begin; k < unit.k_end; ++k) {
-        // Through a shuffle, so that ptxas knows that the address is the same in a whole warp. Otherwise each wgmma's
-        // descriptor, computed in registers, takes two moves to uniform registers.
+        // The shuffle lets ptxas know that the address is uniform in a warp. Otherwise each descriptor takes two moves to uniform
+        // registers.
         const u32 address = __shfl_sync(0xffffffffu, slots.activations + ring.stage * ACTIVATION_STAGE_BYTES, 0);
         ring.wait();
         const u64 activations = matrix_descriptor(address, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
-        load_packed(weights, slots, ring.stage, 0);   // each 64-deep block's while the one before it is multiplied
+        load_packed(weights, slots, ring.stage, 0);   // each block is loaded while the previous one is multiplied
 #pragma unroll
         for (u32 i = 0; i < K64_PER_SLICE; ++i) {
             if (i + 1 < K64_PER_SLICE) load_packed(weights, slots, ring.stage, i + 1);
@@ -941,22 +884,24 @@ __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weig
     return previous;
 }
 
-// The operands, by the names of the launch parameters. Maps that this kernel does not take are null.
+// The operands, by the names of the launch parameters.
 struct Operands {
-    const TensorMap *weight_map, *scale_map, *zero_map, *activation_map;
+    const TensorMap* weight_map;
+    const TensorMap* scale_map;
+    const TensorMap* activation_map;
     const u16* bias;
     u16* output;
     Workspace workspace;
 };
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// L2 policies. Weights that several rows of tiles read should stay in L2.
-// Columns of tiles follow each other in a raster group then, and each reads the group's activations again.
 struct Policies {
     u64 weights;
     u64 activations;
 };
 
+// Return the L2 policies. Weights that several rows of tiles read should stay in L2.
+// In this case every column of tiles in a raster group also reads the group's activations.
 __device__ __forceinline__ Policies choose_policies(const Problem& problem) {
     const bool has_rows = problem.tiles_m > 1;
     const u64 first = createpolicy_evict_first(), normal = createpolicy_evict_normal();
@@ -964,8 +909,8 @@ __device__ __forceinline__ Policies choose_policies(const Problem& problem) {
     return {has_rows ? normal : first, has_rows ? last : normal};
 }
 
-// Announces the bytes of a stage, and loads what no kernel before this one writes: weights, as one box of K64_PER_STAGE x
-// N64_PER_TILE blocks, scales and zero points. Blocks outside of the tensor arrive as zeros, and so do their scales.
+// Expect the bytes of a stage, and load the operands that do not depend on previous kernels: weights, as one box of K64_PER_STAGE x
+// N64_PER_TILE blocks, scales, and zero points. TMA fills blocks and scales outside the tensors with zeros.
 __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, const StageCursor& at, const Operands& operands,
                                              u32 smem, u32 rank, const Policies& policies) {
     const u32 full = ring.get_barrier(slot), tile_n = at.tile_n * CLUSTER + rank;
@@ -976,12 +921,11 @@ __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, const S
     cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, operands.scale_map, full, tile_n * TILE_N, row);
 }
 
-// K64_PER_STAGE boxes of rows x 64 of K in the 128-byte swizzle; what lies outside of the tensor is zero.
-// Each CTA of the cluster loads LOADED_M of the rows, and all of them receive them, at the same place.
+// Load LOADED_M rows of the activations into every CTA of the cluster, as K64_PER_STAGE boxes of 64 elements of K in the 128-byte swizzle.
+// TMA fills elements outside the tensor with zeros.
 __device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, const StageCursor& at, const Operands& operands,
                                                  u32 smem, u32 rank, const Policies& policies) {
-    const u32 row = rank * LOADED_M;
-    const u32 target = smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES + row * ROW_BYTES;
+    const u32 row = rank * LOADED_M, target = smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES + row * ROW_BYTES;
 #pragma unroll
     for (u32 i = 0; i < K64_PER_STAGE; ++i)
         cp_async_bulk_tensor_2d_load_multicast_hint(target + i * TILE_M * ROW_BYTES, operands.activation_map,
@@ -989,9 +933,9 @@ __device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, con
                                                     CLUSTER_MASK, policies.activations);
 }
 
-// The first lap of the ring, for which no slot has to be released. Weights, scales and zero points do not depend on the kernel
-// before this one; activations do. A dependent launch therefore loads the weights of the first stages before it waits for that
-// kernel. Not those of all stages: the activations of the first one would queue after them.
+// Fill the slots of the first lap, which are free. Activations depend on the previous kernel; weights, scales and zero points do not. A
+// dependent launch therefore loads the weights of the first stages before it waits for the previous kernel. It does not load the weights of
+// all stages: the activations of the first stage would then arrive after all of them.
 __device__ __forceinline__ void produce_first_lap(const Ring& ring, StageCursor& cursor, const Problem& problem,
                                                   const Operands& operands, u32 smem, u32 rank, const Policies& policies) {
     const u32 prefetched = min(STAGES, problem.prefetch_stages);
@@ -1000,7 +944,7 @@ __device__ __forceinline__ void produce_first_lap(const Ring& ring, StageCursor&
     for (u32 slot = 0; slot < prefetched && ahead.next(problem); ++slot)
         load_weights(ring, slot, ahead, operands, smem, rank, policies);
     griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
-    griddepcontrol_wait();
+    griddepcontrol_wait();                // the previous kernel has written the activations
 #pragma unroll 1
     for (u32 slot = 0; slot < STAGES && cursor.next(problem); ++slot) {
         if (slot >= prefetched) load_weights(ring, slot, cursor, operands, smem, rank, policies);
@@ -1008,6 +952,7 @@ __device__ __forceinline__ void produce_first_lap(const Ring& ring, StageCursor&
     }
 }
 
+// Fill the slots of the following laps, each after the consumers have released it.
 __device__ __forceinline__ void produce(Ring& ring, StageCursor& cursor, const Problem& problem, const Operands& operands,
                                         u32 smem, u32 rank, const Policies& policies) {
     ring.next_lap();
@@ -1020,35 +965,30 @@ __device__ __forceinline__ void produce(Ring& ring, StageCursor& cursor, const P
 }
 
 // ---- Consumers: PINGPONG warpgroups ---------------------------------------------------------------------------------
-// Scales and stores the complete sums of a tile. row0: its first row. column0: the warpgroup's first column. rank_k: of this
-// CTA among those that divide the tile's K; each stores the rows that it added up.
+// Scale and store the sums of a tile. row0: the tile's first row. column0: the warpgroup's first column.
 __device__ __forceinline__ void epilogue(Accumulators& acc, const Problem& problem, const Operands& operands, u32 smem,
-                                         const WarpPosition& warp, u32 row0, u32 column0, u32 rank_k) {
+                                         const WarpPosition& warp, u32 row0, u32 column0) {
     scale_back(acc, problem);
     add_bias(acc, problem, operands.bias, column0 + 16 * warp.warp, warp.lane);
 #pragma unroll
     for (u32 first = 0; first < TILE_M; first += STAGING_ROWS) {
-        if constexpr (CLUSTER_K > 1) {   // one tile, and one store for each CTA: the staging rows are free
-            if (first / STAGING_ROWS != rank_k) continue;
-        } else {
-            warpgroup_sync(warp.group);   // all warps have read the rows before, of this tile or of the one before it
-        }
+        warpgroup_sync(warp.group);   // all warps have read the previous rows from the staging rows
         store_rows_of_warpgroup(acc, problem, operands.output, smem, warp.group, warp.warp, warp.lane, first, row0, column0);
     }
 }
 
-// range: the CTA's work range. rank: of the CTA in its cluster, along N.
-__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range,
-                                        u32 rank, const WarpPosition& warp) {
+// Multiply and store the work units of a range. All threads of the consumer warps call it.
+__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range, u32 rank,
+                                        const WarpPosition& warp) {
     const SlotAddresses slots(smem, warp);
-    const u32 warp_tile = warp.warpgroup * 4 + warp.warp, rank_k = range % CLUSTER_K;
+    const u32 warp_tile = warp.warpgroup * 4 + warp.warp;
     WorkQueue queue(problem, range);
     WorkUnit unit;
     Accumulators acc;
     WeightFragments weights;
-    griddepcontrol_wait();   // the kernel before this one may still use the workspace and the result
+    griddepcontrol_wait();   // the previous kernel may still use the workspace and the result
     for (u32 i = 0; queue.next(problem, unit); ++i) {
-        if (i % PINGPONG != warp.group) {   // the other warpgroup's
+        if (i % PINGPONG != warp.group) {   // the other warpgroup's work unit
             skip(ring, unit.k_end - unit.k_begin);
             continue;
         }
@@ -1069,17 +1009,16 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
             continue;
         }
         if (unit.k_end < problem.k_iterations)
-            fix_up<CLUSTER>(acc, problem, operands.workspace, range, problem.k_iterations - unit.k_end, warp_tile, warp.lane,
-                            rank);
-        epilogue(acc, problem, operands, smem, warp, tile_m * TILE_M, column0, rank_k);
+            fix_up(acc, problem, operands.workspace, range, problem.k_iterations - unit.k_end, warp_tile, warp.lane, rank);
+        epilogue(acc, problem, operands, smem, warp, tile_m * TILE_M, column0);
     }
 }
 }  // namespace cudatma
 
-// Y = X W as Y^T = W^T X^T: columns of N are the rows of the wgmma. One thread of the last warps produces: it fills the
-// slots of the ring with TMA. The warpgroups before it consume: they dequantize weights into operand A's registers, multiply,
-// and store. Producer and consumers walk through the same work units.
-// The consumers take them in turn: one warpgroup stores its tile while the other one multiplies.
+// Y = X W, computed as Y^T = W^T X^T: columns of N are rows of the wgmma. One thread of the last warps is the producer, which fills the
+// slots of the ring by TMA. The other warpgroups are consumers: they dequantize weights into the registers of operand A, multiply, and
+// store. Producer and consumers process the same sequence of work units.
+// The two consumer warpgroups take work units alternately: one stores its tile while the other multiplies.
 extern "C" __global__ void __launch_bounds__(384, 1)
 marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     const __grid_constant__ cudatma::TensorMap weight_map,
@@ -1093,16 +1032,16 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    // The shuffle lets ptxas know that the value is uniform in a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-    const Operands operands{&weight_map, &scale_map, nullptr, &activation_map, bias, output, {partials, flags}};
+    const Operands operands{&weight_map, &scale_map, &activation_map, bias, output, {partials, flags}};
     const u32 range = problem.work_ranges - 1 - blockIdx.x / CLUSTER;
     const u32 rank = cluster_ctarank();
     Ring ring;
     ring.attach(smem + FULL_BARRIERS);
 
-    // One thread initializes the barriers and issues every copy. elect_sync() rather than the first lane: ptxas then knows
-    // that one thread goes on, and puts no loop around each copy.
+    // One thread initializes the barriers and issues every copy. elect_sync() lets ptxas know that it is a single thread; with a comparison
+    // of the lane, ptxas would put a loop around each copy.
     const bool is_producer_warp = warp_index == CONSUMER_WARPS;
     const Policies policies = choose_policies(problem);
     StageCursor cursor(problem, range);
@@ -1111,8 +1050,6 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
         prefetch_tensormap(&activation_map);
         prefetch_tensormap(&scale_map);
         ring.init_barriers(1, EMPTY_ARRIVALS);
-        // The copies need no other warp, but in a cluster the barriers of the other CTAs.
-        if constexpr (CLUSTER == 1) produce_first_lap(ring, cursor, problem, operands, smem, rank, policies);
     }
     __syncwarp();
     barrier_cluster_arrive();
@@ -1120,15 +1057,15 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (is_producer_warp && elect_sync()) {
-            if constexpr (CLUSTER > 1) produce_first_lap(ring, cursor, problem, operands, smem, rank, policies);
+            produce_first_lap(ring, cursor, problem, operands, smem, rank, policies);   // after the barriers of all CTAs are initialized
             produce(ring, cursor, problem, operands, smem, rank, policies);
         }
         __syncwarp();
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume(ring, problem, operands, smem, range, rank, WarpPosition{0, 0, warp_index % 4, laneid(), warp_index / 4});
+        consume(ring, problem, operands, smem, range, rank, WarpPosition{0, warp_index % 4, laneid(), warp_index / 4});
     }
-    // A CTA must not exit while another one may still send to its shared memory or arrive at its barriers.
+    // A CTA must not exit while another CTA may write to its shared memory or arrive at its barriers.
     barrier_cluster_arrive();
     barrier_cluster_wait();
 }

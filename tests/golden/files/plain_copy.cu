@@ -16,11 +16,11 @@ typedef unsigned long long u64;
 using namespace cudatma;
 
 typedef u32 Element;
-typedef u32 Index;  // large enough for the last element plus one step of all threads
+typedef u32 Index;   // holds the last element plus one step of all threads
 
 constexpr int RANK = 3;
 
-// One axis of the window; strides in bytes, the others in elements.
+// An axis of the window. Strides are in bytes, the other members in elements.
 struct Axis {
     long long start, extent, size, source_stride, destination_stride;
 };
@@ -29,8 +29,7 @@ struct Axes {
     Axis axis[RANK];   // the outermost first
 };
 
-// destination = a window of source, element by element, for windows that TMA cannot describe. Elements outside of the source are
-// `fill`.
+// Copy a window of the source, element by element, for windows that TMA cannot describe. Elements outside the source are `fill`.
 extern "C" __global__ void __launch_bounds__(256)
 plain_copy(const u8* source, u8* destination, Axes axes, u64 elements, u64 fill) {
     const Index threads = static_cast<Index>(gridDim.x) * blockDim.x;

@@ -9,27 +9,23 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
-// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
+// [PTX ISA, Tensor-map] The 128 opaque bytes of cuTensorMapEncode*. A kernel takes them as `const __grid_constant__ TensorMap`.
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
 
-// [PTX ISA, cp.async.bulk.prefetch.tensor] Prefetch the box at (c0, c1, ..) into L2, without a completion mechanism.
-__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_2d(
-    const TensorMap* map, int c0, int c1) {
-    asm volatile(
-        "cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];"
-        :
-        : "l"(map), "r"(c0), "r"(c1)
-        : "memory");
+// [PTX ISA, cp.async.bulk.prefetch.tensor] Prefetch the box at element (c0, c1, ..) into L2. Nothing signals its completion.
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_2d(const TensorMap* map, int c0, int c1) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];"
+                 :: "l"(map), "r"(c0), "r"(c1) : "memory");
 }
 
 }  // namespace cudatma
 
 using namespace cudatma;
 
-// Prefetches a tensor into L2, box by box; axis 0 is the innermost. box_i: elements of a box. tiles_i: boxes along the axis.
+// Prefetch a tensor into L2, box by box. Axis 0 is the innermost. box_i: extent of a box along axis i, in elements. tiles_i: boxes along
+// axis i.
 extern "C" __global__ void __launch_bounds__(32)
 prefetch(const __grid_constant__ TensorMap source,
     int box0, u32 tiles0,
