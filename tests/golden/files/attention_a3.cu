@@ -266,6 +266,11 @@ __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_launch_dependents();
 }
 
+// Where a thread is among the consumers. warp counts from the first warp of the warpgroup.
+struct ThreadPosition {
+    u32 warpgroup, warp, lane;
+};
+
 // A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
@@ -728,33 +733,33 @@ __device__ __forceinline__ void skip_block(Ring& k_ring, Ring& v_ring, u32 lane)
 // Process the blocks of a warpgroup's queries, at least one, from the last to the first. q: the queries in shared memory. row0: the
 // warpgroup's first query in the sequence.
 __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
-                                         const Blocks& blocks, u32 smem, u32 q, u32 row0, u32 warpgroup, u32 warp, u32 lane) {
-    const u32 row = row0 + 16 * warp + lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;
+                                         const Blocks& blocks, u32 smem, u32 q, u32 row0, const ThreadPosition& at) {
+    const u32 row = row0 + 16 * at.warp + at.lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;
     // All queries see all keys of the blocks from all_seen_begin to all_seen_end - 1, which need no mask.
     const u32 all_seen_begin = (first_key(problem, last_row) + TILE_N - 1) / TILE_N, all_seen_end = end_key(problem, row0) / TILE_N;
     u32 n = blocks.end - 1;
     // Skip the blocks that only the queries of later warpgroups see.
     const u32 own_end = max(blocks.begin + 1, (end_key(problem, last_row) + TILE_N - 1) / TILE_N);
 #pragma unroll 1
-    for (; n + 1 > own_end; --n) skip_block(k_ring, v_ring, lane);
+    for (; n + 1 > own_end; --n) skip_block(k_ring, v_ring, at.lane);
     Probabilities p;
     {
         Scores scores;
         float rescale[2];
         k_ring.wait();
-        multiply_keys(scores, q, smem + K + k_ring.stage * K_STAGE_BYTES, warpgroup);
+        multiply_keys(scores, q, smem + K + k_ring.stage * K_STAGE_BYTES, at.warpgroup);
         wgmma_wait_group<0>();
-        k_ring.release_used_by_warp(k_ring.stage, lane);
+        k_ring.release_used_by_warp(k_ring.stage, at.lane);
         k_ring.advance();
-        if (n >= all_seen_begin && n < all_seen_end) softmax<false>(scores, rows, rescale, problem, row, n * TILE_N, lane);
-        else softmax<true>(scores, rows, rescale, problem, row, n * TILE_N, lane);
+        if (n >= all_seen_begin && n < all_seen_end) softmax<false>(scores, rows, rescale, problem, row, n * TILE_N, at.lane);
+        else softmax<true>(scores, rows, rescale, problem, row, n * TILE_N, at.lane);
         round_scores(p, scores);
     }
     while (n > max(blocks.begin, all_seen_end))
-        next_block<true>(output, rows, p, k_ring, v_ring, problem, smem, q, --n, row, warpgroup, lane);
+        next_block<true>(output, rows, p, k_ring, v_ring, problem, smem, q, --n, row, at.warpgroup, at.lane);
     while (n > max(blocks.begin, all_seen_begin))
-        next_block<false>(output, rows, p, k_ring, v_ring, problem, smem, q, --n, row, warpgroup, lane);
-    while (n > blocks.begin) next_block<true>(output, rows, p, k_ring, v_ring, problem, smem, q, --n, row, warpgroup, lane);
+        next_block<false>(output, rows, p, k_ring, v_ring, problem, smem, q, --n, row, at.warpgroup, at.lane);
+    while (n > blocks.begin) next_block<true>(output, rows, p, k_ring, v_ring, problem, smem, q, --n, row, at.warpgroup, at.lane);
     v_ring.wait();
     multiply_values(output, p, smem + V + v_ring.stage * V_STAGE_BYTES);
     wgmma_wait_group<0>();
@@ -788,8 +793,8 @@ __device__ __forceinline__ void clear_values(u32 slot, u32 first_row) {
 
 // Compute and store a tile. All threads of the consumer warps call it.
 __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem, u16* output_rows,
-                                        const LogSums& logs, const Place& place, const Blocks& blocks, u32 warpgroup, u32 warp, u32 lane) {
-    const u32 row0 = place.row0 + 64 * warpgroup;
+                                        const LogSums& logs, const Place& place, const Blocks& blocks, const ThreadPosition& at) {
+    const u32 row0 = place.row0 + 64 * at.warpgroup;
     Output output;
     Rows rows;
     clear(output, rows);
@@ -800,10 +805,10 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
         bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // all see the zeros
     }
     if (blocks.begin < blocks.end)
-        mainloop(output, rows, k_ring, v_ring, problem, blocks, smem, smem + Q, row0, warpgroup, warp, lane);
-    finish_rows(output, rows, problem, logs, place, row0 + 16 * warp + lane / 4, lane);
-    warpgroup_sync(warpgroup);   // the warpgroup has read its queries, which the results overwrite
-    store_rows(output, problem, output_rows + place.q_begin * problem.output_pitch, smem + Q, place, 64 * warpgroup + 16 * warp, lane);
+        mainloop(output, rows, k_ring, v_ring, problem, blocks, smem, smem + Q, row0, at);
+    finish_rows(output, rows, problem, logs, place, row0 + 16 * at.warp + at.lane / 4, at.lane);
+    warpgroup_sync(at.warpgroup);   // the warpgroup has read its queries, which the results overwrite
+    store_rows(output, problem, output_rows + place.q_begin * problem.output_pitch, smem + Q, place, 64 * at.warpgroup + 16 * at.warp, at.lane);
 }
 }  // namespace cudatma
 
@@ -841,7 +846,7 @@ attention_a3_bf16_d64_causal_window_varlen_128x64_s2(
         __syncwarp();
     } else {
         setmaxnreg_inc<240>();
-        consume(k_ring, v_ring, sequence, smem, output_rows, LogSums{lse}, place, key_blocks(sequence, place), warp_index / 4,
-                warp_index % 4, laneid());
+        consume(k_ring, v_ring, sequence, smem, output_rows, LogSums{lse}, place, key_blocks(sequence, place),
+                ThreadPosition{warp_index / 4, warp_index % 4, laneid()});
     }
 }

@@ -296,6 +296,11 @@ __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_launch_dependents();
 }
 
+// Where a thread is among the consumers. warp counts from the first warp of the warpgroup.
+struct ThreadPosition {
+    u32 warpgroup, warp, lane;
+};
+
 // A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
@@ -711,36 +716,36 @@ __device__ __forceinline__ void skip_block(Ring& k_ring, Ring& v_ring, u32 lane)
 // Process the blocks of a warpgroup's queries, at least one, from the last to the first. q: the queries in shared memory. row0: the
 // warpgroup's first query in the sequence.
 __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
-                                         const Blocks& blocks, u32 smem, u32 q, u32 row0, u32 warpgroup, u32 warp, u32 lane) {
-    const u32 row = row0 + 16 * warp + lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;
+                                         const Blocks& blocks, u32 smem, u32 q, u32 row0, const ThreadPosition& at) {
+    const u32 row = row0 + 16 * at.warp + at.lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;
     // All queries see all keys of the blocks from all_seen_begin to all_seen_end - 1, which need no mask.
     const u32 all_seen_begin = (first_key(problem, last_row) + TILE_N - 1) / TILE_N, all_seen_end = end_key(problem, row0) / TILE_N;
     u32 n = blocks.end - 1;
     // Skip the blocks that only the queries of later warpgroups see.
     const u32 own_end = max(blocks.begin + 1, (end_key(problem, last_row) + TILE_N - 1) / TILE_N);
 #pragma unroll 1
-    for (; n + 1 > own_end; --n) skip_block(k_ring, v_ring, lane);
+    for (; n + 1 > own_end; --n) skip_block(k_ring, v_ring, at.lane);
     Probabilities p;
     {
         Scores scores;
         float rescale[2];
         k_ring.wait();
-        multiply_keys(scores, q, smem + K + k_ring.stage * K_STAGE_BYTES, warpgroup);
+        multiply_keys(scores, q, smem + K + k_ring.stage * K_STAGE_BYTES, at.warpgroup);
         wgmma_wait_group<0>();
-        k_ring.release_used_by_warp(k_ring.stage, lane);
+        k_ring.release_used_by_warp(k_ring.stage, at.lane);
         k_ring.advance();
-        if (n >= all_seen_begin && n < all_seen_end) softmax<false>(scores, rows, rescale, problem, row, n * TILE_N, lane);
-        else softmax<true>(scores, rows, rescale, problem, row, n * TILE_N, lane);
+        if (n >= all_seen_begin && n < all_seen_end) softmax<false>(scores, rows, rescale, problem, row, n * TILE_N, at.lane);
+        else softmax<true>(scores, rows, rescale, problem, row, n * TILE_N, at.lane);
         round_scores(p, scores);
     }
     while (n > max(blocks.begin, all_seen_end))
-        next_block<true>(output, rows, p, k_ring, v_ring, problem, smem, q, --n, row, warpgroup, lane);
+        next_block<true>(output, rows, p, k_ring, v_ring, problem, smem, q, --n, row, at.warpgroup, at.lane);
     while (n > max(blocks.begin, all_seen_begin))
-        next_block<false>(output, rows, p, k_ring, v_ring, problem, smem, q, --n, row, warpgroup, lane);
+        next_block<false>(output, rows, p, k_ring, v_ring, problem, smem, q, --n, row, at.warpgroup, at.lane);
     v_ring.wait();
     multiply_values(output, p, smem + V + v_ring.stage * V_STAGE_BYTES);
     wgmma_wait_group<0>();
-    v_ring.release_used_by_warp(v_ring.stage, lane);
+    v_ring.release_used_by_warp(v_ring.stage, at.lane);
     v_ring.advance();
 }
 
@@ -819,21 +824,21 @@ __device__ __forceinline__ void store_tiles(Staged& staged, Queries& queries, co
 // ---- Consumers ------------------------------------------------------------------------------------------------------
 // Compute one tile after the other, and stage the results for store_tiles(). All threads of the consumer warps call it.
 __device__ __forceinline__ void consume(Queries& queries, const Staged& staged, Ring& k_ring, Ring& v_ring, const Problem& problem,
-                                        u32 smem, const LogSums& logs, u32 warpgroup, u32 warp, u32 lane) {
+                                        u32 smem, const LogSums& logs, const ThreadPosition& at) {
     for (u32 tile; next_tile(queries, problem, smem, tile); queries.advance()) {
         const Place place = tile_place(problem, tile);
         const Blocks blocks = key_blocks(problem, place);
-        const u32 q = smem + Q + queries.stage * Q_BYTES, row0 = place.row0 + 64 * warpgroup;
+        const u32 q = smem + Q + queries.stage * Q_BYTES, row0 = place.row0 + 64 * at.warpgroup;
         Output output;
         Rows rows;
         clear(output, rows);
-        if (blocks.begin < blocks.end) mainloop(output, rows, k_ring, v_ring, problem, blocks, smem, q, row0, warpgroup, warp, lane);
-        finish_rows(output, rows, problem, logs, place, row0 + 16 * warp + lane / 4, lane);
-        warpgroup_sync(warpgroup);   // the warpgroup has read its queries, which the results overwrite
-        stage_output(output, q, 64 * warpgroup + 16 * warp, lane);
+        if (blocks.begin < blocks.end) mainloop(output, rows, k_ring, v_ring, problem, blocks, smem, q, row0, at);
+        finish_rows(output, rows, problem, logs, place, row0 + 16 * at.warp + at.lane / 4, at.lane);
+        warpgroup_sync(at.warpgroup);   // the warpgroup has read its queries, which the results overwrite
+        stage_output(output, q, 64 * at.warpgroup + 16 * at.warp, at.lane);
         fence_proxy_async_shared_cta();
         __syncwarp();
-        if (lane == 0) staged.arrive(queries.stage);
+        if (at.lane == 0) staged.arrive(queries.stage);
         queries.release_used(queries.stage);   // every lane: each has read the tile's number
     }
 }
@@ -876,6 +881,7 @@ attention_a4_bf16_d64_causal_128x64_s2_q1(
         __syncwarp();
     } else {
         setmaxnreg_inc<240>();
-        consume(queries, staged, k_ring, v_ring, problem, smem, LogSums{lse}, warp_index / 4, warp_index % 4, laneid());
+        consume(queries, staged, k_ring, v_ring, problem, smem, LogSums{lse},
+                ThreadPosition{warp_index / 4, warp_index % 4, laneid()});
     }
 }

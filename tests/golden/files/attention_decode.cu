@@ -263,6 +263,11 @@ __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_launch_dependents();
 }
 
+// Where a thread is among the consumers. warp counts from the first warp of the warpgroup.
+struct ThreadPosition {
+    u32 warpgroup, warp, lane;
+};
+
 // A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
@@ -862,8 +867,8 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
 // Process the blocks of a warpgroup's queries, at least one, from the last to the first. q: the queries in shared memory. row0: the
 // warpgroup's first query in the sequence.
 __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
-                                         const Blocks& blocks, u32 smem, u32 q, u32 row0, u32 warpgroup, u32 warp, u32 lane) {
-    const u32 row = row0 + 16 * warp + lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;
+                                         const Blocks& blocks, u32 smem, u32 q, u32 row0, const ThreadPosition& at) {
+    const u32 row = row0 + 16 * at.warp + at.lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;
     // All queries see all keys of the blocks from all_seen_begin to all_seen_end - 1, which need no mask.
     const u32 all_seen_begin = (first_key(problem, last_row) + TILE_N - 1) / TILE_N, all_seen_end = end_key(problem, row0) / TILE_N;
     u32 n = blocks.end - 1;
@@ -872,16 +877,16 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
         Scores scores;
         float rescale[2];
         k_ring.wait();
-        multiply_keys(scores, q, smem + K + k_ring.stage * K_STAGE_BYTES, warpgroup);
+        multiply_keys(scores, q, smem + K + k_ring.stage * K_STAGE_BYTES, at.warpgroup);
         wgmma_wait_group<0>();
-        k_ring.release_used_by_warp(k_ring.stage, lane);
+        k_ring.release_used_by_warp(k_ring.stage, at.lane);
         k_ring.advance();
-        if (n >= all_seen_begin && n < all_seen_end) softmax<false>(scores, rows, rescale, problem, row, n * TILE_N, lane);
-        else softmax<true>(scores, rows, rescale, problem, row, n * TILE_N, lane);
+        if (n >= all_seen_begin && n < all_seen_end) softmax<false>(scores, rows, rescale, problem, row, n * TILE_N, at.lane);
+        else softmax<true>(scores, rows, rescale, problem, row, n * TILE_N, at.lane);
         round_scores(p, scores);
     }
     while (n > max(blocks.begin, all_seen_begin))
-        next_block<false>(output, rows, p, k_ring, v_ring, problem, smem, q, --n, row, warpgroup, lane);
+        next_block<false>(output, rows, p, k_ring, v_ring, problem, smem, q, --n, row, at.warpgroup, at.lane);
     v_ring.wait();
     multiply_values(output, p, smem + V + v_ring.stage * V_STAGE_BYTES);
     wgmma_wait_group<0>();
@@ -903,7 +908,7 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
     }
     bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // all see the queries and the zeros
     if (blocks.begin < blocks.end)
-        mainloop(output, rows, k_ring, v_ring, sequence, blocks, smem, smem + Q, place.row0, 0, warp, lane);
+        mainloop(output, rows, k_ring, v_ring, sequence, blocks, smem, smem + Q, place.row0, ThreadPosition{0, warp, lane});
     add_up_sums(rows.sum);
     if (parts == 1) {
         bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // all have read the queries, which the results overwrite

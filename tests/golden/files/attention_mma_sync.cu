@@ -224,6 +224,11 @@ __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_launch_dependents();
 }
 
+// Where a thread is among the consumers. warp counts from the first warp of the warpgroup.
+struct ThreadPosition {
+    u32 warpgroup, warp, lane;
+};
+
 // A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
@@ -630,8 +635,8 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, Ring& k
 // Process the blocks of a warp's 16 queries, from the last to the first. q: the queries in shared memory. row0: the first query of the
 // warp's warpgroup, in the sequence.
 __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
-                                         const Blocks& blocks, u32 smem, u32 q, u32 row0, u32 warpgroup, u32 warp, u32 lane) {
-    const u32 first = 64 * warpgroup + 16 * warp, first_row = row0 + 16 * warp, row = first_row + lane / 4;
+                                         const Blocks& blocks, u32 smem, u32 q, u32 row0, const ThreadPosition& at) {
+    const u32 first = 64 * at.warpgroup + 16 * at.warp, first_row = row0 + 16 * at.warp, lane = at.lane, row = first_row + lane / 4;
     const u32 last_row = min(first_row + 16, problem.q_length) - 1;
     // All queries see all keys of the blocks from all_seen_begin to all_seen_end - 1, which need no mask.
     const u32 all_seen_begin = (first_key(problem, last_row) + TILE_N - 1) / TILE_N, all_seen_end = end_key(problem, first_row) / TILE_N;
@@ -654,17 +659,17 @@ __device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, u32 smem, co
 
 // Compute and store a tile. All threads of the consumer warps call it.
 __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem, u16* output_rows,
-                                        const LogSums& logs, const Place& place, const Blocks& blocks, u32 warpgroup, u32 warp, u32 lane) {
-    const u32 row0 = place.row0 + 64 * warpgroup;
+                                        const LogSums& logs, const Place& place, const Blocks& blocks, const ThreadPosition& at) {
+    const u32 row0 = place.row0 + 64 * at.warpgroup;
     Output output;
     Rows rows;
     clear(output, rows);
     mbarrier_wait_parity(smem + Q_BARRIER, 0);
     if (blocks.begin < blocks.end)
-        mainloop(output, rows, k_ring, v_ring, problem, blocks, smem, smem + Q, row0, warpgroup, warp, lane);
-    finish_rows(output, rows, problem, logs, place, row0 + 16 * warp + lane / 4, lane);
+        mainloop(output, rows, k_ring, v_ring, problem, blocks, smem, smem + Q, row0, at);
+    finish_rows(output, rows, problem, logs, place, row0 + 16 * at.warp + at.lane / 4, at.lane);
     __syncwarp();   // the warp has read its queries, which the results overwrite
-    store_rows(output, problem, output_rows, smem + Q, place, 64 * warpgroup + 16 * warp, lane);
+    store_rows(output, problem, output_rows, smem + Q, place, 64 * at.warpgroup + 16 * at.warp, at.lane);
 }
 }  // namespace cudatma
 
@@ -695,7 +700,7 @@ attention_mma_sync_bf16_d64_causal_64x64_s2(
         }
         __syncwarp();
     } else {
-        consume(k_ring, v_ring, problem, smem, output_rows, LogSums{lse}, place, key_blocks(problem, place), warp_index / 4,
-                warp_index % 4, laneid());
+        consume(k_ring, v_ring, problem, smem, output_rows, LogSums{lse}, place, key_blocks(problem, place),
+                ThreadPosition{warp_index / 4, warp_index % 4, laneid()});
     }
 }

@@ -294,6 +294,11 @@ __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_launch_dependents();
 }
 
+// Where a thread is among the consumers. warp counts from the first warp of the warpgroup.
+struct ThreadPosition {
+    u32 warpgroup, warp, lane;
+};
+
 // A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
@@ -575,24 +580,24 @@ __device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STOR
 // while the warpgroup fills the other one, or computes the next tile. stores: the stores that this warpgroup has issued. place: the place
 // of the warpgroup's part.
 __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const Problem& problem, const Result& result, u32 smem,
-                                           const TensorMap* map, const Place& place, u32 warpgroup, u32 warp, u32 lane) {
-    const Place of_warp{place.row0 + 16 * warp, place.column0, place.batch};
-    const u32 buffers = smem + STAGING + STAGING_BUFFERS * warpgroup * BUFFER_BYTES;
+                                           const TensorMap* map, const Place& place, const ThreadPosition& at) {
+    const Place of_warp{place.row0 + 16 * at.warp, place.column0, place.batch};
+    const u32 buffers = smem + STAGING + STAGING_BUFFERS * at.warpgroup * BUFFER_BYTES;
     if (!problem.output_by_tma) {   // the output's strides do not allow TMA
-        store_rows(acc, problem, result, buffers + warp * WARP_STAGING_BYTES, of_warp, lane);
+        store_rows(acc, problem, result, buffers + at.warp * WARP_STAGING_BYTES, of_warp, at.lane);
         return;
     }
-    const bool issues = warp == 0 && lane == 0;
+    const bool issues = at.warp == 0 && at.lane == 0;
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
         for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
             const u32 buffer = buffers + stores % STAGING_BUFFERS * BUFFER_BYTES;
             if (issues) cp_async_bulk_wait_group_read<STAGING_BUFFERS - 1>();   // TMA has read the last contents of this buffer
-            store_sync(warpgroup);   // wait for the thread that issued the stores
-            stage_fragments(acc[m], buffer + 16 * warp * SPAN_BYTES, n, lane);
+            store_sync(at.warpgroup);   // wait for the thread that issued the stores
+            stage_fragments(acc[m], buffer + 16 * at.warp * SPAN_BYTES, n, at.lane);
             fence_proxy_async_shared_cta();
-            store_sync(warpgroup);   // all rows are staged, and visible to TMA
+            store_sync(at.warpgroup);   // all rows are staged, and visible to TMA
             if (issues) {
                 cp_async_bulk_tensor_3d_store(map, buffer, place.column0 + 8 * n, place.row0 + FRAGMENT_STRIDE_M * m, place.batch);
                 cp_async_bulk_commit_group();
@@ -678,7 +683,7 @@ __device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u3
 
 // Compute and store one tile after the other.
 __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map, const Result& result,
-                                        u32 warpgroup, u32 warp, u32 lane) {
+                                        const ThreadPosition& at) {
     WorkQueue queue(problem, blockIdx.x);
     WorkUnit unit;
     u32 stores = 0;
@@ -686,14 +691,14 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
         Place place = tile_place(problem, tile_m, tile_n);
-        place.row0 += warpgroup * WARPGROUP_M;
+        place.row0 += at.warpgroup * WARPGROUP_M;
         Accumulators acc;
-        const u32 last = multiply_stages(acc, ring, problem.k_iterations, smem, warpgroup, lane);
+        const u32 last = multiply_stages(acc, ring, problem.k_iterations, smem, at.warpgroup, at.lane);
         wgmma_wait_group<0>();
-        release_slot(ring, last, lane);
-        store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
+        release_slot(ring, last, at.lane);
+        store_tile(acc, stores, problem, result, smem, output_map, place, at);
     }
-    if (lane == 0) cp_async_bulk_wait_group<0>();   // the CTA must not exit while TMA reads its shared memory
+    if (at.lane == 0) cp_async_bulk_wait_group<0>();   // the CTA must not exit while TMA reads its shared memory
 }
 }  // namespace cudatma
 
@@ -722,6 +727,6 @@ gemm_v4_f16_rc_128x256x64_w2_s3(
     } else {
         setmaxnreg_inc<240>();
         consume(ring, problem, smem, &output_map, Result{output},
-                warp_index / 4, warp_index % 4, laneid());
+                ThreadPosition{warp_index / 4, warp_index % 4, laneid()});
     }
 }

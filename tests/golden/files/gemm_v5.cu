@@ -321,6 +321,11 @@ __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_launch_dependents();
 }
 
+// Where a thread is among the consumers. warp counts from the first warp of the warpgroup.
+struct ThreadPosition {
+    u32 warpgroup, warp, lane;
+};
+
 // A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
@@ -588,25 +593,25 @@ __device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STOR
 // Stage all of a warpgroup's part of a tile in the 128-byte swizzle. One thread stores it by TMA while the next tile is computed: few large
 // boxes take TMA less time than many small ones. place: the place of the warpgroup's part.
 __device__ __forceinline__ void store_tile(Accumulators& acc, const Problem& problem, const Result& result, u32 smem,
-                                           const TensorMap* map, const Place& place, u32 warpgroup, u32 warp, u32 lane) {
-    const Place of_warp{place.row0 + 16 * warp, place.column0, place.batch};
-    const u32 buffers = smem + STAGING + STAGING_BUFFERS * warpgroup * BUFFER_BYTES;
+                                           const TensorMap* map, const Place& place, const ThreadPosition& at) {
+    const Place of_warp{place.row0 + 16 * at.warp, place.column0, place.batch};
+    const u32 buffers = smem + STAGING + STAGING_BUFFERS * at.warpgroup * BUFFER_BYTES;
     if (!problem.output_by_tma) {   // the output's strides do not allow TMA
-        store_rows(acc, problem, result, buffers + warp * WARP_STAGING_BYTES, of_warp, lane);
+        store_rows(acc, problem, result, buffers + at.warp * WARP_STAGING_BYTES, of_warp, at.lane);
         return;
     }
-    const bool issues = warp == 0 && lane == 0;
+    const bool issues = at.warp == 0 && at.lane == 0;
     if (issues) cp_async_bulk_wait_group_read<0>();   // TMA has read the previous tile
-    store_sync(warpgroup);   // wait for the thread that issued the stores
+    store_sync(at.warpgroup);   // wait for the thread that issued the stores
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
         for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
-            const u32 row = FRAGMENT_STRIDE_M * m + 16 * warp;
-            stage_fragments(acc[m], buffers + (8 * n / STAGED_N * WARPGROUP_M + row) * SPAN_BYTES, n, lane);
+            const u32 row = FRAGMENT_STRIDE_M * m + 16 * at.warp;
+            stage_fragments(acc[m], buffers + (8 * n / STAGED_N * WARPGROUP_M + row) * SPAN_BYTES, n, at.lane);
         }
     fence_proxy_async_shared_cta();
-    store_sync(warpgroup);   // all rows are staged, and visible to TMA
+    store_sync(at.warpgroup);   // all rows are staged, and visible to TMA
     if (!issues) return;
 #pragma unroll
     for (u32 n = 0; n < TILE_N; n += STAGED_N)
@@ -764,18 +769,18 @@ __device__ __forceinline__ float next_columns(WorkQueue queue, const Problem& pr
 // warpgroup must be short: the loop is unrolled so that an iteration waits for the next slot and computes its descriptors while it scales.
 // The scales of A's rows are in the slot, and are read before its products are complete. columns: column_scales() for block 0.
 __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const Problem& problem, const Result& result,
-                                           const Place& place, u32 smem, float columns, u32 warpgroup, u32 warp, u32 lane) {
+                                           const Place& place, u32 smem, float columns, const ThreadPosition& at) {
     clear(acc);
-    const u32 rows_scales = smem + A_SCALE + 4 * (warpgroup * WARPGROUP_M + 16 * warp + lane / 4);
+    const u32 rows_scales = smem + A_SCALE + 4 * (at.warpgroup * WARPGROUP_M + 16 * at.warp + at.lane / 4);
     BlockSums sums = {};
     for (u32 first = 0; first < problem.k_iterations; first += 32) {
         const float these = columns;
-        if (first + 32 < problem.k_iterations) columns = column_scales(problem, result, place, first + 32, lane);
+        if (first + 32 < problem.k_iterations) columns = column_scales(problem, result, place, first + 32, at.lane);
         const u32 blocks = min(32, problem.k_iterations - first);
 #pragma unroll 8
         for (u32 i = 0; i < blocks; ++i, ring.advance()) {
             const float column = __shfl_sync(0xffffffffu, these, i);   // the scale of the tile's columns in this block
-            const u64 a = a_descriptor(smem, ring.stage, warpgroup), b = b_descriptor(smem, ring.stage);
+            const u64 a = a_descriptor(smem, ring.stage, at.warpgroup), b = b_descriptor(smem, ring.stage);
             ring.wait();
 #pragma unroll
             for (u32 m = 0; m < FRAGMENTS_16; ++m) {
@@ -784,7 +789,7 @@ __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const 
                 multiply_block(sums, advanced(a, operand_offset<true, TILE_M>(64 * m, 0)), b);
                 const float factors[2] = {scales[0] * column, scales[1] * column};
                 wgmma_wait_group<0>();
-                if (m + 1 == FRAGMENTS_16) release_slot(ring, ring.stage, lane);
+                if (m + 1 == FRAGMENTS_16) release_slot(ring, ring.stage, at.lane);
                 add_scaled(acc[m], sums, factors);
             }
         }
@@ -793,21 +798,21 @@ __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const 
 
 // Compute and store one tile after the other.
 __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map, const Result& result,
-                                        u32 warpgroup, u32 warp, u32 lane, u32 rank) {
+                                        const ThreadPosition& at, u32 rank) {
     WorkQueue queue(problem, blockIdx.x / CLUSTER);
     WorkUnit unit;
-    float columns = next_columns(queue, problem, result, rank, lane);
+    float columns = next_columns(queue, problem, result, rank, at.lane);
     while (queue.next(problem, unit)) {
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
         Place place = tile_place(problem, tile_m, tile_n, rank);
-        place.row0 += warpgroup * WARPGROUP_M;
+        place.row0 += at.warpgroup * WARPGROUP_M;
         Accumulators acc;
-        add_blocks(acc, ring, problem, result, place, smem, columns, warpgroup, warp, lane);
-        columns = next_columns(queue, problem, result, rank, lane);   // their loads complete while the tile is stored
-        store_tile(acc, problem, result, smem, output_map, place, warpgroup, warp, lane);
+        add_blocks(acc, ring, problem, result, place, smem, columns, at);
+        columns = next_columns(queue, problem, result, rank, at.lane);   // their loads complete while the tile is stored
+        store_tile(acc, problem, result, smem, output_map, place, at);
     }
-    if (lane == 0) cp_async_bulk_wait_group<0>();   // the CTA must not exit while TMA reads its shared memory
+    if (at.lane == 0) cp_async_bulk_wait_group<0>();   // the CTA must not exit while TMA reads its shared memory
 }
 }  // namespace cudatma
 
@@ -842,7 +847,7 @@ gemm_v5_e4m3_rc_blocks_tma_256x128x128_w2_s3_c2(
     } else {
         setmaxnreg_inc<240>();
         consume(ring, problem, smem, &output_map, Result{output, b_scale},
-                warp_index / 4, warp_index % 4, laneid(), rank);
+                ThreadPosition{warp_index / 4, warp_index % 4, laneid()}, rank);
     }
     // A CTA must not exit while another CTA may write to its shared memory or arrive at its barriers.
     barrier_cluster_arrive();

@@ -299,6 +299,11 @@ __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_launch_dependents();
 }
 
+// Where a thread is among the consumers. warp counts from the first warp of the warpgroup.
+struct ThreadPosition {
+    u32 warpgroup, warp, lane;
+};
+
 // A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
@@ -574,24 +579,24 @@ __device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STOR
 // while the warpgroup fills the other one, or computes the next tile. stores: the stores that this warpgroup has issued. place: the place
 // of the warpgroup's part.
 __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const Problem& problem, const Result& result, u32 smem,
-                                           const TensorMap* map, const Place& place, u32 warpgroup, u32 warp, u32 lane) {
-    const Place of_warp{place.row0 + 16 * warp, place.column0, place.batch};
-    const u32 buffers = smem + STAGING + STAGING_BUFFERS * warpgroup * BUFFER_BYTES;
+                                           const TensorMap* map, const Place& place, const ThreadPosition& at) {
+    const Place of_warp{place.row0 + 16 * at.warp, place.column0, place.batch};
+    const u32 buffers = smem + STAGING + STAGING_BUFFERS * at.warpgroup * BUFFER_BYTES;
     if (!problem.output_by_tma) {   // the output's strides do not allow TMA
-        store_rows(acc, problem, result, buffers + warp * WARP_STAGING_BYTES, of_warp, lane);
+        store_rows(acc, problem, result, buffers + at.warp * WARP_STAGING_BYTES, of_warp, at.lane);
         return;
     }
-    const bool issues = warp == 0 && lane == 0;
+    const bool issues = at.warp == 0 && at.lane == 0;
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
         for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
             const u32 buffer = buffers + stores % STAGING_BUFFERS * BUFFER_BYTES;
             if (issues) cp_async_bulk_wait_group_read<STAGING_BUFFERS - 1>();   // TMA has read the last contents of this buffer
-            store_sync(warpgroup);   // wait for the thread that issued the stores
-            stage_fragments(acc[m], buffer + 16 * warp * SPAN_BYTES, n, lane);
+            store_sync(at.warpgroup);   // wait for the thread that issued the stores
+            stage_fragments(acc[m], buffer + 16 * at.warp * SPAN_BYTES, n, at.lane);
             fence_proxy_async_shared_cta();
-            store_sync(warpgroup);   // all rows are staged, and visible to TMA
+            store_sync(at.warpgroup);   // all rows are staged, and visible to TMA
             if (issues) {
                 cp_async_bulk_tensor_3d_store(map, buffer, place.column0 + 8 * n, place.row0 + FRAGMENT_STRIDE_M * m, place.batch);
                 cp_async_bulk_commit_group();
@@ -680,12 +685,12 @@ constexpr u32 TURN_THREADS = 2 * 32 * TILE_WARPS;   // threads at the barriers E
 // Compute and store every other tile of the CTA. A warpgroup issues the products of its tile after the other warpgroup has issued those of
 // the previous tile, so that one warpgroup multiplies while the other stores.
 __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map, const Result& result,
-                                        u32 warpgroup, u32 warp, u32 lane) {
+                                        const ThreadPosition& at) {
     WorkQueue queue(problem, blockIdx.x);
     WorkUnit unit;
     u32 stores = 0;
     for (u32 tile = 0; queue.next(problem, unit); ++tile) {
-        if (tile % 2 != warpgroup) continue;
+        if (tile % 2 != at.warpgroup) continue;
         const u32 first = tile * problem.k_iterations;   // the tile's first stage, counted over all tiles of the CTA
         ring.stage = first % STAGES;
         ring.phase = first / STAGES % 2;
@@ -693,14 +698,14 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
         tile_position(problem, unit.tile, tile_m, tile_n);
         const Place place = tile_place(problem, tile_m, tile_n);
         Accumulators acc;
-        if (tile > 0) warpgroup == 0 ? bar_sync(EVEN_TURN, TURN_THREADS) : bar_sync(ODD_TURN, TURN_THREADS);
-        const u32 last = multiply_stages(acc, ring, problem.k_iterations, smem, 0, lane);
-        if (queue.tile < queue.tiles) warpgroup == 0 ? bar_arrive(ODD_TURN, TURN_THREADS) : bar_arrive(EVEN_TURN, TURN_THREADS);
+        if (tile > 0) at.warpgroup == 0 ? bar_sync(EVEN_TURN, TURN_THREADS) : bar_sync(ODD_TURN, TURN_THREADS);
+        const u32 last = multiply_stages(acc, ring, problem.k_iterations, smem, 0, at.lane);
+        if (queue.tile < queue.tiles) at.warpgroup == 0 ? bar_arrive(ODD_TURN, TURN_THREADS) : bar_arrive(EVEN_TURN, TURN_THREADS);
         wgmma_wait_group<0>();
-        release_slot(ring, last, lane);
-        store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
+        release_slot(ring, last, at.lane);
+        store_tile(acc, stores, problem, result, smem, output_map, place, at);
     }
-    if (lane == 0) cp_async_bulk_wait_group<0>();   // the CTA must not exit while TMA reads its shared memory
+    if (at.lane == 0) cp_async_bulk_wait_group<0>();   // the CTA must not exit while TMA reads its shared memory
 }
 }  // namespace cudatma
 
@@ -729,6 +734,6 @@ gemm_v7_f16_cc_128x128x64_w1_s4(
     } else {
         setmaxnreg_inc<240>();
         consume(ring, problem, smem, &output_map, Result{output},
-                warp_index / 4, warp_index % 4, laneid());
+                ThreadPosition{warp_index / 4, warp_index % 4, laneid()});
     }
 }
