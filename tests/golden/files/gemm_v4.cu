@@ -134,6 +134,11 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d_store(const TensorMap* m
                  :: "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
+// [PTX ISA, prefetch] Prefetch a tensor map into the descriptor cache.
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
 // [PTX ISA, cp.async.bulk.commit_group] Make this thread's bulk stores and reductions since the last commit one group.
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
@@ -565,6 +570,13 @@ __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& r
     load_box<B_IS_K_MAJOR, TILE_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * TILE_K, place.column0, place.batch);
 }
 
+// Prefetch the tensor maps in the first thread of the producer warp. It may run before the previous grid completes.
+__device__ __forceinline__ void prefetch_maps(const Maps& maps) {
+    if (threadIdx.x != 32 * CONSUMER_WARPS) return;
+    prefetch_tensormap(maps.a);
+    prefetch_tensormap(maps.b);
+}
+
 // ---- Stores ---------------------------------------------------------------------------------------------------------
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
@@ -716,6 +728,7 @@ gemm_v4_f16_rc_128x256x64_w2_s3(
     // The shuffle lets ptxas know that the value is uniform in a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 
+    prefetch_maps(Maps{&a_map, &b_map});
     clear_unloaded(problem, smem);
     Ring ring;
     ring.init(smem + FULL_BARRIERS, 1, CONSUMER_WARPS);   // one thread fills a slot; each consumer warp releases it

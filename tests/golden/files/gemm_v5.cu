@@ -172,6 +172,11 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d_store(const TensorMap* m
                  :: "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
+// [PTX ISA, prefetch] Prefetch a tensor map into the descriptor cache.
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
 // [PTX ISA, cp.async.bulk.commit_group] Make this thread's bulk stores and reductions since the last commit one group.
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
@@ -579,6 +584,14 @@ __device__ __forceinline__ void load_scales(const Ring& ring, u32 smem, const Te
     cp_async_bulk_tensor_3d_load(smem + A_SCALE + ring.stage * A_SCALE_STAGE_BYTES, map, ring.get_barrier(), place.row0, k, place.batch);
 }
 
+// Prefetch the tensor maps in the first thread of the producer warp. It may run before the previous grid completes.
+__device__ __forceinline__ void prefetch_maps(const Maps& maps) {
+    if (threadIdx.x != 32 * CONSUMER_WARPS) return;
+    prefetch_tensormap(maps.a);
+    prefetch_tensormap(maps.b);
+    prefetch_tensormap(maps.a_scale);
+}
+
 // ---- Stores ---------------------------------------------------------------------------------------------------------
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
@@ -832,6 +845,7 @@ gemm_v5_e4m3_rc_blocks_tma_256x128x128_w2_s3_c2(
     // The shuffle lets ptxas know that the value is uniform in a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 
+    prefetch_maps(Maps{&a_map, &b_map, &a_scale_map});
     clear_unloaded(problem, smem);
     Ring ring;
     ring.attach(smem + FULL_BARRIERS);
