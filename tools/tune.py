@@ -19,6 +19,7 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
 import argparse
 import json
 from collections.abc import Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 from rich.console import Console
@@ -28,7 +29,7 @@ from cudatma.build.cache import default_root
 from cudatma.build.kernel import default_target
 from cudatma.build.prebuild import usable_cores
 from cudatma.errors import ArgumentError, CudaTmaError, DriverError, counted, duration
-from cudatma.kernels.family import Family, imported
+from cudatma.kernels.family import Family
 from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
 from cudatma.kernels.registry import FAMILIES, family
 from cudatma.kernels.tuning import FILE_VARIABLE, GpuClass, usable_entries, user_file
@@ -87,7 +88,7 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
         return _tune(tasks, measured, bench, path, gpu, options, console)
     from .tune_measure import GpuBench  # only this needs CuPy
 
-    with GpuBench(imported(measured.trial)(options.device)).opened() as opened:
+    with GpuBench(resolve_name(measured.trial)(options.device)).opened() as opened:
         return _tune(tasks, measured, opened, path, gpu, options, console)
 
 

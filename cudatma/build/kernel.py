@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 import threading
 import warnings
@@ -25,7 +26,7 @@ from cudatma import context
 from cudatma.build.cache import Artifact, Cache, canonical, default_root, digest
 from cudatma.build.files import content
 from cudatma.build.nvrtc import compile_flags, compile_source, nvrtc_fingerprint, nvrtc_version
-from cudatma.build.render import is_like_template, render, template_texts
+from cudatma.build.render import is_like_template, primitives_of, render, template_texts
 from cudatma.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -67,17 +68,22 @@ class _Order:
     is_plain: bool = False
 
 
-#: Of each compilation in this process.
-compile_seconds: list[float] = []
-#: What debugging() asks for, None outside of it.
+#: The value of the innermost debugging(), None outside of it.
 debug_scope: ContextVar[bool | None] = ContextVar("cudatma_debug", default=None)
+
+
+_UNDEFINED = re.compile(r'identifier "(\w+)" is undefined')
+_TEMPLATE_HINT = (
+    'the text has "//% include" or other template syntax and was compiled as plain CUDA; if it is a template, '
+    f"pass template=True (--template for cudatma emulate) or a path that ends in {TEMPLATE_SUFFIX}"
+)
 
 
 class Kernels:
     """The kernels of a process, a part of the Runtime.
 
-    known: by what load_kernel() gets, and by the artifact's key. building: a lock for each key that is being built.
-    caches: one for each folder that $CUDATMA_CACHE_DIR has named.
+    known: by the arguments of load_kernel(), and by the artifact's key. building: a lock for each key that is being
+    built. caches, nvrtc_versions: by the folder that $CUDATMA_CACHE_DIR names. compile_seconds: time spent in NVRTC.
     """
 
     def __init__(self) -> None:
@@ -85,10 +91,17 @@ class Kernels:
         self.known: dict[Any, Kernel] = {}
         self.building: dict[str, threading.Lock] = {}
         self.caches: dict[Path, Cache] = {}
+        self.nvrtc_versions: dict[Path, tuple[int, int]] = {}
+        self.compile_seconds = 0.0
 
 
 def _store() -> Kernels:
     return context.runtime().part(Kernels)
+
+
+def compile_seconds() -> float:
+    """Return the seconds that this process has spent in NVRTC."""
+    return _store().compile_seconds
 
 
 @contextmanager
@@ -271,7 +284,7 @@ def _code_files(kind: type) -> tuple[str, ...]:
     """Return the common files, and those of a class and its bases: of a kernel family, all files."""
     package = Path(__file__).parents[1]
     files = {package / name for name in _COMMON_CODE}
-    for module in {base.__module__ for base in kind.__mro__} - {"builtins"}:
+    for module in {base.__module__ for base in kind.__mro__} - {"abc", "builtins"}:
         own = getattr(sys.modules.get(module), "__file__", None)
         if own is not None:
             is_family = Path(own).is_relative_to(package / "kernels") and Path(own).parent != package / "kernels"
@@ -339,12 +352,14 @@ def _have(order: _Order) -> Kernel:
             store.building.pop(key, None)
 
 
-@lru_cache(maxsize=8)
 def _nvrtc_version(root: Path) -> tuple[int, int]:
-    """NVRTC's version without loading it, if the cache at ``root`` remembers it for the files that are installed."""
-    fingerprint = nvrtc_fingerprint()
-    major, minor = _remembered(root, {"nvrtc": fingerprint}, nvrtc_version) if fingerprint else nvrtc_version()
-    return int(major), int(minor)
+    """Return NVRTC's version, without loading it if the cache at ``root`` remembers it for the installed files."""
+    versions = _store().nvrtc_versions
+    if root not in versions:
+        fingerprint = nvrtc_fingerprint()
+        major, minor = _remembered(root, {"nvrtc": fingerprint}, nvrtc_version) if fingerprint else nvrtc_version()
+        versions[root] = int(major), int(minor)
+    return versions[root]
 
 
 def _remembered(root: Path, facts: Any, find: Callable[[], Any]) -> Any:
@@ -371,11 +386,11 @@ def _load(key: str, facts: dict[str, Any], order: _Order) -> Kernel:
 def _compile(cache: Cache, key: str, facts: dict[str, Any], order: _Order) -> dict[str, bytes]:
     """The files of a new artifact. A template of cudatma's whose wgmmas or setmaxnreg ptxas gives up on is an error."""
     source = order.source()
-    with hinting_at_template(source, not order.is_plain):
+    with hinting(source, order.target, not order.is_plain):
         made = compile_source(
             source, order.target, options=order.options, keep=lambda files: cache.keep_failure(key, files)
         )
-    compile_seconds.append(made.seconds)
+    _store().compile_seconds += made.seconds
     losses = performance_losses(made.log)
     if losses and "template" in order.facts and "debug" not in order.facts:
         folder = cache.keep_failure(key, {"kernel.cu": source.encode(), "log.txt": made.log.encode()})
@@ -394,18 +409,25 @@ def _compile(cache: Cache, key: str, facts: dict[str, Any], order: _Order) -> di
 
 
 @contextmanager
-def hinting_at_template(text: str, is_template: bool) -> Iterator[None]:
-    """A CompileError inside of it says first that the text may be meant as a template, where it looks like one."""
+def hinting(text: str, target: Target, is_template: bool) -> Iterator[None]:
+    """Put a hint in front of a CompileError's message: the text may be a template, or it lacks a ``use``."""
     try:
         yield
     except CompileError as error:
-        if is_template or not is_like_template(text):
+        hint = _primitive_hint(error, target) if is_template else _TEMPLATE_HINT if is_like_template(text) else ""
+        if not hint:
             raise
-        hint = (
-            'the text has "//% include" or other template syntax and was compiled as plain CUDA; if it is a template, '
-        )
-        hint += f"pass template=True (--template for cudatma emulate) or a path that ends in {TEMPLATE_SUFFIX}"
         raise CompileError(f"{hint}\n{error.message}", error.log, error.source, error.folder, error.excerpt) from None
+
+
+def _primitive_hint(error: CompileError, target: Target) -> str:
+    """Return a hint if the compiler does not know a primitive that the template calls."""
+    unknown = sorted(set(_UNDEFINED.findall(error.log)) & primitives_of(target))
+    missing = [name for name in unknown if not re.search(rf"__forceinline__ [^(]*\b{name}\(", error.source)]
+    if missing:
+        names = ", ".join(f'"{name}"' for name in missing)
+        return f"the template calls primitives that it does not select; add the line: //% use {names}"
+    return f"{unknown[0]} is in namespace cudatma; add the line: using namespace cudatma;" if unknown else ""
 
 
 def _choose_entry(ptx: str, named: str | None) -> str:

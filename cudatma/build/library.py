@@ -71,6 +71,17 @@ def render_library(environment: jinja2.Environment, values: dict[str, Any]) -> s
     return text
 
 
+def primitive_names(environment: jinja2.Environment, values: dict[str, Any]) -> set[str]:
+    """Return the names of all primitives of a target."""
+    uses = Uses(frozenset(), {LIBRARY})
+    token = running.set(uses)
+    try:
+        environment.get_template(LIBRARY).render(values)
+    finally:
+        running.reset(token)
+    return uses.known
+
+
 class Library(Extension):
     """The tags ``use``, ``primitive`` and ``family``, and an ``include`` with a literal name."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cudatma.build.kernel import TEMPLATE_SUFFIX, default_target, hinting_at_template
+from cudatma.build.kernel import TEMPLATE_SUFFIX, default_target, hinting
 from cudatma.build.nvrtc import compile_source
 from cudatma.build.render import render
 from cudatma.errors import ArgumentError, ArgumentTypeError
@@ -62,7 +62,7 @@ def ptx_source(
     is_template = template or name.endswith(TEMPLATE_SUFFIX)
     name = name.removesuffix(TEMPLATE_SUFFIX) or "kernel.cu"
     source = render(text, None, chosen, is_source=True, name=name) if is_template else text
-    with hinting_at_template(text, is_template):
+    with hinting(text, chosen, is_template):
         made = compile_source(source, chosen, name=name, options=options)
     return PtxSource(made.ptx, entry or "", chosen, own_lines(source, name))
 

@@ -31,7 +31,7 @@ from jinja2.lexer import Token, TokenStream
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cudatma.build.files import content
-from cudatma.build.library import IF_COMMENT, LIBRARY, Library, Uses, render_library, running
+from cudatma.build.library import IF_COMMENT, LIBRARY, Library, Uses, primitive_names, render_library, running
 from cudatma.errors import TemplateError
 from cudatma.target import Target, get_target
 
@@ -229,6 +229,11 @@ def render(
     opening, body = _opening_comment(shown, config, chosen, debug), f"\n{body}\n"
     # A user's text stays as it is, line by line.
     return opening + (body if is_source else _SECTION.sub(r"\n\n", body))
+
+
+def primitives_of(target: Target) -> set[str]:
+    """Return the names of the primitives that a template for this target may use."""
+    return primitive_names(_environment(template_root()), {"config": None, "target": target, "debug": False})
 
 
 def is_like_template(text: str) -> bool:

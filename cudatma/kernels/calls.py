@@ -191,7 +191,7 @@ class Call:
 
 #: Functions that return the address of an array, by its library.
 _ADDRESS: dict[str, Callable[[Any], int]] = {"cupy": attrgetter("data.ptr"), "torch": methodcaller("data_ptr")}
-#: Library of each array class seen so far.
+#: Library of each array class seen so far. This is no state of a Runtime: the library of a class never changes.
 libraries: dict[type, str] = {}
 
 

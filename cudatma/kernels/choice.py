@@ -323,16 +323,17 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
 
 @dataclass(frozen=True, slots=True)
 class Listed(Generic[S]):
-    """A configuration and its predicted cost."""
+    """A configuration, its predicted cost, and the name of the kernel that is launched for it."""
 
     config: S
     cost: Cost
+    entry: str
 
     @property
     def label(self) -> str:
-        """The kernel's entry and the CTAs per SM, which the entry omits: unique among a problem's configurations."""
+        """The kernel and the CTAs per SM, which its name may omit: unique among a problem's configurations."""
         ctas = f" x{self.config.ctas_per_sm}" if self.config.ctas_per_sm > 1 else ""
-        return f"{self.config.entry}{ctas}"
+        return f"{self.entry}{ctas}"
 
 
 def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Listed[S]]:
@@ -341,17 +342,21 @@ def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Li
     The cost model's choice, which is to be beaten, comes first. Then come the cheapest tiles, and variants of the two
     best.
     """
+
+    def listed(config: S) -> Listed[S]:
+        return Listed(config, config.cost(problem, gpu), family.launched(config).entry)
+
     rule = choose_by_cost(family, problem, gpu)
     cheapest = [config for config, _ in cheapest_first(family.times, problem, gpu)[:limit]]
-    tiles = [Listed(config, config.cost(problem, gpu)) for config in dict.fromkeys([rule, *cheapest])]
-    turns = zip_longest(*(variants(one.config, problem, get_target(gpu.target)) for one in tiles[:2]))
-    changed = (Listed(one, one.cost(problem, gpu)) for turn in turns for one in turn if one is not None)
+    tiles = [listed(config) for config in dict.fromkeys([rule, *cheapest])]
+    turns = zip_longest(*(variants(tile.config, problem, get_target(gpu.target)) for tile in tiles[:2]))
+    changed = (listed(config) for turn in turns for config in turn if config is not None)
     max_tiles = max(1, round(limit * _TILES))
     kept: dict[str, Listed[S]] = {}
     # If there are too few variants, fill up with tiles.
-    for one in (*tiles[:max_tiles], *changed, *tiles[max_tiles:]):
-        if one.cost.us <= _HOPELESS * tiles[0].cost.us:
-            kept.setdefault(one.label, one)
+    for candidate in (*tiles[:max_tiles], *changed, *tiles[max_tiles:]):
+        if candidate.cost.us <= _HOPELESS * tiles[0].cost.us:
+            kept.setdefault(candidate.label, candidate)
     return list(kept.values())[:limit]
 
 

@@ -28,7 +28,7 @@ from cudatma.kernels.calls import calls_of, facts_of, libraries, library_of
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.operation import C, Checked, Operation, P, Weight
-from cudatma.kernels.plans import Launch
+from cudatma.kernels.plans import Launch, ctas_on_sm
 from cudatma.kernels.tuning import pinned_scope
 from cudatma.kernels.workspace import Workspace
 from cudatma.library_streams import stream_handle
@@ -178,7 +178,8 @@ def emulate(
     gpu = imagined_gpu(target, operation.emulated_sm_count)
     config = operation.configure(problem, gpu, {})
     kernels = operation.kernels(problem, config)
-    resident = tuple([gpu.sm_count * getattr(config, "ctas_per_sm", 1) for _, config in kernels])
+    # The emulator does not model occupancy: one CTA fits on an SM unless the config plans for more.
+    resident = tuple([gpu.sm_count * ctas_on_sm(kernel_config, 1) for _, kernel_config in kernels])
     report = None
     arrays = dict(arrays)
     for one in operation.arguments(problem, config, gpu, resident):

@@ -139,20 +139,25 @@ def explained(
     problem: Any,
     gpu: Gpu,
     *,
-    launched: Callable[[Any], Any] = lambda config: config,
+    launched: Callable[[Any], Any] | None = None,
     divide: bool = True,
     cut: Callable[[Any], Schedule] | None = None,
 ) -> Explanation:
-    """What a family runs for a problem with sizes m, n and k. launched: config as it is chosen -> as it is launched.
-    divide: whether tiles may be divided. cut: the schedule of a config, where it does not follow from the three sizes.
-    Raises what choosing does."""
+    """Explain what a family runs for a problem with sizes m, n and k.
+
+    ``launched`` returns the config that is launched for a chosen one, by default the family's. ``divide``: whether
+    tiles may be divided. ``cut`` returns the schedule of a config that does not follow from the three sizes. Raises
+    what decide() raises.
+    """
+    launched = launched or family.launched
     decision = decide(family, problem, gpu)
     decision = replace(decision, config=launched(decision.config))
-    config, found = decision.config, cheapest_first(family.times, problem, gpu)
-    cost = config.cost(problem, gpu)
-    listed = [Listed(launched(one), one.cost(problem, gpu)) for one, _ in found[:_LISTED]]
-    if all(one.config != config for one in listed):
-        listed.append(Listed(config, cost))
+    ranked = cheapest_first(family.times, problem, gpu)
+    configs = [launched(config) for config, _ in ranked[:_LISTED]]
+    config = decision.config
+    if config not in configs:
+        configs.append(config)
+    listed = [Listed(config, config.cost(problem, gpu), config.entry) for config in configs]
     resident = gpu.sm_count * config.ctas_per_sm
     work = cut(config) if cut else schedule(config, problem.m, problem.n, problem.k, resident, divide=divide)
     return Explanation(
@@ -161,9 +166,9 @@ def explained(
         gpu=gpu,
         decision=decision,
         schedule=work,
-        prediction=cost,
+        prediction=config.cost(problem, gpu),
         candidates=tuple(listed),
-        considered=max(len(found), len(listed)),
+        considered=max(len(ranked), len(listed)),
     )
 
 

@@ -7,11 +7,10 @@ families. docs/adding_a_kernel.md describes one.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,21 +21,6 @@ from cudatma.kernels.version import Versions
 
 #: Largest size of a problem.
 MAX_EXTENT = 2**31 - 1
-
-
-@runtime_checkable
-class AnyConfig(Protocol):
-    """What every kernel's config has. A config is a frozen dataclass; ``entry`` names its ``extern "C"`` function.
-
-    A config also has, and reports show:
-    ``threads`` (int: threads of one CTA), ``smem_bytes`` (int: dynamic shared memory of one CTA),
-    ``smem_layout()`` -> list of (name, offset_bytes, size_bytes): what stands where in dynamic shared memory,
-    ``stage_layout()`` -> list of (what, size_bytes): what one pipeline stage holds,
-    ``check_target(target)``: raises where the target cannot run it.
-    """
-
-    @property
-    def entry(self) -> str: ...
 
 
 class Problem(Protocol):
@@ -85,12 +69,6 @@ class Option:
         return "--" + self.name.removeprefix("has_").removeprefix("is_").replace("_", "-")
 
 
-def imported(place: str) -> Any:
-    """What ``"module:name"`` names."""
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
 def _unchanged(config: Any) -> Any:
     return config
 
@@ -137,7 +115,7 @@ class Family(Generic[P, S]):
         It may leave out configurations that take at least 25 % longer than the cheapest at every M. It raises what a
         call with this shape must raise: TargetError or ArgumentError.
     trial : str
-        ``"module:class"`` of a Trial (sample.py), which the tuner creates with a device's ordinal.
+        Object reference, ``"module:class"``, of a Trial (sample.py), which the tuner creates with a device's ordinal.
     index : tuple of str
         Fields of a tuning entry that must equal a problem's for the entry to serve it.
     problem_fields : tuple of str

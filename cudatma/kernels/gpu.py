@@ -4,7 +4,6 @@ reports, the rate of mma.sync, and L2. A comment names the source of each number
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from cudatma import context
 from cudatma.errors import check
@@ -76,10 +75,23 @@ def imagined_gpu(target: str | Target, sm_count: int | None = None) -> Gpu:
     return Gpu(name, sm_count, nearest.sm_clock_mhz, nearest.memory_clock_mhz, bus)
 
 
-@lru_cache(maxsize=64)
+class _Gpus(dict[int, Gpu]):
+    """The installed GPUs by their ordinals, a part of the Runtime."""
+
+
 def gpu_of(device: int) -> Gpu:
-    """An installed GPU's properties. Raises DriverError without a driver, LaunchError for an ordinal that is none,
-    TargetError for a GPU that no target serves. Creates no context. [CUDA driver API, cuDeviceGetAttribute]"""
+    """Return an installed GPU's properties. Creates no context.
+
+    Raises DriverError without a driver, LaunchError for an invalid ordinal, TargetError for a GPU without a target.
+    """
+    gpus: _Gpus = context.runtime().part(_Gpus)
+    if device not in gpus:
+        gpus[device] = _read_gpu(device)
+    return gpus[device]
+
+
+def _read_gpu(device: int) -> Gpu:
+    # Source: CUDA driver API, cuDeviceGetAttribute.
     target, driver = detect(device), context.initialise()
     names = driver.CUdevice_attribute
     handle = check(driver.cuDeviceGet(device), "cuDeviceGet")

@@ -103,7 +103,7 @@ class Plan(Generic[P, C]):
                 )
                 if held < 1:
                     raise ArgumentError("device", self.device, f"a GPU that holds a CTA of {kernel_config.entry}")
-                resident.append(gpu.sm_count * min(held, getattr(kernel_config, "ctas_per_sm", held)))
+                resident.append(gpu.sm_count * min(held, ctas_on_sm(kernel_config, held)))
             known = {name: info.pointer for name, info in named.items()}
             if weight is not None:
                 known |= zip(operation.steady, weight.addresses, strict=True)
@@ -131,6 +131,11 @@ class Plan(Generic[P, C]):
         for one in sizes:
             partials, flags, rows = max(partials, one.partials_bytes), flags | one.flags_bytes, rows + one.rows_bytes
         return Launch(loaded.replays, sizes, self.device, partials if partials or flags or rows else None, rows)
+
+
+def ctas_on_sm(config: Any, occupancy: int) -> int:
+    """Return the CTAs of a kernel that share an SM: ``ctas_per_sm``, or all that fit for a config without it."""
+    return int(getattr(config, "ctas_per_sm", occupancy))
 
 
 def _loaded_kernel(template: str, config: Any, target: Target, device: int, stream: int, function: str) -> Any:

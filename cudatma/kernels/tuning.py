@@ -24,7 +24,7 @@ import os
 import secrets
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
 from pathlib import Path
@@ -33,7 +33,8 @@ from typing import Any, Generic
 from cudatma.build.files import locked, read_regular
 from cudatma.context import Cache, runtime
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TargetError, TuneFileWarning, shown
-from cudatma.kernels.family import AnyConfig, Family, P, S
+from cudatma.kernels.config import KernelConfig
+from cudatma.kernels.family import Family, P, S
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
@@ -299,13 +300,23 @@ _LARGER_M = 1.25
 
 @contextlib.contextmanager
 def pinned(config: object) -> Iterator[None]:
-    """Use this config for every problem of its family inside the ``with`` block.
+    """Use a config for every call of its function inside the ``with`` block.
 
-    The tuner launches each candidate this way, as a call would. Raises ArgumentTypeError. A choice for a problem that
-    the config does not fit raises ArgumentError.
+    The tuner launches each candidate this way.
+
+    Parameters
+    ----------
+    config : KernelConfig
+        A config of gemm, marlin_gemm or attention; a version that decodes serves attention_decode. Other functions, and
+        calls whose options determine the configuration, choose as usual.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If ``config`` is not a KernelConfig. A call that the config does not fit raises ArgumentError or TargetError.
     """
-    if not isinstance(config, AnyConfig):
-        raise ArgumentTypeError("config", type(config).__name__, "a kernel's config")
+    if not isinstance(config, KernelConfig):
+        raise ArgumentTypeError("config", type(config).__name__, "a config of gemm, attention or marlin_gemm")
     token = pinned_scope.set(config)
     try:
         yield
@@ -313,13 +324,16 @@ def pinned(config: object) -> Iterator[None]:
         pinned_scope.reset(token)
 
 
-def pinned_config(family: Family[P, S], problem: P, gpu: Gpu) -> S | None:
-    """Return what is pinned for the family; None if nothing is, or if the problem has a constraint.
+def pinned_config(family: Family[P, S], problem: P, gpu: Gpu, versions: Collection[str] | None = None) -> S | None:
+    """Return the pinned config if it is one of these versions, by default the family's kernels.
 
-    Raises ArgumentError or TargetError if the problem does not fit it.
+    Returns None if no such config is pinned, or if the problem has a constraint. Raises ArgumentError or TargetError if
+    the config does not fit the problem.
     """
     config = pinned_scope.get()
-    if not isinstance(config, family.config) or problem.constraint or config.version not in family.kernels:
+    if not isinstance(config, family.config) or problem.constraint:
+        return None
+    if config.version not in (family.kernels if versions is None else versions):
         return None
     given = problem.as_json()
     for name in family.problem_fields:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from cudatma import context
 from cudatma.build.files import read_regular
 from cudatma.errors import ArgumentError, FieldError
 
@@ -46,7 +46,7 @@ class Versions:
             return self._known("version", version), _CALL
         if named := os.environ.get(self.variable, ""):
             return self._known(self.variable, named), f"${self.variable}"
-        path, content = _file()
+        path, content = context.in_use.parts.get(_File) or context.runtime().part(_File, _read_file)
         if not path:
             return "", ""
         for name in content:
@@ -83,16 +83,21 @@ class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
             raise type(error)(f"version of {self._asked_by}", error.got, error.allowed, remedy) from error
 
 
-@lru_cache(maxsize=1)
-def _file() -> tuple[str, dict[str, Any]]:
-    """The file's path, "" where there is none, and its content."""
+class _File(NamedTuple):
+    """The file that names versions, a part of the Runtime. path: "" without a file."""
+
+    path: str
+    content: dict[str, Any]
+
+
+def _read_file() -> _File:
     base = os.environ.get("XDG_CONFIG_HOME", "")
     config = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.config"))
     for path in (Path(FILE), config / "cudatma" / FILE):
         try:
-            return str(path.absolute()), tomllib.loads(read_regular(path).decode())
+            return _File(str(path.absolute()), tomllib.loads(read_regular(path).decode()))
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
         except (OSError, ValueError, RecursionError) as error:  # no TOML is a ValueError, and so is no UTF-8
             raise ArgumentError(str(path.absolute()), "an unreadable file", "TOML", str(error)) from error
-    return "", {}
+    return _File("", {})

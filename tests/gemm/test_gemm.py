@@ -16,8 +16,9 @@ from gemm_builders import problem as problem_of
 from marlin_builders import mma_sync
 
 from cudatma import gemm
+from cudatma.context import Runtime, using_runtime
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
-from cudatma.kernels import choice, tuning, version
+from cudatma.kernels import choice, tuning
 from cudatma.kernels.choice import decide, shortlist
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gemm.choose import GEMM, dump_configs, times
@@ -42,8 +43,8 @@ def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.delenv("CUDATMA_GEMM_VERSION", raising=False)
 
     def found() -> tuple[str, str]:
-        version._file.cache_clear()
-        return CHOICE.chosen("auto")
+        with using_runtime(Runtime()):
+            return CHOICE.chosen("auto")
 
     assert found() == ("", "")
     mine, here = tmp_path / "home" / "cudatma" / "cudatma.toml", tmp_path / "cudatma.toml"
@@ -78,7 +79,6 @@ def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     here.unlink()
     monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null")
     assert found() == ("", "")
-    version._file.cache_clear()
 
 
 def test_a_version_without_a_kernel_is_blamed_on_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:

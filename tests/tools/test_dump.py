@@ -228,6 +228,9 @@ def test_several_processes_give_the_reports_in_order(tmp_path: Path, capsys: pyt
 
 
 def test_the_list_is_of_what_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in (["--m", "64"], ["--causal"], ["--config", "stages=3"], ["--no-sass"]):
+        with pytest.raises(ArgumentError, match=f"^{option[0]}: got together with --list"):
+            dump_kernels.main(["attention_a3", "--list", *option])
     assert dump_kernels.main(["attention_a3", "--list", "--json", "--target", "sm_90a"]) == 0
     assert [each["kernel"] for each in json.loads(capsys.readouterr().out)] == ["attention_a3"]
     assert dump_kernels.main(["attention", "--list", "--target", "sm_90a"]) == 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -11,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.attention.config import (
     CHOICE,
     MIN_BOX_ROWS,
     PRESETS,
     AttentionConfig,
-    Preset,
+    AttentionPreset,
 )
 from cudatma.kernels.attention.problem import (
     DUMPED_OPTIONS,
@@ -45,25 +46,29 @@ _ENOUGH_DECODE_STAGES, _MAX_DECODE_STAGES = 3, 8
 _DUMPED_PAGES, _DUMPED_FP8_PAGES = (0, 16, 64, 5), (0, 16, 64, 8)
 
 
-def _tiles(problem: Problem, versions: Iterable[str]) -> Iterator[AttentionConfig]:
-    """Yield every tile of these versions that may serve the problem, with the shortest ring."""
+def _tiles(problem: Problem, versions: Iterable[str]) -> list[AttentionConfig]:
+    """Return every tile of these versions that may serve the problem, with the shortest ring."""
+    configs = []
     given = {name: getattr(problem, name) for name in PROBLEM_FIELDS}
     for version in versions:
-        preset = PRESETS[version]
+        preset, allowed = PRESETS[version], PRESETS[version].allowed
         if _lacking(preset, problem):
             continue
-        given["is_varlen"] = problem.is_varlen and True in preset.is_varlen
+        given["is_varlen"] = problem.is_varlen and True in allowed["is_varlen"]
         given["version"] = version
         for tile in preset.tiles[problem.head_dim, problem.v_head_dim]:
-            if tile.m in preset.tile_m:
-                for q_stages in reversed(preset.q_stages):
-                    given |= {"stages": preset.stages[0], "q_stages": q_stages, "ctas_per_sm": tile.ctas_per_sm}
-                    yield AttentionConfig(tile_m=tile.m, tile_n=tile.n, **given)
+            if tile.m in allowed["tile_m"]:
+                for q_stages in reversed(allowed["q_stages"]):
+                    given |= {"stages": allowed["stages"][0], "q_stages": q_stages, "ctas_per_sm": tile.ctas_per_sm}
+                    # A tile whose scores are capped may need more registers than a thread has.
+                    with contextlib.suppress(ArgumentError):
+                        configs.append(AttentionConfig(tile_m=tile.m, tile_n=tile.n, **given))
+    return configs
 
 
-def _lacking(preset: Preset, problem: Problem) -> list[KernelOption]:
+def _lacking(preset: AttentionPreset, problem: Problem) -> list[KernelOption]:
     """Return the problem's options that a version does not support."""
-    return [option for option in OPTIONS if getattr(problem, option.field) not in getattr(preset, option.field)]
+    return [option for option in OPTIONS if getattr(problem, option.field) not in preset.allowed[option.field]]
 
 
 def _with_longest_ring(config: AttentionConfig, target: Target) -> AttentionConfig | None:
@@ -100,7 +105,7 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AttentionC
     for option in _lacking(PRESETS[versions[0]], problem):
         got = "an array" if option.parameters else "a value"
         raise ArgumentError(option.name, got, f"None for version {problem.version}", 'version="auto"')
-    tiles = list(_tiles(problem, versions))
+    tiles = _tiles(problem, versions)
     for feature in tiles[0].features:
         target.require(feature, f"version {problem.version} of attention" if problem.version else "attention")
     able = (one for one in tiles if _pays(one, problem, target) and runs(one, problem, target))
@@ -184,12 +189,14 @@ def dump_configs(version: str, target: Target) -> list[AttentionConfig]:
             chosen = [chosen[index % len(chosen)]]
         for number, config in enumerate(chosen):
             options = dumped_options(index + number)
-            options |= {option.field: False for option in OPTIONS if True not in getattr(preset, option.field)}
-            longest = _with_longest_ring(replace(config, **options), target)
-            if longest is not None and runs(longest, problem, target):
-                found.append(longest)
+            options |= {option.field: False for option in OPTIONS if True not in preset.allowed[option.field]}
+            with contextlib.suppress(ArgumentError, TargetError):
+                longest = _with_longest_ring(replace(config, **options), target)
+                if longest is not None:
+                    longest.check(problem, target)
+                    found.append(longest)
     # Sequences of different lengths add little: a few stand for all.
-    return found + [replace(config, is_varlen=True) for config in found[::4] if True in preset.is_varlen]
+    return found + [replace(config, is_varlen=True) for config in found[::4] if True in preset.allowed["is_varlen"]]
 
 
 def _decode_dump_configs(version: str, target: Target) -> list[AttentionConfig]:

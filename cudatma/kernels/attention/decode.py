@@ -10,12 +10,13 @@ from cudatma.kernels.arguments import Sizes
 from cudatma.kernels.attention.arguments import decode_sizes
 from cudatma.kernels.attention.attention import AttentionOperation, kinds_of, named_options
 from cudatma.kernels.attention.check import DECODE, check_decode
-from cudatma.kernels.attention.choose import decode_config
-from cudatma.kernels.attention.config import AttentionConfig
+from cudatma.kernels.attention.choose import ATTENTION, decode_config
+from cudatma.kernels.attention.config import DECODE_VERSIONS, AttentionConfig
 from cudatma.kernels.attention.problem import DecodeProblem
 from cudatma.kernels.engine import run
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.operation import Checked
+from cudatma.kernels.tuning import pinned_config
 from cudatma.target import get_target
 
 
@@ -127,15 +128,15 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
         return (batch, length, k[1] * table[1]) if k[1] == problem.page_size else None
 
     def configure(self, problem: DecodeProblem, gpu: Gpu, memo: dict[Any, Any]) -> AttentionConfig:
-        """Return the kernel for a problem."""
+        """Return the kernel for a problem: the pinned one, or else decode_config()'s."""
         config: AttentionConfig | None = memo.get("config")
         if config is None:
-            config = memo["config"] = decode_config(problem, get_target(gpu.target))
+            config = memo["config"] = _chosen(problem, gpu)
         return config
 
     def configs(self, problem: DecodeProblem, gpu: Gpu) -> Iterator[AttentionConfig]:
         """Yield the one kernel, which depends on no size."""
-        yield decode_config(problem, get_target(gpu.target))
+        yield _chosen(problem, gpu)
 
     def sizes_for(
         self, problem: DecodeProblem, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...]
@@ -143,6 +144,11 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
         """Return a function from a problem to the sizes of its launch."""
         sizes = decode_sizes(problem, config, gpu)
         return lambda problem: (sizes(problem),)
+
+
+def _chosen(problem: DecodeProblem, gpu: Gpu) -> AttentionConfig:
+    pinned = pinned_config(ATTENTION, problem, gpu, DECODE_VERSIONS)
+    return decode_config(problem, get_target(gpu.target)) if pinned is None else pinned
 
 
 DECODE_CALL = AttentionDecodeCall()

@@ -51,7 +51,9 @@ def small_config(version: str, problem: Problem | None = None, **fields: Any) ->
     given: dict[str, Any] = {"dtype": "float16", "head_dim": 64, "v_head_dim": 64}
     if problem is not None:
         given = {name: getattr(problem, name) for name in PROBLEM_FIELDS}
-    return AttentionConfig(version=version, **given | {"stages": PRESETS[version].stages[0]} | SMALL[version] | fields)
+    return AttentionConfig(
+        version=version, **given | {"stages": PRESETS[version].allowed["stages"][0]} | SMALL[version] | fields
+    )
 
 
 #: Of a cap, and of a window, that a problem has without saying how large.

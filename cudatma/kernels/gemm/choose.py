@@ -195,7 +195,7 @@ def _candidates(
 def _of_tile(version: str, tile: Tile, *kind: Any) -> Iterator[GemmConfig]:
     """Yield a version's configurations of a tile with the shortest ring; none if the version does not have the tile."""
     fields = dict(zip(PROBLEM_FIELDS, kind, strict=True))
-    for cluster_k in PRESETS[version].cluster_k:
+    for cluster_k in PRESETS[version].allowed["cluster_k"]:
         with contextlib.suppress(ArgumentError):
             yield GemmConfig.of(
                 version,

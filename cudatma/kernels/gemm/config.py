@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from cudatma.errors import ArgumentError
-from cudatma.kernels.config import KernelConfig
+from cudatma.kernels.config import KernelConfig, Preset
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gemm.cost import cost_model
 from cudatma.kernels.gemm.problem import (
@@ -31,70 +31,74 @@ from cudatma.target import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
-    """What distinguishes a version of the kernel.
+class GemmPreset(Preset):
+    """A version of gemm's kernel.
 
-    summary: its description in lists of kernels. loader: what fills the stages: all threads by cp.async ("cp_async"), a
-    consumer thread by TMA ("consumers"), or a warp of its own by TMA ("producer_warp"). schedule: a CTA computes one
-    tile ("one_tile"), one tile after the other ("persistent"), or so does each of its two warpgroups ("pingpong"). mma:
-    "wgmma" or "mma_sync". cluster: CTAs of a cluster that share the loads of the operand with the larger tile.
-    has_block_scales: whether it has a main loop for fp8 with block scales. The other fields list the values that a
-    field of GemmConfig may have.
+    cluster: CTAs of a cluster that share the loads of the operand with the larger tile. has_block_scales: whether the
+    kernel has a main loop for fp8 with block scales.
     """
 
-    summary: str
-    loader: Literal["cp_async", "consumers", "producer_warp"] = "producer_warp"
-    schedule: Literal["one_tile", "persistent", "pingpong"] = "one_tile"
-    mma: Literal["wgmma", "mma_sync"] = "wgmma"
     cluster: int = 1
     has_block_scales: bool = False
-    tile_m: tuple[int, ...] = (64, 128, 192, 256)
-    tile_n: Sequence[int] = (64, 128, 192, 256)
-    tile_k: tuple[int, ...] = (64, 128, 256)
-    stages: Sequence[int] = range(2, 13)
-    warpgroups: tuple[int, ...] = (1, 2, 3)
-    cluster_k: tuple[int, ...] = (1,)
-    ctas_per_sm: tuple[int, ...] = (1,)
 
 
 _MULTIPLES_OF_16 = range(64, 257, 16)
+#: Allowed values of fields, unless a version replaces them.
+_ALLOWED: Mapping[str, Sequence[int]] = {
+    "tile_m": (64, 128, 192, 256),
+    "tile_n": (64, 128, 192, 256),
+    "tile_k": (64, 128, 256),
+    "stages": range(2, 13),
+    "warpgroups": (1, 2, 3),
+    "cluster_k": (1,),
+    "ctas_per_sm": (1,),
+}
 #: Every version by its name: in calls, dumps, tuning files and pages of docs/gemm.
-PRESETS: Mapping[str, Preset] = {
-    "v1": Preset(summary="dense GEMM, wgmma, version v1: operands by cp.async", loader="cp_async"),
-    "v2": Preset(summary="dense GEMM, wgmma, version v2: a ring filled by TMA", loader="consumers"),
-    "v3": Preset(summary="dense GEMM, wgmma, version v3: a producer warp", tile_n=_MULTIPLES_OF_16),
-    "v4": Preset(
+PRESETS: Mapping[str, GemmPreset] = {
+    "v1": GemmPreset(
+        summary="dense GEMM, wgmma, version v1: operands by cp.async", loader="cp_async", allowed=_ALLOWED
+    ),
+    "v2": GemmPreset(
+        summary="dense GEMM, wgmma, version v2: a ring filled by TMA", loader="consumers", allowed=_ALLOWED
+    ),
+    "v3": GemmPreset(
+        summary="dense GEMM, wgmma, version v3: a producer warp", allowed={**_ALLOWED, "tile_n": _MULTIPLES_OF_16}
+    ),
+    "v4": GemmPreset(
         summary="dense GEMM, wgmma, version v4: persistent, results by TMA where the tile allows it",
         schedule="persistent",
-        tile_n=_MULTIPLES_OF_16,
         has_block_scales=True,
+        allowed={**_ALLOWED, "tile_n": _MULTIPLES_OF_16},
     ),
-    "v5": Preset(
+    "v5": GemmPreset(
         summary="dense GEMM, wgmma, version v5: clusters that share tiles of A or B",
         schedule="persistent",
         cluster=2,
-        tile_n=_MULTIPLES_OF_16,
         has_block_scales=True,
+        allowed={**_ALLOWED, "tile_n": _MULTIPLES_OF_16},
     ),
-    "v6": Preset(
+    "v6": GemmPreset(
         summary="dense GEMM, wgmma, version v6: clusters that divide K",
-        cluster_k=(2, 4),
-        tile_n=(64, 128, 256),  # whose columns these CTAs share evenly
+        # The CTAs of a cluster share the columns of the tile evenly.
+        allowed={**_ALLOWED, "tile_n": (64, 128, 256), "cluster_k": (2, 4)},
     ),
-    "v7": Preset(
+    "v7": GemmPreset(
         summary="dense GEMM, wgmma, version v7: a tile for each warpgroup",
         schedule="pingpong",
-        warpgroups=(1,),
+        allowed={**_ALLOWED, "warpgroups": (1,)},
     ),
-    "mma_sync": Preset(
+    "mma_sync": GemmPreset(
         summary="dense GEMM, mma.sync: for SM120, a producer warp, persistent",
         schedule="persistent",
         mma="mma_sync",
-        tile_m=(64, 128, 256),
-        tile_n=(64, 128, 256),
-        tile_k=(32, 64, 128, 256),
-        warpgroups=(1, 2),
-        ctas_per_sm=(1, 2),
+        allowed={
+            **_ALLOWED,
+            "tile_m": (64, 128, 256),
+            "tile_n": (64, 128, 256),
+            "tile_k": (32, 64, 128, 256),
+            "warpgroups": (1, 2),
+            "ctas_per_sm": (1, 2),
+        },
     ),
 }
 WITH_BLOCK_SCALES = tuple(version for version, preset in PRESETS.items() if preset.has_block_scales)
@@ -154,8 +158,8 @@ class GemmConfig(KernelConfig):
     block_scales: bool = False
     scales_by_tma: bool = False
 
-    family: ClassVar[str] = "gemm"
-    presets: ClassVar[Mapping[str, Preset]] = PRESETS
+    function: ClassVar[str] = "gemm"
+    presets: ClassVar[Mapping[str, GemmPreset]] = PRESETS
     struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
     revision: ClassVar[int] = 7
     #: No tile is divided among CTAs that do not form a cluster.
@@ -165,7 +169,11 @@ class GemmConfig(KernelConfig):
     def of(cls, version: str, **fields: Any) -> GemmConfig:
         """Return a configuration of a version, with its smallest clusters if the fields do not name any."""
         cluster_m, cluster_n = _clusters(version, fields["tile_m"], fields["tile_n"])
-        clusters = {"cluster_m": cluster_m, "cluster_n": cluster_n, "cluster_k": PRESETS[version].cluster_k[0]}
+        clusters = {
+            "cluster_m": cluster_m,
+            "cluster_n": cluster_n,
+            "cluster_k": PRESETS[version].allowed["cluster_k"][0],
+        }
         return cls(version=version, **clusters | fields)
 
     def __post_init__(self) -> None:
@@ -180,7 +188,7 @@ class GemmConfig(KernelConfig):
         max_sums = _MAX_SUMS_WITHOUT_EPILOGUE if self.stores_asynchronously and not self.has_epilogue else MAX_SUMS
         if (least := ceil_div(self.tile_m * self.tile_n, max_sums * 128)) > self.warpgroups:
             allowed = f"{least} or more: a thread holds at most {max_sums} sums"
-            remedy = "use a smaller tile" if least > max(self.preset.warpgroups) else ""
+            remedy = "use a smaller tile" if least > max(self.preset.allowed["warpgroups"]) else ""
             raise ArgumentError("warpgroups", self.warpgroups, allowed, remedy)
         if self.warpgroups == 3 and self.producer_warps and self.tile_n > _MAX_COLUMNS_OF_THREE:
             allowed = f"at most {_MAX_COLUMNS_OF_THREE} for three warpgroups: a thread has 128 registers"
@@ -217,17 +225,13 @@ class GemmConfig(KernelConfig):
     # The version.
 
     @property
-    def preset(self) -> Preset:
+    def preset(self) -> GemmPreset:
         """The row of PRESETS."""
         return PRESETS[self.version]
 
     @property
     def template(self) -> str:
         return f"kernels/gemm_{self.version}.cu.j2"
-
-    @property
-    def has_wgmma(self) -> bool:
-        return self.preset.mma == "wgmma"
 
     @property
     def is_persistent(self) -> bool:

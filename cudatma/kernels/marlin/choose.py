@@ -128,29 +128,54 @@ def marlin_explain(
     device: int | None = None,
     batch_invariant: bool = False,
 ) -> Explanation:
-    """What marlin_gemm would run for M rows of x, why, and how long that should take. Launches and compiles nothing.
+    """Explain which kernel marlin_gemm would run, why, and how long it should take. Nothing is compiled or launched.
 
-    w: PackedWeight, MarlinLinear, or a LinearShape where there are no weights; only weights show whether scale and
-    offset are one multiply-add (``_fused`` or ``_shifted`` in the entry). batch_invariant: as in marlin_gemm.
-    The GPU is the weight's device, or ``device``; or an imagined one: ``target`` and ``sm_count`` (None: of the first
-    GPU of the target that is known, 132 of sm_90a, 170 of sm_120a). With none of them: the first GPU of this machine,
-    else an H200 is imagined ($CUDATMA_TARGET names another target).
+    Parameters
+    ----------
+    w : PackedWeight, MarlinLinear or LinearShape
+        The weight, or its shape. A weight's scales decide whether scale and offset are one multiply-add (``_fused`` or
+        ``_shifted`` in the entry). A shape is explained with scales that allow it, as most do.
+    m : int
+        Rows of x.
+    target : str or Target, optional
+        Target of an imagined GPU. Default: the GPU of the weight's device, or else the first GPU of this machine, or
+        else an H200 or a known GPU of $CUDATMA_TARGET.
+    sm_count : int, optional
+        SMs of the imagined GPU. Default: those of the first known GPU of the target, 132 for sm_90a and 170 for
+        sm_120a.
+    device : int, optional
+        Ordinal of an installed GPU, instead of ``target`` and ``sm_count``.
+    batch_invariant : bool, default False
+        As in marlin_gemm.
 
-    Raises ArgumentError, ArgumentTypeError, TargetError; DriverError or LaunchError for a device that is not there.
+    Returns
+    -------
+    Explanation
+        ``str()`` is for people, ``as_dict()`` for programs.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, TargetError
+        If an argument is invalid, or no kernel serves the target.
+    DriverError, LaunchError
+        If ``device`` does not exist.
     """
     layer, packed = _layer_of(w)
     if type(batch_invariant) is not bool:
         raise ArgumentTypeError("batch_invariant", type(batch_invariant).__name__, "bool")
     gpu = _gpu(packed, target, sm_count, device)
     problem = Problem(layer, m, batch_invariant)
-    form = "none" if packed is None else packed.scale_fit.form
-    found = explained(MARLIN, problem, gpu, launched=lambda config: config.in_form(form), divide=not batch_invariant)
-    work, is_divided = found.schedule, found.prediction.reduction_us > 0
+
+    def launched_with(config: MarlinConfig) -> MarlinConfig:
+        return launched(config) if packed is None else config.in_form(packed.scale_fit.form)
+
+    explanation = explained(MARLIN, problem, gpu, launched=launched_with, divide=not batch_invariant)
+    work, is_divided = explanation.schedule, explanation.prediction.reduction_us > 0
     alone = 0 < work.stream_tiles < min(work.work_ranges, work.tiles_m * work.tiles_n)
-    if found.config.cluster_k > 1 or (is_divided == (work.stream_tiles > 0) and not alone):
-        return found
-    why = f"{found.decision.why}; predicted as if tiles were divided as in one row of them"
-    return replace(found, decision=replace(found.decision, why=why))
+    if explanation.config.cluster_k > 1 or (is_divided == (work.stream_tiles > 0) and not alone):
+        return explanation
+    why = f"{explanation.decision.why}; predicted as if tiles were divided as in one row of them"
+    return replace(explanation, decision=replace(explanation.decision, why=why))
 
 
 def _layer_of(w: Any) -> tuple[LinearShape, PackedWeight | None]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from cudatma.dtypes import ActivationType, activation_type
 from cudatma.errors import ArgumentError, counted
-from cudatma.kernels.config import KernelConfig
+from cudatma.kernels.config import KernelConfig, Preset
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import RASTER, RESULT, STREAM_K, Member
@@ -27,79 +27,80 @@ _CLUSTERS = range(1, 9)
 _PRODUCER_REGISTERS = 40
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
-    """A kernel of marlin_gemm, called a version as in the other families.
-
-    summary: what the kernel is for. The other fields list the values that a field of MarlinConfig may have. A field
-    that a kernel does not use has one allowed value.
-    """
-
-    summary: str
-    tile_m: Sequence[int]
-    tile_n: Sequence[int]
-    tile_k: Sequence[int]
-    stages: Sequence[int] = range(2, 17)
-    group_size: Sequence[int] = GROUP_SIZES
-    slice_k: Sequence[int]
-    cluster_n: Sequence[int] = (1,)
-    cluster_k: Sequence[int] = (1,)
-    ctas_per_sm: Sequence[int] = (1,)
-    consumer_registers: Sequence[int] = (0,)
-    deep_box: Sequence[bool] = (False,)
-    warpgroups: Sequence[int] = (0,)
-    mmas_per_commit: Sequence[int] = (0,)
-    commits_in_flight: Sequence[int] = (0,)
-    scale_form: Sequence[str] = ("none",)
-    pingpong: Sequence[bool] = (False,)
-    warps_n: Sequence[int] = (0,)
-    scale_on: Sequence[str] = ("",)
-    weight_load_path: Sequence[str] = ("tma",)
-    scale_load_path: Sequence[str] = ("tma",)
-    activation_load_path: Sequence[str] = ("tma",)
-
-
 #: Paths from global to shared memory. Calls choose TMA; docs/lab/marlin_mma_sync.md compares the two.
 LOAD_PATHS = ("tma", "cp_async")
-#: Every kernel by its name: in dumps, tuning files and reports.
+#: Allowed values of fields, unless a kernel replaces them. A field that a kernel does not use has one.
+_ALLOWED: Mapping[str, Sequence[Any]] = {
+    "stages": range(2, 17),
+    "group_size": GROUP_SIZES,
+    "cluster_n": (1,),
+    "cluster_k": (1,),
+    "ctas_per_sm": (1,),
+    "consumer_registers": (0,),
+    "deep_box": (False,),
+    "warpgroups": (0,),
+    "mmas_per_commit": (0,),
+    "commits_in_flight": (0,),
+    "scale_form": ("none",),
+    "pingpong": (False,),
+    "warps_n": (0,),
+    "scale_on": ("",),
+    "weight_load_path": ("tma",),
+    "scale_load_path": ("tma",),
+    "activation_load_path": ("tma",),
+}
+#: Every kernel by its name, called a version as in the other families: in dumps, tuning files and reports.
 PRESETS: Mapping[str, Preset] = {
     "skinny": Preset(
         summary="W4A16 GEMM for small M, mma.sync, operands by TMA",
-        tile_m=(1, 2, 4, 8, 16, 32),
-        tile_n=range(32, 257, 32),
-        tile_k=(128, 256, 512, 1024),
-        slice_k=(1, 2, 4, 8, 16),
-        cluster_k=_CLUSTERS,
-        ctas_per_sm=(1, 2),
-        deep_box=(False, True),
+        mma="mma_sync",
+        allowed={
+            "tile_m": (1, 2, 4, 8, 16, 32),
+            "tile_n": range(32, 257, 32),
+            "tile_k": (128, 256, 512, 1024),
+            "slice_k": (1, 2, 4, 8, 16),
+            **_ALLOWED,
+            "cluster_k": _CLUSTERS,
+            "ctas_per_sm": (1, 2),
+            "deep_box": (False, True),
+        },
     ),
     "wgmma": Preset(
         summary="W4A16 GEMM for large M, wgmma, operands by TMA",
-        tile_m=range(8, 257, 8),
-        tile_n=(64, 128, 192, 256),
-        tile_k=(64, 128, 256),
-        slice_k=(1, 2),
-        cluster_n=(1, 2),
-        cluster_k=_CLUSTERS,
-        consumer_registers=(0, *range(_PRODUCER_REGISTERS, 241, 8)),
-        warpgroups=(1, 2, 3),
-        mmas_per_commit=(1, 2, 4),
-        commits_in_flight=(1, 3),
-        scale_form=("none", *FORMS),
-        pingpong=(False, True),
+        schedule="stream_k",
+        allowed={
+            "tile_m": range(8, 257, 8),
+            "tile_n": (64, 128, 192, 256),
+            "tile_k": (64, 128, 256),
+            "slice_k": (1, 2),
+            **_ALLOWED,
+            "cluster_n": (1, 2),
+            "cluster_k": _CLUSTERS,
+            "consumer_registers": (0, *range(_PRODUCER_REGISTERS, 241, 8)),
+            "warpgroups": (1, 2, 3),
+            "mmas_per_commit": (1, 2, 4),
+            "commits_in_flight": (1, 3),
+            "scale_form": ("none", *FORMS),
+            "pingpong": (False, True),
+        },
     ),
     "mma_sync": Preset(
         summary="W4A16 GEMM, mma.sync, operands by TMA or cp.async",
-        tile_m=(8, 16, 32, 48, 64, 128),
-        tile_n=(64, 128, 256),
-        tile_k=(64, 128, 256),
-        slice_k=(1, 2, 4),
-        consumer_registers=(0, 208, 216, 224, 232),
-        warps_n=(1, 2, 4, 8),
-        scale_on=("accumulator", "weight", "epilogue"),
-        weight_load_path=LOAD_PATHS,
-        scale_load_path=LOAD_PATHS,
-        activation_load_path=LOAD_PATHS,
+        schedule="stream_k",
+        mma="mma_sync",
+        allowed={
+            "tile_m": (8, 16, 32, 48, 64, 128),
+            "tile_n": (64, 128, 256),
+            "tile_k": (64, 128, 256),
+            "slice_k": (1, 2, 4),
+            **_ALLOWED,
+            "consumer_registers": (0, 208, 216, 224, 232),
+            "warps_n": (1, 2, 4, 8),
+            "scale_on": ("accumulator", "weight", "epilogue"),
+            "weight_load_path": LOAD_PATHS,
+            "scale_load_path": LOAD_PATHS,
+            "activation_load_path": LOAD_PATHS,
+        },
     ),
 }
 #: Columns of W of an N tile of the skinny kernel: two fragments of 16, which a warp keeps.
@@ -189,12 +190,11 @@ class MarlinConfig(KernelConfig):
     scale_load_path: str = "tma"
     activation_load_path: str = "tma"
 
-    family: ClassVar[str] = "marlin_gemm"
+    function: ClassVar[str] = "marlin_gemm"
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
     barriers: ClassVar[tuple[str, ...]] = ("full", "empty")
     revision: ClassVar[int] = 1
-    cluster_m: ClassVar[int] = 1
     is_persistent: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -203,7 +203,7 @@ class MarlinConfig(KernelConfig):
         if self.tile_k // 64 % self.slice_k:
             why = "each warp takes a multiple of 64 of K"
             raise ArgumentError("slice_k", self.slice_k, f"a divisor of tile_k / 64 = {self.tile_k // 64}", why)
-        if self.version == "wgmma":
+        if self.has_wgmma:
             self._check_wgmma()
         elif self.version == "skinny":
             self._check_boxes()
@@ -303,7 +303,7 @@ class MarlinConfig(KernelConfig):
     @property
     def features(self) -> tuple[str, ...]:
         """Features that the target must have."""
-        names = ["tma", "shared_cta_destination", "wgmma" if self.version == "wgmma" else "mma_sync", "griddepcontrol"]
+        names = ["tma", "shared_cta_destination", self.preset.mma, "griddepcontrol"]
         names += ["stmatrix"] if self.version != "skinny" else []
         names += ["setmaxnreg"] if self.consumer_registers else []
         names += ["multicast"] if self.cluster_n > 1 else []
@@ -319,7 +319,7 @@ class MarlinConfig(KernelConfig):
     @property
     def gives_back_previous(self) -> bool:
         """Whether a slot is released amid the products of the next stage (see tools/sass_hazards.py)."""
-        return self.version == "wgmma"
+        return self.has_wgmma
 
     @property
     def entry(self) -> str:
@@ -371,7 +371,7 @@ class MarlinConfig(KernelConfig):
         if form == "none":
             return True
         is_symmetric = not self.has_zeros and self.has_stage_scales
-        return self.version == "wgmma" and is_symmetric and not (self.is_bf16 and form == "shifted")
+        return self.has_wgmma and is_symmetric and not (self.is_bf16 and form == "shifted")
 
     def in_form(self, form: str) -> MarlinConfig:
         """Return the config with this ``scale_form`` if it allows that, else with "none".
@@ -410,7 +410,7 @@ class MarlinConfig(KernelConfig):
     @property
     def has_workspace(self) -> bool:
         """Whether CTAs add up partial sums through global memory."""
-        return self.version != "skinny" and self.cluster_k == 1
+        return self.preset.schedule == "stream_k" and self.cluster_k == 1
 
     @property
     def copies_scales(self) -> bool:
@@ -463,7 +463,7 @@ class MarlinConfig(KernelConfig):
         With more stages, too many weights delay the first activations. [docs/performance/marlin_skinny.md, "Chains of
         dependent launches"] Two are 0 to 4 % faster for long layers up to M = 16 with wgmma. [H200]
         """
-        max_rows = 16 if self.version == "wgmma" and self.cluster_k == 1 else MMA_COLUMNS
+        max_rows = 16 if self.has_wgmma and self.cluster_k == 1 else MMA_COLUMNS
         return 2 if self.tile_m < 8 or (self.tile_m <= max_rows and weight_bytes >= _LONG_BYTES) else 1
 
     # Warps and registers.
@@ -716,7 +716,7 @@ class MarlinConfig(KernelConfig):
         ``others`` CTAs share a tile with the one that stores it; ``tiles_m`` counts rows of tiles. By default, storing
         and loading partial sums takes about as long as stages with the same number of bytes.
         """
-        if self.version == "wgmma":
+        if self.has_wgmma:
             return wgmma_division(self, others, tiles_m)
         return self.partial_bytes // self.loaded_stage_bytes, 1.0
 
@@ -739,7 +739,7 @@ class MarlinConfig(KernelConfig):
         if self.version == "skinny":
             yield from self._skinny_variants(problem.k)
             return
-        if self.version == "wgmma":
+        if self.has_wgmma:
             yield from ({"mmas_per_commit": mmas, "commits_in_flight": groups} for mmas, groups in _PIPELINES)
             yield from ({"warpgroups": groups, "slice_k": slice_k} for groups, slice_k in _WARPGROUPS)
         yield from super(MarlinConfig, self).variants(problem)
