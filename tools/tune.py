@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
 
 def _tune(
     tasks: Sequence[Task],
-    of: Family[Any, Any],
+    family: Family[Any, Any],
     bench: Bench,
     path: Path,
     gpu: Gpu,
@@ -103,7 +103,7 @@ def _tune(
 ) -> int:
     gpu_class, known = GpuClass.of(gpu), set()
     if not options.again:
-        entries, problems = usable_entries(path, of, gpu)
+        entries, problems = usable_entries(path, family, gpu)
         known = {entry.problem for entry in entries}
         for problem in problems:
             _say(console, f"{path}: not used: {problem}")
@@ -113,11 +113,11 @@ def _tune(
     interrupted = False
     try:
         # With --jobs 1 each kernel is compiled right before it is measured.
-        kernels = _compile(todo, of, gpu, options, console) if options.jobs > 1 and todo else Kernels()
+        kernels = _compile(todo, family, gpu, options, console) if options.jobs > 1 and todo else Kernels()
         with _progress(console, "tuning") as progress:
             bar = progress.add_task("", total=len(todo))
 
-            def tell(outcome: Outcome) -> None:
+            def show(outcome: Outcome) -> None:
                 outcomes.append(outcome)
                 if outcome.status != "known":
                     progress.advance(bar)
@@ -126,8 +126,8 @@ def _tune(
                     _say(progress.console, f"    dropped {label}: {why}")
 
             run(
-                tasks, bench, path, of, gpu_class,
-                seconds=options.seconds, known=known, skip=options.skip, refused=kernels.refused, tell=tell,
+                tasks, bench, path, family, gpu_class,
+                seconds=options.seconds, known=known, skip=options.skip, refused=kernels.refused, show=show,
             )  # fmt: skip
     except KeyboardInterrupt:
         interrupted = True
@@ -147,19 +147,19 @@ def _tune(
 
 
 def _compile(
-    tasks: Sequence[Task], of: Family[Any, Any], gpu: Gpu, options: argparse.Namespace, console: Console
+    tasks: Sequence[Task], family: Family[Any, Any], gpu: Gpu, options: argparse.Namespace, console: Console
 ) -> Kernels:
     """Compile the kernels of these problems' candidates into the cache."""
     configs = configs_of(tasks, options.skip)
     with _progress(console, "compiling") as progress:
         bar = progress.add_task("", total=len(configs))
-        kernels = compile_tasks(configs, of, gpu.target, options.jobs, lambda: progress.advance(bar))
+        kernels = compile_tasks(configs, family, gpu.target, options.jobs, lambda: progress.advance(bar))
     _say(console, str(kernels))
     return kernels
 
 
 def _compile_only(
-    tasks: Sequence[Task], of: Family[Any, Any], gpu: Gpu, options: argparse.Namespace, console: Console
+    tasks: Sequence[Task], family: Family[Any, Any], gpu: Gpu, options: argparse.Namespace, console: Console
 ) -> int:
     """Fill the cache for a GPU that may be in another machine."""
     cache = default_root()
@@ -168,7 +168,7 @@ def _compile_only(
             console,
             f"{counted(len(tasks), 'problem')} for {gpu.target}, {gpu.sm_count} SMs\ninto {cache}",
         )
-        kernels = _compile(tasks, of, gpu, options, console)
+        kernels = _compile(tasks, family, gpu, options, console)
     except KeyboardInterrupt:
         _say(console, "interrupted: what was compiled is kept; the same command continues")
         return 130
@@ -222,12 +222,12 @@ def _show_plan(tasks: Sequence[Task], gpu: Gpu, as_json: bool) -> None:
     print(f"{counted(len(tasks), 'problem')} for {gpu.target}, {gpu.sm_count} SMs")
     for task in tasks:
         print(f"\n{task}: {counted(len(task.candidates), 'candidate')}, the cost model's choice first")
-        for one in task.candidates:
-            print(f"  {duration(1e-6 * one.cost.us):>9} predicted, {one.cost.bound:<9} {one.label}")
+        for candidate in task.candidates:
+            print(f"  {duration(1e-6 * candidate.cost.us):>9} predicted, {candidate.cost.bound:<9} {candidate.label}")
 
 
-def _progress(console: Console, what: str) -> Progress:
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
+def _progress(console: Console, name: str) -> Progress:
+    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
     return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
 
 

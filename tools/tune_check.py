@@ -28,8 +28,8 @@ def difference(reference: Any, result: Any) -> str:
     scale = absolute * (total / max(1, reference.size)) ** 0.5
     wrong = 0
     for row in rows:
-        wanted, got = values(reference[row : row + _ROWS]), values(result[row : row + _ROWS])
-        off = abs(got - wanted) / (scale + relative * abs(wanted) + np.float32(1e-30))
+        expected, got = values(reference[row : row + _ROWS]), values(result[row : row + _ROWS])
+        off = abs(got - expected) / (scale + relative * abs(expected) + np.float32(1e-30))
         wrong += int((~(off <= 1)).sum())  # a NaN is not
     return f"wrong results: {wrong} of {reference.size} elements" if wrong else ""
 

@@ -29,8 +29,8 @@ class Kernels:
 
     def labels(self, tasks: Sequence[Task]) -> dict[str, str]:
         """Candidate -> why the compiler refuses it."""
-        listed = [one for task in tasks for one in task.candidates if one.config in self.refused]
-        return {one.label: self.refused[one.config] for one in listed}
+        listed = [candidate for task in tasks for candidate in task.candidates if candidate.config in self.refused]
+        return {candidate.label: self.refused[candidate.config] for candidate in listed}
 
 
 def configs_of(tasks: Sequence[Task], skip: Collection[str] = ()) -> list[Any]:
@@ -38,8 +38,12 @@ def configs_of(tasks: Sequence[Task], skip: Collection[str] = ()) -> list[Any]:
 
     skip: labels of candidates to leave out, except for the cost model's choice, which every problem needs.
     """
-    listed = [one for task in tasks for one in task.candidates if one is task.candidates[0] or one.label not in skip]
-    return list(dict.fromkeys(one.config for one in listed))
+    configs: dict[Any, None] = {}
+    for task in tasks:
+        rule, *others = task.candidates
+        configs[rule.config] = None
+        configs |= dict.fromkeys(candidate.config for candidate in others if candidate.label not in skip)
+    return list(configs)
 
 
 def compile_tasks(
@@ -52,15 +56,15 @@ def compile_tasks(
     """Have the kernels of a family's candidates in the artifact cache. advance: called after each. Raises what
     compile_all() does, KeyboardInterrupt; what was compiled stays."""
     kernels, began = Kernels(), time.perf_counter()
-    of = {family.launched(config): config for config in configs}
+    chosen = {family.launched(config): config for config in configs}
 
-    def tell(config: Any, refusal: CompileError | None) -> None:
+    def count(config: Any, refusal: CompileError | None) -> None:
         if refusal is None:
             kernels.ready += 1
         else:
-            kernels.refused[of[config]] = one_line(refusal)
+            kernels.refused[chosen[config]] = one_line(refusal)
         advance()
 
-    compile_all([(config.template, config) for config in of], target, jobs, tell)
+    compile_all([(config.template, config) for config in chosen], target, jobs, count)
     kernels.seconds = time.perf_counter() - began
     return kernels

@@ -21,11 +21,11 @@ from cudatma.kernels.sample import Launch, Trial
 from cudatma.library_streams import stream_handle
 
 #: Time of a graph, against which its own launch (some microseconds) is negligible; and most launches in it.
-_GRAPH_US, _MOST_LAUNCHES = 1_500.0, 200
+_GRAPH_US, _MAX_LAUNCHES = 1_500.0, 200
 #: From this M on clocks fall in long runs: candidates run one by one, in periods of _PERIOD_US.
 _SUSTAINED_FROM, _PERIOD_US = 256, 40_000.0
 #: Samples of a candidate, where candidates take turns. The GPU rests before each, or its power limit would decide.
-_LEAST_SAMPLES, _MOST_SAMPLES, _REST_S = 5, 51, 0.004
+_MIN_SAMPLES, _MAX_SAMPLES, _REST_S = 5, 51, 0.004
 _NAN_BITS = 0xFFFF
 
 
@@ -66,13 +66,13 @@ class GpuBench:
         they do not, if the candidate would not be launched as it says, and whatever the launch raises."""
         launch = self._launcher(candidate, 2)
         bits = self._trial.out.view(np.uint16)
-        seen = []
+        results = []
         for index in range(2):
             bits[...] = _NAN_BITS  # elements that are not written differ
             launch(index)
             self._stream.synchronize()
-            seen.append(bits.copy() if not index else bits)
-        if not bool((seen[0] == seen[1]).all()):
+            results.append(bits.copy() if not index else bits)
+        if not bool((results[0] == results[1]).all()):
             raise LaunchError("candidate", candidate.label, "the same bits every time", "two runs of it differ")
         return self._trial.out
 
@@ -116,7 +116,7 @@ class GpuBench:
 
         all_copies()
         each_us = max(0.1, self._elapsed_us(all_copies) / copies)
-        rounds = max(1, round(min(_MOST_LAUNCHES, _GRAPH_US / each_us) / copies))
+        rounds = max(1, round(min(_MAX_LAUNCHES, _GRAPH_US / each_us) / copies))
         self._stream.begin_capture()
         try:
             for _ in range(rounds):
@@ -129,7 +129,7 @@ class GpuBench:
 
     def _in_turns(self, graphs: Sequence[_Graph], seconds: float) -> list[float]:
         turn_us = sum(2 * self._replay_us(graph) + _REST_S * 1e6 for graph in graphs)
-        turns = min(_MOST_SAMPLES, max(_LEAST_SAMPLES, round(seconds * 1e6 / turn_us)))
+        turns = min(_MAX_SAMPLES, max(_MIN_SAMPLES, round(seconds * 1e6 / turn_us)))
         samples: list[list[float]] = [[] for _ in graphs]
         shuffled = np.random.default_rng(0)
         for _ in range(turns):

@@ -27,7 +27,10 @@ class Task:
         return f"{self.problem.k} x {self.problem.n}, M = {self.problem.m}"
 
     def as_dict(self) -> dict[str, Any]:
-        listed = [{"label": one.label, "predicted_us": one.cost.us, "bound": one.cost.bound} for one in self.candidates]
+        listed = [
+            {"label": candidate.label, "predicted_us": candidate.cost.us, "bound": candidate.cost.bound}
+            for candidate in self.candidates
+        ]
         problem: dict[str, Any] = self.problem.as_json()
         return problem | {"candidates": listed}
 
@@ -57,8 +60,8 @@ def shapes_of(shapes: Sequence[tuple[int, int]], models: Sequence[str], gpus: in
 
 def parse_shape(text: str) -> tuple[int, int]:
     """``"8192x28672"`` -> (8192, 28672). Raises ArgumentTypeError of argparse."""
-    k, found, n = text.lower().partition("x")
-    if not (found and k.isdecimal() and n.isdecimal() and 0 < int(k) <= MAX_EXTENT and 0 < int(n) <= MAX_EXTENT):
+    k, separator, n = text.lower().partition("x")
+    if not (separator and k.isdecimal() and n.isdecimal() and 0 < int(k) <= MAX_EXTENT and 0 < int(n) <= MAX_EXTENT):
         raise argparse.ArgumentTypeError(f"{text}; allowed: KxN, as in 8192x28672, each 1 to {MAX_EXTENT}")
     return int(k), int(n)
 

@@ -20,7 +20,7 @@ from .tune_check import difference
 from .tune_plan import Task
 
 #: A smaller gain over the cost model's choice is noise, and that choice stays.
-_LEAST_GAIN = 0.01
+_MIN_GAIN = 0.01
 #: Candidates that are measured at most: the cost model's choice, and those that screening finds fastest.
 _FINALISTS = 12
 _NONE: Mapping[Any, str] = MappingProxyType({})
@@ -76,8 +76,8 @@ class Outcome:
         if self.winner is None:
             why = next(iter(self.dropped.values()), "nothing could be measured")
             return f"{task}: failed: {why}"
-        took, rule_took = duration(1e-6 * self.us), duration(1e-6 * self.rule_us)
-        gain = f"{took}, the cost model's choice {rule_took} ({self.rule_us / self.us:.2f} x)"
+        time, rule_time = duration(1e-6 * self.us), duration(1e-6 * self.rule_us)
+        gain = f"{time}, the cost model's choice {rule_time} ({self.rule_us / self.us:.2f} x)"
         return f"{task}: {self.status}: {gain}, {self.winner.label}"
 
 
@@ -96,12 +96,12 @@ def run(
     known: Collection[Any] = (),
     skip: Collection[str] = (),
     refused: Mapping[Any, str] = _NONE,
-    tell: Callable[[Outcome], None] = lambda outcome: None,
+    show: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
     """Tune the problems in order; each is in the file before the next begins.
 
     seconds: of measuring, for each problem. known: problems to skip. skip: labels of candidates to leave out. refused:
-    configs that do not compile, and why. tell: called with each outcome. Raises GpuLostError, OSError (the file),
+    configs that do not compile, and why. show: called with each outcome. Raises GpuLostError, OSError (the file),
     KeyboardInterrupt; what was measured stays.
     """
     outcomes = []
@@ -113,7 +113,7 @@ def run(
             if outcome.winner is not None:
                 store_entry(path, gpu, family, _entry(outcome, outcome.winner))
         outcomes.append(outcome)
-        tell(outcome)
+        show(outcome)
     return outcomes
 
 
@@ -165,7 +165,7 @@ def tune_problem(
     outcome.times = {candidate.label: us for candidate, us in zip(right, times, strict=True)}
     outcome.rule_us = times[0]
     best = min(range(len(times)), key=times.__getitem__)
-    if times[best] > outcome.rule_us * (1 - _LEAST_GAIN):
+    if times[best] > outcome.rule_us * (1 - _MIN_GAIN):
         best = 0
     outcome.winner, outcome.us = right[best], times[best]
     outcome.status = "tuned" if best else "kept"
@@ -181,8 +181,8 @@ def _finalists(right: Sequence[Listed[Any]], bench: Bench, outcome: Outcome) -> 
         except Exception as error:
             _require_gpu(bench, candidate)
             outcome.dropped[candidate.label] = one_line(error)
-    seen = [candidate for candidate in others if candidate.label in outcome.glances]
-    return [rule, *sorted(seen, key=lambda one: outcome.glances[one.label])[: _FINALISTS - 1]]
+    timed = [candidate for candidate in others if candidate.label in outcome.glances]
+    return [rule, *sorted(timed, key=lambda candidate: outcome.glances[candidate.label])[: _FINALISTS - 1]]
 
 
 def _entry(outcome: Outcome, winner: Listed[Any]) -> Entry[Any, Any]:

@@ -299,14 +299,14 @@ def _holders(own: Sequence[Path]) -> Iterator[Path]:
     """Every other folder in which a user could replace one of ``own`` by another folder: their parents, and
     where one of these or of ``own`` is a symbolic link, those of what it points to."""
     waiting = [path.absolute() for path in own]
-    known, seen = set(waiting), set[Path]()
+    listed, visited = set(waiting), set[Path]()
     while waiting:
         parts = waiting.pop()
         for part in (parts, *parts.parents):
-            if part in seen:
+            if part in visited:
                 continue
-            seen.add(part)
-            if part != parts and part not in known:
+            visited.add(part)
+            if part != parts and part not in listed:
                 yield part
             if part.is_symlink():
                 waiting.append(Path(os.path.normpath(part.parent.resolve() / part.readlink())))
@@ -330,10 +330,10 @@ def _is_own_group(group: int) -> bool:
     """Whether a group has one member, this user: what distributions that set the umask to 002 give everybody."""
     try:
         name = pwd.getpwuid(os.geteuid()).pw_name
-        found = grp.getgrgid(group)
+        entry = grp.getgrgid(group)
     except KeyError:
         return False
-    return found.gr_name == name and set(found.gr_mem) <= {name}
+    return entry.gr_name == name and set(entry.gr_mem) <= {name}
 
 
 def _require_private(folder: Path) -> None:

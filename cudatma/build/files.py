@@ -19,7 +19,7 @@ from pathlib import Path
 from cudatma.errors import CacheError
 
 #: More than any file that the project writes.
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 
 
 def read_regular(path: Path) -> bytes:
@@ -28,8 +28,8 @@ def read_regular(path: Path) -> bytes:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        if status.st_size > MOST_BYTES:
-            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, more than {MOST_BYTES}", str(path))
+        if status.st_size > MAX_BYTES:
+            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, more than {MAX_BYTES}", str(path))
         return file.read()
 
 

@@ -387,23 +387,23 @@ def _compile(cache: Cache, key: str, facts: dict[str, Any], order: _Order) -> di
     """The files of a new artifact. A template of cudatma's whose wgmmas or setmaxnreg ptxas gives up on is an error."""
     source = order.source()
     with hinting(source, order.target, not order.is_plain):
-        made = compile_source(
+        result = compile_source(
             source, order.target, options=order.options, keep=lambda files: cache.keep_failure(key, files)
         )
-    _store().compile_seconds += made.seconds
-    losses = performance_losses(made.log)
+    _store().compile_seconds += result.seconds
+    losses = performance_losses(result.log)
     if losses and "template" in order.facts and "debug" not in order.facts:
-        folder = cache.keep_failure(key, {"kernel.cu": source.encode(), "log.txt": made.log.encode()})
+        folder = cache.keep_failure(key, {"kernel.cu": source.encode(), "log.txt": result.log.encode()})
         message = f"{order.entry} for {order.target.name} would be slow: {losses[0]}. Choose another configuration"
-        raise CompileError(message, made.log, source, None if folder is None else str(folder))
-    entry = _choose_entry(made.ptx, order.entry)
-    record = facts | {"entry": entry, "target": order.target.name, "seconds": round(made.seconds, 3)}
+        raise CompileError(message, result.log, source, None if folder is None else str(folder))
+    entry = _choose_entry(result.ptx, order.entry)
+    record = facts | {"entry": entry, "target": order.target.name, "seconds": round(result.seconds, 3)}
     record.pop("source", None)
     return {
         "kernel.cu": source.encode(),
-        "kernel.ptx": made.ptx.encode(),
-        "kernel.cubin": made.cubin,
-        "log.txt": made.log.encode(),
+        "kernel.ptx": result.ptx.encode(),
+        "kernel.cubin": result.cubin,
+        "log.txt": result.log.encode(),
         "config.json": json.dumps(canonical(record), indent=1).encode(),
     }
 

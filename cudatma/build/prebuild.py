@@ -21,7 +21,7 @@ from cudatma.build.nvrtc import Compiled, compile_source
 from cudatma.errors import ArgumentError, CompileError
 from cudatma.target import Target, get_target
 
-Tell = Callable[[Any, CompileError | None], None]
+Done = Callable[[Any, CompileError | None], None]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -31,18 +31,18 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def compile_all(orders: Iterable[tuple[str, Any]], target: str | Target, jobs: int, tell: Tell) -> None:
+def compile_all(orders: Iterable[tuple[str, Any]], target: str | Target, jobs: int, done: Done) -> None:
     """Compile the kernels into the cache with ``jobs`` processes; 1: in this process.
 
     If debug mode is on for the caller, it compiles debug kernels. orders: (template, config) as load_kernel() takes
-    them, of importable classes; equal ones count once. tell: called with each compiled config, in any order, and with
+    them, of importable classes; equal ones count once. done: called with each compiled config, in any order, and with
     None or the compiler's error. On KeyboardInterrupt no further kernel is begun, and those under way are
     finished. Raises ArgumentError (jobs), CompileError if a process dies, and what load_kernel() raises, except for the
     compiler's errors.
     """
     compile_one = partial(_refusal, target=get_target(target).name, debug=wants_debug(None))
     for (_, config), refusal in each(compile_one, dict.fromkeys(orders), jobs):
-        tell(config, refusal)
+        done(config, refusal)
 
 
 def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iterator[tuple[Item, Result]]:
@@ -53,12 +53,12 @@ def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iter
     """
     if jobs < 1:
         raise ArgumentError("jobs", jobs, "1 and up")
-    wanted = list(items)
-    if jobs == 1 or not wanted:
-        for item in wanted:
+    pending = list(items)
+    if jobs == 1 or not pending:
+        for item in pending:
             yield item, do(item)
         return
-    count = min(jobs, len(wanted))
+    count = min(jobs, len(pending))
     idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
     workers = [_Worker() for _ in range(count)]
     for worker in workers:
@@ -73,7 +73,7 @@ def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iter
 
     pool = ThreadPoolExecutor(count)
     try:
-        under_way = {pool.submit(run, item): item for item in wanted}
+        under_way = {pool.submit(run, item): item for item in pending}
         for future in as_completed(under_way):
             yield under_way[future], future.result()
     except _WorkerDiedError as error:

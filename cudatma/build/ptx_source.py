@@ -63,8 +63,8 @@ def ptx_source(
     name = name.removesuffix(TEMPLATE_SUFFIX) or "kernel.cu"
     source = render(text, None, chosen, is_source=True, name=name) if is_template else text
     with hinting(text, chosen, is_template):
-        made = compile_source(source, chosen, name=name, options=options)
-    return PtxSource(made.ptx, entry or "", chosen, own_lines(source, name))
+        result = compile_source(source, chosen, name=name, options=options)
+    return PtxSource(result.ptx, entry or "", chosen, own_lines(source, name))
 
 
 def _read(kernel: str | Path) -> tuple[str, str]:

@@ -247,15 +247,15 @@ def template_texts(*templates: str) -> dict[str, bytes]:
 
     Nothing is parsed or rendered. Raises TemplateError for a name that has no file.
     """
-    root, found = str(template_root()), dict[str, bytes]()
+    root, texts = str(template_root()), dict[str, bytes]()
     waiting = [(template, "") for template in reversed(templates)]
     while waiting:
         name, user = waiting.pop()
-        if name not in found:
-            found[name] = text = _template_text(root, name, user)
+        if name not in texts:
+            texts[name] = text = _template_text(root, name, user)
             waiting.extend((other, name) for other in _references(text))
-    others = sorted(found.keys() - set(templates))
-    return {name: found[name] for name in (*templates, *others)}
+    others = sorted(texts.keys() - set(templates))
+    return {name: texts[name] for name in (*templates, *others)}
 
 
 def template_files(template: str) -> tuple[Path, ...]:

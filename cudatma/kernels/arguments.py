@@ -104,11 +104,11 @@ class Arguments:
     @property
     def maps(self) -> list[Map]:
         """The tensor maps, in the order of the parameters, with the fields of Sizes."""
-        values, found = iter(self.sizes.fields), []
+        values, maps = iter(self.sizes.fields), []
         for parameter in self.parameters:
             if isinstance(parameter, Map):
-                found.append(with_fields(parameter, [next(values) for _ in parameter.sized]))
-        return found
+                maps.append(with_fields(parameter, [next(values) for _ in parameter.sized]))
+        return maps
 
     def kernel(self, target: Target) -> Kernel:
         """Return the kernel, compiled or found in the cache."""

@@ -63,7 +63,7 @@ class Calls(Generic[P, C]):
         if shape_key is not None:
             itemsizes = tuple([0 if info is None else info.dtype.itemsize for info in infos])
             shape = _Shape(common, plan, checked.problem, itemsizes)
-            others = [one for one in self._shapes.get(shape_key, ()) if one.plan is not plan]
+            others = [shape for shape in self._shapes.get(shape_key, ()) if shape.plan is not plan]
             self._shapes.put(shape_key, (shape, *others[: _MAX_PLANS_OF_SHAPE - 1]))
 
     def resized_call(self, key: tuple[Any, ...]) -> Call | None:
@@ -90,7 +90,7 @@ class Calls(Generic[P, C]):
         launch = shape.plan.loaded_launch(problem)
         if launch is None:
             return None
-        spans = [_span(*one) for one in zip(extents, strides, shape.itemsizes)] if has_out else None  # noqa: B905
+        spans = [_span(*bounds) for bounds in zip(extents, strides, shape.itemsizes)] if has_out else None  # noqa: B905
         call = Call(shape.common, launch, result, lse, spans)
         self.calls.put(key, call)
         return call

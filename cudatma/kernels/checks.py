@@ -49,8 +49,8 @@ def check_out(
         raise ArgumentTypeError("out.dtype", str(info.dtype), allowed)
     if info.shape != shape:
         raise ArgumentError("out.shape", info.shape, f"{shape}")
-    first, its = next(iter(read.items()))
-    check_place(info, "out", its, first, function)
+    first, first_info = next(iter(read.items()))
+    check_place(info, "out", first_info, first, function)
     if info.readonly:
         raise ArgumentError("out", "a read-only array", "a writable array")
     for name, other in read.items():
@@ -85,14 +85,14 @@ def real_number(value: Any, field: str) -> float:
 def checked_count(value: Any, field: str, allowed: str) -> int:
     """A whole number from 0 on. ArgumentError, ArgumentTypeError for anything else."""
     try:
-        found = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+        count = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
-        found = None
-    if found is None:
+        count = None
+    if count is None:
         raise ArgumentTypeError(field, type(value).__name__, allowed)
-    if found < 0:
-        raise ArgumentError(field, found, allowed)
-    return found
+    if count < 0:
+        raise ArgumentError(field, count, allowed)
+    return count
 
 
 def as_fp32(value: Any, field: str) -> float:

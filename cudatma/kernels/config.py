@@ -281,12 +281,12 @@ class KernelConfig(ABC):
     @property
     def notes(self) -> list[str]:
         """Lines of the opening comment of the generated source, after the fields."""
-        held = [f"  {size:6d} B  {what}" for what, size in self.stage_layout()]
+        stage = [f"  {size:6d} B  {name}" for name, size in self.stage_layout()]
         parts = [f"  {offset:6d}  {name}, {size} B" for name, offset, size in self.smem_layout() if size]
         return [
             f"{self.consumer_warps} warps consume, {self.producer_warps} produce; a CTA takes {self.smem_bytes} B.",
             "One stage holds",
-            *held,
+            *stage,
             "Shared memory, by offset",
             *parts,
         ]

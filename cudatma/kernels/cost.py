@@ -72,10 +72,10 @@ def cheapest_first(
 
     Of tiles that differ in their rows alone and cut M into the same number of tiles, only the cheapest is listed.
     """
-    found = [(config, float(us[0])) for config, us in times(problem, np.array([problem.m]), gpu) if us[0] < np.inf]
-    found.sort(key=lambda one: round(one[1], 6))
+    ranked = [(config, float(us[0])) for config, us in times(problem, np.array([problem.m]), gpu) if us[0] < np.inf]
+    ranked.sort(key=lambda pair: round(pair[1], 6))
     kept: dict[Any, tuple[S, float]] = {}
-    for config, us in found:
+    for config, us in ranked:
         kept.setdefault(_apart_from_rows(config, problem.m), (config, us))
     return list(kept.values())
 

@@ -182,10 +182,10 @@ def emulate(
     resident = tuple([gpu.sm_count * ctas_on_sm(kernel_config, 1) for _, kernel_config in kernels])
     report = None
     arrays = dict(arrays)
-    for one in operation.arguments(problem, config, gpu, resident):
-        one.config.check_target(target)
-        arrays |= {name: info for name, info in host_workspace(one.sizes).items() if name not in arrays}
-        report = one.emulate(target, arrays, schedules=schedules, **options)
+    for launch in operation.arguments(problem, config, gpu, resident):
+        launch.config.check_target(target)
+        arrays |= {name: info for name, info in host_workspace(launch.sizes).items() if name not in arrays}
+        report = launch.emulate(target, arrays, schedules=schedules, **options)
     return report
 
 

@@ -89,13 +89,13 @@ class Explanation:
             "considered": self.considered,
             "candidates": [
                 {
-                    "kernel": one.config.version,
-                    "label": one.label,
-                    "us": one.cost.us,
-                    "bound": one.cost.bound,
-                    "chosen": one.config == self.config,
+                    "kernel": candidate.config.version,
+                    "label": candidate.label,
+                    "us": candidate.cost.us,
+                    "bound": candidate.cost.bound,
+                    "chosen": candidate.config == self.config,
                 }
-                for one in self.candidates
+                for candidate in self.candidates
             ],
         }
 
@@ -104,16 +104,16 @@ class Explanation:
         divided = f"{counted(work.stream_tiles, 'tile')} divided"
         if self.config.cluster_k > 1:
             divided = f"the K of each tile divided by a cluster of {self.config.cluster_k}"
-        of_cluster = f"of a cluster of {work.cluster} CTAs, " if work.cluster > 1 else ""
+        clusters = f"of a cluster of {work.cluster} CTAs, " if work.cluster > 1 else ""
         assumed = "" if selected_backend("auto") == "cuda" else " (assumed; this machine has no usable GPU)"
         terms = [(words, getattr(cost, f"{term}_us")) for term, words in _TERMS.items()]
-        shown = [
+        lines = [
             self.problem.description,
             f"on {gpu.target}{assumed}, {counted(gpu.sm_count, 'SM')}, {gpu.sm_clock_mhz} MHz, "
             f"memory {gpu.memory_bytes_per_us / 1e6:.3g} TB/s",
             f"kernel     {self.kernel}: {self.config.entry}",
             f"why        {self.decision.source}: {self.decision.why}",
-            f"work       {work.tiles_m} x {work.tiles_n} tiles {of_cluster}of {counted(work.k_iterations, 'stage')} "
+            f"work       {work.tiles_m} x {work.tiles_n} tiles {clusters}of {counted(work.k_iterations, 'stage')} "
             f"on {counted(work.ctas, 'CTA')}, {divided}",
             f"predicted  {duration(1e-6 * cost.us)}: "
             + ", ".join(f"{words} {duration(1e-6 * us)}" for words, us in terms if us >= 0.005),
@@ -121,17 +121,17 @@ class Explanation:
         ]
         rows = [
             (
-                "->" if one.config == self.config else "",
-                f"{one.cost.us:.4g}",
-                _TERMS[one.cost.bound],
-                one.config.version,
-                str(one.config.ctas_per_sm),
-                one.config.entry,
+                "->" if candidate.config == self.config else "",
+                f"{candidate.cost.us:.4g}",
+                _TERMS[candidate.cost.bound],
+                candidate.config.version,
+                str(candidate.config.ctas_per_sm),
+                candidate.config.entry,
             )
-            for one in self.candidates
+            for candidate in self.candidates
         ]
         title = f"Cheapest of {counted(self.considered, 'candidate')}, as predicted"
-        return "\n".join(shown) + table_text(title, ("", "us", "bound by", "kernel", "CTAs per SM", "entry"), rows)
+        return "\n".join(lines) + table_text(title, ("", "us", "bound by", "kernel", "CTAs per SM", "entry"), rows)
 
 
 def explained(
@@ -191,7 +191,7 @@ def table_text(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The same without rich."""
-    lines = [list(columns), *map(list, rows)]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
-    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([title, *shown])
+    table = [list(columns), *map(list, rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+    return "\n".join([title, *lines])

@@ -132,9 +132,9 @@ def size_bytes(members: tuple[Member, ...]) -> int:
 
 def in_order(known: Mapping[str, Member], names: Iterable[str]) -> tuple[Member, ...]:
     """The members of these names: 32-bit ones, divisors, 64-bit ones, and among them in the order of ``known``."""
-    wanted = set(names)
-    found = [member for member in known.values() if member.name in wanted]
-    return tuple(sorted(found, key=lambda member: _ORDER.index(member.type)))
+    selected = set(names)
+    members = [member for member in known.values() if member.name in selected]
+    return tuple(sorted(members, key=lambda member: _ORDER.index(member.type)))
 
 
 def work_values(

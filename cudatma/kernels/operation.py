@@ -104,7 +104,7 @@ class Operation(ABC, Generic[P, C]):
 
         The arguments of such problems differ in nothing else.
         """
-        return lambda problem: tuple([one.sizes for one in self.arguments(problem, config, gpu, resident)])
+        return lambda problem: tuple([launch.sizes for launch in self.arguments(problem, config, gpu, resident)])
 
     def plan_key(self, problem: P) -> Hashable:
         """Return what all problems that share a plan have in common."""

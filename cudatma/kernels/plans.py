@@ -108,9 +108,10 @@ class Plan(Generic[P, C]):
             if weight is not None:
                 known |= zip(operation.steady, weight.addresses, strict=True)
             addresses = dict.fromkeys((*operation.names, *SPACES), _ANY_ADDRESS) | known
+            launches = operation.arguments(problem, config, gpu, tuple(resident))
             replays = [
-                Replay(one, kernel, self.device, operation.names, addresses, SPACES, operation.steady)
-                for one, kernel in zip(operation.arguments(problem, config, gpu, tuple(resident)), kernels, strict=True)
+                Replay(arguments, kernel, self.device, operation.names, addresses, SPACES, operation.steady)
+                for arguments, kernel in zip(launches, kernels, strict=True)
             ]
             sizes_of = operation.sizes_for(problem, config, gpu, tuple(resident))
             loaded = self._loaded[config] = _Loaded(config, tuple(replays), sizes_of)
@@ -128,8 +129,9 @@ class Plan(Generic[P, C]):
     def _launch(self, problem: P, loaded: _Loaded) -> Launch:
         sizes = loaded.sizes_of(problem)
         partials = flags = rows = 0
-        for one in sizes:
-            partials, flags, rows = max(partials, one.partials_bytes), flags | one.flags_bytes, rows + one.rows_bytes
+        for launch in sizes:
+            partials, flags = max(partials, launch.partials_bytes), flags | launch.flags_bytes
+            rows += launch.rows_bytes
         return Launch(loaded.replays, sizes, self.device, partials if partials or flags or rows else None, rows)
 
 

@@ -143,25 +143,25 @@ def assignments(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> l
         stages = ceil_div(stream_tiles * k_iterations, resident)
         return Assignment(stream_tiles, whole_waves * k_iterations, stages, others)
 
-    found = [Assignment(0, ceil_div(tiles, resident) * k_iterations, 0, 0)]
+    options = [Assignment(0, ceil_div(tiles, resident) * k_iterations, 0, 0)]
     if rest and waves:
-        found.append(divided(rest + resident, waves - 1, 1))
+        options.append(divided(rest + resident, waves - 1, 1))
     if rest and (not waves or tiles_m > 1):
-        found.append(divided(rest, waves, ceil_div(resident, rest)))
-    return found
+        options.append(divided(rest, waves, ceil_div(resident, rest)))
+    return options
 
 
-def shortest(found: list[Assignment], division: Callable[[int], tuple[float, float]]) -> Assignment:
+def shortest(options: list[Assignment], division: Callable[[int], tuple[float, float]]) -> Assignment:
     """That with the shortest longest range; the first one of equals, so that a kernel whose divided stages take no
     longer divides a full wave, too. division: DividingConfig's, of ``others``."""
 
-    def stages(one: Assignment) -> float:
-        if not one.stream_tiles:
-            return one.whole_stages
-        once, each = division(one.others)
-        return one.whole_stages + one.divided_stages * each + once
+    def stages(option: Assignment) -> float:
+        if not option.stream_tiles:
+            return option.whole_stages
+        once, each = division(option.others)
+        return option.whole_stages + option.divided_stages * each + once
 
-    return min(found, key=stages)
+    return min(options, key=stages)
 
 
 def whole_tiles(config: TiledConfig, m: int, n: int, k: int, resident_ctas: int) -> Schedule:
@@ -203,13 +203,13 @@ def schedule(
     resident = max(1, resident_ctas // cluster)
     if tiles * k_iterations > _MAX_UNITS:
         raise ArgumentError("m", m, f"at most {_MAX_UNITS} stages altogether", "split the batch")
-    found = assignments(tiles, tiles_m, resident, k_iterations)
+    options = assignments(tiles, tiles_m, resident, k_iterations)
     by_bytes = config.partial_bytes // config.loaded_stage_bytes, 1.0
-    taken = shortest(
-        found if divide else found[:1], lambda others: by_bytes if eager else config.division(others, tiles_m)
+    chosen = shortest(
+        options if divide else options[:1], lambda others: by_bytes if eager else config.division(others, tiles_m)
     )
     ranges = min(resident, tiles)
-    if taken.stream_tiles and tiles < resident:
+    if chosen.stream_tiles and tiles < resident:
         # Fewer ranges often take no longer: the longest stays the same, and fewer tiles are divided.
-        ranges = ceil_div(tiles * k_iterations, taken.divided_stages)
-    return Schedule(ranges * cluster, tiles_m, tiles_n, k_iterations, taken.stream_tiles, cluster)
+        ranges = ceil_div(tiles * k_iterations, chosen.divided_stages)
+    return Schedule(ranges * cluster, tiles_m, tiles_n, k_iterations, chosen.stream_tiles, cluster)

@@ -115,8 +115,8 @@ def entries_for(path: Path, family: Family[P, S], gpu: Gpu) -> list[dict[str, An
         sections = read_sections(path)
     except FileNotFoundError:
         return []
-    mine = asdict(GpuClass.of(gpu))
-    entries = (entry for section in sections if section["gpu"] == mine for entry in section["entries"])
+    gpu_class = asdict(GpuClass.of(gpu))
+    entries = (entry for section in sections if section["gpu"] == gpu_class for entry in section["entries"])
     return [entry for entry in entries if entry.get("family") == family.name]
 
 
@@ -225,12 +225,12 @@ def put_entry(
     sections: list[dict[str, Any]], gpu: dict[str, Any], raw: dict[str, Any], problem_fields: Sequence[str]
 ) -> None:
     """Put an entry's JSON into the section of this GPU, in place of one with the same problem fields."""
-    mine = next((section for section in sections if section["gpu"] == gpu), None)
-    if mine is None:
-        mine = {"gpu": gpu, "entries": []}
-        sections.append(mine)
-    mine["entries"] = [old for old in mine["entries"] if any(old.get(name) != raw[name] for name in problem_fields)]
-    mine["entries"].append(raw)
+    section = next((section for section in sections if section["gpu"] == gpu), None)
+    if section is None:
+        section = {"gpu": gpu, "entries": []}
+        sections.append(section)
+    others = [old for old in section["entries"] if any(old.get(name) != raw[name] for name in problem_fields)]
+    section["entries"] = [*others, raw]
 
 
 def write_sections(path: Path, sections: list[dict[str, Any]]) -> None:
@@ -271,13 +271,13 @@ def usable_entries(path: Path, family: Family[P, S], gpu: Gpu) -> tuple[list[Ent
         raws = entries_for(path, family, gpu)
     except (OSError, ValueError) as error:
         return [], [f"the whole file: {error}"]
-    found, problems = [], []
+    entries, problems = [], []
     for raw in raws:
         try:
-            found.append(parse_entry(raw, family, get_target(gpu.target)))
+            entries.append(parse_entry(raw, family, get_target(gpu.target)))
         except (CudaTmaError, KeyError, TypeError, ValueError) as error:
             problems.append(f"the entry {entry_sizes(raw, family)}: {entry_fault(error)}")
-    return found, problems
+    return entries, problems
 
 
 def entry_sizes(raw: Mapping[str, Any], family: Family[Any, Any]) -> str:
@@ -361,7 +361,7 @@ def entry_points(family: Family[P, S], problem: P, gpu: Gpu) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Match:
     """An entry and the file that it comes from.
 
     shipped: the file is cudatma's own. exact: the entry differs from the problem in M alone; otherwise it was adapted.
@@ -373,7 +373,7 @@ class Found:
     exact: bool = True
 
 
-def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Found | None:
+def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Match | None:
     """Return the tuning entry that serves a problem, the user's before a shipped one; None if none does.
 
     Damaged files raise nothing: a TuneFileWarning names each ignored part once per process.
@@ -384,11 +384,12 @@ def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Found | None:
     index = tuple(raw[name] for name in family.index)
     files = [(_entries(path, family, gpu, index), path, shipped) for path, shipped in _files(family)]
     for entries, path, shipped in files:
-        if (entry := nearest([one for one in entries if one.problem.fixed == problem.fixed], problem.m)) is not None:
-            return Found(entry, path, shipped)
+        same = [entry for entry in entries if entry.problem.fixed == problem.fixed]
+        if (match := nearest(same, problem.m)) is not None:
+            return Match(match, path, shipped)
     for entries, path, shipped in files:
-        if (alike := _alike(entries, problem, get_target(gpu.target))) is not None:
-            return Found(alike, path, shipped, exact=False)
+        if (adapted := _adapted_entry(entries, problem, get_target(gpu.target))) is not None:
+            return Match(adapted, path, shipped, exact=False)
     return None
 
 
@@ -407,15 +408,17 @@ def every_entry_config(family: Family[P, S], problem: P, gpu: Gpu) -> Iterator[S
                         yield config
 
 
-def _alike(entries: Sequence[Entry[Any, Any]], problem: Any, target: Target) -> Entry[Any, Any] | None:
+def _adapted_entry(entries: Sequence[Entry[Any, Any]], problem: Any, target: Target) -> Entry[Any, Any] | None:
     """Return an entry of another problem with the same index, with its config adapted to this one."""
-    by_fixed = {
-        one.problem.fixed: [same for same in entries if same.problem.fixed == one.problem.fixed] for one in entries
-    }
-    found = (nearest(of, problem.m) for of in by_fixed.values())
-    for entry in sorted(
-        (one for one in found if one), key=lambda one: (abs(one.problem.m - problem.m), repr(one.problem.fixed))
-    ):
+    by_fixed: dict[Any, list[Entry[Any, Any]]] = {}
+    for entry in entries:
+        by_fixed.setdefault(entry.problem.fixed, []).append(entry)
+
+    def distance(entry: Entry[Any, Any]) -> tuple[int, str]:
+        return abs(entry.problem.m - problem.m), repr(entry.problem.fixed)
+
+    candidates = (nearest(group, problem.m) for group in by_fixed.values())
+    for entry in sorted(filter(None, candidates), key=distance):
         with contextlib.suppress(ArgumentError, TargetError):
             config = entry.config.adapted(problem)
             if config is not None:

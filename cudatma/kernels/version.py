@@ -62,25 +62,25 @@ class Versions:
 
     def _known(self, field: str, value: object) -> str:
         if not isinstance(value, str) or value not in (ANY, *self.names):
-            shown = (f'"{name}"' for name in (ANY, *self.names))
-            raise ArgumentError(field, repr(value) if isinstance(value, str) else value, ", ".join(shown))
+            names = (f'"{name}"' for name in (ANY, *self.names))
+            raise ArgumentError(field, repr(value) if isinstance(value, str) else value, ", ".join(names))
         return "" if value == ANY else value
 
 
 class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
     """Inside, an error about the version names what asks for it, unless that is the call. asked_by: from chosen()."""
 
-    __slots__ = ("_asked_by",)
+    __slots__ = ("_selected_by",)
 
-    def __init__(self, asked_by: str) -> None:
-        self._asked_by = asked_by
+    def __init__(self, selected_by: str) -> None:
+        self._selected_by = selected_by
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if isinstance(error, FieldError) and error.field == "version" and self._asked_by not in ("", _CALL):
+        if isinstance(error, FieldError) and error.field == "version" and self._selected_by not in ("", _CALL):
             remedy = "set another one there, or pass one as version="
-            raise type(error)(f"version of {self._asked_by}", error.got, error.allowed, remedy) from error
+            raise type(error)(f"version of {self._selected_by}", error.got, error.allowed, remedy) from error
 
 
 class _File(NamedTuple):

@@ -130,7 +130,7 @@ def compile_and_load(kernels: Iterable[tuple[str, Any]], device: int, progress: 
 
 
 def _missing(kernels: Iterable[tuple[str, Any]], target: Target) -> list[tuple[str, Any]]:
-    return [one for one in kernels if not is_cached(*one, target)]
+    return [kernel for kernel in kernels if not is_cached(*kernel, target)]
 
 
 @contextmanager

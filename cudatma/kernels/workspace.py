@@ -62,8 +62,8 @@ class ActivationRows:
     def room(self, nbytes: int) -> int:
         """The address of at least ``nbytes`` bytes. Raises DriverError (no memory)."""
         if nbytes > self.nbytes:
-            wanted = max(nbytes, 2 * self.nbytes)
-            self._buffers.append(self._allocate(-(-wanted // _ROWS_STEP_BYTES) * _ROWS_STEP_BYTES))
+            room = max(nbytes, 2 * self.nbytes)
+            self._buffers.append(self._allocate(-(-room // _ROWS_STEP_BYTES) * _ROWS_STEP_BYTES))
         return self._buffers[-1].pointer
 
 
@@ -99,9 +99,9 @@ class Workspace:
     @classmethod
     def within(cls, memory: Memory, device: int, rows: ActivationRows | None = None) -> Workspace:
         """A workspace in memory of the device whose flags are zero already. rows: its own unless given."""
-        made = object.__new__(cls)
-        made._lay_out(device, memory, rows or ActivationRows(lambda nbytes: DeviceMemory(nbytes, device)))
-        return made
+        workspace = object.__new__(cls)
+        workspace._lay_out(device, memory, rows or ActivationRows(lambda nbytes: DeviceMemory(nbytes, device)))
+        return workspace
 
     def _lay_out(self, device: int, memory: Memory, rows: ActivationRows) -> None:
         """Flags come first: workspaces of one device whose partial sums are at the same address have their flags at the
@@ -157,13 +157,13 @@ def check_workspace(workspace: object, device: int) -> Workspace:
 
 #: Streams of a device that keep their workspaces: the most recently used. The driver cannot report a destroyed stream,
 #: so its workspace is dropped after this many other streams.
-_MOST_STREAMS = 32
+_MAX_STREAMS = 32
 #: Size of a slab, and the free bytes kept available outside captures. The partial sums and flags of any launch take
 #: 16.5 MiB on 132 SMs, and a slab holds two of them; at small M they take 1 to 4 MiB.
-_SLAB_BYTES, _LEAST_BYTES = 34 << 20, 20 << 20
+_SLAB_BYTES, _MIN_LEFT_BYTES = 34 << 20, 20 << 20
 #: Parts come in few sizes, so a returned part fits the next graph. Partial sums: enough for any launch, halved up to
 #: _MOST_HALVINGS times. Rows: powers of two up to _PART_STEP_BYTES, multiples of it beyond.
-_MOST_HALVINGS, _PART_STEP_BYTES = 6, 16 << 20
+_MAX_HALVINGS, _PART_STEP_BYTES = 6, 16 << 20
 
 
 def _rows_bytes(nbytes: int) -> int:
@@ -174,14 +174,14 @@ class _Slab:
     """Device memory that is cut into parts front to back.
 
     A returned part is reused whole, for the same purpose; its flags are zero, because kernels leave them so.
-    ``left``, ``taken``: bytes that were never cut, and bytes of parts in use.
+    ``left``, ``used_bytes``: bytes that were never cut, and bytes of parts in use.
     """
 
-    __slots__ = ("_memory", "back", "left", "nbytes", "taken")
+    __slots__ = ("_memory", "back", "left", "nbytes", "used_bytes")
 
     def __init__(self, nbytes: int, device: int) -> None:
         self._memory, self.nbytes = DeviceMemory(nbytes, device), nbytes
-        self.left = self.taken = 0
+        self.left = self.used_bytes = 0
         #: (size, whether it holds rows) -> addresses of parts that were put back. No objects: a cycle would keep the
         #: slab.
         self.back: dict[tuple[int, bool], list[int]] = {}
@@ -196,7 +196,7 @@ class _Slab:
 
     def part(self, nbytes: int, for_rows: bool) -> _Part:
         """Reuse a returned part, else cut a new one; the caller ensures that enough is left."""
-        self.taken += nbytes
+        self.used_bytes += nbytes
         if back := self.back.get((nbytes, for_rows)):
             return _Part(self, back.pop(), nbytes, for_rows)
         self.left -= nbytes
@@ -216,33 +216,37 @@ class _Part:
 class _Reserve:
     """A device's slabs, from which captures take parts. Slabs are freed outside of captures. Safe from many threads."""
 
-    def __init__(self, device: int, was_spent: Callable[[], None]) -> None:
+    def __init__(self, device: int, on_low: Callable[[], None]) -> None:
         """was_spent: called when less than _LEAST_BYTES is left."""
-        self._device, self._was_spent, self._lock = device, was_spent, threading.Lock()
+        self._device, self._on_low, self._lock = device, on_low, threading.Lock()
         self._slabs: list[_Slab] = []
 
     @property
     def ready_bytes(self) -> int:
         """Bytes of all slabs that are not in use."""
         with self._lock:
-            return sum(slab.nbytes - slab.taken for slab in self._slabs)
+            return sum(slab.nbytes - slab.used_bytes for slab in self._slabs)
 
-    def trim(self, least: int) -> list[_Slab]:
-        """Slabs without a part in use, except one where less than ``least`` bytes are left without it. The caller
-        frees them without a lock and outside of captures: cuMemFree waits for the device."""
+    def trim(self, min_left_bytes: int) -> list[_Slab]:
+        """Remove and return the slabs without a part in use.
+
+        One of them stays if less than ``min_left_bytes`` would be left without it. The caller frees them without a lock
+        and outside of captures, because cuMemFree waits for the device.
+        """
         with self._lock:
-            idle = sorted((slab for slab in self._slabs if not slab.taken), key=lambda slab: (slab.nbytes, -slab.left))
-            self._slabs = [slab for slab in self._slabs if slab.taken]
-            if idle and not self._has_left(least):
+            unused = (slab for slab in self._slabs if not slab.used_bytes)
+            idle = sorted(unused, key=lambda slab: (slab.nbytes, -slab.left))
+            self._slabs = [slab for slab in self._slabs if slab.used_bytes]
+            if idle and not self._has_left(min_left_bytes):
                 idle[0].wipe()
                 self._slabs.append(idle.pop(0))
             return idle
 
     def refill(self) -> list[_Slab]:
         """Trim, and add a slab if too little is left. Call this outside of captures. Raises DriverError."""
-        idle = self.trim(_LEAST_BYTES)
+        idle = self.trim(_MIN_LEFT_BYTES)
         with self._lock:
-            if not self._has_left(_LEAST_BYTES):
+            if not self._has_left(_MIN_LEFT_BYTES):
                 self._slabs.append(_Slab(_SLAB_BYTES, self._device))
         return idle
 
@@ -256,21 +260,21 @@ class _Reserve:
             fitting = [slab for slab in self._slabs if slab.back.get((nbytes, for_rows))]
             fitting += [slab for slab in self._slabs if slab.left >= nbytes]
             if not fitting:
-                fitting = [slab for slab in self._slabs if not slab.taken and slab.nbytes >= nbytes]
+                fitting = [slab for slab in self._slabs if not slab.used_bytes and slab.nbytes >= nbytes]
                 if not fitting:
                     fitting = [_Slab(max(_SLAB_BYTES, nbytes), self._device)]
                     self._slabs += fitting
                 fitting[0].wipe()
             parts.append(fitting[0].part(nbytes, for_rows))
-            if not self._has_left(_LEAST_BYTES):
-                self._was_spent()
+            if not self._has_left(_MIN_LEFT_BYTES):
+                self._on_low()
             return parts[-1]
 
     def put_back(self, parts: list[_Part]) -> None:
         """Put back the parts of a graph that was destroyed: no kernel writes there any more."""
         with self._lock:
             for part in parts:
-                part.slab.taken -= part.nbytes
+                part.slab.used_bytes -= part.nbytes
                 part.slab.back.setdefault((part.nbytes, part.for_rows), []).append(part.pointer)
 
     def _has_left(self, nbytes: int) -> bool:
@@ -294,10 +298,11 @@ class _Branch:
 
     def workspace(self, partials_bytes: int | None) -> Workspace:
         """Return a workspace with at least this many bytes of partial sums; None: enough for any launch."""
-        flags, most = workspace_sizes(self._device)
-        wanted = most if partials_bytes is None else partials_bytes
-        if self._space is None or wanted > self._space.partials_bytes:
-            room = min((most >> k for k in range(_MOST_HALVINGS + 1) if most >> k >= wanted), default=most)
+        flags, max_bytes = workspace_sizes(self._device)
+        min_bytes = max_bytes if partials_bytes is None else partials_bytes
+        if self._space is None or min_bytes > self._space.partials_bytes:
+            halves = (max_bytes >> k for k in range(_MAX_HALVINGS + 1))
+            room = min((nbytes for nbytes in halves if nbytes >= min_bytes), default=max_bytes)
             part = self._reserve.take(flags + room, self.parts, for_rows=False)
             self._space = Workspace.within(part, self._device, self._rows)
         return self._space
@@ -340,7 +345,7 @@ class Owners:
         """Return the workspace of a stream that is not in ``ready``."""
         identity = streams.identity(device, stream)
         if identity is not None:
-            return self._of_stream(device, identity)
+            return self._stream_space(device, identity)
         capture = streams.capture_of(device, stream)
         if capture is None:  # another thread has just ended it
             return self.find(device, stream, partials_bytes)
@@ -353,18 +358,18 @@ class Owners:
                 self._branches[key] = _Branch(device, self._reserve(device), life)
             return self._branches[key].workspace(partials_bytes)
 
-    def _of_stream(self, device: int, identity: int) -> Workspace:
-        gone: list[object] = []  # freed without the lock: cuMemFree waits for the device
+    def _stream_space(self, device: int, identity: int) -> Workspace:
+        freed: list[object] = []  # freed without the lock: cuMemFree waits for the device
         with self._lock:
-            self._sweep(gone)
+            self._sweep(freed)
             key, reserve = (device, identity), self._reserve(device)
             space = self._recent.pop(key, None)
             if space is None:
                 held = [held for held in self._recent if held[0] == device]
-                gone += [self._recent.pop(old) for old in held[: max(0, len(held) + 1 - _MOST_STREAMS)]]
+                freed += [self._recent.pop(old) for old in held[: max(0, len(held) + 1 - _MAX_STREAMS)]]
                 self.ready.clear()
                 space = Workspace(device)
-            gone += reserve.refill()
+            freed += reserve.refill()
             self._recent[key] = self.ready[key] = space
             return space
 
@@ -373,13 +378,13 @@ class Owners:
             self._reserves[device] = _Reserve(device, self.ready.clear)
         return self._reserves[device]
 
-    def _sweep(self, gone: list[object]) -> None:
+    def _sweep(self, freed: list[object]) -> None:
         """Drop what belongs to threads and graphs that have ended."""
         while streams.ended_threads:
             number = streams.ended_threads.popleft()
             for key in [key for key in self._recent if key[1] == number]:
                 self.ready.pop(key, None)
-                gone.append(self._recent.pop(key))
+                freed.append(self._recent.pop(key))
         self._sweep_graphs()
 
     def _sweep_graphs(self) -> None:
@@ -388,23 +393,23 @@ class Owners:
             self._reserves[key[0]].put_back(self._branches.pop(key).parts)
 
     def count(self, device: int) -> WorkspaceBytes:
-        gone: list[object] = []
+        freed: list[object] = []
         with self._lock:
-            self._sweep(gone)
+            self._sweep(freed)
             kept = tuple([space.nbytes for key, space in self._recent.items() if key[0] == device])
             branches = [branch for key, branch in self._branches.items() if key[0] == device]
             graphs = tuple([sum(part.nbytes for part in branch.parts) for branch in branches])
             reserve = self._reserve(device)
-            gone += reserve.trim(_LEAST_BYTES if kept else 0)
+            freed += reserve.trim(_MIN_LEFT_BYTES if kept else 0)
             return WorkspaceBytes(kept, graphs, reserve.ready_bytes)
 
     def release(self) -> None:
-        gone: list[object] = []
+        freed: list[object] = []
         with self._lock:
-            self._sweep(gone)
-            gone += self._recent.values()
+            self._sweep(freed)
+            freed += self._recent.values()
             for reserve in self._reserves.values():
-                gone += reserve.trim(0)
+                freed += reserve.trim(0)
             self.ready.clear()
             self._recent.clear()
 

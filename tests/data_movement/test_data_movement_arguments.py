@@ -302,7 +302,7 @@ def test_small_runs_take_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_runs_too_short_for_large_slots_take_the_usual_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    large = Setting(slot_bytes=64 * KIB, ctas_per_sm=1, most_stages=3)
+    large = Setting(slot_bytes=64 * KIB, ctas_per_sm=1, max_stages=3)
     monkeypatch.setattr(rings, "RUN", large)
     cases = (
         (132 * 64, 64 * KIB, 3, 132),
@@ -333,7 +333,7 @@ def test_runs_too_short_for_large_slots_take_the_usual_ring(monkeypatch: pytest.
         (lambda: WindowConfig("copy", 2, 1024, 3, 1, "hot"), "load_cache"),
         (lambda: WindowConfig("add", 2, 1024, 3, 1, "", "evict_first"), "store_cache"),
         (lambda: Setting(ctas_per_sm=0), "ctas_per_sm"),
-        (lambda: Setting(most_stages=1), "most_stages"),
+        (lambda: Setting(max_stages=1), "max_stages"),
         (lambda: Setting(in_flight=-1), "in_flight"),
         (lambda: RunConfig("add", "b32", 1024, 3, 1), "kind"),
         (lambda: RunConfig("copy", "b8", 1 << 21, 3, 1), "operands"),

@@ -23,15 +23,15 @@ from cudatma.target import Target
 
 TEMPLATE = "kernels/all_reduce.cu.j2"
 #: Ranks that send to each other: the GPUs of a host.
-MOST_RANKS = 8
+MAX_RANKS = 8
 #: Of a packet: three words of the message, two elements each, and the number of the launch.
 PACKET_BYTES, PACKET_WORDS = 16, 3
 WORD_BYTES = 4
 _SLOTS = 2
 #: CTAs of a launch at most, and what stands in front of the packets: the number of the next launch for each of them,
 #: and whether a launch gave up, in 16 bytes.
-_MOST_CTAS = 256
-GAVE_UP_BYTES = _MOST_CTAS * WORD_BYTES
+_MAX_CTAS = 256
+GAVE_UP_BYTES = _MAX_CTAS * WORD_BYTES
 STATE_BYTES = GAVE_UP_BYTES + 16
 #: Threads of a CTA for messages up to _SHORT_BYTES, and for longer ones. A dependent launch's CTAs go to whichever SMs
 #: have room first: with 512 threads up to four share an SM, and others get none. Measured behind a GEMM on an H200, its
@@ -52,8 +52,8 @@ class AllReduceConfig:
 
     def __post_init__(self) -> None:
         activation_type(self.dtype)
-        if not 2 <= self.ranks <= MOST_RANKS:
-            raise ArgumentError("ranks", self.ranks, f"2 to {MOST_RANKS}")
+        if not 2 <= self.ranks <= MAX_RANKS:
+            raise ArgumentError("ranks", self.ranks, f"2 to {MAX_RANKS}")
         if self.threads % 32 or not 32 <= self.threads <= 1024:
             raise ArgumentError("threads", self.threads, "a multiple of 32, 32 to 1024")
 
@@ -116,7 +116,7 @@ class Inbox:
 
 def initial_state() -> bytes:
     """What a rank's memory begins with; zeros follow."""
-    return (1).to_bytes(WORD_BYTES, "little") * _MOST_CTAS
+    return (1).to_bytes(WORD_BYTES, "little") * _MAX_CTAS
 
 
 class Group(NamedTuple):
@@ -170,7 +170,7 @@ class AllReduceInPlace(Operation[Problem, AllReduceConfig]):
         The grid depends on the GPU alone, since each CTA counts launches. All CTAs fit on the GPU at once: CTAs that
         wait for a peer must not keep others from sending to it.
         """
-        sizes = Sizes(min(gpu.sm_count, _MOST_CTAS), (problem.words,), programmatic=True)
+        sizes = Sizes(min(gpu.sm_count, _MAX_CTAS), (problem.words,), programmatic=True)
         return (Arguments(TEMPLATE, config, (problem.group.member, At("x"), Value(0)), sizes),)
 
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:

@@ -151,15 +151,17 @@ def decode_sizes(
 
 
 @lru_cache(maxsize=4096)
-def _fastest_parts(tiles: int, blocks: int, most: int, block_bytes: int, sm_count: int, bytes_per_us: float) -> int:
-    """Return the number of parts, up to ``most``, with the least time if each sequence fills its capacity.
+def _fastest_parts(
+    tiles: int, blocks: int, max_parts: int, block_bytes: int, sm_count: int, bytes_per_us: float
+) -> int:
+    """Return the number of parts, up to ``max_parts``, with the least time if each sequence fills its capacity.
 
     The CTAs of the busiest SM load at the SM's share of the memory's rate; then the parts are added up.
     """
     # No division loads fewer bytes; all else grows with the parts.
     min_us = tiles * blocks * block_bytes / bytes_per_us
     chosen, chosen_us = 1, math.inf
-    for parts in range(1, most + 1):
+    for parts in range(1, max_parts + 1):
         ctas = -(-tiles * parts // sm_count)
         around_us = ctas * _CTA_US + (parts * _PART_US if parts > 1 else 0.0)
         if min_us + around_us > chosen_us:

@@ -103,10 +103,10 @@ def attention(
     LaunchError, CompileError, DriverError, HazardError
         As for ``marlin_gemm``.
     """
-    name, asked_by = CHOICE.chosen(version)
+    name, selected_by = CHOICE.chosen(version)
     kinds = kinds_of(window, causal, scale, softcap, return_lse)
     options = AttentionOptions(causal, window, scale, softcap, return_lse, name, kinds)
-    with naming(asked_by):
+    with naming(selected_by):
         return run(ATTENTION_CALL, (q, k, v, sink), out, options, stream, backend)
 
 
@@ -189,7 +189,7 @@ def attention_explain(
     such as "sm_120a", instead of the arrays'. By default, arrays in host memory stand for arrays on an H200, or on a
     GPU of $CUDATMA_TARGET. Raises as attention() does, and ArgumentError if there is nothing to compute.
     """
-    name, asked_by = CHOICE.chosen(version)
+    name, selected_by = CHOICE.chosen(version)
     options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "return_lse": return_lse}
     problem = check_attention(q, k, v, sink, out=out, version=name, **options).problem
     first = describe(q, "q")
@@ -202,11 +202,13 @@ def attention_explain(
         tiles = ceil_div(problem.q_length, config.tile_m), problem.batch * problem.heads
         return Schedule(config.ctas(problem, gpu.sm_count), *tiles, ceil_div(problem.k_length, config.tile_n), 0)
 
-    with naming(asked_by):
-        found = explained(ATTENTION, problem, gpu, cut=cut)
+    with naming(selected_by):
+        explanation = explained(ATTENTION, problem, gpu, cut=cut)
     if not name:
-        return found
-    return replace(found, decision=replace(found.decision, why=f"{found.decision.why} by {asked_by}"))
+        return explanation
+    return replace(
+        explanation, decision=replace(explanation.decision, why=f"{explanation.decision.why} by {selected_by}")
+    )
 
 
 class AttentionOptions(NamedTuple):
@@ -262,8 +264,8 @@ def _fill(info: ArrayInfo, value: float | ArrayInfo, stream: int | None) -> None
         host_array(info)[...] = host_array(value)[:, None] if isinstance(value, ArrayInfo) else value
         return
 
-    def write(array: Any, of_heads: Any) -> None:
-        array[...] = value if of_heads is None else of_heads[:, None]
+    def write(array: Any, heads: Any) -> None:
+        array[...] = value if heads is None else heads[:, None]
 
     owner = value.owner if isinstance(value, ArrayInfo) else None
     if info.kind == "torch":
@@ -271,11 +273,11 @@ def _fill(info: ArrayInfo, value: float | ArrayInfo, stream: int | None) -> None
             write(info.owner, owner)
         return
 
-    def of_cupy(cupy: Any) -> None:
+    def write_by_cupy(cupy: Any) -> None:
         with cupy.cuda.Device(info.device), working_on("cupy", info.device, stream):
             write(cupy.asarray(info.owner), None if owner is None else cupy.asarray(owner))
 
-    with_cupy("cupy.ndarray.fill", of_cupy)
+    with_cupy("cupy.ndarray.fill", write_by_cupy)
 
 
 class AttentionOperation(Operation[P, AttentionConfig]):
@@ -403,11 +405,11 @@ class AttentionVarlen(Attention):
 
     def lengths(self, problem: Problem, shapes: Sequence[Any], numbers: tuple[int, ...]) -> tuple[int, int, int] | None:
         """Return the number of sequences and the longest lengths."""
-        q, k, _, of_q, of_k = shapes[:5]
+        q, k, _, q_offsets, k_offsets = shapes[:5]
         max_q, max_k = numbers
-        if of_q != of_k or max_q.__class__ is not int or max_k.__class__ is not int or max_q < 1 or max_k < 1:
+        if q_offsets != k_offsets or max_q.__class__ is not int or max_k.__class__ is not int or max_q < 1 or max_k < 1:
             return None
-        return of_q[0] - 1, min(max_q, q[0]), min(max_k, k[0])
+        return q_offsets[0] - 1, min(max_q, q[0]), min(max_k, k[0])
 
 
 ATTENTION_CALL, VARLEN_CALL = Attention(), AttentionVarlen()

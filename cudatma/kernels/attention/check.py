@@ -74,21 +74,21 @@ def check_varlen(
     """
     arrays = _operands(VARLEN, {"q": q, "k": k, "v": v}, rank=3, has_batch=False)
     query = arrays["q"]
-    of_q = _plain_array(cu_seqlens_q, "cu_seqlens_q", "int32", query, VARLEN)
-    of_k = _plain_array(cu_seqlens_k, "cu_seqlens_k", "int32", query, VARLEN)
-    if len(of_q.shape) != 1 or not of_q.size_elems:
-        raise ArgumentError("cu_seqlens_q.shape", of_q.shape, "(sequences + 1,)")
-    if of_k.shape != of_q.shape:
-        raise ArgumentError("cu_seqlens_k.shape", of_k.shape, f"{of_q.shape}, as cu_seqlens_q")
+    q_offsets = _plain_array(cu_seqlens_q, "cu_seqlens_q", "int32", query, VARLEN)
+    k_offsets = _plain_array(cu_seqlens_k, "cu_seqlens_k", "int32", query, VARLEN)
+    if len(q_offsets.shape) != 1 or not q_offsets.size_elems:
+        raise ArgumentError("cu_seqlens_q.shape", q_offsets.shape, "(sequences + 1,)")
+    if k_offsets.shape != q_offsets.shape:
+        raise ArgumentError("cu_seqlens_k.shape", k_offsets.shape, f"{q_offsets.shape}, as cu_seqlens_q")
     lengths = []
-    for letter, info, max_length in (("q", of_q, max_seqlen_q), ("k", of_k, max_seqlen_k)):
+    for letter, info, max_length in (("q", q_offsets, max_seqlen_q), ("k", k_offsets, max_seqlen_k)):
         total = arrays[letter].shape[0]
         longest = checked_count(max_length, f"max_seqlen_{letter}", "an int from 0 on")
         if info.device is None:
             _check_offsets(host_array(info), letter, longest, total)
         lengths.append(min(longest, total))
-    others = {"cu_seqlens_q": of_q, "cu_seqlens_k": of_k, "sink": _checked_sink(sink, query, VARLEN)}
-    sizes = of_q.shape[0] - 1, lengths[0], lengths[1]
+    others = {"cu_seqlens_q": q_offsets, "cu_seqlens_k": k_offsets, "sink": _checked_sink(sink, query, VARLEN)}
+    sizes = q_offsets.shape[0] - 1, lengths[0], lengths[1]
     return _checked(Problem, VARLEN, arrays, others, out, sizes, is_varlen=True, **options)
 
 
@@ -247,7 +247,7 @@ def check_shapes(
     """
     *_, heads, dim = q
     *_, kv_heads, k_dim = k
-    *of_v, v_dim = v
+    *cache, v_dim = v
     k_name, v_name = ("k_cache", "v_cache") if is_cache else ("k", "v")
     known = dict.fromkeys(q_dim for q_dim, _ in HEAD_DIMS)
     if dim not in known:
@@ -263,10 +263,10 @@ def check_shapes(
     if has_batch and k[0] != q[0]:
         remedy = "pages need a page_table" if is_cache else ""
         raise ArgumentError(f"{k_name}.shape", tuple(k), f"a batch of {q[0]}, as q", remedy)
-    if of_v != list(k[:-1]):
+    if cache != list(k[:-1]):
         raise ArgumentError(f"{v_name}.shape", tuple(v), f"({', '.join(map(str, k[:-1]))}, dim), as {k_name}")
     if (dim, v_dim) not in HEAD_DIMS:
-        allowed = " or ".join(str(of_v) for of_q, of_v in HEAD_DIMS if of_q == dim)
+        allowed = " or ".join(str(v_dims) for q_dim, v_dims in HEAD_DIMS if q_dim == dim)
         raise ArgumentError(f"{v_name}.shape", tuple(v), f"a head dim of {allowed}, for {dim} of q and {k_name}")
 
 

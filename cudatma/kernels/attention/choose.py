@@ -108,8 +108,8 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AttentionC
     tiles = _tiles(problem, versions)
     for feature in tiles[0].features:
         target.require(feature, f"version {problem.version} of attention" if problem.version else "attention")
-    able = (one for one in tiles if _pays(one, problem, target) and runs(one, problem, target))
-    configs = [config for one in able if (config := _with_longest_ring(one, target)) is not None]
+    able = (tile for tile in tiles if _pays(tile, problem, target) and runs(tile, problem, target))
+    configs = [config for tile in able if (config := _with_longest_ring(tile, target)) is not None]
     if not configs:
         raise no_kernel(problem, gpu)
     return [(config, np.asarray(config.cost_at(ms, problem, gpu).us)) for config in configs]
@@ -178,7 +178,7 @@ def dump_configs(version: str, target: Target) -> list[AttentionConfig]:
     preset = PRESETS[version]
     if preset.is_decode:
         return _decode_dump_configs(version, target)
-    found: list[AttentionConfig] = []
+    dumped: list[AttentionConfig] = []
     for index, (head_dim, v_head_dim) in enumerate(HEAD_DIMS):
         dtype = tuple(OPERAND_TYPES)[index % 2]
         problem = Problem.of(q_length=1024, head_dim=head_dim, v_head_dim=v_head_dim, dtype=dtype)
@@ -194,22 +194,22 @@ def dump_configs(version: str, target: Target) -> list[AttentionConfig]:
                 longest = _with_longest_ring(replace(config, **options), target)
                 if longest is not None:
                     longest.check(problem, target)
-                    found.append(longest)
+                    dumped.append(longest)
     # Sequences of different lengths add little: a few stand for all.
-    return found + [replace(config, is_varlen=True) for config in found[::4] if True in preset.allowed["is_varlen"]]
+    return dumped + [replace(config, is_varlen=True) for config in dumped[::4] if True in preset.allowed["is_varlen"]]
 
 
 def _decode_dump_configs(version: str, target: Target) -> list[AttentionConfig]:
     """Return each pair of head dims, each set of options, and each way to load, where calls run the version."""
-    is_fp8, found = PRESETS[version].kv_bytes == 1, []
+    is_fp8, dumped = PRESETS[version].kv_bytes == 1, []
     for index, (head_dim, v_head_dim) in enumerate(HEAD_DIMS):
         dtype = tuple(OPERAND_TYPES)[index % 2]
         page_size = (_DUMPED_FP8_PAGES if is_fp8 else _DUMPED_PAGES)[(index + index // 4) % 4]
         options = dumped_options(index) | {"page_size": page_size, "has_fp8_cache": is_fp8}
         problem = DecodeProblem.of(q_length=1, head_dim=head_dim, v_head_dim=v_head_dim, dtype=dtype, **options)
         config = decode_config(problem, target)
-        found += [config] if config.version == version else []
-    return found
+        dumped += [config] if config.version == version else []
+    return dumped
 
 
 def dumped_options(index: int) -> dict[str, Any]:

@@ -70,9 +70,9 @@ def cost_at(config: Any, m: Any, problem: Problem, gpu: Gpu) -> Cost:
 
 def clocks_of(config: Any) -> Clocks:
     """Return the preset's clocks for the tile."""
-    of_version: tuple[Clocks, ...] = config.preset.clocks
+    preset_clocks: tuple[Clocks, ...] = config.preset.clocks
     tile = config.tile_m, config.q_stages
-    return next(clocks for clocks in of_version if (clocks.tile_m, clocks.q_stages) == tile)
+    return next(clocks for clocks in preset_clocks if (clocks.tile_m, clocks.q_stages) == tile)
 
 
 def _tile_clocks(config: Any, clocks: Clocks, keys: Any) -> Any:
@@ -89,11 +89,11 @@ def _waves(config: Any, clocks: Clocks, tiles: Any, gpu: Gpu) -> tuple[Any, Any]
         share = np.minimum(config.ctas_per_sm, ceil_div(tiles, gpu.sm_count))
         return 1.0 * ceil_div(tiles, gpu.sm_count * share) * share, 1.0
     # Several CTAs share an SM: there are parts of waves.
-    of_sm = np.maximum(1.0, tiles / gpu.sm_count)
+    tiles_per_sm = np.maximum(1.0, tiles / gpu.sm_count)
     if not clocks.shared:
-        return of_sm, 1.0
+        return tiles_per_sm, 1.0
     target, smem_bytes = get_target(gpu.target), config.smem_bytes
     counts = range(1, _MAX_CTAS[config.warpgroups] + 1)
-    at_a_time = np.minimum(of_sm, sum(smem_bytes <= target.smem_share_bytes(count) for count in counts))
+    at_a_time = np.minimum(tiles_per_sm, sum(smem_bytes <= target.smem_share_bytes(count) for count in counts))
     faster = at_a_time**clocks.shared
-    return of_sm / faster, at_a_time / faster
+    return tiles_per_sm / faster, at_a_time / faster

@@ -218,9 +218,9 @@ class Problem:
             value = getattr(self, name)
             if type(value) is not int:
                 raise ArgumentTypeError(name, type(value).__name__, "int")
-            least = 0 if name in _SIZES and self.layouts is not NO_LAYOUTS else 1
-            if not least <= value <= MAX_EXTENT:
-                raise ArgumentError(name, value, f"{least} to {MAX_EXTENT}")
+            min_value = 0 if name in _SIZES and self.layouts is not NO_LAYOUTS else 1
+            if not min_value <= value <= MAX_EXTENT:
+                raise ArgumentError(name, value, f"{min_value} to {MAX_EXTENT}")
         if self.heads % self.kv_heads:
             raise ArgumentError("kv_heads", self.kv_heads, f"a divisor of the {self.heads} heads of q")
         check_kind(self)
@@ -340,12 +340,12 @@ class Problem:
         """In words, for people."""
         dims = str(self.head_dim) if self.head_dim == self.v_head_dim else f"{self.head_dim}/{self.v_head_dim}"
         queries = "1 query" if self.q_length == 1 else f"{self.q_length} queries"
-        told = [f"{queries}, {counted(self.k_length, 'key')}, head dim {dims}, {self.dtype}"]
-        told += [counted(self.heads, "head") if self.group == 1 else f"{self.heads}/{self.kv_heads} heads"]
-        told += [f"batch of {self.batch}"] if self.batch > 1 else []
+        parts = [f"{queries}, {counted(self.k_length, 'key')}, head dim {dims}, {self.dtype}"]
+        parts += [counted(self.heads, "head") if self.group == 1 else f"{self.heads}/{self.kv_heads} heads"]
+        parts += [f"batch of {self.batch}"] if self.batch > 1 else []
         kinds = {option.field: option.words for option in OPTIONS}
         kinds |= {"has_lse": "lse", "is_varlen": "of different lengths"}
-        return ", ".join([*told, *(words for name, words in kinds.items() if getattr(self, name))])
+        return ", ".join([*parts, *(words for name, words in kinds.items() if getattr(self, name))])
 
     def as_json(self) -> dict[str, Any]:
         """As a tuning entry keeps it."""

@@ -34,9 +34,9 @@ def _sequences(problem: Problem, named: Mapping[str, Array]) -> Iterator[tuple[A
     q, k, v, out = (named[name] for name in ("q", "k", "v", "out"))
     lse = named.get("lse")
     if problem.is_varlen:
-        of_q, of_k = (named[name].tolist() for name in ("cu_seqlens_q", "cu_seqlens_k"))
+        q_offsets, k_offsets = (named[name].tolist() for name in ("cu_seqlens_q", "cu_seqlens_k"))
         for index in range(problem.batch):
-            rows, keys = slice(of_q[index], of_q[index + 1]), slice(of_k[index], of_k[index + 1])
+            rows, keys = slice(q_offsets[index], q_offsets[index + 1]), slice(k_offsets[index], k_offsets[index + 1])
             yield q[rows], k[keys], v[keys], out[rows], None if lse is None else lse[:, rows]
         return
     if isinstance(problem, DecodeProblem) and problem.has_fp8_cache:
@@ -64,52 +64,52 @@ def attend(
     rows = max(1, _ELEMENTS // max(1, group * k_length))
     with np.errstate(all="ignore"):
         for begin in range(0, q_length, rows):
-            taken = slice(begin, begin + rows)
-            positions = np.arange(q_length)[taken] + (k_length - q_length)
-            first, end = _seen(positions, mask, k_length)
-            is_seen = _is_seen(positions, np.arange(first, end), mask)
+            block = slice(begin, begin + rows)
+            positions = np.arange(q_length)[block] + (k_length - q_length)
+            first, end = _visible_range(positions, mask, k_length)
+            visible = _visible(positions, np.arange(first, end), mask)
             for head in range(kv_heads if first < end else 0):
                 own = slice(head * group, (head + 1) * group)
-                queries = q[taken, own].astype(np.float64).swapaxes(0, 1)
+                queries = q[block, own].astype(np.float64).swapaxes(0, 1)
                 keys, values = (each[first:end, head].astype(np.float64) for each in (k, v))
                 logits = scale * (queries @ keys.T)
                 logits = softcap * np.tanh(logits / softcap) if softcap else logits
-                sums, lse[own, taken] = _softmax(np.where(is_seen, logits, -np.inf), sinks[own, None, None])
-                out[taken, own] = (sums @ values).swapaxes(0, 1)
+                sums, lse[own, block] = _softmax(np.where(visible, logits, -np.inf), sinks[own, None, None])
+                out[block, own] = (sums @ values).swapaxes(0, 1)
     return out, lse
 
 
-def _seen(positions: Array, mask: Mask, k_length: int) -> tuple[int, int]:
+def _visible_range(positions: Array, mask: Mask, k_length: int) -> tuple[int, int]:
     """The first key that any of these queries sees, and the end of them."""
     first = 0 if mask.left is None else max(0, int(positions[0]) - mask.left)
     end = k_length if mask.right is None else min(k_length, int(positions[-1]) + mask.right + 1)
     return first, max(first, end)
 
 
-def _is_seen(positions: Array, keys: Array, mask: Mask) -> Array:
+def _visible(positions: Array, keys: Array, mask: Mask) -> Array:
     distance = keys - positions[:, None]
-    seen = np.ones(distance.shape, bool)
+    visible = np.ones(distance.shape, bool)
     if mask.left is not None:
-        seen &= distance >= -mask.left
+        visible &= distance >= -mask.left
     if mask.right is not None:
-        seen &= distance <= mask.right
-    return seen
+        visible &= distance <= mask.right
+    return visible
 
 
 def _softmax(logits: Array, sinks: Array) -> tuple[Array, Array]:
     """(weights, lse) along the last axis, with one more logit; zeros and -inf where all logits are -inf."""
-    most = np.maximum(logits.max(-1, keepdims=True), sinks)
-    offset = np.where(np.isneginf(most), 0, most)
+    largest = np.maximum(logits.max(-1, keepdims=True), sinks)
+    offset = np.where(np.isneginf(largest), 0, largest)
     weights = np.exp(logits - offset)
     total = weights.sum(-1, keepdims=True) + np.exp(sinks - offset)
-    return weights / np.where(total == 0, 1, total), (most + np.log(total))[..., 0]
+    return weights / np.where(total == 0, 1, total), (largest + np.log(total))[..., 0]
 
 
-def _scaled(cache: Array, scale: Any, least: float = -np.inf) -> Array:
-    """Return the cache in float64, by heads; scales below ``least`` count as that."""
+def _scaled(cache: Array, scale: Any, min_scale: float = -np.inf) -> Array:
+    """Return the cache in float64, by heads; scales below ``min_scale`` count as that."""
     factors = np.float64(scale) if isinstance(scale, float) else scale.astype(np.float64).reshape(-1, 1)
-    whole: Array = cache.astype(np.float64) * np.maximum(factors, least)
-    return whole
+    scaled: Array = cache.astype(np.float64) * np.maximum(factors, min_scale)
+    return scaled
 
 
 def _sequence(cache: Array, index: int, length: int, pages: Array | None) -> Array:
@@ -117,6 +117,6 @@ def _sequence(cache: Array, index: int, length: int, pages: Array | None) -> Arr
     if pages is None:
         return cache[index, :length]
     size = cache.shape[1]
-    taken = pages[: -(-length // size) if length else 0]
-    whole: Array = cache[taken].reshape(len(taken) * size, *cache.shape[2:])
-    return whole[:length]
+    rows = pages[: -(-length // size) if length else 0]
+    keys: Array = cache[rows].reshape(len(rows) * size, *cache.shape[2:])
+    return keys[:length]

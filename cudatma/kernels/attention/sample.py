@@ -134,11 +134,11 @@ def decode_sample(
         pages = -(-k_length // page_size)
         table = random.permutation(batch * pages).reshape(batch, pages).astype(np.int32)
         cache = batch * pages, page_size, kv_heads, head_dim
-    of_q = batch, q_length, heads, head_dim
+    q_shape = batch, q_length, heads, head_dim
     is_fp8 = PRESETS[version].kv_bytes == 1
-    of_cache = ml_dtypes.float8_e4m3fn if is_fp8 else kind
-    shapes = ((of_q, kind), (cache, of_cache), (cache, of_cache))
-    q, k, v = (random.standard_normal(shape, np.float32).astype(its) for shape, its in shapes)
+    cache_type = ml_dtypes.float8_e4m3fn if is_fp8 else kind
+    shapes = ((q_shape, kind), (cache, cache_type), (cache, cache_type))
+    q, k, v = (random.standard_normal(shape, np.float32).astype(dtype) for shape, dtype in shapes)
     checked = check_decode(q, k, v, lengths, table, out=np.full(q.shape, np.nan, kind))
     title = f"attention_decode, {batch} x {k_length} keys, {heads}/{kv_heads} heads of {head_dim}, {dtype}"
     title += ", e4m3 cache" if is_fp8 else ""
@@ -192,7 +192,7 @@ class AttentionTrial:
         arrays = self._arrays[:copies]
         with pinned(candidate.config):
             launch = launch_of(ATTENTION_CALL, self._problem, self.device, stream, arrays[0])
-        return in_turn([partial(launch.run, ATTENTION_CALL.addresses(one), stream, None) for one in arrays])
+        return in_turn([partial(launch.run, ATTENTION_CALL.addresses(operands), stream, None) for operands in arrays])
 
 
 def _operand(shape: tuple[int, ...], dtype: str, seed: int) -> ArrayInfo:

@@ -16,7 +16,7 @@ from cudatma.kernels.arguments import Arguments, At, Sizes
 from cudatma.kernels.data_movement.checks import as_key, check_out, check_size, described
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import chunk_place, run_plan
-from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, stages_for
+from cudatma.kernels.data_movement.ring import MIN_STAGES, SLOT_BYTES, CopyRing, stages_for
 from cudatma.kernels.data_movement.window import Axis, Window
 from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array
@@ -73,7 +73,7 @@ class BroadcastConfig(CopyRing):
         """TargetError without TMA, clusters and multicast, ArgumentError if the ring does not fit."""
         for feature in ("tma", "cluster", "multicast"):
             target.require(feature, "broadcast")
-        self.ring.check_fits(target, least_stages=LEAST_STAGES)
+        self.ring.check_fits(target, least_stages=MIN_STAGES)
 
 
 def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:

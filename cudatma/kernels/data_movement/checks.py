@@ -69,12 +69,12 @@ def check_size(shape: tuple[int, ...], dtype: np.dtype[Any], field: str) -> None
 def whole_numbers(field: str, values: object, count: int) -> tuple[int, ...]:
     """Return a tuple of ``count`` ints. Raises ArgumentTypeError, ArgumentError."""
     try:
-        found = tuple(operator.index(value) for value in values)  # type: ignore[attr-defined]
+        numbers = tuple(operator.index(value) for value in values)  # type: ignore[attr-defined]
     except TypeError as error:
         raise ArgumentTypeError(field, repr(values), f"{counted(count, 'int')}, one an axis") from error
-    if len(found) != count:
-        raise ArgumentError(field, found, f"{counted(count, 'int')}, one an axis")
-    return found
+    if len(numbers) != count:
+        raise ArgumentError(field, numbers, f"{counted(count, 'int')}, one an axis")
+    return numbers
 
 
 def as_key(*options: Any) -> Any:
@@ -83,7 +83,7 @@ def as_key(*options: Any) -> Any:
     If an option is neither a sequence of ints nor an int, a string or None, which are equal only if they mean the same,
     return a list, which has no hash: check() then judges the options in every call.
     """
-    found = []
+    key = []
     for option in options:
         if isinstance(option, Sequence) and not isinstance(option, str):
             try:
@@ -92,5 +92,5 @@ def as_key(*options: Any) -> Any:
                 return list(options)
         elif option.__class__ not in (int, str, type(None)):
             return list(options)
-        found.append(option)
-    return tuple(found)
+        key.append(option)
+    return tuple(key)

@@ -50,10 +50,10 @@ def check_policies(op: str, load_cache: str, store_cache: str) -> None:
     check_choice("store_cache", store_cache, CACHES if op == "copy" else CACHES[:1])
 
 
-def check_rank(rank: int, least: int = 1) -> None:
+def check_rank(rank: int, min_rank: int = 1) -> None:
     """ArgumentError unless TMA has maps of this rank."""
-    if not least <= rank <= _MAX_RANK:
-        raise ArgumentError("rank", rank, f"{least}..{_MAX_RANK}")
+    if not min_rank <= rank <= _MAX_RANK:
+        raise ArgumentError("rank", rank, f"{min_rank}..{_MAX_RANK}")
 
 
 def coordinates(rank: int) -> str:

@@ -223,5 +223,5 @@ def copy_on_host(src: ArrayInfo, out: ArrayInfo, starts: Sequence[int], nan: boo
     axes = [Axis(*each, 0, 0) for each in zip(starts, out.shape, src.shape, strict=True)]
     if all(axis.body for axis in axes):
         inside = tuple(slice(axis.lead, axis.lead + axis.body) for axis in axes)
-        taken = tuple(slice(axis.first, axis.first + axis.body) for axis in axes)
-        result[inside] = host_array(src)[taken]
+        part = tuple(slice(axis.first, axis.first + axis.body) for axis in axes)
+        result[inside] = host_array(src)[part]

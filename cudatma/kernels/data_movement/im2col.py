@@ -162,24 +162,24 @@ IM2COL = Im2col()
 
 def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, dilation: Any) -> Convolution:
     """Return the convolution over images of this size. Raises ArgumentError, ArgumentTypeError."""
-    found = {}
-    for field, value, least in (
+    sizes = {}
+    for field, value, minimum in (
         ("kernel", kernel, 1),
         ("stride", stride, 1),
         ("padding", padding, 0),
         ("dilation", dilation, 1),
     ):
         try:
-            whole: Any = (operator.index(value),) * len(size)
+            extent: Any = (operator.index(value),) * len(size)
         except TypeError:
-            whole = value
+            extent = value
         if isinstance(value, bool):
             raise ArgumentTypeError(field, value, "ints")
-        found[field] = whole_numbers(field, whole, len(size))
-        for axis, number in enumerate(found[field]):
-            if not least <= number < _INT32:
-                raise ArgumentError(f"{field}[{axis}]", number, f"{least} and up, below 2**31")
-    return Convolution(size, found["kernel"], found["stride"], found["padding"], found["dilation"])
+        sizes[field] = whole_numbers(field, extent, len(size))
+        for axis, number in enumerate(sizes[field]):
+            if not minimum <= number < _INT32:
+                raise ArgumentError(f"{field}[{axis}]", number, f"{minimum} and up, below 2**31")
+    return Convolution(size, sizes["kernel"], sizes["stride"], sizes["padding"], sizes["dilation"])
 
 
 def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place, slot: int = SLOT_BYTES) -> Arguments:
@@ -248,12 +248,12 @@ def columns_on_host(src: ArrayInfo, out: ArrayInfo, conv: Convolution) -> None:
     padded = np.pad(images, [(0, 0), *((pad, pad) for pad in conv.padding), (0, 0)])
     spatial = len(conv.size)
     for tap in product(*(range(taps) for taps in conv.taps)):
-        seen = tuple(
+        inside = tuple(
             slice(at * step, at * step + (count - 1) * stride + 1, stride)
             for at, step, count, stride in zip(tap, conv.dilation, conv.out, conv.stride, strict=True)
         )
         place = (slice(None),) * (1 + spatial) + tap
-        columns[place] = padded[(slice(None),) + seen]  # noqa: RUF005 - Python 3.10
+        columns[place] = padded[(slice(None),) + inside]  # noqa: RUF005 - Python 3.10
 
 
 def dump_configs(target: Target) -> list[Im2colCopyConfig]:

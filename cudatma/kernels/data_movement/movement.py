@@ -44,7 +44,7 @@ class Movement(Operation[P, tuple[Arguments, ...]]):
         return _planned(self, problem, gpu.target, gpu.sm_count)
 
     def kernels(self, problem: P, config: tuple[Arguments, ...]) -> tuple[tuple[str, Any], ...]:
-        return tuple([(one.template, one.config) for one in config])
+        return tuple([(launch.template, launch.config) for launch in config])
 
     def arguments(
         self, problem: P, config: tuple[Arguments, ...], gpu: Gpu, resident: tuple[int, ...]
@@ -56,8 +56,8 @@ class Movement(Operation[P, tuple[Arguments, ...]]):
 def _planned(operation: Movement[Any], problem: Any, target: str, sm_count: int) -> tuple[Arguments, ...]:
     place = Place(get_target(target), BLOCKS_PER_SM * sm_count)
     launches = operation.plan(problem, place)
-    for one in launches:
-        one.config.check_target(place.target)
+    for launch in launches:
+        launch.config.check_target(place.target)
     return launches
 
 

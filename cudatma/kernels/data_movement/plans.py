@@ -24,7 +24,7 @@ from cudatma.kernels.data_movement.movement import Place
 from cudatma.kernels.data_movement.ring import SMALL_SLOT_BYTES, Setting
 from cudatma.kernels.data_movement.window import CHUNK_BYTES, Axis, Window, choose_box, cropped, tile_counts
 
-_MOST_BOXES = 1 << 31
+_MAX_BOXES = 1 << 31
 _PLAIN_BLOCKS = 4
 
 
@@ -73,21 +73,21 @@ def run_plan(
     if op != "copy" and (head or tail):
         got = f"{nbytes} bytes from {chunk_place(first)}"
         raise DescriptorError("address", got, "multiples of 16 bytes in a reduction", "pad the arrays")
-    whole = nbytes - head - tail
-    chosen = setting or _run_setting(place, op, whole)
-    ctas, stage = chosen.ctas(place.ctas), chosen.slot(place.target)
-    config = RunConfig(op, kind, stage, *chosen.ring(place.target, stage), *_policies(chosen, op, cache))
+    body = nbytes - head - tail
+    ring_setting = setting or _run_setting(place, op, body)
+    ctas, stage = ring_setting.ctas(place.ctas), ring_setting.slot(place.target)
+    config = RunConfig(op, kind, stage, *ring_setting.ring(place.target, stage), *_policies(ring_setting, op, cache))
     source = At("src", first + head - arrays[0].pointer)
     destination = At("out", window.destination + head - arrays[1].pointer)
     edges = (head, tail) if op == "copy" else ()
-    return Arguments(RUN, config, (source, destination, whole, *edges), Sizes(max(1, min(ctas, -(-whole // stage)))))
+    return Arguments(RUN, config, (source, destination, body, *edges), Sizes(max(1, min(ctas, -(-body // stage)))))
 
 
 def _run_setting(place: Place, op: str, nbytes: int) -> Setting:
     """Return the measured ring if every CTA has a segment, else the usual ring, or one of small slots."""
-    for found in (rings.RUN if op == "copy" else rings.REDUCTIONS, Setting()):
-        if nbytes >= found.ctas(place.ctas) * found.slot(place.target):
-            return found
+    for setting in (rings.RUN if op == "copy" else rings.REDUCTIONS, Setting()):
+        if nbytes >= setting.ctas(place.ctas) * setting.slot(place.target):
+            return setting
     return Setting(SMALL_SLOT_BYTES)
 
 
@@ -145,7 +145,7 @@ def window_plan(
     config = WindowConfig(op, len(box), slot, *ring.ring(place.target, slot), *_policies(ring, op, cache))
     tiles = tile_counts(extents, box)
     boxes, box_bytes = prod(tiles), prod(box) * part.itemsize
-    if boxes >= _MOST_BOXES:
+    if boxes >= _MAX_BOXES:
         raise DescriptorError("shape", f"{boxes} boxes", "below 2**31", "copy it in parts")
     axes = [value for axis in zip(starts, reversed(box), reversed(tiles), strict=True) for value in axis]
     return Arguments(WINDOW, config, (load, store, *axes, box_bytes, boxes), Sizes(min(ring.ctas(place.ctas), boxes)))

@@ -286,8 +286,8 @@ def _check_pairs(sources: Sequence[Any], destinations: Sequence[Any]) -> list[tu
         for field, info in ((f"sources[{i}]", source), (f"destinations[{i}]", destination)):
             first = pairs[0][0]
             if (info.dtype, info.device) != (first.dtype, first.device):
-                got, wanted = (f"{one.dtype} on {place_name(one.device)}" for one in (info, first))
-                raise ArgumentError(field, got, f"{wanted}, as the first source")
+                got, allowed = (f"{array.dtype} on {place_name(array.device)}" for array in (info, first))
+                raise ArgumentError(field, got, f"{allowed}, as the first source")
     _refuse_overlaps(pairs)
     return pairs
 
@@ -324,8 +324,8 @@ def _refuse_overlaps(pairs: Iterable[tuple[ArrayInfo, ArrayInfo]]) -> None:
         arrays += [(source, f"sources[{i}]", False), (destination, f"destinations[{i}]", True)]
     # In the order of their first bytes; `reaching` are the earlier ones that end after this one's first byte.
     reaching: list[tuple[ArrayInfo, str, bool]] = []
-    for info, field, is_written in sorted(arrays, key=lambda one: one[0].extent):
-        reaching = [one for one in reaching if one[0].extent[1] > info.extent[0]]
+    for info, field, is_written in sorted(arrays, key=lambda entry: entry[0].extent):
+        reaching = [entry for entry in reaching if entry[0].extent[1] > info.extent[0]]
         for other, name, other_is_written in reaching:
             if (is_written or other_is_written) and overlaps(info, other):
                 raise ArgumentError(field, f"memory that overlaps {name}", "memory of its own")

@@ -186,14 +186,14 @@ def _types(dtype: np.dtype[Any], op: str) -> tuple[TmaType, str]:
 
 def reduce_on_host(dst: ArrayInfo, src: ArrayInfo, op: str) -> None:
     """Reduce with NumPy, rounded once to the dtype."""
-    old, new = host_array(dst), host_array(src)
+    before, new = host_array(dst), host_array(src)
     one = new.dtype.type(1)
     if op == "inc":
-        result = np.where(old >= new, 0, old + one)
+        result = np.where(before >= new, 0, before + one)
     elif op == "dec":
-        result = np.where((old == 0) | (old > new), new, old - one)
+        result = np.where((before == 0) | (before > new), new, before - one)
     else:
         names = {"add": "add", "min": "minimum", "max": "maximum"}
         with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
-            result = getattr(np, names.get(op, f"bitwise_{op}"))(old, new)
-    old[...] = result.astype(old.dtype)
+            result = getattr(np, names.get(op, f"bitwise_{op}"))(before, new)
+    before[...] = result.astype(before.dtype)

@@ -21,7 +21,7 @@ THREADS, BOX_THREADS, BLOCKS_PER_SM = 32, 64, 2
 SLOT_BYTES = 16 * KIB
 #: For small arrays: slots of which there are enough for every CTA.
 SMALL_SLOT_BYTES = 4 * KIB
-LEAST_STAGES, MOST_STAGES = 2, 6
+MIN_STAGES, MAX_STAGES = 2, 6
 #: TMA writes boxes at multiples of this.
 SLOT_ALIGNMENT = 128
 #: Of addresses, pitches and rows: TMA stores clip at 16 bytes, not at the element.
@@ -44,8 +44,8 @@ class CopyRing:
 
     def check_ring(self) -> None:
         """ArgumentError unless the fields are as above, and what PipelineSpec raises."""
-        if self.stages < LEAST_STAGES:
-            allowed = f"{LEAST_STAGES} and up"
+        if self.stages < MIN_STAGES:
+            allowed = f"{MIN_STAGES} and up"
             raise ArgumentError("stages", self.stages, allowed, "one slot is filled while another is stored")
         if not 1 <= self.in_flight < self.stages:
             allowed = f"1..{self.stages - 1}"
@@ -89,7 +89,7 @@ class CopyRing:
     def check_target(self, target: Target) -> None:
         """TargetError without TMA, ArgumentError if the ring does not fit."""
         target.require("tma", type(self).__name__)
-        self.ring.check_fits(target, least_stages=LEAST_STAGES)
+        self.ring.check_fits(target, least_stages=MIN_STAGES)
 
 
 def slot_bytes(payload_bytes: int) -> int:
@@ -97,11 +97,9 @@ def slot_bytes(payload_bytes: int) -> int:
     return -(-payload_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
 
 
-def stages_for(
-    target: Target, stage_bytes: int, ctas_per_sm: int = BLOCKS_PER_SM, most_stages: int = MOST_STAGES
-) -> int:
+def stages_for(target: Target, stage_bytes: int, ctas_per_sm: int = BLOCKS_PER_SM, max_stages: int = MAX_STAGES) -> int:
     """How many slots of this size a CTA gets if so many CTAs share an SM; at least 2."""
-    return max(LEAST_STAGES, min(most_stages, target.smem_share_bytes(ctas_per_sm) // (stage_bytes + MBARRIER_BYTES)))
+    return max(MIN_STAGES, min(max_stages, target.smem_share_bytes(ctas_per_sm) // (stage_bytes + MBARRIER_BYTES)))
 
 
 def usual_ring(target: Target, slot_bytes: int = SLOT_BYTES) -> tuple[int, int, int]:
@@ -174,7 +172,7 @@ class BoxRing:
 class Setting:
     """The ring of a copy, and how many CTAs have one.
 
-    slot_bytes: the most that one slot holds. ctas_per_sm: CTAs that share an SM. most_stages: slots of a CTA, if
+    slot_bytes: the most that one slot holds. ctas_per_sm: CTAs that share an SM. max_stages: slots of a CTA, if
     shared memory holds them. in_flight: stores that may still read their slots; 0 is half of the slots. load_cache,
     store_cache: L2 policies of a call that names none, "" for the GPU's default.
     Raises ArgumentError.
@@ -182,7 +180,7 @@ class Setting:
 
     slot_bytes: int = SLOT_BYTES
     ctas_per_sm: int = BLOCKS_PER_SM
-    most_stages: int = MOST_STAGES
+    max_stages: int = MAX_STAGES
     in_flight: int = 0
     load_cache: str = ""
     store_cache: str = ""
@@ -190,8 +188,8 @@ class Setting:
     def __post_init__(self) -> None:
         if self.ctas_per_sm < 1:
             raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "1 and up")
-        if self.most_stages < 2:
-            raise ArgumentError("most_stages", self.most_stages, "2 and up", "one slot is filled, another stored")
+        if self.max_stages < 2:
+            raise ArgumentError("max_stages", self.max_stages, "2 and up", "one slot is filled, another stored")
         if self.in_flight < 0:
             raise ArgumentError("in_flight", self.in_flight, "0 and up", "0 is half of the slots")
 
@@ -202,7 +200,7 @@ class Setting:
 
     def ring(self, target: Target, slot_bytes: int) -> tuple[int, int]:
         """(stages, in_flight) on a target for slots of this size."""
-        stages = stages_for(target, slot_bytes, self.ctas_per_sm, self.most_stages)
+        stages = stages_for(target, slot_bytes, self.ctas_per_sm, self.max_stages)
         return stages, min(self.in_flight or stages // 2, stages - 1)
 
     def ctas(self, usual: int) -> int:
@@ -213,6 +211,6 @@ class Setting:
 #: Copies of runs of bytes; small ones have slots of SMALL_SLOT_BYTES.
 RUN = Setting()
 #: Copies of windows as boxes: one CTA with many small slots on each SM.
-BOXES = Setting(slot_bytes=8 * KIB, ctas_per_sm=1, most_stages=10)
+BOXES = Setting(slot_bytes=8 * KIB, ctas_per_sm=1, max_stages=10)
 #: Reductions, of runs and of boxes.
 REDUCTIONS = Setting()

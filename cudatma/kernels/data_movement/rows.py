@@ -22,7 +22,7 @@ from cudatma.kernels.data_movement.checks import check_device, check_out, check_
 from cudatma.kernels.data_movement.configs import check_choice
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import tensor_map
-from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, usual_ring
+from cudatma.kernels.data_movement.ring import MIN_STAGES, SLOT_BYTES, CopyRing, usual_ring
 from cudatma.kernels.data_movement.table import int_table
 from cudatma.kernels.data_movement.window import choose_box
 from cudatma.kernels.engine import run
@@ -63,7 +63,7 @@ class RowsConfig(CopyRing):
         """TargetError without TMA and the instruction, ArgumentError where the ring does not fit."""
         target.require("tma", self.entry)
         target.require(f"{self.op}4", self.entry)
-        self.ring.check_fits(target, least_stages=LEAST_STAGES)
+        self.ring.check_fits(target, least_stages=MIN_STAGES)
 
 
 def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:

@@ -64,8 +64,9 @@ def gather_sample(target: Target, *, tile: int = 16, halo: int = 4, dtype: str =
     axes = [(-halo, tile, count) for count in counts]
     planned = plan_boxes(describe(source), describe(result), (side, side), None, axes, _place(target, blocks))
     wide = np.pad(source, [(halo, halo + tile)] * 2)
-    wanted = np.lib.stride_tricks.sliding_window_view(wide, (side, side))[::tile, ::tile][: counts[0], : counts[1]]
-    return _sample(f"halo tiles, 64 x 64 {dtype}, tiles of {tile} with {halo}", target, planned, source, result, wanted)
+    expected = np.lib.stride_tricks.sliding_window_view(wide, (side, side))[::tile, ::tile][: counts[0], : counts[1]]
+    title = f"halo tiles, 64 x 64 {dtype}, tiles of {tile} with {halo}"
+    return _sample(title, target, planned, source, result, expected)
 
 
 def im2col_sample(
@@ -75,11 +76,11 @@ def im2col_sample(
     source = _numbers((2, size, size, channels), "float32")
     conv = convolution((size, size), taps, stride, taps // 2, 1)
     shape = (2, *conv.out, *conv.taps, channels)
-    result, wanted = np.ones(shape, source.dtype), np.empty(shape, source.dtype)
-    columns_on_host(describe(source), describe(wanted), conv)
+    result, expected = np.ones(shape, source.dtype), np.empty(shape, source.dtype)
+    columns_on_host(describe(source), describe(expected), conv)
     planned = plan_im2col(describe(source), describe(result), conv, _place(target, blocks))
     title = f"im2col, 2 x {size} x {size} x {channels}, {taps} x {taps} taps"
-    return _sample(title, target, planned, source, result, wanted)
+    return _sample(title, target, planned, source, result, expected)
 
 
 def broadcast_sample(target: Target, *, elements: int = 40_000, copies: int = 2, clusters: int = 2) -> Sample:
@@ -106,8 +107,8 @@ def _place(target: Target, blocks: int) -> Place:
     return Place(target, blocks)
 
 
-def _sample(title: str, target: Target, planned: Arguments, source: Array, result: Array, wanted: Array) -> Sample:
+def _sample(title: str, target: Target, planned: Arguments, source: Array, result: Array, expected: Array) -> Sample:
     planned.config.check_target(target)
     run = partial(planned.emulate, target, {"src": describe(source), "out": describe(result)})
-    shown = f"{title}, {counted(int(np.prod(planned.sizes.grid)), 'block')} of {planned.config.threads} threads"
-    return Sample(shown, planned.kernel(target), run, lambda: float((result != wanted).mean()), 0.0)
+    description = f"{title}, {counted(int(np.prod(planned.sizes.grid)), 'block')} of {planned.config.threads} threads"
+    return Sample(description, planned.kernel(target), run, lambda: float((result != expected).mean()), 0.0)

@@ -98,8 +98,8 @@ class TileCopy(Movement[_Problem]):
         if len(info.shape) != 2:
             raise ArgumentError("src.shape", info.shape, "two dimensions")
         if (info.shape, info.dtype, info.device) != (into.shape, into.dtype, into.device):
-            got, wanted = (f"{one.shape} of {one.dtype} on {place_name(one.device)}" for one in (into, info))
-            raise ArgumentError("dst", got, f"as src: {wanted}")
+            got, allowed = (f"{array.shape} of {array.dtype} on {place_name(array.device)}" for array in (into, info))
+            raise ArgumentError("dst", got, f"as src: {allowed}")
         check_written(into, info, "dst")
         stages = checked_count(options[0], "stages", "an int, 2 and up")
         # The reference refuses what no target holds.

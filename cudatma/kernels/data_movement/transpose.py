@@ -36,7 +36,7 @@ _PANEL_ALIGNMENT = 1024
 _CUDA_TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 #: Element size -> squares of a tile, down and across: 16 KiB, rows of at least 256 bytes in the result.
 SQUARES = {1: (1, 1), 2: (2, 1), 4: (2, 2), 8: (4, 2)}
-_MOST_TILES = 1 << 31
+_MAX_TILES = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +60,17 @@ class TransposeConfig:
     def __post_init__(self) -> None:
         if self.element_bytes not in _CUDA_TYPES:
             raise ArgumentError("element_bytes", self.element_bytes, ", ".join(map(str, _CUDA_TYPES)))
-        most = 256 // self.side
-        for field, value, least, limit in (
-            ("squares_y", self.squares_y, 1, most),
-            ("squares_x", self.squares_x, 1, most),
+        max_squares = 256 // self.side
+        for field, value, minimum, limit in (
+            ("squares_y", self.squares_y, 1, max_squares),
+            ("squares_x", self.squares_x, 1, max_squares),
             ("stages", self.stages, 1, 16),
             ("transposed_tiles", self.transposed_tiles, 1, 16),
             ("warps", self.warps, 1, 31),
             ("raster_group", self.raster_group, 1, 1024),
         ):
-            if not least <= value <= limit:
-                raise ArgumentError(field, value, f"{least}..{limit}")
+            if not minimum <= value <= limit:
+                raise ArgumentError(field, value, f"{minimum}..{limit}")
 
     @property
     def cuda_type(self) -> str:
@@ -149,9 +149,9 @@ class TransposeConfig:
 
 def choose_transpose(element_bytes: int, target: Target) -> TransposeConfig:
     """Three slots and two transposed tiles if an SM holds two CTAs that have them; else two and one."""
-    most = target.smem_share_bytes(BLOCKS_PER_SM)
+    smem_bytes = target.smem_share_bytes(BLOCKS_PER_SM)
     larger = TransposeConfig(element_bytes, *SQUARES[element_bytes], 3, 2)
-    return larger if larger.smem_bytes <= most else replace(larger, stages=2, transposed_tiles=1)
+    return larger if larger.smem_bytes <= smem_bytes else replace(larger, stages=2, transposed_tiles=1)
 
 
 def transpose(src: Any, *, out: Any = None, via: str = "auto", stream: Any = None, backend: str | None = None) -> Any:
@@ -247,7 +247,7 @@ def tile_plan(src: ArrayInfo, out: ArrayInfo, place: Place, config: TransposeCon
     tiles_y, tiles_x = -(-source.shape[1] // rows), -(-source.shape[2] // columns)
     tiles = tiles_x * tiles_y * source.shape[0]
     # place_of() of the template multiplies a row of tiles with a raster group.
-    if max(tiles, tiles_x * config.raster_group) >= _MOST_TILES:
+    if max(tiles, tiles_x * config.raster_group) >= _MAX_TILES:
         raise DescriptorError("src.shape", f"{tiles} tiles", "below 2**31", "transpose it in parts")
     return Arguments(TEMPLATE, config, (load, store, tiles_x, tiles_y, tiles), Sizes(min(place.ctas, tiles)))
 
@@ -269,19 +269,16 @@ def _as_batch(src: ArrayInfo, out: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
     kind = np.dtype(f"uint{8 * src.dtype.itemsize}")
     sizes = zip(src.shape[:-2], src.strides_bytes[:-2], out.strides_bytes[:-2], strict=True)
     axes = tuple(Axis(0, n, n, s, d) for n, s, d in sizes)
-    batch = simplify(Window(0, 0, src.dtype.itemsize, axes)).axes
-    if len(batch) > 1:
+    batch, *others = simplify(Window(0, 0, src.dtype.itemsize, axes)).axes
+    if others:
         raise DescriptorError("src.shape", src.shape, "batch axes without gaps between them", "transpose each matrix")
-    made = [
-        replace(
-            info,
-            shape=(batch[0].extent, *info.shape[-2:]),
-            strides_bytes=(stride, *info.strides_bytes[-2:]),
-            dtype=kind,
-        )
-        for info, stride in ((src, batch[0].source_stride), (out, batch[0].destination_stride))
-    ]
-    return made[0], made[1]
+
+    def batched(info: ArrayInfo, stride: int) -> ArrayInfo:
+        rows, columns = info.strides_bytes[-2:]
+        shape = batch.extent, *info.shape[-2:]
+        return replace(info, shape=shape, strides_bytes=(stride, rows, columns), dtype=kind)
+
+    return batched(src, batch.source_stride), batched(out, batch.destination_stride)
 
 
 def dump_configs(target: Target) -> list[TransposeConfig]:

@@ -183,10 +183,10 @@ def choose_box(extents: tuple[int, ...], itemsize: int, slot_bytes: int) -> tupl
     return tuple(reversed(box))
 
 
-def _even(extent: int, most: int, unit: int) -> int:
-    """The part of an axis that as few boxes of at most ``most`` as possible share evenly, whole units."""
-    parts = -(-extent // most)
-    return min(most, -(-extent // parts // unit) * unit)
+def _even(extent: int, max_extent: int, unit: int) -> int:
+    """The part of an axis that as few boxes of at most ``max_extent`` as possible share evenly, whole units."""
+    parts = -(-extent // max_extent)
+    return min(max_extent, -(-extent // parts // unit) * unit)
 
 
 def tile_counts(extents: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, ...]:

@@ -74,18 +74,18 @@ def sizes_for(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[[Probl
 
     Two M with the same number of tiles differ in one word of the struct and in the tensor maps.
     """
-    of_tiles: Cache[Callable[[int], Sizes]] = Cache(_MAX_TILES)
+    by_tiles: Cache[Callable[[int], Sizes]] = Cache(_MAX_TILES)
     tile_m, max_box_rows = config.cluster_tile_m, config.max_a_box_rows
 
     def sizes(problem: Problem) -> Sizes:
         m, operands = problem.m, problem.operands
         box_rows, by_memory = min(max_box_rows, -(-m // 8) * 8), is_bound_by_memory(problem)
         key = -(-m // tile_m), box_rows, by_memory, operands.alpha, operands.beta
-        of_m = of_tiles.get(key)
-        if of_m is None:
-            of_m = _sizes_of_tiles(problem, config, gpu)
-            of_tiles.put(key, of_m)
-        return of_m(m)
+        sizes_at = by_tiles.get(key)
+        if sizes_at is None:
+            sizes_at = _sizes_of_tiles(problem, config, gpu)
+            by_tiles.put(key, sizes_at)
+        return sizes_at(m)
 
     return sizes
 

@@ -114,19 +114,19 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmConfig
     TargetError if the target lacks a feature of the version or of the operands, and ArgumentError if the version has no
     kernel for the problem.
     """
-    found: list[tuple[GemmConfig, NDArray[np.float64]]] = []
+    configs: list[tuple[GemmConfig, NDArray[np.float64]]] = []
     kind = [getattr(problem, name) for name in PROBLEM_FIELDS]
     for version in _versions(problem, get_target(gpu.target)):
         tiles = _tiles_for(problem, version)
         served = {tile: _serves(problem, tile, ms, gpu) for tile in tiles}
         for tile, config, model in _candidates(version, tiles, gpu, *kind):
             if served[tile].any() and (config.cluster_k == 1 or _is_divided(config, problem)):
-                found.append((config, np.where(served[tile], model(ms, problem).us, np.inf)))
-    if not found:
+                configs.append((config, np.where(served[tile], model(ms, problem).us, np.inf)))
+    if not configs:
         raise no_kernel(problem, gpu)
     # A ring of fewer stages loads nothing while one is computed, which the cost model does not count.
-    min_stages = min(MIN_STAGES, max([config.stages for config, _ in found]))
-    return [(config, us) for config, us in found if config.stages >= min_stages]
+    min_stages = min(MIN_STAGES, max([config.stages for config, _ in configs]))
+    return [(config, us) for config, us in configs if config.stages >= min_stages]
 
 
 def _versions(problem: Problem, target: Target) -> tuple[str, ...]:
@@ -187,12 +187,12 @@ def _candidates(
     """
     target = get_target(gpu.target)
     configs = (
-        (tile, config) for tile in tiles for config in _with_longest_ring(_of_tile(version, tile, *kind), target)
+        (tile, config) for tile in tiles for config in _with_longest_ring(_tile_configs(version, tile, *kind), target)
     )
     return [(tile, config, cost_model(config, gpu)) for tile, config in configs]
 
 
-def _of_tile(version: str, tile: Tile, *kind: Any) -> Iterator[GemmConfig]:
+def _tile_configs(version: str, tile: Tile, *kind: Any) -> Iterator[GemmConfig]:
     """Yield a version's configurations of a tile with the shortest ring; none if the version does not have the tile."""
     fields = dict(zip(PROBLEM_FIELDS, kind, strict=True))
     for cluster_k in PRESETS[version].allowed["cluster_k"]:
@@ -248,26 +248,27 @@ def dump_configs(version: str, target: Target) -> list[GemmConfig]:
     """
 
     def configs(*kind: Any) -> list[GemmConfig]:
-        return [config for tile in _tiles(version) for config in _of_tile(version, tile, *kind)]
+        return [config for tile in _tiles(version) for config in _tile_configs(version, tile, *kind)]
 
-    found: list[GemmConfig] = []
+    dumped: list[GemmConfig] = []
     tiles: dict[tuple[int, ...], list[GemmConfig]] = {}
     for config in configs("float16", "RC", "", "none", False, False):
         tiles.setdefault((config.tile_m, config.tile_n, config.tile_k, config.ctas_per_sm), []).append(config)
-    for index, same in zip(range(max(len(tiles), 2 * len(LAYOUTS))), cycle(tiles.values())):
+    for index, variants in zip(range(max(len(tiles), 2 * len(LAYOUTS))), cycle(tiles.values())):
         dtype, first = ("float16", "bfloat16")[index % 2], index // 2 % len(LAYOUTS)
         out_dtype, epilogue = ("", "", "float32")[index % 3], (*EPILOGUES, "none")[index % 7]
-        config = replace(same[index % len(same)], dtype=dtype)
+        config = replace(variants[index % len(variants)], dtype=dtype)
         if config.tile_m * config.tile_n <= MAX_SUMS * 128 * config.warpgroups:  # others have no epilogue
             config = replace(config, out_dtype=out_dtype, epilogue=epilogue)
         layouts = (*LAYOUTS[first:], *LAYOUTS[:first])
-        found += islice(_with_longest_ring((replace(config, layout=layout) for layout in layouts), target), 1)
+        dumped += islice(_with_longest_ring((replace(config, layout=layout) for layout in layouts), target), 1)
     for dtype, blocks, by_tma in (
         ("float8_e4m3fn", False, False),
         ("float8_e5m2", True, False),
         ("float8_e4m3fn", True, True),
     ):
         tile = 2 * SCALE_BLOCK if by_tma else SCALE_BLOCK, SCALE_BLOCK
-        of_fp8 = configs(dtype, "RC", "", "linear", blocks, by_tma)
-        found += _with_longest_ring((config for config in of_fp8 if (config.tile_m, config.tile_n) == tile), target)
-    return list(dict.fromkeys(found))
+        fp8_configs = configs(dtype, "RC", "", "linear", blocks, by_tma)
+        fp8_configs = [config for config in fp8_configs if (config.tile_m, config.tile_n) == tile]
+        dumped += _with_longest_ring(fp8_configs, target)
+    return list(dict.fromkeys(dumped))

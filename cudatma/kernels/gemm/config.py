@@ -186,9 +186,9 @@ class GemmConfig(KernelConfig):
         if self.tile_m % (rows := WGMMA_M * self.warpgroups):
             raise ArgumentError("tile_m", self.tile_m, f"a multiple of {rows}, {WGMMA_M} a warpgroup")
         max_sums = _MAX_SUMS_WITHOUT_EPILOGUE if self.stores_asynchronously and not self.has_epilogue else MAX_SUMS
-        if (least := ceil_div(self.tile_m * self.tile_n, max_sums * 128)) > self.warpgroups:
-            allowed = f"{least} or more: a thread holds at most {max_sums} sums"
-            remedy = "use a smaller tile" if least > max(self.preset.allowed["warpgroups"]) else ""
+        if (min_warpgroups := ceil_div(self.tile_m * self.tile_n, max_sums * 128)) > self.warpgroups:
+            allowed = f"{min_warpgroups} or more: a thread holds at most {max_sums} sums"
+            remedy = "use a smaller tile" if min_warpgroups > max(self.preset.allowed["warpgroups"]) else ""
             raise ArgumentError("warpgroups", self.warpgroups, allowed, remedy)
         if self.warpgroups == 3 and self.producer_warps and self.tile_n > _MAX_COLUMNS_OF_THREE:
             allowed = f"at most {_MAX_COLUMNS_OF_THREE} for three warpgroups: a thread has 128 registers"

@@ -88,7 +88,7 @@ def layouts_up_to(a: ArrayInfo, max_m: int) -> Iterator[ArrayInfo]:
     Those are aligned and misaligned rows, dense ones and rows with gaps, and a single row.
     """
     (batch, m, k), (step, down, across), element = a.shape, a.strides_bytes, a.dtype.itemsize
-    for rows in sorted({*(one for one in _ROWS if one <= max_m), max_m}):
+    for rows in sorted({*(count for count in _ROWS if count <= max_m), max_m}):
         if across == element or k == 1:
             dense = k * element
             pitches = [(pitch, element) for pitch in (down, dense, dense + element, align_up(dense, ALIGNMENT))]

@@ -107,9 +107,9 @@ def gemm(
 
     wgmma adds fp8 products with fewer bits than fp32 has; with block scales only within each 128 of K.
     """
-    name, asked_by = CHOICE.chosen(version)
+    name, selected_by = CHOICE.chosen(version)
     inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, name)
-    with naming(asked_by):
+    with naming(selected_by):
         return run(GEMM_CALL, inputs, out, options, stream, backend)
 
 
@@ -178,8 +178,8 @@ class Gemm(Operation[Problem, GemmConfig]):
         # Whether TMA can read A's block scales depends on M, unless the caller pads them.
         by_tma = (False, True) if problem.block_scales else (False,)
         for letter, batch, scales_by_tma in product(letters, batches, by_tma):
-            one = replace(problem, m=1, layout=letter + problem.layout[1], batch=batch, operands=NO_OPERANDS)
-            table = choice_table(GEMM, replace(one, scales_by_tma=scales_by_tma), gpu, max_m)
+            shape = replace(problem, m=1, layout=letter + problem.layout[1], batch=batch, operands=NO_OPERANDS)
+            table = choice_table(GEMM, replace(shape, scales_by_tma=scales_by_tma), gpu, max_m)
             yield from ((config.template, config) for config in table.configs_up_to(max_m))
         yield from copy_kernels(layouts, "a", gpu)
         yield from copy_kernels([b], "b", gpu)
@@ -270,7 +270,7 @@ def gemm_explain(
     ArgumentError, ArgumentTypeError, TargetError
         As ``gemm`` does, and for a result without elements.
     """
-    name, asked_by = CHOICE.chosen(version)
+    name, selected_by = CHOICE.chosen(version)
     inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, name)
     checked = check_call(inputs, out, options)
     named = GEMM_CALL.named(checked)
@@ -279,11 +279,11 @@ def gemm_explain(
         check_backend(left, "a", backend_for("gemm", backend))
     problem = _with_elements(checked)
     gpu = explained_gpu(left.device, target)
-    with naming(asked_by):
-        found = explained(GEMM, problem, gpu, cut=lambda config: config.schedule(problem, gpu.sm_count))
-    why = found.decision.why + (f" by {asked_by}" if name else "")
+    with naming(selected_by):
+        explanation = explained(GEMM, problem, gpu, cut=lambda config: config.schedule(problem, gpu.sm_count))
+    why = explanation.decision.why + (f" by {selected_by}" if name else "")
     why += f"; {reasons}" if (reasons := copied(a=left, b=right)) else ""
-    return replace(found, decision=replace(found.decision, why=why))
+    return replace(explanation, decision=replace(explanation.decision, why=why))
 
 
 def _with_elements(checked: Checked[Problem]) -> Problem:

@@ -205,13 +205,13 @@ class Problem:
     @property
     def description(self) -> str:
         """The problem in words."""
-        told = [f"M = {self.m}, N = {self.n}, K = {self.k}, {self.dtype}, {self.layout}"]
-        told += [f"batch of {self.batch}"] if self.batch > 1 else []
-        told += [f"to {self.out_dtype}"] if self.out_dtype else []
-        told += [f"epilogue {self.epilogue}"] if self.epilogue != "none" else []
-        told += [f"block scales{' by TMA' if self.scales_by_tma else ''}"] if self.block_scales else []
-        told += ["batch-invariant"] if self.batch_invariant else []
-        return ", ".join(told)
+        parts = [f"M = {self.m}, N = {self.n}, K = {self.k}, {self.dtype}, {self.layout}"]
+        parts += [f"batch of {self.batch}"] if self.batch > 1 else []
+        parts += [f"to {self.out_dtype}"] if self.out_dtype else []
+        parts += [f"epilogue {self.epilogue}"] if self.epilogue != "none" else []
+        parts += [f"block scales{' by TMA' if self.scales_by_tma else ''}"] if self.block_scales else []
+        parts += ["batch-invariant"] if self.batch_invariant else []
+        return ", ".join(parts)
 
     def as_json(self) -> dict[str, Any]:
         """Return the form in which tuning entries keep it."""
@@ -295,11 +295,11 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
     a_scale, b_scale = (_scale(scale, field) for scale, field in zip(scales, _SCALES, strict=True))
     factor_fields = zip(factors, _SCALES, strict=True)
     factor = math.prod([real_number(value, field) for value, field in factor_fields if value is not None])
-    of_blocks = _are_of_blocks((a_scale, b_scale), factors, (m, n, k), batch)
-    if of_blocks and not is_fp8(left.dtype.name):
+    has_block_scales = _are_of_blocks((a_scale, b_scale), factors, (m, n, k), batch)
+    if has_block_scales and not is_fp8(left.dtype.name):
         raise ArgumentError("a_scale.shape", "scales of blocks", f"scales of one or of rows for {left.dtype.name}")
     scale_strides = _scale_strides(a_scale, b_scale)
-    if of_blocks and (m - 1) * scale_strides["a_scale_row"] >= 1 << 32:  # The kernels' offsets have 32 bits.
+    if has_block_scales and (m - 1) * scale_strides["a_scale_row"] >= 1 << 32:  # The kernels' offsets have 32 bits.
         raise ArgumentError("a_scale.strides", a_scale and a_scale.strides_bytes, "rows within 16 GiB", "copy it")
     dtype = _result_type(options.out_dtype, result, left)
     bias = None if bias is None else describe(bias, "bias")
@@ -334,10 +334,10 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
         else:
             c = matrix_of(result, "R", 1)
         scale_rows = None
-        if of_blocks and a_scale is not None and not a_scale_is_one:
+        if has_block_scales and a_scale is not None and not a_scale_is_one:
             rows = batched(a_scale, batch)
             scale_rows = None if why_copied(rows, "C") else matrix_of(rows, "C")
-        is_linear = bias is not None or alpha != 1 or beta or (not of_blocks and (a_scale or b_scale))
+        is_linear = bias is not None or alpha != 1 or beta or (not has_block_scales and (a_scale or b_scale))
         problem = Problem(
             m=m,
             n=n,
@@ -348,7 +348,7 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
             batch=batch,
             out_dtype=dtype,
             epilogue=EPILOGUES[EPILOGUES.index(activation)] if activation else "linear" if is_linear else "none",
-            block_scales=of_blocks,
+            block_scales=has_block_scales,
             scales_by_tma=scale_rows is not None,
             batch_invariant=is_invariant,
             operands=Operands(
@@ -449,8 +449,8 @@ def _are_of_blocks(
         if info is None:
             raise ArgumentError(field, factor, f"an array of {shape}, because the other scale is of blocks")
         if info.shape not in (shape, (batch, *shape)) and not info.size_elems == math.prod(shape) == 1:
-            of_all = f"one element, {vectors[0]}, or {shape} if both scales are of blocks"
-            allowed = f"{shape}, because the other scale is of blocks" if is_plain else of_all
+            any_shape = f"one element, {vectors[0]}, or {shape} if both scales are of blocks"
+            allowed = f"{shape}, because the other scale is of blocks" if is_plain else any_shape
             raise ArgumentError(f"{field}.shape", info.shape, allowed)
     return True
 

@@ -101,7 +101,7 @@ def sizes_for(
         return packer(members, fixed)
 
     @cache
-    def of_tiles(tiles_m: int, exponent: int) -> tuple[bytes, bytes, int, int, int]:
+    def by_tiles(tiles_m: int, exponent: int) -> tuple[bytes, bytes, int, int, int]:
         m = tiles_m * tile_m
         work = work_of(m)
         struct = packed(exponent)(
@@ -121,7 +121,7 @@ def sizes_for(
 
     def sizes(problem: Problem) -> Sizes:
         m = problem.m
-        head, tail, ctas, partials, flags = of_tiles(-(-m // tile_m), problem.scale_exponent)
+        head, tail, ctas, partials, flags = by_tiles(-(-m // tile_m), problem.scale_exponent)
         struct = head + m.to_bytes(4, "little") + tail
         return Sizes(ctas, (struct,), (m,) if has_map else (), shared, programmatic, partials, flags)
 

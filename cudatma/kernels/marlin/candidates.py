@@ -68,22 +68,22 @@ def skinny_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Mar
     target, layer = get_target(gpu.target), problem.layer
     if ms.min() > _SIZES[-1] or not target.has("mma_sync") or not target.has("tma"):
         return []
-    found: dict[MarlinConfig, NDArray[np.bool_]] = {}
+    configs: dict[MarlinConfig, NDArray[np.bool_]] = {}
     for division in _divisions(layer.n, target, gpu.sm_count):
         slices = list(_slices(layer, division))
         for size in _SIZES:
             if (config := _skinny_config(division, slices, layer, size, target)) is not None:
-                found.setdefault(config, ms <= config.tile_m)
-    us: Any = skinny_cost(columns_of(list(found), SKINNY_TERMS), ms, layer.n, layer.k, gpu).us
-    return [(config, np.where(serves, one, np.inf)) for (config, serves), one in zip(found.items(), us, strict=True)]
+                configs.setdefault(config, ms <= config.tile_m)
+    us: Any = skinny_cost(columns_of(list(configs), SKINNY_TERMS), ms, layer.n, layer.k, gpu).us
+    return [(config, np.where(serves, row, np.inf)) for (config, serves), row in zip(configs.items(), us, strict=True)]
 
 
 def ring_stages(k: int, n_tiles: int, tile_k: int) -> int:
     """Return the number of stages that a ring can use for a K of ``k``; shared memory may hold fewer."""
-    wanted = max(MIN_STAGES, ceil_div(_RING_WEIGHT_BYTES, N_TILE * n_tiles * tile_k // 2))
+    stages = max(MIN_STAGES, ceil_div(_RING_WEIGHT_BYTES, N_TILE * n_tiles * tile_k // 2))
     # Loading all of K at once would delay the first stage, too.
     iterations = ceil_div(k, tile_k)
-    return min(wanted, MAX_STAGES, max(iterations - 1, min(iterations, MIN_STAGES), 2))
+    return min(stages, MAX_STAGES, max(iterations - 1, min(iterations, MIN_STAGES), 2))
 
 
 def has_deep_box(layer: LinearShape, tile_m: int, n_tiles: int) -> bool:
@@ -155,7 +155,7 @@ def _skinny_config(
             continue
         tile_m = tile_rows(layer, m, tile_k)
         stages = ring_stages(own_k, division.n_tiles, tile_k)
-        config = _of_layer(
+        config = _layer_config(
             layer,
             version="skinny",
             tile_m=tile_m,
@@ -172,7 +172,7 @@ def _skinny_config(
     return None
 
 
-def _of_layer(layer: LinearShape, **fields: Any) -> MarlinConfig:
+def _layer_config(layer: LinearShape, **fields: Any) -> MarlinConfig:
     """Return a config for the weights of a layer."""
     return MarlinConfig(dtype=layer.dtype, group_size=layer.group_size, has_zeros=layer.has_zeros, **fields)
 
@@ -234,7 +234,7 @@ class WgmmaTile:
         is_wide = self.n == 128 * self.warpgroups
         several = self.warpgroups > 1 or self.pingpong  # one warpgroup has enough registers anyway
         spills = (tile_m if is_wide else tile_m // 2) > (_STACKED_ACCUMULATORS if is_wide else _PLAIN_ACCUMULATORS)
-        return _of_layer(
+        return _layer_config(
             layer,
             version="wgmma",
             tile_m=tile_m,
@@ -309,20 +309,20 @@ def wgmma_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Marl
     """Return ``Family.times`` of this kernel: each tile, with each number of CTAs that may divide K."""
     if not get_target(gpu.target).has_wgmma:
         return []
-    configs, of = _wgmma_candidates(replace(problem.layer, k=1, n=1), gpu)
-    stages = ceil_div(problem.k, of.tile_k)
+    configs, tiles = _wgmma_candidates(replace(problem.layer, k=1, n=1), gpu)
+    stages = ceil_div(problem.k, tiles.tile_k)
     # Small groups' scales and a cluster's sums leave less memory to the ring. With two stages, 128 x 64 x 256 is a
     # third slower. [H200]
-    has_ring = (stages >= of.cluster_k) & (of.stages >= np.minimum(MIN_STAGES, ceil_div(stages, of.cluster_k)))
+    has_ring = (stages >= tiles.cluster_k) & (tiles.stages >= np.minimum(MIN_STAGES, ceil_div(stages, tiles.cluster_k)))
     # All clusters run at once: a second wave takes twice as long.
-    last = np.minimum(of.last_m, of.tile_m * np.floor(of.at_once / ceil_div(problem.n, of.tile_n)))
-    able = np.flatnonzero(has_ring & (of.first_m <= last))
-    of = rows_of(of, able)
-    serves = (of.first_m <= ms) & (ms <= last[able])
+    last = np.minimum(tiles.last_m, tiles.tile_m * np.floor(tiles.at_once / ceil_div(problem.n, tiles.tile_n)))
+    able = np.flatnonzero(has_ring & (tiles.first_m <= last))
+    tiles = rows_of(tiles, able)
+    serves = (tiles.first_m <= ms) & (ms <= last[able])
     us = np.full(serves.shape, np.inf)
-    for group in (of.cluster_k == 1, of.cluster_k > 1):  # the second group serves few M
+    for group in (tiles.cluster_k == 1, tiles.cluster_k > 1):  # the second group serves few M
         part = np.ix_(group[:, 0], (serves & group).any(axis=0))
-        cost = wgmma_cost(rows_of(of, group[:, 0]), ms[part[1]], problem.n, problem.k, gpu)
+        cost = wgmma_cost(rows_of(tiles, group[:, 0]), ms[part[1]], problem.n, problem.k, gpu)
         us[part] = np.where(serves[part], cost.us, np.inf)
     return [(configs[able[row]], us[row]) for row in np.flatnonzero(serves.any(axis=1))]
 
@@ -396,7 +396,8 @@ def mma_sync_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[M
         return []
     heights = sorted({tile.m for tile in MMA_SYNC_TILES})
     tallest = np.asarray(heights)[np.minimum(np.searchsorted(heights, ms), len(heights) - 1)]
-    configs = [one for one in _mma_sync_configs(replace(problem.layer, k=1, n=1), target) if one.stages >= MIN_STAGES]
+    fitting = _mma_sync_configs(replace(problem.layer, k=1, n=1), target)
+    configs = [config for config in fitting if config.stages >= MIN_STAGES]
     columns = columns_of(configs, MMA_SYNC_TERMS)
     us = np.where(columns.tile_m <= tallest, mma_sync_cost(columns, ms, problem.n, problem.k, gpu).us, np.inf)
     return list(zip(configs, us, strict=True))
@@ -407,10 +408,10 @@ def choose_mma_sync(problem: Problem, gpu: Gpu, **changes: str) -> MarlinConfig:
 
     The comparison of load paths runs it.
     """
-    found = cheapest_first(mma_sync_times, problem, gpu)
-    if not found:
+    ranked = cheapest_first(mma_sync_times, problem, gpu)
+    if not ranked:
         raise ArgumentError("target", gpu.target, "a target with TMA, mma.sync, and shared memory for a ring")
-    return replace(found[0][0], **changes)  # type: ignore[arg-type]
+    return replace(ranked[0][0], **changes)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=64)
@@ -418,7 +419,7 @@ def _mma_sync_configs(layer: LinearShape, target: Target) -> list[MarlinConfig]:
     """Return each tile's config with the most stages that shared memory holds."""
     smem_bytes = min(_SMEM_BYTES, target.smem_per_block_bytes)
     configs = (
-        _of_layer(
+        _layer_config(
             layer,
             version="mma_sync",
             tile_m=tile.m,
@@ -466,8 +467,8 @@ def _skinny_dumps(target: Target, gpu: Gpu) -> list[MarlinConfig]:
         (replace(_SMALL, k=13824, n=5120, dtype="bfloat16"), 16),
         (replace(_SMALL, k=8192, n=1280, has_zeros=True), 32),
     ]
-    found = (cheapest_first(skinny_times, Problem(layer, m), gpu)[:1] for layer, m in cases)
-    return [config for first in found for config, _ in first]
+    cheapest = (cheapest_first(skinny_times, Problem(layer, m), gpu)[:1] for layer, m in cases)
+    return [config for first in cheapest for config, _ in first]
 
 
 def _wgmma_dumps(target: Target, gpu: Gpu) -> list[MarlinConfig]:

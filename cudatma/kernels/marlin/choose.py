@@ -37,7 +37,7 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConf
         return _invariant_times(problem, ms, gpu)
     # The mma.sync kernel is slower than the wgmma kernel at every M.
     versions = ("skinny", "wgmma" if get_target(gpu.target).has_wgmma else "mma_sync")
-    return [one for version in versions for one in TIMES[version](problem, ms, gpu)]
+    return [timed for version in versions for timed in TIMES[version](problem, ms, gpu)]
 
 
 def launched(config: MarlinConfig) -> MarlinConfig:
@@ -86,15 +86,15 @@ def _invariant_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times
     tile_m = np.asarray(sizes)[np.minimum(np.searchsorted(sizes, ms), len(sizes) - 1)]
     has_tile_for_each_sm = ceil_div(ms, tile_m) * ceil_div(layer.n, 128) >= gpu.sm_count
     given = {name: getattr(layer, name) for name in PROBLEM_FIELDS}
-    found: list[tuple[MarlinConfig, NDArray[np.float64]]] = []
+    configs: list[tuple[MarlinConfig, NDArray[np.float64]]] = []
     for size in sizes:
         for is_wide in (False, True):
             serves = (tile_m == size) & (has_tile_for_each_sm == is_wide)
             if serves.any():
                 fields = given | fields_of(layer, size, is_wide)
                 config = fitted(MarlinConfig(tile_m=size, stages=2, **fields), target, MAX_STAGES)
-                found.append((config, np.where(serves, config.cost_at(ms, problem, gpu).us, np.inf)))
-    return found
+                configs.append((config, np.where(serves, config.cost_at(ms, problem, gpu).us, np.inf)))
+    return configs
 
 
 def _wgmma(layer: LinearShape, tile_m: int, is_wide: bool) -> dict[str, Any]:

@@ -285,12 +285,13 @@ class MarlinConfig(KernelConfig):
                 allowed = f"not 0 with {self.accumulators} accumulators a thread"
                 raise ArgumentError("consumer_registers", 0, allowed, "setmaxnreg provides registers for them")
             return
-        fewest, warpgroups = self.accumulators + _WORKING_REGISTERS, self.consumer_warps // 4
+        min_registers, warpgroups = self.accumulators + _WORKING_REGISTERS, self.consumer_warps // 4
         pool = _REGISTERS_PER_CTA // self.threads // 8 * 8 * self.threads
-        most = (pool // _WARPGROUP_THREADS - _PRODUCER_REGISTERS) // warpgroups // 8 * 8
-        if not fewest <= self.consumer_registers <= most:
+        max_registers = (pool // _WARPGROUP_THREADS - _PRODUCER_REGISTERS) // warpgroups // 8 * 8
+        if not min_registers <= self.consumer_registers <= max_registers:
             remedy = "fewer registers spill; setmaxnreg.inc waits forever for registers that the CTA does not have"
-            allowed = f"0, or {fewest} to {most} with {warpgroups} warpgroups of {self.accumulators} accumulators"
+            groups = f"{warpgroups} warpgroups of {self.accumulators} accumulators"
+            allowed = f"0, or {min_registers} to {max_registers} with {groups}"
             raise ArgumentError("consumer_registers", self.consumer_registers, allowed, remedy)
 
     def check_problem(self, problem: Problem) -> None:

@@ -35,7 +35,7 @@ _SKINNY_FILL, _WGMMA_FILL = 8, 6
 
 def columns_of(configs: Sequence[Any], names: Sequence[str]) -> SimpleNamespace:
     """Return these fields and properties of configs, each as an array of shape (configs, 1)."""
-    return SimpleNamespace(**{name: np.array([getattr(one, name) for one in configs])[:, None] for name in names})
+    return SimpleNamespace(**{name: np.array([getattr(config, name) for config in configs])[:, None] for name in names})
 
 
 def rows_of(columns: SimpleNamespace, index: Any) -> SimpleNamespace:

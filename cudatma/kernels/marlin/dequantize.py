@@ -287,14 +287,14 @@ def check_dense(out: object, w: PackedWeight) -> ArrayInfo:
     pitch, step = info.strides_bytes
     if step != _ELEMENT_BYTES and w.shape[1] > 1:
         raise ArgumentError("out.strides", info.strides_bytes, f"{_ELEMENT_BYTES} in the last dimension")
-    least = dense_pitch_bytes(w.shape[1])
-    if w.shape[0] > 1 and (pitch < least or pitch % _CHUNK_BYTES):
-        allowed = f"rows a multiple of {_CHUNK_BYTES} bytes apart, at least {least}"
+    min_pitch = dense_pitch_bytes(w.shape[1])
+    if w.shape[0] > 1 and (pitch < min_pitch or pitch % _CHUNK_BYTES):
+        allowed = f"rows a multiple of {_CHUNK_BYTES} bytes apart, at least {min_pitch}"
         raise ArgumentError("out.strides", info.strides_bytes, allowed, "leave out= away, or give it wider rows")
     if info.pointer % _CHUNK_BYTES:
         raise ArgumentError("out.pointer", hex(info.pointer), f"a multiple of {_CHUNK_BYTES} bytes")
-    strides = pitch if w.shape[0] > 1 else least, _ELEMENT_BYTES
-    return replace(info, shape=(w.shape[0], least // _ELEMENT_BYTES), strides_bytes=strides)
+    strides = pitch if w.shape[0] > 1 else min_pitch, _ELEMENT_BYTES
+    return replace(info, shape=(w.shape[0], min_pitch // _ELEMENT_BYTES), strides_bytes=strides)
 
 
 def _new_result(w: PackedWeight, stream: int | None = None) -> Any:

@@ -284,5 +284,5 @@ def weight_of(w: object) -> Weight:
     addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
     key = weight.device, LinearShape.of(weight), weight.scale_fit, weight.perm is None
     formats: _Formats = context.runtime().part(_Formats)
-    made = weight.attachments[_WEIGHT] = Weight(formats.setdefault(key, _Format()), addresses, infos)
-    return made
+    launched = weight.attachments[_WEIGHT] = Weight(formats.setdefault(key, _Format()), addresses, infos)
+    return launched

@@ -79,9 +79,9 @@ def _check_common(info: ArrayInfo, w: PackedWeight, field: str) -> None:
     if info.dtype.name != w.dtype or not info.dtype.isnative:
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), w.dtype, "convert it, or quantize for its dtype")
     if info.device != w.device:
-        got, wanted = place_name(info.device), f"{place_name(w.device)}, where w is"
+        got, required = place_name(info.device), f"{place_name(w.device)}, where w is"
         remedy = "move the weight with w.to_device()" if w.device is None else f"move {field} to the weight's device"
-        raise ArgumentError(f"{field}.device", got, wanted, remedy)
+        raise ArgumentError(f"{field}.device", got, required, remedy)
     check_gradient(info.owner, field, "marlin_gemm")
 
 
@@ -108,9 +108,9 @@ def check_output(out: object, x: Rows, w: PackedWeight) -> Rows:
     """out as rows of N: same leading shape as x, rows that do not overlap, no byte in common with x."""
     info = describe(out, "out")
     _check_common(info, w, "out")
-    wanted = (*x.info.shape[:-1], w.shape[1])
-    if info.shape != wanted:
-        raise ArgumentError("out.shape", info.shape, str(wanted))
+    shape = (*x.info.shape[:-1], w.shape[1])
+    if info.shape != shape:
+        raise ArgumentError("out.shape", info.shape, str(shape))
     if info.readonly:
         raise ArgumentError("out", "a read-only array", "a writable array")
     rows = _rows(info, w.shape[1], "out")

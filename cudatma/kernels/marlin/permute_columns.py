@@ -138,8 +138,8 @@ def choose_permute(
         return direct
     staged = align_up(columns, _COLUMN_STEP)
     if staged <= MAX_STAGED_COLUMNS:
-        for taken, stages in ((group, 2), (min(group, 2), 2), (1, 2), (1, 1)):
-            config = PermuteColumnsConfig(True, staged, taken, stages)
+        for threads, stages in ((group, 2), (min(group, 2), 2), (1, 2), (1, 1)):
+            config = PermuteColumnsConfig(True, staged, threads, stages)
             limit = _SMEM_BYTES if stages > 1 else target.smem_per_block_bytes
             if config.smem_bytes <= min(limit, target.smem_per_block_bytes):
                 return config

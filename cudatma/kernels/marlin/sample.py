@@ -55,10 +55,10 @@ def sample(
     x = random.standard_normal((m, k), np.float32).astype(activation_type(dtype).numpy)
     out = np.full((m, n), np.nan, x.dtype)
     problem = Problem.of(weight, m, has_aligned_out=n % 8 == 0)
-    found = cheapest_first(TIMES[version], problem, imagined_gpu(target, sm_count))
-    if not found:
+    ranked = cheapest_first(TIMES[version], problem, imagined_gpu(target, sm_count))
+    if not ranked:
         raise ArgumentError("m", m, "a number of rows that this kernel takes", "the kernels divide them: see --help")
-    config = found[0][0].in_form(weight.scale_fit.form)
+    config = ranked[0][0].in_form(weight.scale_fit.form)
     work = schedule(config, m, n, k, sm_count)
     arguments = gemm_arguments(problem, config, work, target)
     arrays = {"x": describe(x), "out": describe(out), **weight_of(weight).arrays, **host_workspace(arguments.sizes)}
