@@ -326,7 +326,7 @@ def _holders(own: Sequence[Path]) -> Iterator[Path]:
 
 
 def _require_safe(folder: Path, root: Path) -> None:
-    """Raise CacheError if users other than root and this one own the folder, or can replace files of this user in it."""
+    """Raise CacheError if users besides root and this one own the folder, or can replace this user's files in it."""
     status = folder.stat()
     if status.st_uid not in (0, os.geteuid()):
         owner = f"{folder}, which contains {root}, belongs to user {status.st_uid}, not to user {os.geteuid()} or root"

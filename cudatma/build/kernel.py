@@ -281,7 +281,10 @@ def _from_template(
 
 
 def _smem_layout(config: Any) -> tuple[tuple[str, int, int], ...]:
-    """Return a config's shared-memory layout, with the ``barriers`` of a PipelineSpec ring as full and empty barriers."""
+    """Return a config's shared-memory layout.
+
+    The ``barriers`` of a PipelineSpec ring become full and empty barriers.
+    """
     layout = getattr(config, "smem_layout", None)
     parts: list[tuple[str, int, int]] = []
     for name, offset, size in layout() if callable(layout) else ():

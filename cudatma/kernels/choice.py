@@ -282,7 +282,7 @@ def _starts(max_m: int) -> NDArray[np.int64]:
     return np.array(sorted(starts))
 
 
-#: Part of a short list that different tiles take; the rest are variants of the two best.
+#: Share of different tiles in a short list; the rest are variants of the two best.
 _TILES = 2 / 3
 #: A configuration predicted to be slower than the first by more than this factor is not measured.
 _HOPELESS = 1.25
@@ -323,7 +323,7 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
 
 @dataclass(frozen=True, slots=True)
 class Listed(Generic[S]):
-    """A configuration, its predicted cost, and the name of the kernel that is launched for it."""
+    """A configuration, its predicted cost, and the name of its launched kernel."""
 
     config: S
     cost: Cost
@@ -361,7 +361,7 @@ def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Li
 
 
 def variants(config: S, problem: P, target: Target) -> Iterator[S]:
-    """The same tile with other pipelines or rings; each can run the problem on the target."""
+    """Yield variants of a tile with other pipelines or rings that can run the problem on the target."""
     for change in config.variants(problem):
         with contextlib.suppress(ArgumentError, TargetError):
             changed: Any = replace(config, **change)  # type: ignore[type-var]

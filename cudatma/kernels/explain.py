@@ -1,4 +1,4 @@
-"""Why a problem gets its configuration: an explanation for people and for programs, of any family."""
+"""Explain why a problem gets its configuration, for people and for programs, for all families."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cudatma.target import Target
 
 #: Candidates that an explanation lists.
 _LISTED = 8
-#: Of tables: a kernel's entry takes some 60 columns, and a folded table cannot be read.
+#: Columns of a table. An entry takes some 60 columns, and a wrapped table is hard to read.
 _WIDTH = 160
 #: The terms of a Cost in words.
 _TERMS = {
@@ -32,8 +32,10 @@ _TERMS = {
 
 
 def explained_gpu(device: int | None, target: str | Target | None) -> Gpu:
-    """That of a call's arrays; an imagined one of the target if that is named, of the default target for host arrays.
-    Raises TargetError."""
+    """Return the GPU of a call's arrays, or an imagined GPU if ``target`` is given or the arrays are on the host.
+
+    By default, arrays on the host imagine a GPU of default_target(). Raises TargetError.
+    """
     if target is None and device is not None:
         return gpu_of(device)
     return imagined_gpu(default_target() if target is None else target)
@@ -41,14 +43,27 @@ def explained_gpu(device: int | None, target: str | Target | None) -> Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a problem runs as it does. ``str()`` is for people, as_dict() for programs.
+    """Why a problem runs as it does. ``str()`` is for people, ``as_dict()`` for programs.
 
-    family, problem: what is computed. gpu: installed or imagined. decision: the configuration, where it comes from and
-    why. schedule: how the work is divided. prediction: its cost by the cost model. candidates: the cheapest of all,
-    and the configuration itself. considered: how many candidates there were.
+    Attributes
+    ----------
+    family, problem
+        The computation.
+    gpu : Gpu
+        The GPU, installed or imagined.
+    decision : Decision
+        The configuration, its source, and the reason.
+    schedule : Schedule
+        How the work is divided.
+    prediction : Cost
+        Time by the cost model.
+    candidates : tuple of Listed
+        The cheapest configurations, and the chosen one.
+    considered : int
+        Number of candidates.
     """
 
-    family: Family[Any, Any] = field(compare=False)  # the problem tells it
+    family: Family[Any, Any] = field(compare=False)
     problem: Any
     gpu: Gpu
     decision: Decision[Any]
@@ -64,7 +79,7 @@ class Explanation:
 
     @property
     def config(self) -> Any:
-        """The configuration."""
+        """The chosen configuration."""
         return self.decision.config
 
     @property
@@ -73,7 +88,7 @@ class Explanation:
         return int(self.problem.m)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON."""
+        """Return the explanation as JSON."""
         return {
             "layer": {name: value for name, value in self.problem.as_json().items() if name != "m"},
             "m": self.m,
@@ -145,9 +160,9 @@ def explained(
 ) -> Explanation:
     """Explain what a family runs for a problem with sizes m, n and k.
 
-    ``launched`` returns the config that is launched for a chosen one, by default the family's. ``divide``: whether
-    tiles may be divided. ``cut`` returns the schedule of a config that does not follow from the three sizes. Raises
-    what decide() raises.
+    ``launched`` returns the launched config for a chosen one, by default ``Family.launched``. ``divide``: whether tiles
+    may be divided. ``cut`` returns the schedule of a config that does not follow from the three sizes. Raises the
+    errors of decide().
     """
     launched = launched or family.launched
     decision = decide(family, problem, gpu)
@@ -173,7 +188,7 @@ def explained(
 
 
 def table_text(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A title, and the rows below their columns' names, without colours or markup."""
+    """Return a title and rows below their columns' names, without colours or markup."""
     try:
         from rich.console import Console
         from rich.table import Table
@@ -190,7 +205,7 @@ def table_text(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The same without rich."""
+    """Return the same table without rich."""
     table = [list(columns), *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]

@@ -21,7 +21,7 @@ NO_SPACES = (0,) * len(SPACES)
 
 
 class Launch(NamedTuple):
-    """The launches of a call without addresses and stream. partials_bytes: None if no workspace is used."""
+    """The launches of a call without addresses and stream. partials_bytes: None without a workspace."""
 
     replays: tuple[Replay, ...]
     sizes: tuple[Sizes, ...]
@@ -86,9 +86,9 @@ class Plan(Generic[P, C]):
         return None if loaded is None else self._launch(problem, loaded)
 
     def load(self, problem: P, stream: int, named: Mapping[str, ArrayInfo], weight: Weight | None) -> Launch:
-        """Return the launches of a problem; compile and load what is missing.
+        """Return the launches of a problem; compile and load missing kernels.
 
-        named: the arrays of the call, at whose addresses tensor maps are encoded. Raises LaunchError if a kernel is
+        ``named``: the arrays of the call, at whose addresses tensor maps are encoded. Raises LaunchError if a kernel is
         missing and the stream is under capture.
         """
         operation, gpu, target = self._operation, self._gpu, self._target
@@ -123,7 +123,9 @@ class Plan(Generic[P, C]):
         if loaded is not None:
             if len(self._by_identity) >= _MAX_CONFIGS:
                 self._by_identity.clear()
-            self._by_identity[id(config)] = loaded._replace(config=config)  # keeps the object, and so its identity
+            self._by_identity[id(config)] = loaded._replace(
+                config=config
+            )  # keeps the object alive, and so its identity
         return loaded
 
     def _launch(self, problem: P, loaded: _Loaded) -> Launch:

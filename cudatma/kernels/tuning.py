@@ -1,8 +1,8 @@
 """Configurations that take precedence over the cost model: pinned by the caller, or measured.
 
-Measured exceptions are tuning entries of the user's file, then of the table that ships. Each file is read once per
+Measured exceptions are tuning entries, first of the user's file, then of the shipped table. Each file is read once per
 process. An entry was measured for one problem. It also serves nearby values of M, by nearest(): the tile then cuts M
-into the same number of tiles, and the work is the same. Where no entry of the same problem serves, one with the same
+into the same number of tiles, and the work is the same. If no entry of the same problem serves, an entry with the same
 index fields (for Marlin K and N) does, adapted to the rest of the problem if its tile fits: the work is divided in the
 same way.
 
@@ -10,9 +10,9 @@ A file is validated when it is read, and writing it loses nothing::
 
     {"schema": 5, "sections": [{"gpu": {..}, "entries": [{family, problem, kernel, revision, config, us, rule_us}]}]}
 
-A section holds the measurements of one class of GPUs; sections of other GPUs stay in the file unchanged. An entry holds
-for its kernel, config and the kernel's ``revision``, which is raised whenever the kernel's timing changes.
-docs/tuning.md describes every field.
+A section holds the measurements of one class of GPUs; sections of other GPUs stay unchanged. An entry is valid for its
+kernel, config and the kernel's ``revision``, which is raised whenever the kernel's timing changes. docs/tuning.md
+describes every field.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from cudatma.target import Target, get_target
 
 SCHEMA = 5
 FILE_VARIABLE = "CUDATMA_TUNE_FILE"
-#: Value of the variable that turns every tuning entry off, the shipped ones too.
+#: Value of the variable that disables all tuning entries, including the shipped ones.
 NOTHING = "none"
 _LOCK_SECONDS = 60.0
 
@@ -259,7 +259,7 @@ def _replace(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
-            shutil.copymode(path, aside)  # others may share it
+            shutil.copymode(path, aside)  # other users may share the file
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
@@ -292,7 +292,7 @@ def entry_fault(error: Exception) -> str:
 
 #: The configuration that pinned() holds.
 pinned_scope: ContextVar[Any] = ContextVar("pinned configuration", default=None)
-#: From this number of tiles on, one more changes little, so entries serve up to twice their M.
+#: Entries with this number of tiles or more serve up to twice their M, because one more tile changes little.
 _MANY_TILES = 8
 #: An entry's M may be larger than the M that it serves by this factor.
 _LARGER_M = 1.25
@@ -352,7 +352,7 @@ def entry_points(family: Family[P, S], problem: P, gpu: Gpu) -> list[int]:
     entries = [entry for path, _ in _files(family) for entry in _entries(path, family, gpu, index)]
     measured = {entry.problem.m for entry in entries}
     points = {point for m in measured for point in (math.ceil(m / _LARGER_M), m, 2 * m)}
-    # Among entries of other problems the one with the nearest M serves, so that another one begins half-way.
+    # The entry with the nearest M serves other problems, so that the next one begins half-way.
     points |= {half for a in measured for b in measured if a < b for half in (ceil_div(a + b, 2), (a + b) // 2 + 1)}
     for entry in entries:
         tiles = ceil_div(entry.problem.m, entry.config.tile_m)
@@ -467,7 +467,7 @@ def shipped(family: Family[Any, Any]) -> Path | None:
 class _Read:
     """The contents of tuning files and the warnings about them, a part of the Runtime. Each file is read once."""
 
-    #: forget() of choice drops it.
+    #: choice.forget() drops it.
     holds_choices = True
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Which version of a family's kernel a call asks for: its argument, else the environment, else a file."""
+"""The version of a family's kernel that a call selects: its argument, else an environment variable, else a file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SECTIONS = ("gemm", "attention")
 class Versions:
     """The versions of a family's kernels, by name.
 
-    family: its section in cudatma.toml. variable: of the environment.
+    family: its section in cudatma.toml. variable: its environment variable.
     """
 
     family: str
@@ -36,11 +36,11 @@ class Versions:
     names: tuple[str, ...]
 
     def chosen(self, version: object) -> tuple[str, str]:
-        """Return the version, empty if any may serve, and what asks for it.
+        """Return the selected version, "" for any, and the place that selects it.
 
-        version: of the call; ``"auto"`` leaves it to the variable, and that to ``version`` in the family's section of
-        cudatma.toml in the working directory, else in $XDG_CONFIG_HOME/cudatma or ~/.config/cudatma. The file is read
-        once a process. Raises ArgumentError.
+        ``version`` is the call's. ``"auto"`` leaves the selection to the variable, and then to ``version`` in the
+        family's section of cudatma.toml in the working directory, else in $XDG_CONFIG_HOME/cudatma or
+        ~/.config/cudatma. The file is read once per process. Raises ArgumentError.
         """
         if not isinstance(version, str) or version != ANY:
             return self._known("version", version), _CALL
@@ -68,7 +68,10 @@ class Versions:
 
 
 class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
-    """Inside, an error about the version names what asks for it, unless that is the call. asked_by: from chosen()."""
+    """Name the place that selects the version in errors about it, unless it is the call.
+
+    ``selected_by``: from chosen().
+    """
 
     __slots__ = ("_selected_by",)
 
@@ -98,6 +101,6 @@ def _read_file() -> _File:
             return _File(str(path.absolute()), tomllib.loads(read_regular(path).decode()))
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
-        except (OSError, ValueError, RecursionError) as error:  # no TOML is a ValueError, and so is no UTF-8
+        except (OSError, ValueError, RecursionError) as error:  # invalid TOML or UTF-8 is a ValueError
             raise ArgumentError(str(path.absolute()), "an unreadable file", "TOML", str(error)) from error
     return _File("", {})

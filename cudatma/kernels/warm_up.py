@@ -136,7 +136,7 @@ def _missing(kernels: Iterable[tuple[str, Any]], target: Target) -> list[tuple[s
 @contextmanager
 def _bar(total: int, show: bool | None) -> Iterator[Callable[[Any, CompileError | None], None]]:
     """Show how many of ``total`` kernels are compiled; yield the function that compile_all() calls after each."""
-    from rich.console import Console  # only a process that compiles pays for the import
+    from rich.console import Console  # import only in a process that compiles
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
