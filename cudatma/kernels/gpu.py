@@ -19,8 +19,8 @@ IN_L2_BYTES = 50 << 20
 #: mma.sync on Hopper: 628 TFLOP/s of 132 SMs at 1980 MHz [H200]. GeForce accumulates fp32 at half of the tensor cores'
 #: rate [NVIDIA RTX Blackwell white paper; not measured].
 _HOPPER_MMA_SYNC, _GEFORCE_MMA_SYNC = 2403, 512
-#: CTAs of a cluster -> fraction of a GPU's SMs that clusters of this size can use. A GPU with 132 SMs, in GPCs of at most
-#: 18, runs 66, 39, 30, 22, 17 and 15 clusters of 2, 3, 4, 5, 6 and 8 CTAs, with one CTA on an SM.
+#: CTAs of a cluster -> fraction of a GPU's SMs that clusters of this size can use. A GPU with 132 SMs, in GPCs of
+#: at most 18, runs 66, 39, 30, 22, 17 and 15 clusters of 2, 3, 4, 5, 6 and 8 CTAs, with one CTA on an SM.
 #: [H200, cuOccupancyMaxActiveClusters]
 _IN_CLUSTERS = {1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91, 5: 0.84, 6: 0.78, 8: 0.91}
 #: Numbers of CTAs that may divide K.

@@ -131,8 +131,6 @@ def attention_varlen(
 ) -> Any:
     """Compute attention() of sequences of different lengths, each by itself.
 
-    On SM90 by version a3, on SM120 by mma_sync.
-
     Parameters
     ----------
     q : array (total_q, heads, dim)
@@ -143,10 +141,10 @@ def attention_varlen(
         Values.
     cu_seqlens_q, cu_seqlens_k : int32 array (sequences + 1,)
         Sequence i has the rows cu_seqlens[i] to cu_seqlens[i + 1]. The offsets begin with 0, never fall, and end with
-        the total. In device memory they are read by the kernel, which limits them to the totals, and lengths to the
-        longest; rows of the result that then belong to no sequence are not written.
+        the total. Offsets in device memory are read by the kernel, which limits them to the totals, and lengths to the
+        maxima; rows of the result that then belong to no sequence are not written.
     max_seqlen_q, max_seqlen_k : int
-        No sequence is longer.
+        Upper bounds of the sequences' lengths.
     causal, scale, window, softcap, sink, out, return_lse, backend, stream
         As for attention(). ``lse`` is (heads, total_q).
 
@@ -159,6 +157,10 @@ def attention_varlen(
     ------
     ArgumentError, ArgumentTypeError, TargetError, LaunchError, CompileError, DriverError, HazardError
         As attention().
+
+    Notes
+    -----
+    SM90 runs version a3, SM120 version mma_sync.
     """
     kinds = kinds_of(window, causal, scale, softcap, return_lse, max_seqlen_q, max_seqlen_k)
     options = VarlenOptions(max_seqlen_q, max_seqlen_k, causal, window, scale, softcap, return_lse, kinds)
@@ -185,9 +187,23 @@ def attention_explain(
 ) -> Explanation:
     """Explain which kernel attention() would run, why, and how long it should take. Nothing is compiled or launched.
 
-    The arguments are those of attention(); ``backend`` and ``stream`` change nothing. ``target`` names an imagined GPU,
-    such as "sm_120a", instead of the arrays'. By default, arrays in host memory stand for arrays on an H200, or on a
-    GPU of $CUDATMA_TARGET. Raises as attention() does, and ArgumentError if there is nothing to compute.
+    Parameters
+    ----------
+    q, k, v, causal, scale, window, softcap, sink, out, return_lse, version, backend, stream
+        As for attention(). ``backend`` and ``stream`` have no effect.
+    target : str or Target, optional
+        Target of an imagined GPU, such as "sm_120a". Default: the arrays' GPU; for host arrays an H200, or a GPU of
+        $CUDATMA_TARGET.
+
+    Returns
+    -------
+    Explanation
+        ``str()`` is for people, ``as_dict()`` for programs.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, TargetError
+        As attention() does, and if there is nothing to compute.
     """
     name, selected_by = CHOICE.chosen(version)
     options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "return_lse": return_lse}
@@ -212,7 +228,7 @@ def attention_explain(
 
 
 class AttentionOptions(NamedTuple):
-    """The options of attention(), which are part of a call's key. kinds: from kinds_of()."""
+    """The options of attention(), which are part of a call's key. ``kinds``: from kinds_of()."""
 
     causal: Any
     window: Any
@@ -244,7 +260,7 @@ def named_options(options: Any) -> dict[str, Any]:
 
 
 def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
-    """Return the types of options: 1 may be valid where True, which is equal, is not."""
+    """Return the types of options, because 1 may be valid where the equal value True is not."""
     kinds = [option.__class__ for option in options]
     if isinstance(window, tuple):
         kinds += [side.__class__ for side in window]
@@ -252,14 +268,14 @@ def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
 
 
 def fill_empty(arrays: Mapping[str, ArrayInfo], stream: int | None) -> None:
-    """Write zeros to ``out``, and -inf or the heads' sinks to ``lse``; on a device on a stream, by its handle."""
+    """Write zeros to ``out``, and -inf or the heads' sinks to ``lse``, on a device on the stream with this handle."""
     _fill(arrays["out"], 0.0, stream)
     if "lse" in arrays:
         _fill(arrays["lse"], arrays.get("sink", -math.inf), stream)
 
 
 def _fill(info: ArrayInfo, value: float | ArrayInfo, stream: int | None) -> None:
-    """Write a number, or one for each head, the last dimension but one, to all elements of an array."""
+    """Write a number, or one for each head (the last dimension but one), to all elements of an array."""
     if info.device is None:
         host_array(info)[...] = host_array(value)[:, None] if isinstance(value, ArrayInfo) else value
         return
@@ -287,7 +303,7 @@ class AttentionOperation(Operation[P, AttentionConfig]):
 
     @abstractmethod
     def lengths(self, problem: P, shapes: Sequence[Any], numbers: tuple[int, ...]) -> tuple[int, int, int] | None:
-        """Return the batch, q_length and k_length of resized(), None if check() has to look at the call."""
+        """Return the batch, q_length and k_length of resized(), or None if check() must validate the call."""
 
     @abstractmethod
     def configs(self, problem: P, gpu: Gpu) -> Iterator[AttentionConfig]:
@@ -319,7 +335,7 @@ class AttentionOperation(Operation[P, AttentionConfig]):
         return (15, 15, 15, *(3,) * (len(self.inputs) - 3), 15)
 
     def plan_key(self, problem: P) -> Hashable:
-        """Return all that a kernel and its tensor maps depend on, besides sizes."""
+        """Return everything except sizes that a kernel and its tensor maps depend on."""
         return problem.plan_key
 
     def without_kernel(self, problem: P, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
@@ -375,7 +391,7 @@ class Attention(AttentionOperation[Problem]):
         return choose(ATTENTION, problem, gpu, memo, key)
 
     def configs(self, problem: Problem, gpu: Gpu) -> Iterator[AttentionConfig]:
-        """Yield all candidates: they are few, and most serve some lengths and batch."""
+        """Yield all candidates: there are few, and most serve some lengths and batch."""
         yield from (config for config, _ in times(problem, np.ones(1, np.int64), gpu))
         yield from every_entry_config(ATTENTION, problem, gpu)
 

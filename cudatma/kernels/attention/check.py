@@ -1,4 +1,4 @@
-"""The checks of attention, attention_varlen and attention_decode: from a call's arguments to a Problem."""
+"""The checks of attention, attention_varlen and attention_decode, which turn a call's arguments into a Problem."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cudatma.kernels.host import host_array
 from cudatma.kernels.operation import Checked
 
 ATTENTION, VARLEN, DECODE = "attention", "attention_varlen", "attention_decode"
-#: Largest softcap. Other numbers are below 2**127, so that they are finite times log2(e), too.
+#: Largest softcap. Other numbers are below 2**127, so that their products with log2(e) are finite.
 _MAX_SOFTCAP, _MAX_NUMBER = 4096, 2.0**127
 #: Names of the dimensions in error messages, by their number.
 _AXES = {4: "(batch, length, heads, dim)", 3: "(total length, heads, dim)"}
@@ -44,7 +44,7 @@ def check_attention(
     version: str = "",
     **options: Any,
 ) -> Checked[Problem]:
-    """Validate a call of attention(). ``version`` is "" for any. options: as for _checked().
+    """Validate a call of attention(). ``version`` is "" for any. ``options``: as for _checked().
 
     Raises ArgumentError, ArgumentTypeError.
     """
@@ -68,7 +68,7 @@ def check_varlen(
     out: Any = None,
     **options: Any,
 ) -> Checked[Problem]:
-    """Validate a call of attention_varlen(). Offsets are compared in host memory only. options: as for _checked().
+    """Validate a call of attention_varlen(). Only offsets in host memory are checked. ``options``: as for _checked().
 
     Raises ArgumentError, ArgumentTypeError.
     """
@@ -105,8 +105,9 @@ def check_decode(
     out: Any = None,
     **options: Any,
 ) -> Checked[DecodeProblem]:
-    """Validate a call of attention_decode(). Lengths and pages are compared in host memory only. options: as for
-    _checked().
+    """Validate a call of attention_decode(). Only lengths and pages in host memory are checked.
+
+    ``options``: as for _checked().
 
     Raises ArgumentError, ArgumentTypeError.
     """
@@ -165,8 +166,8 @@ def _checked(
 ) -> Checked[Any]:
     """Return a valid call, after the checks that all functions share.
 
-    arrays: q, k and v. others: the other inputs, in the operation's order. sizes: batch, q_length and k_length.
-    fields: other fields of the problem, whose class is ``kind``.
+    ``arrays``: q, k and v. ``others``: the other inputs, in the operation's order. ``sizes``: batch, q_length and
+    k_length. ``fields``: other fields of the problem, whose class is ``kind``.
     """
     q, k, v = arrays.values()
     *outer, length, heads, head_dim = q.shape
@@ -216,7 +217,7 @@ def _checked(
 
 
 def _operands(function: str, arrays: Mapping[str, Any], rank: int = 4, has_batch: bool = True) -> dict[str, ArrayInfo]:
-    """Return q, k and v, which have these names in the call, after comparing them with each other."""
+    """Return q, k and v, by their names in the call, after comparing them with each other."""
     is_cache = function == DECODE
     infos = {}
     for name, array in arrays.items():
@@ -241,9 +242,10 @@ def _operands(function: str, arrays: Mapping[str, Any], rank: int = 4, has_batch
 def check_shapes(
     q: Sequence[int], k: Sequence[int], v: Sequence[int], *, has_batch: bool = True, is_cache: bool = False
 ) -> None:
-    """Raise ArgumentError unless the shapes of q, k and v go together.
+    """Raise ArgumentError unless the shapes of q, k and v fit each other.
 
-    has_batch: the first dimension of k and v is q's batch. is_cache: the function calls them k_cache and v_cache.
+    ``has_batch``: the first dimension of k and v is q's batch. ``is_cache``: the function calls them k_cache and
+    v_cache.
     """
     *_, heads, dim = q
     *_, kv_heads, k_dim = k
@@ -271,7 +273,7 @@ def check_shapes(
 
 
 def _addressable(info: ArrayInfo, field: str) -> Layout:
-    """Return the layout of an array; raise ArgumentError if TMA cannot address it, because nothing is copied."""
+    """Return the layout of an array. Raises ArgumentError if TMA cannot address it, because nothing is copied."""
     if info.size_elems:
         *outer, across = info.strides_bytes
         if info.shape[-1] > 1 and across != info.dtype.itemsize:
@@ -287,7 +289,7 @@ def _addressable(info: ArrayInfo, field: str) -> Layout:
 
 
 def _layout(shape: tuple[int, ...], strides_bytes: Sequence[int], dtype: np.dtype[Any]) -> Layout:
-    """Return a layout with four axes, in which axes of one element have the strides of a dense array."""
+    """Return a layout with four axes. Axes of one element have the strides of a dense array."""
     dense = dense_strides(shape, dtype)
     strides = tuple([s if extent > 1 else d for extent, s, d in zip(shape, strides_bytes, dense, strict=True)])
     return Layout(shape, strides) if len(shape) == 4 else Layout((1, *shape), (shape[0] * strides[0], *strides))
@@ -305,8 +307,8 @@ def _plain_array(
 ) -> ArrayInfo:
     """Return an array of contiguous elements on q's device.
 
-    shapes: the shapes that it may have, ``allowed`` in words; () for any. also_allowed: what the caller may pass
-    instead of an array.
+    ``shapes``: its allowed shapes, ``allowed`` in words; () for any. ``also_allowed``: what the caller may pass instead
+    of an array, in words.
     """
     try:
         info = describe(array, field)
@@ -331,7 +333,7 @@ def _checked_sink(sink: Any, q: ArrayInfo, function: str) -> ArrayInfo | None:
 
 
 def _checked_kv_scale(scale: Any, field: str, cache: ArrayInfo, q: ArrayInfo) -> tuple[float, ArrayInfo | None]:
-    """Return a scale as a number, or as 1 and the array that the kernel reads: one for each head, or one for all."""
+    """Return a scale as a number, or as 1 and the array of scales that the kernel reads, one or one for each head."""
     if scale is None:
         return 1.0, None
     if cache.dtype.name != CACHE_TYPE:
@@ -352,7 +354,7 @@ def _step(scales: ArrayInfo | None) -> int:
 def _checked_softcap(softcap: Any, scale: float) -> float:
     """Return softcap in fp32, 0 for none.
 
-    Kernels multiply by scale / softcap and compute tanh within 2**-22, so that a larger cap would make an error.
+    Kernels multiply by scale / softcap and compute tanh with an error of 2**-22, which a larger cap would amplify.
     """
     if softcap is None:
         return 0.0
@@ -404,7 +406,7 @@ def _check_offsets(offsets: Any, letter: str, max_length: int, total: int) -> No
 
 
 def _check_lengths(seqlens: ArrayInfo, page_table: ArrayInfo | None, cache: tuple[int, ...], capacity: int) -> None:
-    """Raise ArgumentError for a length beyond the capacity, or a page that the cache does not have."""
+    """Raise ArgumentError for a length beyond the capacity, or a page outside of the cache."""
     lengths = host_array(seqlens)
     table = None if page_table is None else host_array(page_table)
     pages, page_size = cache[:2]

@@ -1,4 +1,4 @@
-"""Which version and configuration of attention serves a problem."""
+"""Choose the version and the configuration of attention for a problem."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gpu import Gpu
 from cudatma.target import Target, get_target
 
-#: Stages that a ring gains from: each has its own keys and values, so that two are enough.
+#: Maximum number of useful stages. The rings of keys and of values are separate, so that two are enough.
 _MAX_STAGES = 4
 #: The versions that "auto" chooses from on targets with wgmma, and on others. Of versions with equal predicted times
 #: the first one is chosen.
 _LADDER, _MMA_SYNC = ("a4", "a3", "a2", "a1"), ("mma_sync",)
-#: Stages of attention_decode(): a tile with enough of them is chosen before one with two. More gain nothing.
+#: Stages of attention_decode(): a tile with enough stages precedes a tile with two. More than the maximum gain nothing.
 _ENOUGH_DECODE_STAGES, _MAX_DECODE_STAGES = 3, 8
 #: Representative sizes of pages: none, smaller than a block, a block, and not divisible into boxes.
 _DUMPED_PAGES, _DUMPED_FP8_PAGES = (0, 16, 64, 5), (0, 16, 64, 8)
@@ -85,8 +85,8 @@ def _with_longest_ring(config: AttentionConfig, target: Target) -> AttentionConf
 def _pays(config: AttentionConfig, problem: Problem, target: Target) -> bool:
     """Return whether a config is worth ranking.
 
-    Where several versions may serve, persistent CTAs replace a3's tiles of several warpgroups: a3 is up to 4.5 % faster
-    in 4 of 48 measured calls, slower in most [H100]. One slot of queries serves tiles that leave no place for two.
+    If several versions may serve, persistent CTAs replace a3's tiles of several warpgroups: a3 is up to 4.5 % faster in
+    4 of 48 measured calls, and slower in most [H100]. One slot of queries serves tiles that leave no room for two.
     """
     if config.is_persistent:
         return config.q_stages > 1 or not runs(replace(config, q_stages=2), problem, target)
@@ -139,7 +139,7 @@ ATTENTION: Family[Problem, AttentionConfig] = Family(
 
 
 def decode_config(problem: DecodeProblem, target: Target, version: str = "") -> AttentionConfig:
-    """Return the kernel for a problem of attention_decode(), which depends on no size. ``version``: "" for any."""
+    """Return the kernel for a problem of attention_decode(), independent of sizes. ``version`` "" means any."""
     if not version:
         version = "decode_fp8" if problem.has_fp8_cache else "decode" if target.has_wgmma else "decode_mma_sync"
     fields = tuple(getattr(problem, name) for name in PROBLEM_FIELDS)
@@ -171,9 +171,9 @@ def _decode_config(version: str, fields: tuple[Any, ...], page_size: int, target
 
 
 def dump_configs(version: str, target: Target) -> list[AttentionConfig]:
-    """Return representative configs of a version, for dumps and compile checks.
+    """Return representative configs of a version for dumps and compile checks.
 
-    Each pair of head dims has every other tile, or one of versions without a producer; DUMPED_OPTIONS take turns.
+    Each pair of head dims has every other tile, or one tile of versions without a producer. DUMPED_OPTIONS take turns.
     """
     preset = PRESETS[version]
     if preset.is_decode:
@@ -195,12 +195,12 @@ def dump_configs(version: str, target: Target) -> list[AttentionConfig]:
                 if longest is not None:
                     longest.check(problem, target)
                     dumped.append(longest)
-    # Sequences of different lengths add little: a few stand for all.
+    # Sequences of different lengths change little, so that a few configs represent them.
     return dumped + [replace(config, is_varlen=True) for config in dumped[::4] if True in preset.allowed["is_varlen"]]
 
 
 def _decode_dump_configs(version: str, target: Target) -> list[AttentionConfig]:
-    """Return each pair of head dims, each set of options, and each way to load, where calls run the version."""
+    """Return each pair of head dims, each set of options, and each way to load that calls of the version use."""
     is_fp8, dumped = PRESETS[version].kv_bytes == 1, []
     for index, (head_dim, v_head_dim) in enumerate(HEAD_DIMS):
         dtype = tuple(OPERAND_TYPES)[index % 2]
@@ -213,6 +213,6 @@ def _decode_dump_configs(version: str, target: Target) -> list[AttentionConfig]:
 
 
 def dumped_options(index: int) -> dict[str, Any]:
-    """Return the fields of one of DUMPED_OPTIONS, by turns."""
+    """Return the fields of one of DUMPED_OPTIONS, in turn."""
     names = DUMPED_OPTIONS[index % len(DUMPED_OPTIONS)]
     return {option.field: option.name in names for option in OPTIONS}

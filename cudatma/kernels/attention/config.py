@@ -1,4 +1,4 @@
-"""AttentionConfig: one configuration of a kernel of attention. PRESETS describes each version."""
+"""AttentionConfig: a configuration of attention's kernels. PRESETS describes the versions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from cudatma.pipeline import MBARRIER_BYTES
 
 
 class Tile(NamedTuple):
-    """The fields of a configuration that are ranked: m queries, blocks of n keys, and the CTAs on an SM."""
+    """The ranked fields of a configuration: m queries, blocks of n keys, and CTAs per SM."""
 
     m: int
     n: int
@@ -60,7 +60,7 @@ class AttentionPreset(Preset):
     """A version of the kernel of attention() or attention_decode().
 
     is_decode: whether attention_decode() launches it. kv_bytes: bytes of an element of k and v. tiles: the tiles that
-    the choice ranks; the first of equal ones is chosen. clocks: clocks of the cost model for each tile_m.
+    the choice ranks; of equal ones, the first wins. clocks: clocks of the cost model for each tile_m.
     """
 
     is_decode: bool = False
@@ -90,8 +90,8 @@ _DECODE_TILES: Tiles = dict.fromkeys(
 _WIDE_TILES = (Tile(m=128, n=64), Tile(m=64, n=64))
 #: Tiles of versions without a producer. [H100, attention_tiles.json]
 _SIMPLE_TILES: Tiles = {dims: _WIDE_TILES if dims[0] > 64 else (Tile(m=64, n=64),) for dims in HEAD_DIMS}
-#: Tiles of versions with a producer and wgmma. Registers of a thread hold the scores and the probabilities of a block,
-#: and the output.
+#: Tiles of versions with a producer and wgmma. The registers of a thread hold scores and probabilities of a block, and
+#: the output.
 _PRODUCER_TILES: Tiles = {
     (32, 32): (Tile(m=192, n=128), Tile(m=128, n=192), Tile(m=128, n=128)),
     (64, 64): (
@@ -162,7 +162,7 @@ PRESETS: Mapping[str, AttentionPreset] = {
         schedule="persistent",
         allowed={**_ALLOWED, "tile_m": (128, 192), "q_stages": (1, 2)},
         tiles=_PRODUCER_TILES,
-        # A tile begins while the one before is stored if there is a second slot of queries.
+        # With a second slot of queries, a tile begins while the previous one is stored.
         clocks=(
             Clocks(tile_m=128, q_stages=1, around=7149, products=1.06, scores=244),
             Clocks(tile_m=128, q_stages=2, around=2575, products=0.62, scores=1063, block=135, start=3209),
@@ -214,12 +214,12 @@ CHOICE = Versions(
 
 #: Rows of a warpgroup's wgmma.
 _WARPGROUP_ROWS = 64
-#: The fewest rows of a box: the swizzle repeats every 8 rows.
+#: Minimum number of rows of a box: the swizzle repeats every 8 rows.
 MIN_BOX_ROWS = 8
-#: Registers for scores, probabilities and output that ptxas does not spill, by consumer warpgroups; fewer where scores
-#: are capped.
+#: Registers for scores, probabilities and output that ptxas does not spill, by consumer warpgroups; fewer if scores are
+#: capped.
 _MAX_HELD, _MAX_HELD_WITH_CAP = {1: 176, 2: 200, 3: 128}, {1: 160, 2: 188, 3: 120}
-#: Registers of a thread after setmaxnreg, by consumer warpgroups. A single one has enough unless CTAs share the SM.
+#: Registers of a thread after setmaxnreg, by consumer warpgroups. One warpgroup needs them only if CTAs share the SM.
 _CONSUMER_REGISTERS, _PRODUCER_REGISTERS = {1: 208, 2: 240, 3: 160}, {1: 40, 2: 24, 3: 32}
 
 
@@ -228,10 +228,10 @@ class AttentionConfig(KernelConfig):
     """A configuration of a version's template.
 
     version: a key of PRESETS. dtype, head_dim, v_head_dim, and the options from is_causal to has_sink: as in Problem.
-    tile_m: queries of a CTA's tile, 64 for each consumer warpgroup. tile_n: keys of a stage. stages: of the ring.
-    q_stages: tiles of queries in shared memory. ctas_per_sm: CTAs on an SM. is_varlen: whether sequences of different
-    lengths follow one another. is_paged: whether the cache consists of pages. box_rows: keys of one box of TMA, all in
-    one page of the cache; 0 if cp.async copies each row by itself. Raises ArgumentError, ArgumentTypeError.
+    tile_m: queries of a CTA's tile, 64 for each consumer warpgroup. tile_n: keys of a stage. stages: stages of the
+    ring. q_stages: tiles of queries in shared memory. ctas_per_sm: CTAs on an SM. is_varlen: whether sequences of
+    different lengths follow each other. is_paged: whether the cache consists of pages. box_rows: keys of a TMA box, all
+    in one page of the cache; 0 if cp.async copies each row. Raises ArgumentError, ArgumentTypeError.
     """
 
     version: str
@@ -344,7 +344,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def options(self) -> tuple[KernelOption, ...]:
-        """The options that the kernel was generated for."""
+        """The options of the generated kernel."""
         return tuple(option for option in OPTIONS if getattr(self, option.field))
 
     @property
@@ -413,12 +413,12 @@ class AttentionConfig(KernelConfig):
 
     @property
     def producer_warps(self) -> int:
-        """Warps that load; setmaxnreg acts on whole warpgroups."""
+        """Warps that load. setmaxnreg acts on whole warpgroups."""
         return (4 if self.reallocates_registers else 1) if self.preset.loader == "producer_warp" else 0
 
     @property
     def consumer_registers(self) -> int:
-        """Registers of a consumer thread that setmaxnreg sets; 0 if registers stay as launched."""
+        """Registers of a consumer thread after setmaxnreg; 0 without setmaxnreg."""
         is_set = self.reallocates_registers and (self.warpgroups > 1 or self.ctas_per_sm > 1)
         return _CONSUMER_REGISTERS[self.warpgroups] if is_set else 0
 
@@ -444,7 +444,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def span_bytes(self) -> int:
-        """The widest swizzle of which rows of all operands are multiples."""
+        """The widest swizzle that divides the rows of all operands."""
         return math.gcd(self.kv_bytes * self.head_dim, self.kv_bytes * self.v_head_dim, 128)
 
     @property
@@ -469,7 +469,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def tile_k(self) -> int:
-        """Keys of one stage: the products of a tile run along them."""
+        """Keys of a stage: the products of a tile run along them."""
         return self.tile_n
 
     @property
@@ -490,7 +490,7 @@ class AttentionConfig(KernelConfig):
         return sum(self.block_bytes)
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        """Queries, whose place the results take, and what goes with them."""
+        """Return (name, bytes) of the queries, whose memory the results reuse, and of what belongs to them."""
         slots = self.q_stages * MBARRIER_BYTES
         if self.preset.mma == "scalar":
             return ()
@@ -514,7 +514,7 @@ class AttentionConfig(KernelConfig):
         return rings.get(self.preset.loader, ())
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """(what, bytes) that one stage holds."""
+        """Return (description, bytes) of each array of a stage."""
         k, v = self.block_bytes
         dtype = self.dtype if self.kv_bytes == 2 else CACHE_TYPE
         return [
@@ -525,7 +525,7 @@ class AttentionConfig(KernelConfig):
     # Choosing and tuning.
 
     def ctas(self, problem: Problem, sm_count: int) -> int:
-        """Return the CTAs of a launch: one a tile, or one an SM if they are persistent."""
+        """Return the CTAs of a launch: one per tile, or one per SM if they are persistent."""
         tiles = problem.batch * problem.heads * int(ceil_div(problem.q_length, self.tile_m))
         return min(tiles, sm_count) if self.is_persistent else tiles
 

@@ -135,13 +135,13 @@ class Gemm(Operation[Problem, GemmConfig]):
         if m > MAX_EXTENT or (out is not None and out[:-1] != a[:-1]):
             return None
         if problem.layout[0] == "C" and m * element_bytes(problem.dtype) > problem.operands.a.pitch_bytes:
-            return None  # columns overlap, or there is only one
+            return None  # columns overlap, or the only column
         if a_scale and a_scale[0] not in (1, m):
             return None
         return problem.with_m(m), (*a[:-1], problem.n), None
 
     def masks(self, problem: Problem) -> tuple[int, ...]:
-        """Return 15 for arrays that TMA may access; threads access the others by elements."""
+        """Return 15 for arrays that TMA may access. Threads access the other arrays by elements."""
         bias = NUMPY[problem.result_dtype].itemsize - 1
         return 15, 15, 15 if problem.block_scales else 3, 3, bias, 15
 
@@ -156,7 +156,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         return checked._replace(problem=replace(problem, operands=operands), arrays=(a, b, *checked.arrays[2:]))
 
     def plan_key(self, problem: Problem) -> Hashable:
-        """Return everything but M and the factors, which are in the struct."""
+        """Return everything except M and the factors, which are in the struct."""
         return problem.fixed, problem.operands._replace(alpha=1.0, beta=0.0)
 
     def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> GemmConfig:
@@ -164,7 +164,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         return choose(GEMM, problem, gpu, memo)
 
     def kernels(self, problem: Problem, config: GemmConfig) -> tuple[tuple[str, Any], ...]:
-        """Return the one kernel."""
+        """Return the kernel."""
         return ((config.template, config),)
 
     def kernels_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
@@ -185,10 +185,10 @@ class Gemm(Operation[Problem, GemmConfig]):
         yield from copy_kernels([b], "b", gpu)
 
     def problems_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterable[Problem]:
-        """Return problems of all values of M that differ in more than M itself, where resized() serves them."""
+        """Return problems of all values of M that differ in more than M, if resized() serves them."""
         problem, operands = checked.problem, checked.problem.operands
         if not (operands.a.is_aligned and operands.b.is_aligned):
-            return ()  # the launch reads copies of the operands, which have a plan of their own
+            return ()  # the launch reads copies of the operands, which have another plan
         if problem.batch > 1 or problem.block_scales:
             return (problem,)
         return map(problem.with_m, choice_table(GEMM, problem, gpu, max_m).ms_up_to(max_m))
@@ -213,7 +213,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         one = np.ones((1, 1), np.float32)
         scales = (given.get(name, one) for name in ("a_scale", "b_scale"))
         a_scale, b_scale = (scale.reshape(1, 1) if scale.size == 1 else scale for scale in scales)
-        with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
+        with np.errstate(all="ignore"):  # infinities and NaNs are results, as on the GPU
             if problem.block_scales:
                 a = a * np.repeat(a_scale, SCALE_BLOCK, -1)[..., : problem.k]
                 b_scale = np.repeat(b_scale, SCALE_BLOCK, -1)[..., : problem.n]
@@ -248,17 +248,15 @@ def gemm_explain(
     stream: Any = None,
     target: str | Target | None = None,
 ) -> Explanation:
-    """Explain what gemm() would run with these arguments, why, and how long it should take.
-
-    Launches and compiles nothing.
+    """Explain which kernel gemm() would run, why, and how long it should take. Nothing is compiled or launched.
 
     Parameters
     ----------
     a, b, out, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, version, backend, stream
-        As for ``gemm``. ``backend`` and ``stream`` change nothing.
+        As for ``gemm``. ``backend`` and ``stream`` have no effect.
     target : str or Target, optional
-        Target of an imagined GPU, such as ``"sm_120a"``. Default: the GPU of the arrays. For host arrays an H200, or a
-        GPU of ``$CUDATMA_TARGET``.
+        Target of an imagined GPU, such as ``"sm_120a"``. Default: the arrays' GPU; for host arrays an H200, or a GPU of
+        ``$CUDATMA_TARGET``.
 
     Returns
     -------
@@ -298,7 +296,7 @@ def _activated(x: Any, name: str) -> Any:
         return np.where(x < 0, np.float32(0), x)
     if name == "gelu":
         scaled = np.float32(0.5) * x * (1 + np.vectorize(math.erf, otypes=[np.float32])(x * np.float32(math.sqrt(0.5))))
-        return np.where(np.isneginf(x), np.float32(0), scaled)  # the limit, which the kernels return, too
+        return np.where(np.isneginf(x), np.float32(0), scaled)  # the kernels return this limit, too
     if name == "gelu_tanh":
         return (
             np.float32(0.5) * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)))

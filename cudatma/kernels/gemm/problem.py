@@ -1,4 +1,4 @@
-"""Problem: what a call of gemm() computes. The checks of a call, and the members of the kernels' launch struct."""
+"""Problem: the computation of a call of gemm(). The checks of a call, and the members of the kernels' launch struct."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def check_kind(fields: Any) -> None:
 
 
 class Operands(NamedTuple):
-    """The facts about a call's arrays that a launch depends on, besides sizes and addresses.
+    """The facts about a call's arrays that a launch depends on, except sizes and addresses.
 
     a, b, out: layouts. scale_strides: elements from one scale to the next, by the names of the struct's members.
     scale_rows: layout of A's block scales if TMA reads them. alpha, beta: factors.
@@ -185,8 +185,8 @@ class Problem:
     def split_rows(self) -> tuple[bool, bool]:
         """Whether every other row of a, and of b, begins in the middle of one of L2's 32-byte sectors.
 
-        TMA reads such rows at half the speed. The rows are taken to be packed. False for a column-major a, of which it
-        depends on m.
+        TMA reads such rows at half the speed. Rows are assumed to be packed. False for a column-major a, whose sectors
+        depend on m.
         """
         vector = ALIGNMENT // element_bytes(self.dtype)
         b_row = self.k if self.layout[1] == "C" else self.n
@@ -194,12 +194,12 @@ class Problem:
 
     @property
     def fixed(self) -> tuple[Any, ...]:
-        """All fields that the configuration depends on, except m."""
+        """All fields except m that the configuration depends on."""
         return _FIXED(self)
 
     @property
     def constraint(self) -> str:
-        """Why only some configurations may serve, in words; empty where all may."""
+        """Why only some configurations may serve, in words; empty without a constraint."""
         return f"version {self.version} is asked for" if self.version else ""
 
     @property
@@ -214,7 +214,7 @@ class Problem:
         return ", ".join(parts)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form in which tuning entries keep it."""
+        """Return the problem as tuning entries store it."""
         return {name: getattr(self, name) for name in _FIELDS if name not in ("version", "operands")}
 
     @classmethod
@@ -233,8 +233,8 @@ _SCALE_STRIDES = ("a_scale_batch", "a_scale_row", "a_scale_k", "b_scale_batch", 
 class GemmOptions(NamedTuple):
     """The options of gemm(), which are part of a call's key.
 
-    a_scale, b_scale: scales that are numbers. kinds: classes of the numbers and the flag: 1 may be valid where True,
-    which is equal, is not.
+    a_scale, b_scale: scales that are numbers. kinds: classes of the numbers and the flag, because 1 may be valid where
+    the equal value True is not.
     """
 
     alpha: Any
@@ -261,7 +261,7 @@ def call_of(
     batch_invariant: Any = False,
     version: str = "",
 ) -> tuple[tuple[Any, ...], GemmOptions]:
-    """Return the inputs and the options of run() for these arguments of gemm(). Scales that are numbers are options."""
+    """Return the inputs and the options of run() for arguments of gemm(). Scales that are numbers are options."""
     a_factor = b_factor = None
     if a_scale is not None and isinstance(a_scale, numbers.Real):
         a_factor, a_scale = a_scale, None
@@ -303,7 +303,7 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
         raise ArgumentError("a_scale.strides", a_scale and a_scale.strides_bytes, "rows within 16 GiB", "copy it")
     dtype = _result_type(options.out_dtype, result, left)
     bias = None if bias is None else describe(bias, "bias")
-    # Adding 0.0 turns -0.0 into 0.0: equal options must mean the same.
+    # Adding 0.0 turns -0.0 into 0.0, because equal options must mean the same.
     alpha = real_number(options.alpha, "alpha") * factor + 0.0
     beta = real_number(options.beta, "beta") + 0.0
     if bias is not None:
@@ -444,7 +444,7 @@ def _are_of_blocks(
     plain = [info is None or info.size_elems == 1 or info.shape in vectors for _, info, _, vectors, _ in cases]
     if all(plain):
         return False
-    # A scale whose shape is never allowed is reported before one that only does not fit the other scale.
+    # Report a scale whose shape is never allowed before one that does not fit the other scale.
     for is_plain, (field, info, factor, vectors, shape) in sorted(zip(plain, cases, strict=True), key=itemgetter(0)):
         if info is None:
             raise ArgumentError(field, factor, f"an array of {shape}, because the other scale is of blocks")
