@@ -28,7 +28,8 @@ def check_out(
 ) -> ArrayInfo | None:
     """Return the caller's result, or None. Raises ArgumentError unless it fits this shape and the source's dtype.
 
-    read: the part of the source that the kernel reads, by default all of it. dense: whether out must be in C order.
+    ``read``: the part of the source that the kernel reads, by default all of it. ``dense``: whether out must be in C
+    order.
     """
     if out is None:
         return None
@@ -80,8 +81,8 @@ def whole_numbers(field: str, values: object, count: int) -> tuple[int, ...]:
 def as_key(*options: Any) -> Any:
     """Return options as a tuple that can be part of a call's key, with sequences of ints as tuples.
 
-    If an option is neither a sequence of ints nor an int, a string or None, which are equal only if they mean the same,
-    return a list, which has no hash: check() then judges the options in every call.
+    Values of other types than a sequence of ints, an int, a string or None may be equal and mean different things. With
+    such an option, return a list, which has no hash, so that check() validates every call.
     """
     key = []
     for option in options:

@@ -26,8 +26,8 @@ from cudatma.kernels.operation import Checked
 
 PADS = ("zeros", "nan")
 VIAS = ("auto", "tma", "plain")
-#: Bytes of an element as which a window is copied if its size is a multiple: a box has at most 256 elements a row, and
-#: wide rows are faster (docs/operations.md).
+#: Bytes of the elements as which a window is copied if its size is a multiple. A box has at most 256 elements per row,
+#: and wide rows are faster (docs/operations.md).
 _WIDEST = 8
 _INT64 = 1 << 63
 
@@ -95,7 +95,7 @@ def copy(
 
 
 class _Problem(NamedTuple):
-    """fill: the type whose NaN is filled in, None for zeros."""
+    """The layouts of a copy. ``fill``: the type whose NaN fills elements outside of the source, None for zeros."""
 
     src: ArrayInfo
     out: ArrayInfo
@@ -141,7 +141,7 @@ def plan_copy(
 ) -> Arguments:
     """Return the launch for a window that begins at ``starts`` and has the shape of ``out``.
 
-    fill: the type whose NaN is filled in, None for zeros. Raises DescriptorError.
+    ``fill``: the type whose NaN is filled in, None for zeros. Raises DescriptorError.
     """
     window = simplify(window_of(src, out, starts))
     arrays = (src, out)
@@ -172,7 +172,7 @@ def check_window(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (offset, shape) with one int for each axis. Raises ArgumentError, ArgumentTypeError.
 
-    An offset by which the window misses the source is replaced by the nearest one that does, so that it stays small.
+    If the window misses the source, the offset is replaced by the nearest one that does so, too, to keep it small.
     """
     if pad is not None:
         check_choice("pad", pad, PADS)

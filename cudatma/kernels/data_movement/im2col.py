@@ -1,4 +1,4 @@
-"""The columns of a convolution by TMA's im2col mode: each pixel of the result with all that its filter meets.
+"""The columns of a convolution by TMA's im2col mode: each pixel of the result with all inputs of its filter.
 
 [PTX ISA, cp.async.bulk.tensor, .im2col]
 """
@@ -38,10 +38,10 @@ _INT32 = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Im2colCopyConfig(CopyRing):
-    """One instance of ``kernels/im2col.cu.j2``.
+    """A configuration of ``kernels/im2col.cu.j2``.
 
-    rank: axes of the images, batch and channels among them, 3..5. stage_bytes: the most that a box may have. stages,
-    in_flight: as in CopyRing. Raises ArgumentError.
+    rank: axes of the images, including batch and channels, 3..5. stage_bytes: maximum size of a box. stages, in_flight:
+    as in CopyRing. Raises ArgumentError.
     """
 
     rank: int
@@ -56,7 +56,7 @@ class Im2colCopyConfig(CopyRing):
 
     @property
     def at(self) -> str:
-        """The coordinates' names, w first."""
+        """Names of the coordinates, w first."""
         return ", ".join(_AXES[: self.rank - 2])
 
     @property
@@ -66,7 +66,7 @@ class Im2colCopyConfig(CopyRing):
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """One value for each spatial axis, NumPy order: the image's size, the filter's taps, stride, padding, dilation."""
+    """Size of the images, taps of the filter, stride, padding and dilation, each with one value for a spatial axis."""
 
     size: tuple[int, ...]
     taps: tuple[int, ...]
@@ -76,7 +76,7 @@ class Convolution:
 
     @property
     def out(self) -> tuple[int, ...]:
-        """Pixels of the result; none where the filter does not fit."""
+        """Pixels of the result; none if the filter does not fit."""
         return tuple(
             max(0, (size + 2 * pad - step * (taps - 1) - 1) // stride + 1)
             for size, taps, stride, pad, step in zip(
@@ -183,7 +183,10 @@ def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, d
 
 
 def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place, slot: int = SLOT_BYTES) -> Arguments:
-    """Return the launch. slot: the maximum size of a box in bytes. Raises DescriptorError where TMA cannot."""
+    """Return the launch. ``slot``: maximum size of a box in bytes.
+
+    Raises DescriptorError if TMA cannot read the images.
+    """
     itemsize, channels, taps = src.dtype.itemsize, src.shape[-1], prod(conv.taps)
     kind = tma_type(f"uint{8 * itemsize}")
     pixels = out.size_elems // (channels * taps)
@@ -211,7 +214,7 @@ def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place,
 
 
 def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixels: int, place: Place) -> Map:
-    """Return the im2col map of the images, whose bounding box holds the places of the filter's first tap."""
+    """Return the im2col map of the images. Its bounding box holds the places of the filter's first tap."""
     lower = tuple(-pad for pad in reversed(conv.padding))
     reach = tuple(step * (taps - 1) for taps, step in zip(conv.taps, conv.dilation, strict=True))
     upper = tuple(pad - far for pad, far in zip(reversed(conv.padding), reversed(reach), strict=True))
@@ -257,5 +260,5 @@ def columns_on_host(src: ArrayInfo, out: ArrayInfo, conv: Convolution) -> None:
 
 
 def dump_configs(target: Target) -> list[Im2colCopyConfig]:
-    """The configs for dumps and compile checks; none if the target cannot run them."""
+    """Return the configs for dumps and compile checks; none if the target cannot run them."""
     return [Im2colCopyConfig(4, *usual_ring(target))] if target.has("tma") else []

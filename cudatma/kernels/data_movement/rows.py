@@ -1,6 +1,7 @@
-"""Rows of a matrix by number, four an instruction: gather4 and scatter4 of sm_100 and, gather4 alone, sm_120.
+"""Gather and scatter rows of a matrix by number, four per instruction: gather4 and scatter4 of sm_100, gather4 of
+sm_120.
 
-Compiled and emulated; not run on a GPU that has these instructions.
+Compiled and emulated, but not run on a GPU with these instructions.
 
 [PTX ISA, cp.async.bulk.tensor, .tile::gather4, .tile::scatter4]
 """
@@ -33,15 +34,18 @@ from cudatma.target import Target
 
 TEMPLATE = "kernels/rows.cu.j2"
 OPS = ("gather", "scatter")
-#: Rows of a box: four instructions.
+#: Rows of a box, which four instructions load.
 BOX_ROWS = 16
 _INT32 = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
 class RowsConfig(CopyRing):
-    """One instance of ``kernels/rows.cu.j2``. op: "gather" or "scatter". rows: of a box, a multiple of 4.
-    stage_bytes: the most that a box may have. stages, in_flight: as in CopyRing. Raises ArgumentError."""
+    """A configuration of ``kernels/rows.cu.j2``.
+
+    op: "gather" or "scatter". rows: rows of a box, a multiple of 4. stage_bytes: maximum size of a box. stages,
+    in_flight: as in CopyRing. Raises ArgumentError.
+    """
 
     op: str
     stage_bytes: int
@@ -60,7 +64,7 @@ class RowsConfig(CopyRing):
         return f"{self.op}_rows"
 
     def check_target(self, target: Target) -> None:
-        """TargetError without TMA and the instruction, ArgumentError where the ring does not fit."""
+        """Raise TargetError without TMA and the instruction, ArgumentError if the ring does not fit."""
         target.require("tma", self.entry)
         target.require(f"{self.op}4", self.entry)
         self.ring.check_fits(target, least_stages=MIN_STAGES)
@@ -139,7 +143,7 @@ class GatherRows(Movement[_Problem]):
     inputs: ClassVar[tuple[str, ...]] = ("src", "index")
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
-        """Validate a call, whose index has been checked."""
+        """Validate a call. Its index has been checked."""
         info, index = _matrix(inputs[0], "src"), describe(inputs[1], "rows")
         shape = index.shape[0], info.shape[1]
         return checked(_Problem, (info, index), check_out(out, info, shape, dense=True), shape, index.shape[0])
@@ -161,7 +165,7 @@ class ScatterRows(Movement[_Problem]):
     inputs: ClassVar[tuple[str, ...]] = ("src", "index")
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
-        """Validate a call, whose index has been checked."""
+        """Validate a call. Its index has been checked."""
         into, info, index = _matrix(out, "dst"), _matrix(inputs[0], "src"), describe(inputs[1], "rows")
         check_device(into, info, "dst")
         if info.dtype != into.dtype or info.shape[1] != into.shape[1]:
@@ -173,7 +177,7 @@ class ScatterRows(Movement[_Problem]):
         return checked(_Problem, (info, index), into, into.shape, index.shape[0])
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        """Return the launch, none without rows."""
+        """Return the launch; none without rows."""
         return (plan_rows("scatter", *problem, place),) if problem.src.size_elems else ()
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
@@ -195,7 +199,7 @@ def _matrix(array: Any, field: str) -> ArrayInfo:
 
 
 def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, place: Place) -> Arguments:
-    """Return the launch for this many rows. Raises DescriptorError where TMA cannot."""
+    """Return the launch for this many rows. Raises DescriptorError if TMA cannot read or write the arrays."""
     if not src.size_elems:
         raise DescriptorError("src.shape", src.shape, "an array with elements", "fill the result yourself")
     itemsize, columns = src.dtype.itemsize, src.shape[1]
@@ -220,5 +224,5 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, place: Place) 
 
 
 def dump_configs(target: Target) -> list[RowsConfig]:
-    """The configs for dumps and compile checks; none if the target cannot run them."""
+    """Return the configs for dumps and compile checks; none if the target cannot run them."""
     return [RowsConfig(op, *usual_ring(target)) for op in OPS if target.has(f"{op}4")]

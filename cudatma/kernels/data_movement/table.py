@@ -1,4 +1,4 @@
-"""Small tables of ints that a kernel reads: lists and host arrays are uploaded for one launch."""
+"""Small tables of ints that a kernel reads. Lists and host arrays are uploaded for one launch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ _WORDS = "signed 32-bit integers"
 
 
 class Table(NamedTuple):
-    """values: the table's rows, None if only the device knows them. given: the array on the device, None for a table
-    that has to be uploaded."""
+    """A table of ints.
+
+    values: its rows, None if only the device knows them. given: the array on the device, None for a table that is
+    uploaded.
+    """
 
     values: NDArray[np.int32] | None
     given: Any
@@ -28,7 +31,7 @@ class Table(NamedTuple):
     def on_device(self, src: ArrayInfo, out: object, stream: object) -> Any:
         """Return the table as an int32 array of the source's library and device.
 
-        An upload is allocated and copied in the order of the call's stream. out: the call's.
+        An upload is allocated and copied in the order of the call's stream. ``out``: the call's.
         """
         words = self.values
         if self.given is not None or words is None:
@@ -51,8 +54,8 @@ def _uploaded(cupy: Any, words: NDArray[np.int32], device: int, stream: int) -> 
 def int_table(values: Any, columns: int | None, src: ArrayInfo, check: bool, field: str = "starts") -> Table:
     """Return a table of signed 32-bit integers of shape (rows, columns), or (rows,) if ``columns`` is None.
 
-    src: the operation's source, on whose device an array has to be. check: whether to read a table on the device back.
-    Raises ArgumentTypeError, ArgumentError.
+    An array must be on the device of ``src``, the operation's source. ``check``: whether to read back a table on the
+    device. Raises ArgumentTypeError, ArgumentError.
     """
     shape = "(rows,)" if columns is None else f"(rows, {columns})"
     on_device = None

@@ -25,14 +25,14 @@ from cudatma.kernels.schedule import ceil_div
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target, get_target
 
-#: The measured exceptions.
+#: File of the measured exceptions.
 SHIPPED = Path(__file__).with_name("tuned.json")
-#: Values of tile_m: the least that holds all of M, else several tiles of the last.
+#: Values of tile_m: the smallest one that holds all of M, else several tiles of the largest one.
 _WGMMA_SIZES, _MMA_SYNC_SIZES = (8, 16, 32, 64, 128, 256), (8, 16, 32, 64)
 
 
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
-    """Return ``Family.times`` of every kernel; of the only configuration for each M where rows must not depend on M."""
+    """Return ``Family.times`` of every kernel, or of the only configuration for each M if rows must not depend on M."""
     if problem.batch_invariant:
         return _invariant_times(problem, ms, gpu)
     # The mma.sync kernel is slower than the wgmma kernel at every M.
@@ -41,9 +41,9 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConf
 
 
 def launched(config: MarlinConfig) -> MarlinConfig:
-    """Return the config to compile for weights whose scales allow one multiply-add, as most do.
+    """Return the config that is compiled for weights whose scales allow one multiply-add, as most do.
 
-    quantization/scale_range.py defines the range.
+    quantization/scale_range.py defines the range of such scales.
     """
     return config.in_form("as_stored")
 
@@ -68,7 +68,7 @@ MARLIN: Family[Problem, MarlinConfig] = Family(
 )
 
 
-#: The functions of every family, for (problem, gpu) of this one.
+#: decide() and choose_by_cost() of this family.
 decide, choose_by_cost = partial(choice.decide, MARLIN), partial(choice.choose_by_cost, MARLIN)
 
 
@@ -77,8 +77,8 @@ def _invariant_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times
 
     A sum in floating point depends on its order. Here every instance of a kernel adds up K in the same order: one warp
     or warpgroup computes its columns of W alone, 16 of K at a time from the first to the last, with weights that are
-    scaled already. No tile is divided among CTAs (``divide`` of schedule()), no K among warps, and the target alone
-    decides which kernel serves. If there are few tiles, this is slower.
+    already scaled. No tile is divided among CTAs (``divide`` of schedule()), no K among warps, and the target alone
+    determines the kernel. This is slower if there are few tiles.
     """
     target, layer = get_target(gpu.target), problem.layer
     uses_wgmma = target.has_wgmma and target.has_setmaxnreg
@@ -181,7 +181,7 @@ def marlin_explain(
 def _layer_of(w: Any) -> tuple[LinearShape, PackedWeight | None]:
     if isinstance(w, LinearShape):
         return w, None
-    packed = getattr(w, "weight", w)  # a MarlinLinear's
+    packed = getattr(w, "weight", w)  # of a MarlinLinear
     if not isinstance(packed, PackedWeight):
         got = f"{type(w).__module__}.{type(w).__qualname__}"
         allowed = "PackedWeight, cudatma.MarlinLinear or LinearShape"

@@ -1,4 +1,4 @@
-"""MarlinConfig: one configuration of a kernel of marlin_gemm. PRESETS describes each kernel.
+"""MarlinConfig: a configuration of marlin_gemm's kernels. PRESETS describes the kernels.
 
 Every kernel computes the transposed product, C^T = W^T X^T: N is the M dimension of the MMA, and M its N dimension.
 """
@@ -22,7 +22,7 @@ from cudatma.pipeline import align_up
 from cudatma.quantization.scale_range import FORMS
 from cudatma.target import KIB
 
-#: CTAs of a cluster that every GPU supports. [CUDA C++ programming guide, Thread Block Clusters]
+#: Cluster sizes that every GPU supports. [CUDA C++ programming guide, Thread Block Clusters]
 _CLUSTERS = range(1, 9)
 _PRODUCER_REGISTERS = 40
 
@@ -103,7 +103,7 @@ PRESETS: Mapping[str, Preset] = {
         },
     ),
 }
-#: Columns of W of an N tile of the skinny kernel: two fragments of 16, which a warp keeps.
+#: Columns of W in an N tile of the skinny kernel: two fragments of 16, which a warp holds.
 N_TILE = 32
 #: Columns of an mma: rows of x.
 MMA_COLUMNS = 8
@@ -112,7 +112,7 @@ _WARPGROUP_THREADS = 128
 _REGISTERS_PER_CTA = 65536
 #: A thread of four warpgroups has too few registers: in 91 layers at 13 values of M, none is 2 % faster. [H200]
 _MAX_WARPGROUPS = 3
-#: Accumulators of a thread: with wgmma, and of two or more warpgroups without setmaxnreg.
+#: Maximum number of accumulators of a thread: with wgmma, and for two or more warpgroups without setmaxnreg.
 _MAX_ACCUMULATORS, _MAX_PLAIN_ACCUMULATORS = 128, 96
 #: Registers that a consumer thread needs besides its accumulators, for weights, fragments, scales and addresses.
 _WORKING_REGISTERS = 64
@@ -124,7 +124,7 @@ _MAX_STAGING_BYTES, _SHORT_M = 20 * KIB, 128
 _SWIZZLE_ROWS = 8
 #: fp32 sums of 16 columns of W x 8 rows of x: four of each lane.
 _FRAGMENT_BYTES = 32 * 16
-#: Bytes of weights from which two prefetched stages save more than they delay the first activations. [H200]
+#: Minimum bytes of weights for which two prefetched stages save more than they delay the first activations. [H200]
 _LONG_BYTES = 27 * 1024 * KIB
 #: Worth measuring: the longest ring of the skinny kernel; (mmas_per_commit, commits_in_flight) and (warpgroups,
 #: slice_k) of the wgmma kernel.
@@ -145,22 +145,23 @@ class MarlinConfig(KernelConfig):
     version: a key of PRESETS. dtype, group_size, has_zeros: as in LinearShape. tile_m, tile_n, tile_k: the tile of a
     CTA and K of a stage; a tile_m below 8 repeats rows of x in the columns of the mma. stages: stages of the ring.
     slice_k: warps, or warpgroups with wgmma, that compute the same columns and divide the K of each stage; their sums
-    are added up in shared memory. cluster_n: CTAs of a cluster along N that share the loads of activations. cluster_k:
-    CTAs of a cluster that divide the K of a tile by whole stages and exchange sums. ctas_per_sm: CTAs on an SM.
-    consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0 for none.
+    are added up in shared memory. cluster_n: CTAs of a cluster along N that share loads of activations. cluster_k: CTAs
+    of a cluster that divide the K of a tile by whole stages and exchange sums. ctas_per_sm: CTAs on an SM.
+    consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0 without
+    setmaxnreg.
 
-    Skinny only: deep_box: whether one box of three dimensions loads a stage's activations, which needs a K that is a
+    Skinny only: deep_box: whether one box of three dimensions loads a stage's activations, which requires that K is a
     multiple of 64.
 
-    wgmma only: warpgroups: warpgroups that divide N. mmas_per_commit: wgmmas of each accumulator in a commit
-    group. commits_in_flight: groups that the tensor cores work on while the next weights are dequantized. scale_form:
-    scale and offset of a weight in one multiply-add, in the form that quantization/scale_range.py finds for the scales,
-    or "none"; results have the same bits. pingpong: whether two warpgroups compute tiles in turn, so that one stores
-    its tile while the other multiplies.
+    wgmma only: warpgroups: warpgroups that divide N. mmas_per_commit: wgmmas of each accumulator in a commit group.
+    commits_in_flight: groups that the tensor cores work on while the next weights are dequantized. scale_form: scale
+    and offset of a weight in one multiply-add, in the form that quantization/scale_range.py returns for the scales, or
+    "none"; results have the same bits. pingpong: whether two warpgroups compute tiles in turn, so that one stores its
+    tile while the other multiplies.
 
-    mma.sync only: warps_n: warps that divide N. scale_on: what scales multiply: fp32 sums of a group
-    ("accumulator"), dequantized weights ("weight"), or the result ("epilogue", with whole-column scales only).
-    weight_load_path, scale_load_path, activation_load_path: one of LOAD_PATHS; zero points come with the scales.
+    mma.sync only: warps_n: warps that divide N. scale_on: the operand of scales: fp32 sums of a group ("accumulator"),
+    dequantized weights ("weight"), or the result ("epilogue", with whole-column scales only). weight_load_path,
+    scale_load_path, activation_load_path: one of LOAD_PATHS; zero points come with the scales.
 
     Raises ArgumentError, ArgumentTypeError.
     """
@@ -266,8 +267,8 @@ class MarlinConfig(KernelConfig):
     def _check_groups(self) -> None:
         """Raise ArgumentError unless every commit group is complete when the next iteration begins.
 
-        ptxas knows which registers a wgmma in flight reads only inside of the loop's body. Otherwise it assigns the
-        registers of operand A to the next weights, and results are wrong.
+        Only inside of the loop's body does ptxas know the registers that a wgmma in flight reads. Otherwise it assigns
+        the registers of operand A to the next weights, and results are wrong.
         """
         groups = self.k64_per_warpgroup * self.groups_per_k64
         if groups < self.commits_in_flight + 1:
@@ -375,7 +376,7 @@ class MarlinConfig(KernelConfig):
         return self.has_wgmma and is_symmetric and not (self.is_bf16 and form == "shifted")
 
     def in_form(self, form: str) -> MarlinConfig:
-        """Return the config with this ``scale_form`` if it allows that, else with "none".
+        """Return the config with this ``scale_form`` if it is allowed, else with "none".
 
         Choosing and tuning ignore the form, because the bits of a result do not depend on it.
         """
@@ -471,12 +472,12 @@ class MarlinConfig(KernelConfig):
 
     @property
     def warp_tiles(self) -> int:
-        """Parts of a tile that one warp computes, or several that divide K. Each has a flag in the workspace."""
+        """Parts of a tile that one warp, or several that divide K, compute. Each has a flag in the workspace."""
         return {"skinny": self.n_tiles, "wgmma": 4 * self.warpgroups, "mma_sync": self.warps_n}[self.version]
 
     @property
     def tiles_at_once(self) -> int:
-        """Tiles that a CTA's warpgroups hold."""
+        """Tiles that the warpgroups of a CTA hold."""
         return 2 if self.pingpong else 1
 
     @property
@@ -485,7 +486,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def producer_warps(self) -> int:
-        """Warps that load: one thread issues TMA, many are needed for cp.async; setmaxnreg acts on whole warpgroups."""
+        """Warps that load: one thread issues TMA, cp.async needs many, and setmaxnreg acts on whole warpgroups."""
         return 1 if self.all_tma and not self.consumer_registers else 4
 
     @property
@@ -503,7 +504,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def whole_rows(self) -> int:
-        """Rows of packed weights, 64 columns of W each, that a CTA computes as a whole."""
+        """Rows of packed weights, 64 columns of W each, that a CTA computes completely."""
         return self.tile_n // 64
 
     @property
@@ -528,7 +529,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def fix_up_unroll(self) -> int:
-        """Partial sums whose loads are in flight together in a fix-up: what some 64 registers hold."""
+        """Partial sums whose loads are in flight together in a fix-up, in about 64 registers."""
         return max(1, 64 // self.accumulators)
 
     @property
@@ -575,18 +576,18 @@ class MarlinConfig(KernelConfig):
 
     @property
     def empty_arrivals(self) -> int:
-        """Arrivals that release a slot, of the consumer warps that read it in each CTA of the cluster."""
+        """Arrivals of consumer warps, in each CTA of the cluster, that release a slot."""
         return self.cluster_n * self.consumer_warps // self.tiles_at_once
 
     @property
     def transaction_bytes(self) -> int:
-        """Bytes that a stage's full barrier expects, including those that TMA fills in outside of a tensor."""
+        """Bytes that a stage's full barrier expects, including bytes outside of a tensor, which TMA fills in."""
         paths = self._stage_load_paths
         return sum(size for name, size in self._stage_bytes() if paths[name] == "tma")
 
     @property
     def activation_box_blocks(self) -> int:
-        """Blocks of 64 of K that one load of activations fills."""
+        """Blocks of 64 of K in one load of activations."""
         return self.tile_k // 64 if self.deep_box else 1
 
     @property
@@ -632,9 +633,9 @@ class MarlinConfig(KernelConfig):
         return align_up(self.zero_stage_bytes, 128)
 
     def _stage_bytes(self) -> list[tuple[str, int]]:
-        """Return (name, bytes) of what each load of a stage delivers.
+        """Return (name, bytes) of each load of a stage.
 
-        Activations come first: their 128-byte swizzle needs an alignment of 1024 bytes.
+        Activations come first, because their 128-byte swizzle needs an alignment of 1024 bytes.
         """
         sizes = [("activations", self.activation_stage_bytes), ("weights", self.weight_stage_bytes)]
         sizes += [("scales", self.scale_stage_bytes)] if self.has_stage_scales else []
@@ -660,7 +661,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def column_bytes(self) -> int:
-        """Partial sums of an N tile of the skinny kernel, which warps and CTAs add up in shared memory."""
+        """Bytes of partial sums of an N tile of the skinny kernel, which warps and CTAs add up in shared memory."""
         return N_TILE // 16 * max(MMA_COLUMNS, self.tile_m) // 8 * _FRAGMENT_BYTES
 
     @property
@@ -670,7 +671,10 @@ class MarlinConfig(KernelConfig):
 
     @property
     def staging_rows(self) -> int:
-        """Rows that a warp or a warpgroup stores together. Many save barriers, but leave fewer bytes to the stages."""
+        """Rows that a warp or a warpgroup stores together.
+
+        More rows save barriers, but leave fewer bytes to the stages.
+        """
         if self.version == "mma_sync":
             return 8
         if self.cluster_k > 1:
@@ -682,7 +686,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def staging_pitch_bytes(self) -> int:
-        """A row of a warp's result, or a warpgroup's, and 16 bytes that keep stmatrix free of bank conflicts."""
+        """Bytes of a row of a warp's or warpgroup's result, and 16 bytes that keep stmatrix free of bank conflicts."""
         return self.warp_n * 2 + 16
 
     @property
@@ -690,7 +694,7 @@ class MarlinConfig(KernelConfig):
         return self.staging_rows * self.staging_pitch_bytes
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """Return (what, bytes) of a stage."""
+        """Return (description, bytes) of each array of a stage."""
         words = {
             "activations": f"activations {self.tile_m} x {self.tile_k} {self.dtype}, 128B swizzle",
             "weights": f"weights {self.tile_n} x {self.tile_k} int4, packed layout 1",
@@ -712,10 +716,11 @@ class MarlinConfig(KernelConfig):
         return wgmma_stage_clocks(self)
 
     def division(self, others: int, tiles_m: int) -> tuple[float, float]:
-        """Return, in stages of whole tiles, what dividing tiles costs a CTA once and what a divided stage takes.
+        """Return the one-time cost of dividing tiles for a CTA, and the time of a divided stage, in stages of whole
+        tiles.
 
         ``others`` CTAs share a tile with the one that stores it; ``tiles_m`` counts rows of tiles. By default, storing
-        and loading partial sums takes about as long as stages with the same number of bytes.
+        and loading partial sums takes about the time of stages with the same number of bytes.
         """
         if self.has_wgmma:
             return wgmma_division(self, others, tiles_m)
@@ -729,7 +734,7 @@ class MarlinConfig(KernelConfig):
         """Return the same tile for weights of another dtype, with other groups or zero points.
 
         Returns None for a tile that was measured with zero points, because its gain comes from their cost, and for the
-        mma.sync kernel, whose ``scale_on`` and ring depend on the groups. Other gains come from how work is divided.
+        mma.sync kernel, whose ``scale_on`` and ring depend on the groups. Other gains come from the division of work.
         """
         if self.has_zeros or self.version == "mma_sync":
             return None
