@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+if __name__ == "__main__":  # run as a file, without an installed checkout
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from cudatma.cli import main as cudatma_main
 
@@ -236,7 +236,7 @@ def job_of_problem(
 ) -> Job:
     """Return the kernel that a family runs for a problem on a GPU with this number of SMs.
 
-    ``sm_count`` None: that of imagined_gpu(). Raises ArgumentError, TargetError.
+    By default, the number is the one of imagined_gpu(). Raises ArgumentError, TargetError.
     """
     kernel_family = family(name)
     selected, selected_by = kernel_family.versions.chosen(version) if kernel_family.versions else ("", "")
@@ -266,9 +266,9 @@ def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] 
     selected = family_and_version(options.kernel)
     if selected is None:
         allowed = f"{' or '.join(FAMILIES)}, or the kernel of one of their versions"
-        raise ArgumentError("kernel", options.kernel, allowed, "--m, --n and --k name a problem of those")
+        raise ArgumentError("kernel", options.kernel, allowed, "--m, --n and --k name a problem of a family")
     if options.sm_count is not None and options.sm_count < 1:
-        raise ArgumentError("--sm-count", options.sm_count, "1 and more")
+        raise ArgumentError("--sm-count", options.sm_count, "1 or more")
     if options.config:
         raise ArgumentError("--config", options.config[0], "none with --m, --n and --k", "these choose the config")
     name, version = selected
@@ -354,7 +354,7 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma dump``; returns the exit status."""
+    """Run ``cudatma dump``; return the exit status."""
     parser = _parser()
     options = parser.parse_args(argv)
     if options.list:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+if __name__ == "__main__":  # run as a file, without an installed checkout
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from cudatma.cli import main as cudatma_main
 
@@ -55,14 +55,14 @@ EXAMPLES = """examples:
 
 
 def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu | None = None) -> int:
-    """``cudatma tune``; returns the exit status: 0 all problems measured (or compiled), 1 some failed, 130 interrupted.
+    """Run ``cudatma tune``. Return 0 if all problems are measured (or compiled), 1 if some failed, 130 if interrupted.
 
-    bench, gpu: measures instead of the installed GPU, and the GPU that it stands for. Raises ArgumentError,
-    GpuLostError (a candidate that trapped), and what a missing GPU or compiler raises.
+    ``bench`` measures instead of the installed GPU, and ``gpu`` describes the GPU that it replaces. Raises
+    ArgumentError, GpuLostError (a candidate that trapped), and the errors of a missing GPU or compiler.
     """
     options = _parser().parse_args(argv)
     measured = family(options.family)
-    if measured.sizes:  # which no model's layers have
+    if measured.sizes:  # layers of models have no such sizes
         if options.model or not options.shape:
             field, got = ("--model", options.model[0]) if options.model else ("--shape", "none")
             allowed = f"--shape KxN, {measured.sizes}, for {measured.name}"
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
     path = _file(options.file)
     if bench is not None:
         return _tune(tasks, measured, bench, path, gpu, options, console)
-    from .tune_measure import GpuBench  # only this needs CuPy
+    from .tune_measure import GpuBench  # needs CuPy
 
     with GpuBench(resolve_name(measured.trial)(options.device)).opened() as opened:
         return _tune(tasks, measured, opened, path, gpu, options, console)
@@ -170,7 +170,7 @@ def _compile_only(
         )
         kernels = _compile(tasks, family, gpu, options, console)
     except KeyboardInterrupt:
-        _say(console, "interrupted: what was compiled is kept; the same command continues")
+        _say(console, "interrupted: compiled kernels are kept; the same command continues")
         return 130
     refused = kernels.labels(tasks)
     for label, why in refused.items():

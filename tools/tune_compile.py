@@ -1,4 +1,4 @@
-"""The tuner's first phase: every kernel that the problems may run is compiled before the GPU measures."""
+"""The tuner's first phase: compile every kernel that the problems may run, before the GPU measures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tune_run import one_line
 
 @dataclass(slots=True)
 class Kernels:
-    """What is in the cache after compile_tasks(). refused: config -> the compiler's reason. seconds: wall time."""
+    """The result of compile_tasks(). refused: config -> the compiler's reason. seconds: wall time."""
 
     ready: int = 0
     refused: dict[Any, str] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Kernels:
         return f"{ready}, {len(self.refused)} refused by the compiler"
 
     def labels(self, tasks: Sequence[Task]) -> dict[str, str]:
-        """Candidate -> why the compiler refuses it."""
+        """Return the compiler's reason for each refused candidate."""
         listed = [candidate for task in tasks for candidate in task.candidates if candidate.config in self.refused]
         return {candidate.label: self.refused[candidate.config] for candidate in listed}
 
@@ -36,7 +36,7 @@ class Kernels:
 def configs_of(tasks: Sequence[Task], skip: Collection[str] = ()) -> list[Any]:
     """Return the configs of the tasks' candidates, each once.
 
-    skip: labels of candidates to leave out, except for the cost model's choice, which every problem needs.
+    ``skip``: labels of candidates to leave out, except for the cost model's choice, which every problem needs.
     """
     configs: dict[Any, None] = {}
     for task in tasks:
@@ -53,8 +53,10 @@ def compile_tasks(
     jobs: int,
     advance: Callable[[], None] = lambda: None,
 ) -> Kernels:
-    """Have the kernels of a family's candidates in the artifact cache. advance: called after each. Raises what
-    compile_all() does, KeyboardInterrupt; what was compiled stays."""
+    """Compile the kernels of a family's candidates into the artifact cache. ``advance`` is called after each.
+
+    Raises the errors of compile_all(), KeyboardInterrupt; compiled kernels stay.
+    """
     kernels, began = Kernels(), time.perf_counter()
     chosen = {family.launched(config): config for config in configs}
 

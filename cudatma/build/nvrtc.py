@@ -148,7 +148,7 @@ def require_nvrtc_for(target: Target, version: tuple[int, int] | None = None) ->
         raise TargetError(
             "target",
             f"{target.name} with NVRTC {version[0]}.{version[1]}",
-            f"NVRTC {needed[0]}.{needed[1]} and up for {target.name}",
+            f"NVRTC {needed[0]}.{needed[1]} or newer for {target.name}",
             f"pip install 'nvidia-cuda-nvrtc{'-cu12' if needed[0] == 12 else ''}>={needed[0]}.{needed[1]}'",
         )
 

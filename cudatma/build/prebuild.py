@@ -52,7 +52,7 @@ def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iter
     ``do``.
     """
     if jobs < 1:
-        raise ArgumentError("jobs", jobs, "1 and up")
+        raise ArgumentError("jobs", jobs, "1 or more")
     pending = list(items)
     if jobs == 1 or not pending:
         for item in pending:

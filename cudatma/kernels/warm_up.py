@@ -79,10 +79,10 @@ def warm_up(
     if name not in _FUNCTIONS or not function.__module__.startswith("cudatma."):
         raise ArgumentError("function", name, f"a function of cudatma: {', '.join(_FUNCTIONS)}")
 
-    def take(operation: Operation[Any, Any], checked: Checked[Any], device: int, weight: Weight | None) -> None:
+    def prepare_call(operation: Operation[Any, Any], checked: Checked[Any], device: int, weight: Weight | None) -> None:
         prepare([(operation, checked, weight)], device, max_m, progress)
 
-    token = intercept.set(take)
+    token = intercept.set(prepare_call)
     try:
         function(*operands, **options | {"backend": "cuda"})
     finally:

@@ -94,7 +94,7 @@ def test_a_version_without_a_kernel_is_blamed_on_who_asked(monkeypatch: pytest.M
 def test_an_explanation_names_who_asked() -> None:
     a, b = np.zeros((64, 4096), np.float16), np.zeros((4096, 4096), np.float16)
     said = gemm_explain(a, b, version="v2")
-    assert (said.kernel, said.config.layout, said.decision.why) == ("v2", "RR", "version v2 is asked for by the call")
+    assert (said.kernel, said.config.layout, said.decision.why) == ("v2", "RR", "version v2 is selected by the call")
     free = gemm_explain(a, b.T)
     assert (free.config.layout, free.decision.source) == ("RC", "rule")
     assert f"gemm_{free.config.version}_" in str(free)
@@ -151,7 +151,7 @@ def test_with_wgmma_mma_sync_is_chosen_on_request_only() -> None:
         problem = replace(PROBLEM, m=m)
         assert all(config.version != "mma_sync" for config, _ in cheapest_first(times, problem, H200))
         asked = decide(GEMM, replace(problem, version="mma_sync"), H200)
-        assert (asked.config.version, asked.why) == ("mma_sync", "version mma_sync is asked for")
+        assert (asked.config.version, asked.why) == ("mma_sync", "version mma_sync is selected")
 
 
 def test_ctas_that_share_an_sm_share_its_shared_memory() -> None:

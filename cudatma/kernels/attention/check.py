@@ -256,7 +256,7 @@ def check_shapes(
         remedy = "pad with zeros, and pass scale="
         raise ArgumentError("q.shape", tuple(q), f"a head dim of {', '.join(map(str, known))}", remedy)
     if not heads:
-        raise ArgumentError("q.shape", tuple(q), "heads of 1 and more")
+        raise ArgumentError("q.shape", tuple(q), "heads of 1 or more")
     if k_dim != dim:
         raise ArgumentError(f"{k_name}.shape", tuple(k), f"a head dim of {dim}, as q")
     if not kv_heads or heads % kv_heads:
@@ -396,12 +396,12 @@ def _check_offsets(offsets: Any, letter: str, max_length: int, total: int) -> No
         raise ArgumentError(f"{field}[0]", int(offsets[0]), "0")
     lengths = np.diff(offsets.astype(np.int64))
     for index in np.flatnonzero(lengths < 0)[:1].tolist():
-        allowed = f"{offsets[index]} and more, as {field}[{index}]"
+        allowed = f"{offsets[index]} or more, as {field}[{index}]"
         raise ArgumentError(f"{field}[{index + 1}]", int(offsets[index + 1]), allowed)
     if offsets[-1] != total:
         raise ArgumentError(f"{field}[{len(offsets) - 1}]", int(offsets[-1]), f"{total}, the length of {letter}")
     if (longest := int(lengths.max(initial=0))) > max_length:
-        allowed = f"{longest} and more, the length of sequence {int(lengths.argmax())}"
+        allowed = f"{longest} or more, the length of sequence {int(lengths.argmax())}"
         raise ArgumentError(f"max_seqlen_{letter}", max_length, allowed)
 
 

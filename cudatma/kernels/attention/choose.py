@@ -130,7 +130,7 @@ ATTENTION: Family[Problem, AttentionConfig] = Family(
         Option("is_causal", False, (False, True), "queries see keys up to their own"),
         Option("batch", 1, (), "sequences"),
         Option("heads", 1, (), "of q"),
-        Option("kv_heads", 0, (), "of k and v; 0: as many as of q"),
+        Option("kv_heads", 0, (), "of k and v; 0: the heads of q"),
     ),
     trial="cudatma.kernels.attention.sample:AttentionTrial",
     versions=CHOICE,

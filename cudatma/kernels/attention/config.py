@@ -276,7 +276,7 @@ class AttentionConfig(KernelConfig):
         if not self.is_paged and self.box_rows != self.tile_n:
             raise ArgumentError("box_rows", self.box_rows, f"{self.tile_n}, all keys of a block, without pages")
         if self.box_rows and (self.box_rows < MIN_BOX_ROWS or self.tile_n % self.box_rows):
-            raise ArgumentError("box_rows", self.box_rows, f"0, or {MIN_BOX_ROWS} and more that divide tile_n")
+            raise ArgumentError("box_rows", self.box_rows, f"0, or {MIN_BOX_ROWS} or more that divide tile_n")
         if self.kv_bytes == 1 and not self.box_rows:
             allowed = f"{MIN_BOX_ROWS} or more: an e4m3 cache is loaded by TMA only"
             raise ArgumentError("box_rows", self.box_rows, allowed)

@@ -336,7 +336,7 @@ class Problem:
     @property
     def constraint(self) -> str:
         """Why only some configurations may serve, in words; empty without a constraint."""
-        return f"version {self.version} is asked for" if self.version else ""
+        return f"version {self.version} is selected" if self.version else ""
 
     @property
     def description(self) -> str:

@@ -118,7 +118,7 @@ class Broadcast(Movement[_Problem]):
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
         info, (copies,) = described(inputs[0], "src"), options
         if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
-            raise ArgumentError("copies", copies, "an int, 1 and up")
+            raise ArgumentError("copies", copies, "an int, 1 or more")
         if not info.is_contiguous:
             raise ArgumentError("src", f"strides {info.strides_bytes}", "an array in C order without gaps")
         shape = (copies, *info.shape)

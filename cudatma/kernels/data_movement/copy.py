@@ -181,10 +181,10 @@ def check_window(
     extents = rest if shape is None else whole_numbers("shape", shape, len(info.shape))
     for axis, (start, extent, size) in enumerate(zip(starts, extents, info.shape, strict=True)):
         if extent < 0:
-            raise ArgumentError(f"shape[{axis}]", extent, "0 and up")
+            raise ArgumentError(f"shape[{axis}]", extent, "0 or more")
         if pad is None and not 0 <= start <= size - extent:
             allowed = f"0..{size - extent}" if extent <= size else f"a window of at most {size} elements"
-            raise ArgumentError(f"offset[{axis}]", start, allowed, "pad= fills what lies outside of the source")
+            raise ArgumentError(f"offset[{axis}]", start, allowed, "pad= fills elements outside of the source")
         if not -_INT64 <= start < _INT64:
             raise ArgumentError(f"offset[{axis}]", start, "signed 64-bit integers")
     check_size(extents, info.dtype, "offset" if shape is None else "shape")

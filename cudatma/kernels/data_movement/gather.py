@@ -204,9 +204,9 @@ class HaloTiles(Movement[_Problem]):
         inner, border = whole_numbers("tile", tile, rank), whole_numbers("halo", halo, rank)
         for axis, (extent, edge) in enumerate(zip(inner, border, strict=True)):
             if extent < 1:
-                raise ArgumentError(f"tile[{axis}]", extent, "1 and up")
+                raise ArgumentError(f"tile[{axis}]", extent, "1 or more")
             if edge < 0:
-                raise ArgumentError(f"halo[{axis}]", edge, "0 and up")
+                raise ArgumentError(f"halo[{axis}]", edge, "0 or more")
         whole = tuple(extent + 2 * edge for extent, edge in zip(inner, border, strict=True))
         size, fill = check_box(info, whole, "tile + 2 halo"), check_pad(info, pad)
         check_starts(info, np.array([[-edge for edge in border], list(inner)]), "halo, tile")

@@ -178,7 +178,7 @@ def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, d
         sizes[field] = whole_numbers(field, extent, len(size))
         for axis, number in enumerate(sizes[field]):
             if not minimum <= number < _INT32:
-                raise ArgumentError(f"{field}[{axis}]", number, f"{minimum} and up, below 2**31")
+                raise ArgumentError(f"{field}[{axis}]", number, f"{minimum} or more, below 2**31")
     return Convolution(size, sizes["kernel"], sizes["stride"], sizes["padding"], sizes["dilation"])
 
 

@@ -75,7 +75,7 @@ class RaggedCopyConfig(BoxRing):
         self.check_box()
         if self.maps < self.stages:
             why = "a map may be edited again when the boxes that used it are known to be done"
-            raise ArgumentError("maps", self.maps, f"at least as many as stages, {self.stages}", why)
+            raise ArgumentError("maps", self.maps, f"{self.stages} or more, the number of stages", why)
 
     def check_target(self, target: Target) -> None:
         """Raise TargetError or ArgumentError unless the target edits tensor maps and a CTA holds the ring."""
@@ -276,7 +276,7 @@ def _check_pairs(sources: Sequence[Any], destinations: Sequence[Any]) -> list[tu
         if not isinstance(arrays, Sequence) or isinstance(arrays, str | bytes):
             raise ArgumentTypeError(field, type(arrays).__name__, "a sequence of arrays")
     if len(sources) != len(destinations):
-        raise ArgumentError("destinations", f"{len(destinations)} arrays", f"{len(sources)}, as many as sources")
+        raise ArgumentError("destinations", f"{len(destinations)} arrays", f"{len(sources)}, the number of sources")
     pairs = [
         (_described(source, f"sources[{i}]"), _described(destination, f"destinations[{i}]"))
         for i, (source, destination) in enumerate(zip(sources, destinations, strict=True))
@@ -371,7 +371,7 @@ def sample(target: Target, *, arrays: int = 12, dtype: str = "float16", blocks: 
     """Return copies of random arrays with at most ``blocks`` CTAs, for `cudatma emulate ragged_copy`."""
     kind = sample_dtype(dtype)
     if min(arrays, blocks) < 1:
-        raise ArgumentError("arrays, blocks", (arrays, blocks), "1 and more each")
+        raise ArgumentError("arrays, blocks", (arrays, blocks), "1 or more each")
     rng = np.random.default_rng(seed)
     unit = max(1, TMA_ALIGNMENT_BYTES // kind.itemsize)
     shapes = [(int(rng.integers(1, 150)), unit * int(rng.integers(1, 160 // unit + 1))) for _ in range(arrays)]

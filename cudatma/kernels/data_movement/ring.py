@@ -45,7 +45,7 @@ class CopyRing:
     def check_ring(self) -> None:
         """Raise ArgumentError for invalid fields, and the errors of PipelineSpec."""
         if self.stages < MIN_STAGES:
-            allowed = f"{MIN_STAGES} and up"
+            allowed = f"{MIN_STAGES} or more"
             raise ArgumentError("stages", self.stages, allowed, "one slot is filled while another is stored")
         if not 1 <= self.in_flight < self.stages:
             allowed = f"1..{self.stages - 1}"
@@ -133,7 +133,7 @@ class BoxRing:
             got = f"{self.box_columns} elements of {self.element_bytes} bytes"
             raise ArgumentError("box_columns", got, f"a multiple of {TMA_ALIGNMENT_BYTES} bytes")
         if self.stages < 2:
-            raise ArgumentError("stages", self.stages, "2 and up", "the kernel frees a slot one store later")
+            raise ArgumentError("stages", self.stages, "2 or more", "the kernel frees a slot one store later")
 
     @property
     def ring(self) -> PipelineSpec:
@@ -186,11 +186,11 @@ class Setting:
 
     def __post_init__(self) -> None:
         if self.ctas_per_sm < 1:
-            raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "1 and up")
+            raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "1 or more")
         if self.max_stages < 2:
-            raise ArgumentError("max_stages", self.max_stages, "2 and up", "one slot is filled, another stored")
+            raise ArgumentError("max_stages", self.max_stages, "2 or more", "one slot is filled, another stored")
         if self.in_flight < 0:
-            raise ArgumentError("in_flight", self.in_flight, "0 and up", "0 is half of the slots")
+            raise ArgumentError("in_flight", self.in_flight, "0 or more", "0 is half of the slots")
 
     def slot(self, target: Target) -> int:
         """Return the bytes of a slot on a target, which are fewer if two slots of slot_bytes do not fit."""

@@ -100,13 +100,13 @@ def _numbers(shape: tuple[int, ...], dtype: str) -> Array:
     """Return small integers. Raises ArgumentError for an unknown dtype, or for extents below 1."""
     kind = sample_dtype(dtype)
     if min(shape) < 1:
-        raise ArgumentError("shape", shape, "1 and more each")
+        raise ArgumentError("shape", shape, "1 or more each")
     return np.random.default_rng(0).integers(0, 100, shape).astype(kind)
 
 
 def _place(target: Target, blocks: int) -> Place:
     if blocks < 1:
-        raise ArgumentError("blocks", blocks, "1 and up")
+        raise ArgumentError("blocks", blocks, "1 or more")
     return Place(target, blocks)
 
 

@@ -101,7 +101,7 @@ class TileCopy(Movement[_Problem]):
             got, allowed = (f"{array.shape} of {array.dtype} on {place_name(array.device)}" for array in (into, info))
             raise ArgumentError("dst", got, f"as src: {allowed}")
         check_written(into, info, "dst")
-        stages = checked_count(options[0], "stages", "an int, 2 and up")
+        stages = checked_count(options[0], "stages", "an int, 2 or more")
         # The reference refuses a ring that fits no target.
         largest = max(TARGETS.values(), key=lambda target: target.smem_per_block_bytes)
         TileCopyConfig(info.dtype.itemsize, stages=stages).ring.check_fits(largest)
@@ -139,7 +139,7 @@ def sample(
     """Return a copy of a random array with at most ``blocks`` CTAs, for `cudatma emulate tile_copy`."""
     kind = sample_dtype(dtype)
     if min(rows, columns, blocks) < 1:
-        raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "1 and more each")
+        raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "1 or more each")
     src = np.random.default_rng(0).integers(0, 100, (rows, columns)).astype(kind)
     dst = np.zeros_like(src)
     arrays = {"src": describe(src), "out": describe(dst)}

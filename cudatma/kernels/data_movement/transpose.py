@@ -201,7 +201,7 @@ class Transpose(Movement[_Problem]):
         info, (via,) = described(inputs[0], "src"), options
         check_choice("via", via, VIAS)
         if len(info.shape) < 2:
-            raise ArgumentError("src.shape", info.shape, "two dimensions and more")
+            raise ArgumentError("src.shape", info.shape, "two dimensions or more")
         shape = exchanged(info).shape
         return checked(_Problem, (info,), check_out(out, info, shape), shape, via)
 

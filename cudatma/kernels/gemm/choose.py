@@ -231,7 +231,7 @@ GEMM: Family[Problem, GemmConfig] = Family(
         Option("dtype", "float16", tuple(OPERAND_TYPES), "of operands"),
         Option("layout", "RC", LAYOUTS, "A and B, each row-major or column-major"),
         Option("out_dtype", "", ("", *RESULT_TYPES), "of the result, by default the operands', bfloat16 for fp8"),
-        Option("epilogue", "none", EPILOGUES, "what is applied to the sums: alpha, beta, bias, scales, an activation"),
+        Option("epilogue", "none", EPILOGUES, "the epilogue of the sums: alpha, beta, bias, scales, an activation"),
         Option("block_scales", False, (False, True), "fp8: a scale for each block of 128 of K"),
         Option("scales_by_tma", False, (False, True), "A's are column-major, as TMA reads them"),
         Option("batch", 1, (), "matrices"),

@@ -208,22 +208,22 @@ class Gemm(Operation[Problem, GemmConfig]):
 
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute the result in fp32, rounded once."""
-        given = {name: host_array(info) for name, info in arrays.items()}
-        a, b, out = given["a"].astype(np.float32), given["b"].astype(np.float32), given["out"]
-        one = np.ones((1, 1), np.float32)
-        scales = (given.get(name, one) for name in ("a_scale", "b_scale"))
+        host = {name: host_array(info) for name, info in arrays.items()}
+        a, b, out = host["a"].astype(np.float32), host["b"].astype(np.float32), host["out"]
+        unit = np.ones((1, 1), np.float32)
+        scales = (host.get(name, unit) for name in ("a_scale", "b_scale"))
         a_scale, b_scale = (scale.reshape(1, 1) if scale.size == 1 else scale for scale in scales)
         with np.errstate(all="ignore"):  # infinities and NaNs are results, as on the GPU
             if problem.block_scales:
                 a = a * np.repeat(a_scale, SCALE_BLOCK, -1)[..., : problem.k]
                 b_scale = np.repeat(b_scale, SCALE_BLOCK, -1)[..., : problem.n]
                 b = b * np.repeat(b_scale, SCALE_BLOCK, -2)[..., : problem.k, :]
-                a_scale = b_scale = one
+                a_scale = b_scale = unit
             values = np.float32(problem.operands.alpha) * (a @ b) * a_scale.reshape(-1, 1) * b_scale.reshape(1, -1)
             if problem.operands.beta:
                 values += np.float32(problem.operands.beta) * out.astype(np.float32)
-            if "bias" in given:
-                values += given["bias"].astype(np.float32)
+            if "bias" in host:
+                values += host["bias"].astype(np.float32)
             out[...] = _activated(values, problem.epilogue).reshape(out.shape).astype(out.dtype)
 
 

@@ -200,7 +200,7 @@ class Problem:
     @property
     def constraint(self) -> str:
         """Why only some configurations may serve, in words; empty without a constraint."""
-        return f"version {self.version} is asked for" if self.version else ""
+        return f"version {self.version} is selected" if self.version else ""
 
     @property
     def description(self) -> str:
@@ -383,7 +383,7 @@ def _operand(array: Any, field: str) -> ArrayInfo:
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), ", ".join(OPERAND_TYPES))
     if len(info.shape) not in (2, 3) or not info.shape[-1 if field == "a" else -2]:
         shape = "M, K" if field == "a" else "K, N"
-        raise ArgumentError(f"{field}.shape", info.shape, f"({shape}) or (batch, {shape}), with K of 1 and more")
+        raise ArgumentError(f"{field}.shape", info.shape, f"({shape}) or (batch, {shape}), with K of 1 or more")
     if any(stride % info.dtype.itemsize for stride in info.strides_bytes):
         raise ArgumentError(f"{field}.strides", info.strides_bytes, "whole elements", "copy it")
     check_pointer(info, field)
@@ -423,7 +423,7 @@ def _scale(value: Any, field: str) -> ArrayInfo | None:
     if info.dtype != np.float32:
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "float32")
     if any(stride < 0 or stride % 4 for stride in info.strides_bytes):
-        raise ArgumentError(f"{field}.strides", info.strides_bytes, "multiples of 4 bytes, 0 and up", "copy it")
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "multiples of 4 bytes, 0 or more", "copy it")
     check_pointer(info, field)
     return info
 

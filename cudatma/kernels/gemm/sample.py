@@ -53,7 +53,7 @@ def sample(
         if size % 8:
             raise ArgumentError(name, size, "a multiple of 8")
     if sm_count < 1:
-        raise ArgumentError("sm_count", sm_count, "1 and more")
+        raise ArgumentError("sm_count", sm_count, "1 or more")
     random, kind = np.random.default_rng(0), activation_type(dtype).numpy
     a, b = (
         random.standard_normal(shape if letter == "R" else shape[::-1], np.float32).astype(kind)

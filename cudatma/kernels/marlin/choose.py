@@ -195,7 +195,7 @@ def _gpu(packed: PackedWeight | None, target: Any, sm_count: int | None, device:
         raise ArgumentError("device", device, "None with a target or sm_count", "name a GPU or imagine one")
     if named:
         if sm_count is not None and (type(sm_count) is not int or sm_count < 1):
-            raise ArgumentError("sm_count", sm_count, "1 and more")
+            raise ArgumentError("sm_count", sm_count, "1 or more")
         return imagined_gpu(default_target() if target is None else target, sm_count)
     if device is None and packed is not None:
         device = packed.device

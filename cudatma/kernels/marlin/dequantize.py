@@ -341,7 +341,7 @@ def sample(
     Raises ArgumentError.
     """
     if min(k, n, blocks) < 1:
-        raise ArgumentError("k, n, blocks", (k, n, blocks), "1 and more each")
+        raise ArgumentError("k, n, blocks", (k, n, blocks), "1 or more each")
     random = np.random.default_rng(0)
     values = random.standard_normal((k, n), np.float32)
     w = quantize(values, group_size=group_size, symmetric=not zeros, dtype=dtype)

@@ -69,7 +69,7 @@ def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
         raise ArgumentError(f"{field}.shape", info.shape, f"at most {MAX_ROWS} rows", "split the batch")
     pitch = columns * _ELEMENT_BYTES if rows <= 1 else pitch
     if pitch < 0 and info.size_elems:
-        raise ArgumentError(f"{field}.strides", info.strides_bytes, "strides of 0 and up", "copy it first")
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "strides of 0 or more", "copy it first")
     if pitch % _ELEMENT_BYTES and info.size_elems:
         raise ArgumentError(f"{field}.strides", info.strides_bytes, "whole elements from row to row", "copy it first")
     return Rows(info, rows, pitch)

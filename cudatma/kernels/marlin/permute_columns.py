@@ -210,7 +210,7 @@ def sample(target: Target, *, rows: int = 9, columns: int = 520, path: str = "st
     if path not in ("staged", "direct", "copy"):
         raise ArgumentError("path", path, "staged, direct, copy")
     if min(rows, columns, blocks) < 1:
-        raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "1 and more each")
+        raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "1 or more each")
     permute = path != "copy"
     through = align_up(columns, 64) if path == "staged" and columns % CHUNK_ELEMS == 0 else 0
     config = PermuteColumnsConfig(permute, through, rows=2, consumers=64)

@@ -49,7 +49,7 @@ def sample(
         raise ArgumentError("k", k, "a multiple of 8", "TMA loads rows of whole 16-byte chunks")
     for field, value in (("m", m), ("n", n), ("k", k), ("sm_count", sm_count)):
         if value < 1:
-            raise ArgumentError(field, value, "1 and more")
+            raise ArgumentError(field, value, "1 or more")
     random = np.random.default_rng(seed)
     weight = quantize(random.standard_normal((k, n), np.float32) * 0.05, group_size=group_size, dtype=dtype)
     x = random.standard_normal((m, k), np.float32).astype(activation_type(dtype).numpy)
@@ -115,7 +115,7 @@ class MarlinTrial:
             launch = launch_of(MARLIN_GEMM, problem, self.device, stream, named, weight_of(weight))
         config = launch.replays[-1].config
         if config.in_form("none") != candidate.config:
-            raise LaunchError("candidate", config.entry, f"what was asked for: {candidate.label}")
+            raise LaunchError("candidate", config.entry, f"the candidate, {candidate.label}")
         addresses = MARLIN_GEMM.addresses(named)
         return in_turn([partial(launch.run, addresses, stream, weight_of(w)) for w in self._weights[:copies]])
 
