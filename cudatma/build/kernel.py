@@ -218,6 +218,13 @@ def compile(
         If the template cannot be rendered, or NVRTC refuses the source.
     CacheError, DriverError
         If the cache folder is unsafe, or NVRTC is not installed.
+
+    Examples
+    --------
+    >>> source = 'extern "C" __global__ void one(int* x) { *x = 1; }'
+    >>> kernel = cudatma.compile(source, target="sm_90a")
+    >>> kernel.entry
+    'one'
     """
     if not isinstance(source_or_template, str):
         raise ArgumentTypeError("source_or_template", type(source_or_template).__name__, "str")

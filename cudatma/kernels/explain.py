@@ -47,7 +47,9 @@ class Explanation:
 
     Attributes
     ----------
-    family, problem
+    family : Family
+        The kernels of the function.
+    problem : Problem
         The computation.
     gpu : Gpu
         The GPU, installed or imagined.

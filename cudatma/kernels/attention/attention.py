@@ -102,6 +102,13 @@ def attention(
         If no kernel serves the problem on the GPU.
     LaunchError, CompileError, DriverError, HazardError
         As for ``marlin_gemm``.
+
+    Examples
+    --------
+    >>> q = np.ones((1, 2, 4, 64), np.float16)  # 1 sequence, 2 queries, 4 heads
+    >>> k = v = np.ones((1, 3, 4, 64), np.float16)
+    >>> cudatma.attention(q, k, v, causal=True, backend="reference").shape
+    (1, 2, 4, 64)
     """
     name, selected_by = CHOICE.chosen(version)
     kinds = kinds_of(window, causal, scale, softcap, return_lse)

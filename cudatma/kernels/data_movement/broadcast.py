@@ -101,6 +101,11 @@ def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, bac
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; TargetError on SM120, which has no multicast.
+
+    Examples
+    --------
+    >>> cudatma.broadcast(np.arange(4, dtype=np.int32), 2, backend="reference").tolist()
+    [[0, 1, 2, 3], [0, 1, 2, 3]]
     """
     return run(BROADCAST, (src,), out, as_key(copies), stream=stream, backend=backend)
 

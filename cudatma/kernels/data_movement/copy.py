@@ -90,6 +90,12 @@ def copy(
         If there is no kernel for the GPU, or it does not compile or load.
     HazardError
         On the emulator.
+
+    Examples
+    --------
+    >>> x = np.arange(12, dtype=np.int32).reshape(3, 4)
+    >>> cudatma.copy(x, offset=(1, 2), shape=(2, 4), pad="zeros", backend="reference").tolist()
+    [[6, 7, 0, 0], [10, 11, 0, 0]]
     """
     return run(COPY, (src,), out, as_key(offset, shape, pad, cache, via), stream=stream, backend=backend)
 

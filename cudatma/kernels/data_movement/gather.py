@@ -107,6 +107,12 @@ def gather(
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; DescriptorError where TMA cannot read the source.
+
+    Examples
+    --------
+    >>> x = np.arange(32, dtype=np.int32).reshape(4, 8)
+    >>> cudatma.gather(x, [[0, 4], [3, 0]], (1, 4), backend="reference").tolist()
+    [[[4, 5, 6, 7]], [[24, 25, 26, 27]]]
     """
     info = described(src, "src")
     table = int_table(starts, len(info.shape), info, check)

@@ -122,6 +122,12 @@ def im2col(
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; DescriptorError beyond the limits of TMA.
+
+    Examples
+    --------
+    >>> images = np.ones((1, 6, 6, 16), np.float32)
+    >>> cudatma.im2col(images, 3, backend="reference").shape
+    (1, 4, 4, 3, 3, 16)
     """
     return run(IM2COL, (src,), out, as_key(kernel, stride, padding, dilation), stream=stream, backend=backend)
 

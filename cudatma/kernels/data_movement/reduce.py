@@ -88,6 +88,12 @@ def reduce_into(
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; DescriptorError where TMA cannot reduce.
+
+    Examples
+    --------
+    >>> total = np.ones(4, np.int32)
+    >>> cudatma.reduce_into(total, np.arange(4, dtype=np.int32), "add", backend="reference").tolist()
+    [1, 2, 3, 4]
     """
     return run(REDUCE_INTO, (src,), dst, as_key(op, offset, cache), stream=stream, backend=backend)
 

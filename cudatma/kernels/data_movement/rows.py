@@ -95,6 +95,12 @@ def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, bac
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; TargetError without gather4, which sm_100 and sm_120 have.
+
+    Examples
+    --------
+    >>> x = np.arange(12, dtype=np.int32).reshape(3, 4)
+    >>> cudatma.gather_rows(x, [2, 0], backend="reference").tolist()
+    [[8, 9, 10, 11], [0, 1, 2, 3]]
     """
     info = _matrix(src, "src")
     index = int_table(rows, None, info, False, "rows").on_device(info, out, stream)

@@ -182,6 +182,11 @@ def transpose(src: Any, *, out: Any = None, via: str = "auto", stream: Any = Non
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``.
+
+    Examples
+    --------
+    >>> cudatma.transpose(np.arange(6).reshape(2, 3), backend="reference").tolist()
+    [[0, 3], [1, 4], [2, 5]]
     """
     return run(TRANSPOSE, (src,), out, as_key(via), stream=stream, backend=backend)
 

@@ -106,6 +106,12 @@ def gemm(
     row-major a and a column-major b. Other operands are copied first, as gemm_explain() reports.
 
     wgmma adds fp8 products with fewer bits than fp32 has; with block scales only within each 128 of K.
+
+    Examples
+    --------
+    >>> a, b = np.ones((2, 64), np.float16), np.ones((64, 8), np.float16)
+    >>> float(cudatma.gemm(a, b, alpha=0.5, backend="reference")[0, 0])
+    32.0
     """
     name, selected_by = CHOICE.chosen(version)
     inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, name)
@@ -267,6 +273,12 @@ def gemm_explain(
     ------
     ArgumentError, ArgumentTypeError, TargetError
         As ``gemm`` does, and for a result without elements.
+
+    Examples
+    --------
+    >>> a, b = np.ones((4096, 4096), np.float16), np.ones((4096, 4096), np.float16)
+    >>> cudatma.gemm_explain(a, b, version="v4", target="sm_90a").kernel
+    'v4'
     """
     name, selected_by = CHOICE.chosen(version)
     inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, name)

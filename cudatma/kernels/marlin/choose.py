@@ -159,6 +159,12 @@ def marlin_explain(
         If an argument is invalid, or no kernel serves the target.
     DriverError, LaunchError
         If ``device`` does not exist.
+
+    Examples
+    --------
+    >>> layer = cudatma.LinearShape(k=4096, n=4096, group_size=128, has_zeros=False, dtype="float16")
+    >>> cudatma.marlin_explain(layer, 1, target="sm_90a").kernel
+    'skinny'
     """
     layer, packed = _layer_of(w)
     if type(batch_invariant) is not bool:

@@ -169,6 +169,12 @@ def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend:
         If there is no kernel for the GPU, or it does not compile or load.
     HazardError
         On the emulator.
+
+    Examples
+    --------
+    >>> w = cudatma.quantize(np.ones((128, 64), np.float32))
+    >>> cudatma.dequantize(w, backend="reference").shape
+    (128, 64)
     """
     weight = weight_of(w)
     chosen = selected_backend(backend)

@@ -102,6 +102,13 @@ def marlin_gemm(
         On the emulator.
     PipelineHang
         With ``debug``.
+
+    Examples
+    --------
+    >>> w = cudatma.quantize(np.ones((128, 64), np.float32), group_size=128)
+    >>> x = np.ones((1, 128), np.float16)
+    >>> cudatma.marlin_gemm(x, w, backend="reference").shape
+    (1, 64)
     """
     options = _NO_OPTIONS
     if programmatic is not False or batch_invariant is not False:

@@ -99,7 +99,18 @@ class MarlinLinear:
         return cls(packed, values if packed.device is None else _upload(values, packed.device))
 
     def to_device(self, device: int | None = None) -> MarlinLinear:
-        """Return this layer with weight and bias on ``device``, an ordinal; None means CuPy's current device."""
+        """Return this layer with weight and bias on a device.
+
+        Parameters
+        ----------
+        device : int, optional
+            Ordinal of the device. Default: CuPy's current device.
+
+        Returns
+        -------
+        MarlinLinear
+            The layer on the device.
+        """
         weight = self.weight.to_device(device)
         if weight is self.weight or self.bias is None:
             return MarlinLinear(weight, self.bias, batch_invariant=self.batch_invariant)
@@ -107,7 +118,24 @@ class MarlinLinear:
         return MarlinLinear(weight, bias, batch_invariant=self.batch_invariant)
 
     def __call__(self, x: Any, out: Any = None, stream: Any = None, **options: Any) -> Any:
-        """Return y (..., N) for x (..., K). ``options``: options of marlin_gemm, including ``backend``."""
+        """Compute the layer's result.
+
+        Parameters
+        ----------
+        x : array (..., K)
+            Activations, as in marlin_gemm.
+        out : array (..., N), optional
+            The result. Default: a new array.
+        stream : stream, optional
+            Default: the current stream of x's library.
+        **options
+            Further options of marlin_gemm, including ``backend``.
+
+        Returns
+        -------
+        array (..., N)
+            ``out``.
+        """
         return marlin_gemm(x, self.weight, out, self.bias, stream, batch_invariant=self.batch_invariant, **options)
 
     def warm_up(self, m_values: int | Iterable[int], *, stream: Any = None) -> None:
