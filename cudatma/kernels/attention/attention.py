@@ -54,8 +54,8 @@ def attention(
 ) -> Any:
     """Compute softmax(scale q k^T) v for each head, in fp32, rounded once.
 
-    There is no backward pass: tensors that require grad raise while torch records. The result has the same bits in
-    every call.
+    The function has no backward pass: tensors that require grad raise while torch records. The result has the same bits
+    in every call.
 
     Parameters
     ----------

@@ -87,7 +87,7 @@ def copy(
     LaunchError
         For a first call inside a graph capture, and in a forked process.
     TargetError, CompileError, DriverError
-        If there is no kernel for the GPU, or it does not compile or load.
+        If no kernel exists for the GPU, or it does not compile or load.
     HazardError
         On the emulator.
 

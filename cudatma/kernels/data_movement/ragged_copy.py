@@ -103,7 +103,7 @@ class RaggedCopy:
     config : RaggedCopyConfig, optional
         The kernel, with the arrays' element size. Default: the usual box and ring.
     backend : str, optional
-        ``"cuda"``, ``"emulator"`` or ``"auto"``, as in ``marlin_gemm``; there is no reference.
+        ``"cuda"``, ``"emulator"`` or ``"auto"``, as in ``marlin_gemm``; no reference exists.
     target : Target or str, optional
         Target of the kernel for host arrays.
 

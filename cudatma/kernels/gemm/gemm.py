@@ -51,7 +51,7 @@ def gemm(
 ) -> Any:
     """Compute c = activation(alpha a_scale b_scale a b + beta c + bias), summed in fp32 and rounded once.
 
-    There is no backward pass: tensors that require grad raise while torch records.
+    The function has no backward pass: tensors that require grad raise while torch records.
 
     Parameters
     ----------
@@ -69,11 +69,11 @@ def gemm(
     activation : str, optional
         ``"relu"``, ``"gelu"`` (by erf), ``"gelu_tanh"`` or ``"silu"``.
     out_dtype : dtype, optional
-        float16, bfloat16 or float32. Default: that of ``out``, else of a, and bfloat16 for fp8.
+        float16, bfloat16 or float32. Default: the dtype of ``out``, else of a, and bfloat16 for fp8.
     a_scale, b_scale : float or fp32 array, optional
         One number, or one for each row (M,) and column (N,). For fp8 on SM90 also one for each block:
         (M, ceil(K / 128)) and (ceil(K / 128), ceil(N / 128)), with the batch in front if they differ within it. TMA
-        reads those of a if the scales of neighboring rows are adjacent and each block's begin at a multiple of 16
+        reads the scales of a if those of neighboring rows are adjacent and each block's begin at a multiple of 16
         bytes.
     batch_invariant : bool, default False
         Compute a row's bits independently of M.

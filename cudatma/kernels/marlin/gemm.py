@@ -52,7 +52,7 @@ def marlin_gemm(
 ) -> Any:
     """Compute y = x W + bias with an int4 weight and fp32 accumulation; the same bits every time.
 
-    There is no backward pass: tensors that require grad raise while torch records.
+    The function has no backward pass: tensors that require grad raise while torch records.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def marlin_gemm(
     LaunchError
         For a first call inside a graph capture, and in a forked process.
     TargetError, CompileError, DriverError
-        If there is no kernel for the GPU, or it does not compile or load.
+        If no kernel exists for the GPU, or it does not compile or load.
     HazardError
         On the emulator.
     PipelineHang
