@@ -15,6 +15,7 @@ if __name__ == "__main__":  # the checkout need not be installed
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pkgutil import resolve_name
 from typing import Any
 
 from benchmarks.contest import precompile
@@ -22,7 +23,6 @@ from benchmarks.harness import Contender, cold, measuring_stream, require_gpu
 from benchmarks.report import Cell, Result, Table, failure, make_parser, shown
 from cudatma.kernels.choice import Listed
 from cudatma.kernels.cost import cheapest_first
-from cudatma.kernels.family import imported
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.registry import FAMILIES, family
 from cudatma.library_streams import stream_handle
@@ -44,7 +44,7 @@ def measure(stream: Any, of: Any, trial: Any, problem: Any, replays: int) -> Cel
     for config, _ in cheapest_first(of.times, problem, gpu):
         cost = config.cost(problem, gpu)
         try:
-            launch = trial.launcher(Listed(config, cost), 1, handle)
+            launch = trial.launcher(Listed(config, cost, config.entry), 1, handle)
         except Exception as error:
             refused[config.entry] = failure(error)
             continue
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.exit(2, f"{parser.prog}: {options.products}: {failure(error)}\n")
     require_gpu(parser)
     result = Result({"replays": options.replays, "operands": "warm in L2"}, tiles_table, options.json)
-    trial = imported(of.trial)(0)
+    trial = resolve_name(of.trial)(0)
     with measuring_stream() as stream:
         gpu = gpu_of(trial.device)
         result.say(

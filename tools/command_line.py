@@ -31,6 +31,11 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
+    @property
+    def options(self) -> list[argparse.Action]:
+        """The options of the command, without its positional arguments."""
+        return [action for action in self._actions if action.option_strings]
+
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
         """As argparse's; an option that it does not know is an ArgumentError."""
         found, rest = self.parse_known_args(args, namespace)

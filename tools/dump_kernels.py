@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+if __name__ == "__main__":  # run as a file, without an installed checkout
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from cudatma.cli import main as cudatma_main
 
@@ -14,7 +14,7 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
 import argparse
 import ast
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from cudatma.build.nvrtc import Compiled
 from cudatma.build.prebuild import compiled, each, usable_cores
 from cudatma.errors import ArgumentError, CompileError, FieldError, counted, duration
 from cudatma.kernels.choice import decide
+from cudatma.kernels.config import KernelConfig
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.registry import FAMILIES, REGISTRY, KernelEntry, family, kernel
 from cudatma.target import Target, get_target
@@ -37,6 +38,7 @@ from .report import Report, make_report, report_text
 from .sass import disassemble, parse_ptxas, without_encodings
 
 _KERNELS = f"{', '.join((*FAMILIES, *REGISTRY))}, all"
+_OPTIONS_OF_LIST = ("help", "list", "kernel", "target", "json")
 EXAMPLES = """examples:
   cudatma dump --list                                       every kernel, and its configs for each target
   cudatma dump marlin --target sm_120a --out out            all representative configs of the Marlin kernels
@@ -51,7 +53,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One kernel to compile: ``name`` is the stem of the files. note: for its report."""
+    """A kernel to compile. name: stem of the files. note: a line for the report."""
 
     name: str
     entry: KernelEntry
@@ -61,10 +63,9 @@ class Job:
 
 
 def parse_config(pairs: Sequence[str]) -> dict[str, object]:
-    """``["stages=3", "dtype=bfloat16"]`` -> ``{"stages": 3, "dtype": "bfloat16"}``. Values are Python literals, else
-    text.
+    """Return the fields that ``["stages=3", "dtype=bfloat16"]`` names: ``{"stages": 3, "dtype": "bfloat16"}``.
 
-    Raises ArgumentError for a part without "=".
+    Values are Python literals, else text. Raises ArgumentError for a part without "=".
     """
     config: dict[str, object] = {}
     for pair in pairs:
@@ -91,7 +92,7 @@ def configured(config: Any, changes: dict[str, object], target: Target) -> Any:
     try:
         return replace(config, **changes)
     except ArgumentError as error:
-        values = getattr(config, "allowed", {}).get(error.field, ())
+        values = config.preset.allowed.get(error.field, ()) if isinstance(config, KernelConfig) else ()
         serving = [value for value in values if _serves(config, {**changes, error.field: value}, target)]
         if len(serving) in (0, len(values)):
             raise
@@ -111,7 +112,7 @@ def _serves(config: Any, changes: dict[str, object], target: Target) -> bool:
 
 
 def jobs_for(entry: KernelEntry, target: Target, changes: dict[str, object]) -> list[Job]:
-    """The configs of a kernel for a target as jobs with distinct names; equal configs once."""
+    """Return a job for each config of a kernel for a target, with distinct names. Equal configs have one job."""
     configs: list[Any] = []
     for config in entry.configs(target):
         changed = configured(config, changes, target)
@@ -126,15 +127,24 @@ def jobs_for(entry: KernelEntry, target: Target, changes: dict[str, object]) -> 
 
 
 def dump(job: Job, folder: Path, *, sass: bool = True, debug: bool = False) -> Report:
-    """dump_all() of one job, compiled by this process."""
+    """Do dump_all() for one job in this process."""
     return dump_all([job], folder, 1, sass=sass, debug=debug)[0]
 
 
-def dump_all(jobs: Sequence[Job], folder: Path, processes: int, *, sass: bool, debug: bool) -> list[Report]:
+def dump_all(
+    jobs: Sequence[Job],
+    folder: Path,
+    processes: int,
+    *,
+    sass: bool,
+    debug: bool,
+    show: Callable[[Report], None] = lambda report: None,
+) -> list[Report]:
     """Compile jobs and write NAME.cu, .ptx, .cubin, .sass and .report.txt of each into an existing folder.
 
-    Raises what the targets refuse, before anything is compiled; CompileError, when the other jobs are done, if NVRTC
-    refuses one: the source is then in the folder.
+    ``show`` is called with each report as soon as its files are written. Raises TargetError and ArgumentError before
+    anything is compiled; CompileError, when the other jobs are done, if NVRTC refuses one: the source is then in the
+    folder.
     """
     orders: dict[tuple[str, str, str], Job] = {}
     for job in jobs:
@@ -147,31 +157,36 @@ def dump_all(jobs: Sequence[Job], folder: Path, processes: int, *, sass: bool, d
     refused: list[CompileError] = []
     console = Console(stderr=True)
     columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+    with Progress(
+        *columns, console=console, disable=not console.is_terminal, transient=True, redirect_stdout=False
+    ) as progress:
         bar = progress.add_task("", total=len(jobs))
-        for order, made in each(compiled, orders, processes):
+        for order, result in each(compiled, orders, processes):
             job = orders[order]
-            if isinstance(made, CompileError):
-                message = f"{job.name}: {made.message}"
-                refused.append(CompileError(message, made.log, made.source, str(folder), made.excerpt))
+            if isinstance(result, CompileError):
+                message = f"{job.name}: {result.message}"
+                refused.append(CompileError(message, result.log, result.source, str(folder), result.excerpt))
             else:
-                reports[job.name] = _write(job, made, folder, sass)
+                report = reports[job.name] = _write(job, result, folder, sass)
+                progress.stop()  # the bar and stdout may share a terminal
+                show(report)
+                progress.start()
             progress.advance(bar)
     if refused:
         raise refused[0]
     return [reports[job.name] for job in jobs]
 
 
-def _write(job: Job, made: Compiled, folder: Path, sass: bool) -> Report:
+def _write(job: Job, result: Compiled, folder: Path, sass: bool) -> Report:
     path = folder / job.name
-    _file(path, "ptx").write_text(made.ptx)
-    _file(path, "cubin").write_bytes(made.cubin)
-    sass_text, notes = None, [*([job.note] if job.note else []), *made.warnings]
+    _file(path, "ptx").write_text(result.ptx)
+    _file(path, "cubin").write_bytes(result.cubin)
+    sass_text, notes = None, [*([job.note] if job.note else []), *result.warnings]
     if sass:
-        result = disassemble(_file(path, "cubin"))
-        sass_text = result.text
+        disassembly = disassemble(_file(path, "cubin"))
+        sass_text = disassembly.text
         if sass_text is None:
-            notes.append(f"no SASS: {result.note}")
+            notes.append(f"no SASS: {disassembly.note}")
         else:
             _file(path, "sass").write_text(without_encodings(sass_text))
     report = make_report(
@@ -180,10 +195,10 @@ def _write(job: Job, made: Compiled, folder: Path, sass: bool) -> Report:
         template=job.entry.template,
         config=job.config,
         target=job.target,
-        ptx=made.ptx,
-        nvrtc=".".join(map(str, made.nvrtc_version)),
-        compile_seconds=made.seconds,
-        resources=parse_ptxas(made.log).get(job.config.entry),
+        ptx=result.ptx,
+        nvrtc=".".join(map(str, result.nvrtc_version)),
+        compile_seconds=result.seconds,
+        resources=parse_ptxas(result.log).get(job.config.entry),
         sass_text=sass_text,
         notes=tuple(notes),
     )
@@ -192,48 +207,54 @@ def _write(job: Job, made: Compiled, folder: Path, sass: bool) -> Report:
 
 
 def entries_of(name: str) -> list[KernelEntry]:
-    """A kernel, those of a family, or "all". Raises ArgumentError."""
+    """Return the kernel of this name, the kernels of a family, or every kernel for "all". Raises ArgumentError."""
     if name == "all":
         return list(REGISTRY.values())
     if name in FAMILIES:
-        return [kernel(f"{name}_{each}") for each in family(name).kernels]
+        return [kernel(f"{name}_{version}") for version in family(name).kernels]
     if name not in REGISTRY:
         raise ArgumentError("kernel", name, _KERNELS, "`cudatma dump --list` shows them with their configs")
     return [kernel(name)]
 
 
-def asked_of(name: str) -> tuple[str, Any] | None:
-    """(the family; which of its versions) by the name of the family or of a version's kernel; None of other kernels."""
+def family_and_version(name: str) -> tuple[str, str] | None:
+    """Return the family and the version of a name: a family's, or a kernel's that a caller may select by its version.
+
+    Returns None for other kernels.
+    """
     if name in FAMILIES:
         return name, "auto"
-    for of in map(family, FAMILIES):
-        if of.versions:
-            found = {f"{of.name}_{version}": version for version in of.versions.names}
-            if name in found:
-                return of.name, found[name]
+    for kernel_family in map(family, FAMILIES):
+        for version in kernel_family.versions.names if kernel_family.versions else ():
+            if name == f"{kernel_family.name}_{version}":
+                return kernel_family.name, version
     return None
 
 
 def job_of_problem(
     name: str, problem: dict[str, Any], target: Target, sm_count: int | None, version: Any = "auto"
 ) -> Job:
-    """The kernel that a family runs for a problem on a GPU of so many SMs, None: of as many as imagined_gpu() has.
-    version: that is asked for. Raises ArgumentError, TargetError."""
-    of = family(name)
-    asked, who = of.versions.chosen(version) if of.versions else (None, "")
-    wanted = of.read_problem(problem | ({"version": asked} if asked else {}))
+    """Return the kernel that a family runs for a problem on a GPU with this number of SMs.
+
+    By default, the number is the one of imagined_gpu(). Raises ArgumentError, TargetError.
+    """
+    kernel_family = family(name)
+    selected, selected_by = kernel_family.versions.chosen(version) if kernel_family.versions else ("", "")
+    described = kernel_family.read_problem(problem | ({"version": selected} if selected else {}))
     gpu = imagined_gpu(target, sm_count)
-    decision = decide(of, wanted, gpu)
-    config = of.launched(decision.config)
+    decision = decide(kernel_family, described, gpu)
+    config = kernel_family.launched(decision.config)
     entry = kernel(f"{name}_{config.version}")
-    what = f"{wanted.description}, {target.name}, {counted(gpu.sm_count, 'SM')}"
-    note = f"chosen for {what}: {decision.source}: {decision.why}{f' by {who}' if asked else ''}"
+    call = f"{described.description}, {target.name}, {counted(gpu.sm_count, 'SM')}"
+    note = f"chosen for {call}: {decision.source}: {decision.why}{f' by {selected_by}' if selected else ''}"
     return Job(f"{config.entry}_{target.name}", entry, config, target, note)
 
 
 def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] | None:
-    """(the family; the sizes and options of its problem; which version); None where the command line has no sizes.
-    Raises ArgumentError."""
+    """Return the family, the sizes and options of its problem, and the version; None for a command without sizes.
+
+    Raises ArgumentError.
+    """
     sizes = {name: getattr(options, name) for name in ("m", "n", "k")}
     missing = [f"--{name}" for name, size in sizes.items() if size is None]
     if len(missing) == len(sizes):
@@ -242,20 +263,30 @@ def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] 
         return None
     if missing:
         raise ArgumentError(missing[0], "none", "a size", "--m, --n and --k name a problem together")
-    asked = asked_of(options.kernel)
-    if asked is None:
+    selected = family_and_version(options.kernel)
+    if selected is None:
         allowed = f"{' or '.join(FAMILIES)}, or the kernel of one of their versions"
-        raise ArgumentError("kernel", options.kernel, allowed, "--m, --n and --k name a problem of those")
+        raise ArgumentError("kernel", options.kernel, allowed, "--m, --n and --k name a problem of a family")
     if options.sm_count is not None and options.sm_count < 1:
-        raise ArgumentError("--sm-count", options.sm_count, "1 and more")
+        raise ArgumentError("--sm-count", options.sm_count, "1 or more")
     if options.config:
         raise ArgumentError("--config", options.config[0], "none with --m, --n and --k", "these choose the config")
-    name, version = asked
+    name, version = selected
     return name, sizes | problem_options(name, options), version
 
 
 def _file(path: Path, ending: str) -> Path:
     return path.with_name(f"{path.name}.{ending}")
+
+
+def _check_listing(parser: Parser, options: argparse.Namespace) -> None:
+    """Raise ArgumentError for an option that has no meaning with --list."""
+    for action in parser.options:
+        if action.dest not in _OPTIONS_OF_LIST and getattr(options, action.dest) != action.default:
+            field = action.option_strings[0]
+            raise ArgumentError(
+                field, "together with --list", "a kernel, --target and --json", "--list compiles nothing"
+            )
 
 
 def _listing(entries: Sequence[KernelEntry], targets: Sequence[Target]) -> list[dict[str, Any]]:
@@ -281,7 +312,8 @@ def _print_summary(report: Report, folder: Path) -> None:
     use = report.resources
     shown = f"{counted(use.registers, 'register')}, {use.spill_store_bytes} B spilled, " if use else ""
     shown += f"{report.smem_total_bytes} B shared memory, " if report.smem_total_bytes is not None else ""
-    print(f"{folder / report.name}.report.txt: {shown}compiled in {duration(report.compile_seconds)}")
+    line = f"{folder / report.name}.report.txt: {shown}compiled in {duration(report.compile_seconds)}"
+    print(line, flush=True)
     for note in report.notes:
         print(f"  {note}", file=sys.stderr)
 
@@ -322,10 +354,11 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma dump``; returns the exit status."""
+    """Run ``cudatma dump``; return the exit status."""
     parser = _parser()
     options = parser.parse_args(argv)
     if options.list:
+        _check_listing(parser, options)
         names = options.target or ["sm_90a", "sm_120a", "sm_121a"]
         listing = _listing(entries_of(options.kernel or "all"), [get_target(name) for name in names])
         print(json.dumps(listing, indent=2)) if options.json else _print_listing(listing)
@@ -337,8 +370,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse_config(options.config)
     problem = _problem_of(options)
     if problem is not None:
-        of, sizes, version = problem
-        jobs = [job_of_problem(of, sizes, target, options.sm_count, version) for target in targets]
+        name, sizes, version = problem
+        jobs = [job_of_problem(name, sizes, target, options.sm_count, version) for target in targets]
     else:
         jobs = [job for target in targets for entry in entries for job in jobs_for(entry, target, config)]
     if not jobs:
@@ -348,9 +381,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArgumentError("--out", str(options.out), "a folder that can be written", str(error)) from error
-    reports = dump_all(jobs, options.out, options.jobs, sass=not options.no_sass, debug=options.debug)
-    for report in () if options.json else reports:
-        _print_summary(report, options.out)
+
+    def show(report: Report) -> None:
+        if not options.json:
+            _print_summary(report, options.out)
+
+    reports = dump_all(jobs, options.out, options.jobs, sass=not options.no_sass, debug=options.debug, show=show)
     if options.json:
         print(json.dumps([report.as_dict() for report in reports], indent=2))
     return 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+if __name__ == "__main__":  # run as a file, without an installed checkout
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from cudatma.cli import main as cudatma_main
 
@@ -19,6 +19,7 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
 import argparse
 import json
 from collections.abc import Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 from rich.console import Console
@@ -28,7 +29,7 @@ from cudatma.build.cache import default_root
 from cudatma.build.kernel import default_target
 from cudatma.build.prebuild import usable_cores
 from cudatma.errors import ArgumentError, CudaTmaError, DriverError, counted, duration
-from cudatma.kernels.family import Family, imported
+from cudatma.kernels.family import Family
 from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
 from cudatma.kernels.registry import FAMILIES, family
 from cudatma.kernels.tuning import FILE_VARIABLE, GpuClass, usable_entries, user_file
@@ -54,14 +55,14 @@ EXAMPLES = """examples:
 
 
 def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu | None = None) -> int:
-    """``cudatma tune``; returns the exit status: 0 all problems measured (or compiled), 1 some failed, 130 interrupted.
+    """Run ``cudatma tune``. Return 0 if all problems are measured (or compiled), 1 if some failed, 130 if interrupted.
 
-    bench, gpu: measures instead of the installed GPU, and the GPU that it stands for. Raises ArgumentError,
-    GpuLostError (a candidate that trapped), and what a missing GPU or compiler raises.
+    ``bench`` measures instead of the installed GPU, and ``gpu`` describes the GPU that it replaces. Raises
+    ArgumentError, GpuLostError (a candidate that trapped), and the errors of a missing GPU or compiler.
     """
     options = _parser().parse_args(argv)
     measured = family(options.family)
-    if measured.sizes:  # which no model's layers have
+    if measured.sizes:  # layers of models have no such sizes
         if options.model or not options.shape:
             field, got = ("--model", options.model[0]) if options.model else ("--shape", "none")
             allowed = f"--shape KxN, {measured.sizes}, for {measured.name}"
@@ -85,15 +86,15 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
     path = _file(options.file)
     if bench is not None:
         return _tune(tasks, measured, bench, path, gpu, options, console)
-    from .tune_measure import GpuBench  # only this needs CuPy
+    from .tune_measure import GpuBench  # needs CuPy
 
-    with GpuBench(imported(measured.trial)(options.device)).opened() as opened:
+    with GpuBench(resolve_name(measured.trial)(options.device)).opened() as opened:
         return _tune(tasks, measured, opened, path, gpu, options, console)
 
 
 def _tune(
     tasks: Sequence[Task],
-    of: Family[Any, Any],
+    family: Family[Any, Any],
     bench: Bench,
     path: Path,
     gpu: Gpu,
@@ -102,7 +103,7 @@ def _tune(
 ) -> int:
     gpu_class, known = GpuClass.of(gpu), set()
     if not options.again:
-        entries, problems = usable_entries(path, of, gpu)
+        entries, problems = usable_entries(path, family, gpu)
         known = {entry.problem for entry in entries}
         for problem in problems:
             _say(console, f"{path}: not used: {problem}")
@@ -112,11 +113,11 @@ def _tune(
     interrupted = False
     try:
         # With --jobs 1 each kernel is compiled right before it is measured.
-        kernels = _compile(todo, of, gpu, options, console) if options.jobs > 1 and todo else Kernels()
+        kernels = _compile(todo, family, gpu, options, console) if options.jobs > 1 and todo else Kernels()
         with _progress(console, "tuning") as progress:
             bar = progress.add_task("", total=len(todo))
 
-            def tell(outcome: Outcome) -> None:
+            def show(outcome: Outcome) -> None:
                 outcomes.append(outcome)
                 if outcome.status != "known":
                     progress.advance(bar)
@@ -125,8 +126,8 @@ def _tune(
                     _say(progress.console, f"    dropped {label}: {why}")
 
             run(
-                tasks, bench, path, of, gpu_class,
-                seconds=options.seconds, known=known, skip=options.skip, refused=kernels.refused, tell=tell,
+                tasks, bench, path, family, gpu_class,
+                seconds=options.seconds, known=known, skip=options.skip, refused=kernels.refused, show=show,
             )  # fmt: skip
     except KeyboardInterrupt:
         interrupted = True
@@ -146,19 +147,19 @@ def _tune(
 
 
 def _compile(
-    tasks: Sequence[Task], of: Family[Any, Any], gpu: Gpu, options: argparse.Namespace, console: Console
+    tasks: Sequence[Task], family: Family[Any, Any], gpu: Gpu, options: argparse.Namespace, console: Console
 ) -> Kernels:
     """Compile the kernels of these problems' candidates into the cache."""
     configs = configs_of(tasks, options.skip)
     with _progress(console, "compiling") as progress:
         bar = progress.add_task("", total=len(configs))
-        kernels = compile_tasks(configs, of, gpu.target, options.jobs, lambda: progress.advance(bar))
+        kernels = compile_tasks(configs, family, gpu.target, options.jobs, lambda: progress.advance(bar))
     _say(console, str(kernels))
     return kernels
 
 
 def _compile_only(
-    tasks: Sequence[Task], of: Family[Any, Any], gpu: Gpu, options: argparse.Namespace, console: Console
+    tasks: Sequence[Task], family: Family[Any, Any], gpu: Gpu, options: argparse.Namespace, console: Console
 ) -> int:
     """Fill the cache for a GPU that may be in another machine."""
     cache = default_root()
@@ -167,9 +168,9 @@ def _compile_only(
             console,
             f"{counted(len(tasks), 'problem')} for {gpu.target}, {gpu.sm_count} SMs\ninto {cache}",
         )
-        kernels = _compile(tasks, of, gpu, options, console)
+        kernels = _compile(tasks, family, gpu, options, console)
     except KeyboardInterrupt:
-        _say(console, "interrupted: what was compiled is kept; the same command continues")
+        _say(console, "interrupted: compiled kernels are kept; the same command continues")
         return 130
     refused = kernels.labels(tasks)
     for label, why in refused.items():
@@ -221,12 +222,12 @@ def _show_plan(tasks: Sequence[Task], gpu: Gpu, as_json: bool) -> None:
     print(f"{counted(len(tasks), 'problem')} for {gpu.target}, {gpu.sm_count} SMs")
     for task in tasks:
         print(f"\n{task}: {counted(len(task.candidates), 'candidate')}, the cost model's choice first")
-        for one in task.candidates:
-            print(f"  {duration(1e-6 * one.cost.us):>9} predicted, {one.cost.bound:<9} {one.label}")
+        for candidate in task.candidates:
+            print(f"  {duration(1e-6 * candidate.cost.us):>9} predicted, {candidate.cost.bound:<9} {candidate.label}")
 
 
-def _progress(console: Console, what: str) -> Progress:
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
+def _progress(console: Console, name: str) -> Progress:
+    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"))
     return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
 
 

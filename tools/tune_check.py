@@ -1,6 +1,6 @@
-"""Whether a candidate's result is correct: compared element by element with a correct one.
+"""Check a candidate's result by comparing it with a correct one, element by element.
 
-Works on NumPy arrays and CuPy arrays alike, some rows at a time.
+The functions work on arrays of NumPy and of CuPy, some rows at a time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _ROWS = 256
 
 
 def difference(reference: Any, result: Any) -> str:
-    """What is wrong with ``result``, (m, n) of fp16 or bf16; empty if nothing is.
+    """Return the error of ``result``, (m, n) of fp16 or bf16, in words; empty for a correct result.
 
-    A NaN is wrong; elements that were never written are NaN. Both arrays of one library and dtype.
+    A NaN is an error, and elements that were never written are NaN. Both arrays have the same library and dtype.
     """
     if reference.shape != result.shape:
         return f"its shape is {result.shape}, not {reference.shape}"
@@ -28,14 +28,14 @@ def difference(reference: Any, result: Any) -> str:
     scale = absolute * (total / max(1, reference.size)) ** 0.5
     wrong = 0
     for row in rows:
-        wanted, got = values(reference[row : row + _ROWS]), values(result[row : row + _ROWS])
-        off = abs(got - wanted) / (scale + relative * abs(wanted) + np.float32(1e-30))
-        wrong += int((~(off <= 1)).sum())  # a NaN is not
+        expected, got = values(reference[row : row + _ROWS]), values(result[row : row + _ROWS])
+        off = abs(got - expected) / (scale + relative * abs(expected) + np.float32(1e-30))
+        wrong += int((~(off <= 1)).sum())  # a NaN compares as False
     return f"wrong results: {wrong} of {reference.size} elements" if wrong else ""
 
 
 def values(array: Any) -> Any:
-    """fp16 or bf16 as float32. bf16 by its bits: not every CuPy computes with it."""
+    """Return fp16 or bf16 as float32. bf16 is converted by its bits, because not every CuPy computes with it."""
     if array.dtype.name == "float16":
         return array.astype(np.float32)
     return (array.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)

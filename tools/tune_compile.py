@@ -1,4 +1,4 @@
-"""The tuner's first phase: every kernel that the problems may run is compiled before the GPU measures."""
+"""The tuner's first phase: compile every kernel that the problems may run, before the GPU measures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tune_run import one_line
 
 @dataclass(slots=True)
 class Kernels:
-    """What is in the cache after compile_tasks(). refused: config -> the compiler's reason. seconds: wall time."""
+    """The result of compile_tasks(). refused: config -> the compiler's reason. seconds: wall time."""
 
     ready: int = 0
     refused: dict[Any, str] = field(default_factory=dict)
@@ -28,18 +28,22 @@ class Kernels:
         return f"{ready}, {len(self.refused)} refused by the compiler"
 
     def labels(self, tasks: Sequence[Task]) -> dict[str, str]:
-        """Candidate -> why the compiler refuses it."""
-        listed = [one for task in tasks for one in task.candidates if one.config in self.refused]
-        return {one.label: self.refused[one.config] for one in listed}
+        """Return the compiler's reason for each refused candidate."""
+        listed = [candidate for task in tasks for candidate in task.candidates if candidate.config in self.refused]
+        return {candidate.label: self.refused[candidate.config] for candidate in listed}
 
 
 def configs_of(tasks: Sequence[Task], skip: Collection[str] = ()) -> list[Any]:
     """Return the configs of the tasks' candidates, each once.
 
-    skip: labels of candidates to leave out, except for the cost model's choice, which every problem needs.
+    ``skip``: labels of candidates to leave out, except for the cost model's choice, which every problem needs.
     """
-    listed = [one for task in tasks for one in task.candidates if one is task.candidates[0] or one.label not in skip]
-    return list(dict.fromkeys(one.config for one in listed))
+    configs: dict[Any, None] = {}
+    for task in tasks:
+        rule, *others = task.candidates
+        configs[rule.config] = None
+        configs |= dict.fromkeys(candidate.config for candidate in others if candidate.label not in skip)
+    return list(configs)
 
 
 def compile_tasks(
@@ -49,18 +53,20 @@ def compile_tasks(
     jobs: int,
     advance: Callable[[], None] = lambda: None,
 ) -> Kernels:
-    """Have the kernels of a family's candidates in the artifact cache. advance: called after each. Raises what
-    compile_all() does, KeyboardInterrupt; what was compiled stays."""
-    kernels, began = Kernels(), time.perf_counter()
-    of = {family.launched(config): config for config in configs}
+    """Compile the kernels of a family's candidates into the artifact cache. ``advance`` is called after each.
 
-    def tell(config: Any, refusal: CompileError | None) -> None:
+    Raises the errors of compile_all(), KeyboardInterrupt; compiled kernels stay.
+    """
+    kernels, began = Kernels(), time.perf_counter()
+    chosen = {family.launched(config): config for config in configs}
+
+    def count(config: Any, refusal: CompileError | None) -> None:
         if refusal is None:
             kernels.ready += 1
         else:
-            kernels.refused[of[config]] = one_line(refusal)
+            kernels.refused[chosen[config]] = one_line(refusal)
         advance()
 
-    compile_all([(config.template, config) for config in of], target, jobs, tell)
+    compile_all([(config.template, config) for config in chosen], target, jobs, count)
     kernels.seconds = time.perf_counter() - began
     return kernels

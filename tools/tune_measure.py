@@ -1,7 +1,7 @@
-"""The GPU of `cudatma tune`: candidates are launched on a family's operands and timed.
+"""The GPU of `cudatma tune`: launches candidates on a family's operands and times them.
 
-Measured as benchmarks/harness.py does: CUDA graphs of launches that rotate over copies of the operand larger than L2
-together, one untimed replay at the beginning of each turn, medians.
+It measures as benchmarks/harness.py does: CUDA graphs of launches that rotate over copies of the operand, together
+larger than L2; one untimed replay at the beginning of each turn; medians.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from cudatma.kernels.choice import Listed
 from cudatma.kernels.sample import Launch, Trial
 from cudatma.library_streams import stream_handle
 
-#: Time of a graph, against which its own launch (some microseconds) is negligible; and most launches in it.
-_GRAPH_US, _MOST_LAUNCHES = 1_500.0, 200
-#: From this M on clocks fall in long runs: candidates run one by one, in periods of _PERIOD_US.
+#: Time of a graph, which makes its own launch (some microseconds) negligible; maximum number of launches in it.
+_GRAPH_US, _MAX_LAUNCHES = 1_500.0, 200
+#: Minimum M at which clocks fall in long runs, so that candidates run one by one, in periods of _PERIOD_US.
 _SUSTAINED_FROM, _PERIOD_US = 256, 40_000.0
-#: Samples of a candidate, where candidates take turns. The GPU rests before each, or its power limit would decide.
-_LEAST_SAMPLES, _MOST_SAMPLES, _REST_S = 5, 51, 0.004
+#: Samples of a candidate if candidates take turns. The GPU rests before each, so that its power limit has no effect.
+_MIN_SAMPLES, _MAX_SAMPLES, _REST_S = 5, 51, 0.004
 _NAN_BITS = 0xFFFF
 
 
@@ -38,9 +38,9 @@ class _Graph:
 
 
 class GpuBench:
-    """A tune_run.Bench on a GPU; everything happens inside of ``with bench.opened():``.
+    """A tune_run.Bench on a GPU. Use it inside of ``with bench.opened():``.
 
-    Raises what the trial does.
+    Raises the errors of the trial.
     """
 
     def __init__(self, trial: Trial) -> None:
@@ -50,29 +50,32 @@ class GpuBench:
 
     @contextmanager
     def opened(self) -> Iterator[GpuBench]:
-        """A stream of its own, which can be captured, is current for CuPy."""
+        """Make a new stream, which can be captured, current for CuPy."""
         import cupy
 
         with cupy.cuda.Device(self.device), cupy.cuda.Stream(non_blocking=True) as self._stream:
             yield self
 
     def prepare(self, problem: Any) -> None:
-        """Random operands."""
+        """Create random operands."""
         self._trial.prepare(problem)
         self._m = problem.m
 
     def result(self, candidate: Listed[Any]) -> Any:
-        """The result on the GPU. Two runs, on two copies of the operand, must give the same bits. Raises LaunchError if
-        they do not, if the candidate would not be launched as it says, and whatever the launch raises."""
+        """Return the result on the GPU.
+
+        Raises LaunchError unless two runs, on two copies of the operand, give the same bits, or if the call would
+        launch another kernel, and the errors of the launch.
+        """
         launch = self._launcher(candidate, 2)
         bits = self._trial.out.view(np.uint16)
-        seen = []
+        results = []
         for index in range(2):
-            bits[...] = _NAN_BITS  # elements that are not written differ
+            bits[...] = _NAN_BITS  # unwritten elements differ
             launch(index)
             self._stream.synchronize()
-            seen.append(bits.copy() if not index else bits)
-        if not bool((seen[0] == seen[1]).all()):
+            results.append(bits.copy() if not index else bits)
+        if not bool((results[0] == results[1]).all()):
             raise LaunchError("candidate", candidate.label, "the same bits every time", "two runs of it differ")
         return self._trial.out
 
@@ -80,14 +83,17 @@ class GpuBench:
         return result.view(np.uint16).copy().view(result.dtype)
 
     def screen(self, candidate: Listed[Any]) -> float:
-        """Microseconds of a launch in one replay of its graph, by itself on a GPU that has rested."""
+        """Return the microseconds of a launch in one replay of its graph, alone on a GPU that has rested."""
         graph = self._captured(self._launcher(candidate, self._trial.copies))
         time.sleep(_REST_S)
         return self._replay_us(graph) / graph.launches
 
     def times(self, candidates: Sequence[Listed[Any]], seconds: float) -> list[float]:
-        """Median microseconds of a launch of each. Small M: graphs take turns, in an order that changes, on a GPU that
-        rests before each. Large M: each runs by itself for its part of the time, twice, and the second halves count."""
+        """Return the median microseconds of a launch of each candidate.
+
+        For small M, graphs take turns, in a changing order, on a GPU that rests before each. For large M, each runs
+        alone for its part of the time, twice, and the second halves count.
+        """
         launchers = [self._launcher(candidate, self._trial.copies) for candidate in candidates]
         graphs = [self._captured(launch) for launch in launchers]
         if self._m >= _SUSTAINED_FROM:
@@ -107,7 +113,7 @@ class GpuBench:
         return self._trial.launcher(candidate, copies, stream_handle(self._stream, "cupy", self.device))
 
     def _captured(self, launch: Launch) -> _Graph:
-        """Whole rounds over the copies of the operand, about _GRAPH_US of them."""
+        """Return a graph of whole rounds over the copies of the operand, which takes about _GRAPH_US."""
         copies = self._trial.copies
 
         def all_copies() -> None:
@@ -116,20 +122,20 @@ class GpuBench:
 
         all_copies()
         each_us = max(0.1, self._elapsed_us(all_copies) / copies)
-        rounds = max(1, round(min(_MOST_LAUNCHES, _GRAPH_US / each_us) / copies))
+        rounds = max(1, round(min(_MAX_LAUNCHES, _GRAPH_US / each_us) / copies))
         self._stream.begin_capture()
         try:
             for _ in range(rounds):
                 all_copies()
         finally:
-            # On a stream that stays in capture every later call would fail.
+            # Every later call on a stream that stays in capture would fail.
             graph = self._stream.end_capture()
         graph.upload(self._stream)
         return _Graph(graph, rounds * copies)
 
     def _in_turns(self, graphs: Sequence[_Graph], seconds: float) -> list[float]:
         turn_us = sum(2 * self._replay_us(graph) + _REST_S * 1e6 for graph in graphs)
-        turns = min(_MOST_SAMPLES, max(_LEAST_SAMPLES, round(seconds * 1e6 / turn_us)))
+        turns = min(_MAX_SAMPLES, max(_MIN_SAMPLES, round(seconds * 1e6 / turn_us)))
         samples: list[list[float]] = [[] for _ in graphs]
         shuffled = np.random.default_rng(0)
         for _ in range(turns):
@@ -151,7 +157,7 @@ class GpuBench:
         return [statistics.median(each) for each in samples]
 
     def _replay_us(self, graph: _Graph, repeats: int = 1) -> float:
-        """Microseconds of ``repeats`` replays, after one that is not timed: what ran before still affects that one."""
+        """Return the microseconds of ``repeats`` replays after an untimed one, which earlier work still affects."""
         graph.graph.launch(self._stream)
 
         def replay() -> None:
@@ -161,7 +167,7 @@ class GpuBench:
         return self._elapsed_us(replay)
 
     def _elapsed_us(self, enqueue: Callable[[], None]) -> float:
-        """Microseconds that the GPU takes for what ``enqueue`` puts on the stream."""
+        """Return the microseconds that the GPU takes for the work that ``enqueue`` puts on the stream."""
         import cupy
 
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()

@@ -1,4 +1,4 @@
-"""What a run of `cudatma tune` measures: problems and their candidates. Pure."""
+"""The plan of a run of `cudatma tune`: problems and their candidates. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ M_VALUES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem. candidates: the cost model's choice first."""
+    """A problem and its candidates, the cost model's choice first."""
 
     problem: Any
     candidates: tuple[Listed[Any], ...]
@@ -27,7 +27,10 @@ class Task:
         return f"{self.problem.k} x {self.problem.n}, M = {self.problem.m}"
 
     def as_dict(self) -> dict[str, Any]:
-        listed = [{"label": one.label, "predicted_us": one.cost.us, "bound": one.cost.bound} for one in self.candidates]
+        listed = [
+            {"label": candidate.label, "predicted_us": candidate.cost.us, "bound": candidate.cost.bound}
+            for candidate in self.candidates
+        ]
         problem: dict[str, Any] = self.problem.as_json()
         return problem | {"candidates": listed}
 
@@ -40,7 +43,10 @@ def plan(
     gpu: Gpu,
     candidates: int,
 ) -> list[Task]:
-    """The problems of a run, each shape and M once, with their candidates. options: of the family, by name."""
+    """Return the problems of a run, each shape and M once, with their candidates.
+
+    ``options``: the family's, by name.
+    """
     tasks = []
     for k, n in dict.fromkeys(shapes):
         for m in sorted(set(m_values)):
@@ -50,21 +56,23 @@ def plan(
 
 
 def shapes_of(shapes: Sequence[tuple[int, int]], models: Sequence[str], gpus: int = 1) -> list[tuple[int, int]]:
-    """``shapes``, then those of the models, divided among ``gpus`` GPUs; each once. Raises ArgumentError where a
-    model's layers cannot be divided among them."""
+    """Return ``shapes``, then the shapes of the models, divided among ``gpus`` GPUs, each once.
+
+    Raises ArgumentError if a model's layers cannot be divided among the GPUs.
+    """
     return list(dict.fromkeys([*shapes, *(shape for model in models for shape in model_shapes(model, gpus))]))
 
 
 def parse_shape(text: str) -> tuple[int, int]:
-    """``"8192x28672"`` -> (8192, 28672). Raises ArgumentTypeError of argparse."""
-    k, found, n = text.lower().partition("x")
-    if not (found and k.isdecimal() and n.isdecimal() and 0 < int(k) <= MAX_EXTENT and 0 < int(n) <= MAX_EXTENT):
+    """Return (8192, 28672) for ``"8192x28672"``. Raises ArgumentTypeError of argparse."""
+    k, separator, n = text.lower().partition("x")
+    if not (separator and k.isdecimal() and n.isdecimal() and 0 < int(k) <= MAX_EXTENT and 0 < int(n) <= MAX_EXTENT):
         raise argparse.ArgumentTypeError(f"{text}; allowed: KxN, as in 8192x28672, each 1 to {MAX_EXTENT}")
     return int(k), int(n)
 
 
 def parse_m_values(text: str) -> list[int]:
-    """``"1,16,64"`` -> [1, 16, 64]. Raises ArgumentTypeError of argparse."""
+    """Return [1, 16, 64] for ``"1,16,64"``. Raises ArgumentTypeError of argparse."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and 0 < int(part) <= MAX_EXTENT for part in parts):
         allowed = f"values of M, 1 to {MAX_EXTENT}, with commas between, as in 1,16,64"

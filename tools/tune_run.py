@@ -1,6 +1,6 @@
 """The tuner's loop: for each problem, measure the candidates, and store the fastest with a correct result at once.
 
-The GPU is a Bench: tests run all of this without a GPU.
+The GPU is a Bench, so that tests run all of this without a GPU.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cudatma.kernels.tuning import Entry, GpuClass, store_entry
 from .tune_check import difference
 from .tune_plan import Task
 
-#: A smaller gain over the cost model's choice is noise, and that choice stays.
-_LEAST_GAIN = 0.01
-#: Candidates that are measured at most: the cost model's choice, and those that screening finds fastest.
+#: Minimum gain. A smaller one is noise, and the cost model's choice stays.
+_MIN_GAIN = 0.01
+#: Maximum number of candidates to measure: the cost model's choice, and the fastest ones in screening.
 _FINALISTS = 12
 _NONE: Mapping[Any, str] = MappingProxyType({})
 
@@ -30,30 +30,37 @@ class Bench(Protocol):
     """A GPU with one problem's operands on it."""
 
     def prepare(self, problem: Any) -> None:
-        """Make operands; those of the previous problem may be freed."""
+        """Create operands. The operands of the previous problem may be freed."""
 
     def result(self, candidate: Listed[Any]) -> Any:
-        """(m, n) as the candidate computes it, in memory that the next call may overwrite. Raises for a kernel that
-        does not compile, a launch that fails, and two runs that differ."""
+        """Return the candidate's result (m, n), in memory that the next call may overwrite.
+
+        Raises an error for a kernel that does not compile, a launch that fails, and two runs that differ.
+        """
 
     def keep(self, result: Any) -> Any:
-        """A copy of a result, which later calls do not overwrite."""
+        """Return a copy of a result, which later calls do not overwrite."""
 
     def screen(self, candidate: Listed[Any]) -> float:
-        """Microseconds of one launch, by a short measurement."""
+        """Return the microseconds of one launch, by a short measurement."""
 
     def times(self, candidates: Sequence[Listed[Any]], seconds: float) -> list[float]:
-        """Microseconds of one launch of each, weights cold in L2, in about ``seconds`` seconds altogether."""
+        """Return the microseconds of one launch of each candidate, weights cold in L2, in about ``seconds`` seconds in
+        total.
+        """
 
     def is_usable(self) -> bool:
-        """Whether the GPU still works: after a trap no call succeeds."""
+        """Return whether the GPU still works. After a trap, every call fails."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcome for a problem. status: ``"tuned"`` (another choice is faster), ``"kept"`` (none is), ``"known"``
-    (measured before), ``"failed"``. times: candidate -> us. glances: the same by screening, without the cost model's
-    choice; empty for few candidates. dropped: candidate -> why it did not count."""
+    """The outcome of a problem.
+
+    status: ``"tuned"`` (another choice is faster), ``"kept"`` (none is), ``"known"`` (measured before), ``"failed"``.
+    times: candidate -> us. glances: candidate -> us by screening, without the cost model's choice; empty for few
+    candidates. dropped: candidate -> reason.
+    """
 
     task: Task
     status: str
@@ -76,13 +83,13 @@ class Outcome:
         if self.winner is None:
             why = next(iter(self.dropped.values()), "nothing could be measured")
             return f"{task}: failed: {why}"
-        took, rule_took = duration(1e-6 * self.us), duration(1e-6 * self.rule_us)
-        gain = f"{took}, the cost model's choice {rule_took} ({self.rule_us / self.us:.2f} x)"
+        time, rule_time = duration(1e-6 * self.us), duration(1e-6 * self.rule_us)
+        gain = f"{time}, the cost model's choice {rule_time} ({self.rule_us / self.us:.2f} x)"
         return f"{task}: {self.status}: {gain}, {self.winner.label}"
 
 
 class GpuLostError(LaunchError):
-    """A candidate destroyed the GPU's context: no launch of this process succeeds any more."""
+    """A candidate destroyed the GPU's context, so that every later launch of this process fails."""
 
 
 def run(
@@ -96,13 +103,13 @@ def run(
     known: Collection[Any] = (),
     skip: Collection[str] = (),
     refused: Mapping[Any, str] = _NONE,
-    tell: Callable[[Outcome], None] = lambda outcome: None,
+    show: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Tune the problems in order; each is in the file before the next begins.
+    """Tune the problems in order. Each is in the file before the next begins.
 
-    seconds: of measuring, for each problem. known: problems to skip. skip: labels of candidates to leave out. refused:
-    configs that do not compile, and why. tell: called with each outcome. Raises GpuLostError, OSError (the file),
-    KeyboardInterrupt; what was measured stays.
+    ``seconds``: measuring time for each problem. ``known``: problems to skip. ``skip``: labels of candidates to leave
+    out. ``refused``: configs that do not compile, with the reason. ``show`` is called with each outcome. Raises
+    GpuLostError, OSError (the file), KeyboardInterrupt; finished measurements stay.
     """
     outcomes = []
     for task in tasks:
@@ -113,7 +120,7 @@ def run(
             if outcome.winner is not None:
                 store_entry(path, gpu, family, _entry(outcome, outcome.winner))
         outcomes.append(outcome)
-        tell(outcome)
+        show(outcome)
     return outcomes
 
 
@@ -140,7 +147,7 @@ def tune_problem(
     right = [rule]
     for candidate in others:
         if candidate.label in skip:
-            outcome.dropped[candidate.label] = "skipped, as asked"
+            outcome.dropped[candidate.label] = "skipped by --skip"
             continue
         if candidate.config in refused:
             outcome.dropped[candidate.label] = refused[candidate.config]
@@ -165,7 +172,7 @@ def tune_problem(
     outcome.times = {candidate.label: us for candidate, us in zip(right, times, strict=True)}
     outcome.rule_us = times[0]
     best = min(range(len(times)), key=times.__getitem__)
-    if times[best] > outcome.rule_us * (1 - _LEAST_GAIN):
+    if times[best] > outcome.rule_us * (1 - _MIN_GAIN):
         best = 0
     outcome.winner, outcome.us = right[best], times[best]
     outcome.status = "tuned" if best else "kept"
@@ -173,7 +180,10 @@ def tune_problem(
 
 
 def _finalists(right: Sequence[Listed[Any]], bench: Bench, outcome: Outcome) -> list[Listed[Any]]:
-    """The cost model's choice, then the candidates that screening finds fastest. Drops those that cannot be timed."""
+    """Return the cost model's choice, then the candidates that screening finds fastest.
+
+    Drop those that cannot be timed.
+    """
     rule, *others = right
     for candidate in others:
         try:
@@ -181,23 +191,23 @@ def _finalists(right: Sequence[Listed[Any]], bench: Bench, outcome: Outcome) -> 
         except Exception as error:
             _require_gpu(bench, candidate)
             outcome.dropped[candidate.label] = one_line(error)
-    seen = [candidate for candidate in others if candidate.label in outcome.glances]
-    return [rule, *sorted(seen, key=lambda one: outcome.glances[one.label])[: _FINALISTS - 1]]
+    timed = [candidate for candidate in others if candidate.label in outcome.glances]
+    return [rule, *sorted(timed, key=lambda candidate: outcome.glances[candidate.label])[: _FINALISTS - 1]]
 
 
 def _entry(outcome: Outcome, winner: Listed[Any]) -> Entry[Any, Any]:
-    """An outcome as the file keeps it."""
+    """Return an outcome as an entry of the file."""
     return Entry(outcome.task.problem, winner.config, outcome.us, outcome.rule_us)
 
 
 def _require_gpu(bench: Bench, candidate: Listed[Any]) -> None:
     if not bench.is_usable():
-        remedy = f"what was measured is kept; run again with --skip '{candidate.label}'"
+        remedy = f"measurements are kept; run again with --skip '{candidate.label}'"
         raise GpuLostError("candidate", candidate.label, "one that leaves the GPU usable", remedy)
 
 
 def one_line(error: BaseException) -> str:
-    """The cause of an error in one line."""
+    """Return the cause of an error in one line."""
     lines = str(error).strip().splitlines()
     kind = "" if isinstance(error, CudaTmaError) and lines else f"{type(error).__name__}: "
     return f"{kind}{lines[0] if lines else ''}"[:300]

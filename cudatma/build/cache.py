@@ -1,4 +1,4 @@
-"""The artifact cache: one private folder, one sub-folder for each key, safe for many processes at once.
+"""The artifact cache: one private folder with a sub-folder for each key, safe for many processes at once.
 
 ::
 
@@ -7,11 +7,11 @@
       failed/<key>/          artifacts of failed compilations, the newest few
       facts/<key>/           small facts that are slow to determine
       locks/<key>            exists while a process builds the key
-      tmp/                   entries being written or thrown away
+      tmp/                   entries that are being written or discarded
 
-An entry is written aside and renamed into place, so that it is there as a whole or not at all; its manifest holds size
-and SHA-256 of each file, and an entry that differs from it is a miss. Locks are flock(2) locks: they end with the
-process. Where the folder cannot be written, the cache lives in the memory of the process.
+An entry is written to tmp/ and renamed into place, so that it is either complete or absent. Its manifest holds the size
+and the SHA-256 of each file; an entry that does not match its manifest is a miss. Locks are flock(2) locks, which end
+with the process. If the folder cannot be written, the cache is in the memory of the process.
 """
 
 from __future__ import annotations
@@ -45,21 +45,24 @@ DIRECTORY_VARIABLE, SIZE_VARIABLE = "CUDATMA_CACHE_DIR", "CUDATMA_CACHE_SIZE_MB"
 _DEFAULT_SIZE_MB = 1024
 _ROOMS = ("entries", "failed", "facts", "locks", "tmp")
 _MANIFEST, _FACT = "manifest.json", "fact.json"
-# A rename that meets another entry of the same name: a folder, or a file.
+# Errors of a rename onto an existing folder or file.
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 _STORE_TURNS = 16
 _KEY = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-#: After this time what is in tmp/ belongs to a process that was killed.
+#: Files in tmp/ that are older than this belong to killed processes.
 _ABANDONED_SECONDS = 3600
 _FAILURES_KEPT = 16
-#: Pruning goes down to this fraction of the limit, so that it does not run at every put.
+#: Pruning stops at this fraction of the limit, so that it does not run at every put.
 _PRUNE_TO = 0.9
 
 
 def canonical(value: Any) -> Any:
-    """A value as JSON that is the same in every process: dataclasses by class and init fields, enums by name, sets
-    sorted, dtypes by name, bytes by digest. Raises ArgumentTypeError for a type with no stable text."""
+    """Return a value as JSON that is the same in every process.
+
+    Dataclasses become their class and init fields, enums and dtypes their names, sets sorted lists, bytes their digest.
+    Raises ArgumentTypeError for a type without a stable text.
+    """
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
         return value
     if isinstance(value, Enum):
@@ -87,35 +90,38 @@ def canonical(value: Any) -> Any:
 
 
 def digest(parts: Mapping[str, Any]) -> str:
-    """SHA-256 (64 hex digits) of the canonical JSON of ``parts``: the key of an entry."""
+    """Return the key of an entry: the SHA-256 of the canonical JSON of ``parts``, as 64 hex digits."""
     text = json.dumps(canonical(parts), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """One entry: its key, the folder that holds it (None in memory) and its files as they were when verified."""
+    """An entry: its key, its folder (None in memory), and its files as they were when they were verified."""
 
     key: str
     folder: Path | None
     files: Mapping[str, bytes] = field(repr=False)
 
     def text(self, name: str) -> str:
-        """A file as text; CacheError if the entry has no such file."""
+        """Return a file as text. Raises CacheError if the entry does not have the file."""
         return self.read(name).decode()
 
     def read(self, name: str) -> bytes:
-        """A file's bytes; CacheError if the entry has no such file."""
+        """Return a file's bytes. Raises CacheError if the entry does not have the file."""
         if name not in self.files:
             raise CacheError(f"entry {self.key} has no {name}, only {', '.join(sorted(self.files))}")
         return self.files[name]
 
 
 def default_root() -> Path:
-    """$CUDATMA_CACHE_DIR, else $XDG_CACHE_HOME/cudatma, else ~/.cache/cudatma. CacheError for a relative path."""
+    """Return $CUDATMA_CACHE_DIR, else $XDG_CACHE_HOME/cudatma, else ~/.cache/cudatma.
+
+    Raises CacheError for a relative path.
+    """
     named = os.environ.get(DIRECTORY_VARIABLE)
     if named:
-        path = Path(os.path.expanduser(named))  # an unknown user's ~ stays, and is then no absolute path
+        path = Path(os.path.expanduser(named))  # the ~ of an unknown user stays, so that the path is relative
         if not path.is_absolute():
             raise CacheError(f"{DIRECTORY_VARIABLE}: got {named}; allowed: an absolute path")
         return path
@@ -125,7 +131,10 @@ def default_root() -> Path:
 
 
 def size_limit_bytes() -> int:
-    """$CUDATMA_CACHE_SIZE_MB in bytes, 1024 MB unless set; CacheError unless it is a number from 0 up."""
+    """Return $CUDATMA_CACHE_SIZE_MB in bytes, by default 1024 MB.
+
+    Raises CacheError unless it is a number of at least 0.
+    """
     text = os.environ.get(SIZE_VARIABLE, "").strip() or str(_DEFAULT_SIZE_MB)
     if not text.isdecimal() or len(text) > 12:
         raise CacheError(f"{SIZE_VARIABLE}: got {text}; allowed: megabytes, 0 to 999999999999")
@@ -133,11 +142,11 @@ def size_limit_bytes() -> int:
 
 
 class Cache:
-    """The artifact folder at ``root`` (default_root() unless given).
+    """The artifact folder at ``root``, by default default_root().
 
-    Raises CacheError for a folder that belongs to another user or that others may write to, and for one below such a
-    folder: its contents are loaded onto the GPU. A folder that cannot be made or written is replaced by memory, with
-    one RuntimeWarning; ``folder`` is None then.
+    The contents of the folder are loaded onto the GPU. CacheError is therefore raised for a folder that belongs to
+    another user or that others may write, and for a folder inside such a folder. A folder that cannot be created or
+    written is replaced by memory, with one RuntimeWarning; ``folder`` is then None.
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None, *, limit_bytes: int | None = None) -> None:
@@ -168,7 +177,7 @@ class Cache:
         )
 
     def get(self, key: str) -> Artifact | None:
-        """The entry of a key, every file checked against its manifest; None if it is absent or damaged."""
+        """Return the entry of a key after checking each file against the manifest; None if it is absent or damaged."""
         path = self._path("entries", key)
         if self.folder is None:
             return self._memory.get(key)
@@ -176,13 +185,15 @@ class Cache:
         if files is None:
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)  # the time of the last use, which pruning goes by
+            os.utime(path)  # pruning orders entries by this time of last use
         return Artifact(key, path, files)
 
     def put(self, key: str, files: Mapping[str, bytes]) -> Artifact:
-        """Store an entry and prune the cache to its limit. A whole entry of that key stays, a damaged one is replaced.
+        """Store an entry, and prune the cache to its limit.
 
-        Never fails for lack of space or permission: the entry is then kept in memory, with a RuntimeWarning.
+        A complete entry of this key stays; a damaged one is replaced.
+
+        Lack of space or permission is not an error: the entry is then kept in memory, with a RuntimeWarning.
         """
         path = self._path("entries", key)
         _check_names(files)
@@ -198,7 +209,7 @@ class Cache:
         return self._memory.setdefault(key, Artifact(key, None, dict(files)))
 
     def keep_failure(self, key: str, files: Mapping[str, bytes]) -> Path | None:
-        """Keep the artifacts of a failed compilation for reading; the folder, or None if it cannot be written."""
+        """Keep the artifacts of a failed compilation. Return the folder, or None if it cannot be written."""
         path = self._path("failed", key)
         _check_names(files)
         if self.folder is None:
@@ -212,13 +223,13 @@ class Cache:
         return path
 
     def recall(self, key: str) -> Any:
-        """What remember() was given for the key (JSON), None if nothing or if the cache is in memory."""
+        """Return the fact (JSON) that remember() stored for the key; None without one, or if the cache is in memory."""
         path = self._path("facts", key)
         files = None if self.folder is None else _read_verified(path)
         return None if files is None else json.loads(files[_FACT])
 
     def remember(self, key: str, fact: Any) -> None:
-        """Keep a small fact that is slow to determine, if the folder can be written. ``fact`` is JSON."""
+        """Store a small fact (JSON) that is slow to determine, if the folder can be written."""
         path = self._path("facts", key)
         if self.folder is not None:
             with contextlib.suppress(OSError):
@@ -226,10 +237,10 @@ class Cache:
 
     @contextlib.contextmanager
     def lock(self, key: str, *, timeout_s: float = 600.0) -> Iterator[None]:
-        """Hold a key among all processes and threads that use this folder, so that one of them builds it.
+        """Hold a key among all processes and threads that use this folder, so that only one of them builds it.
 
-        Ends with the process that holds it, however it ends. Raises CacheError after ``timeout_s``; does nothing where
-        the cache is in memory or the file system has no locks.
+        The lock ends with the process that holds it. Raises CacheError after ``timeout_s``. Does nothing if the cache
+        is in memory or if the file system does not support locks.
         """
         path = self._path("locks", key)
         if self.folder is None:
@@ -244,14 +255,14 @@ class Cache:
         return self.root / folder / key
 
     def _store(self, path: Path, files: Mapping[str, bytes]) -> None:
-        """Write aside, then rename into place."""
+        """Write an entry to tmp/, then rename it into place."""
         aside = Path(tempfile.mkdtemp(dir=self.root / "tmp"))
         try:
             for name, data in files.items():
                 (aside / name).write_bytes(data)
             (aside / _MANIFEST).write_bytes(_manifest(files))
-            # Others may store or discard the same key between any two of our steps: some turns settle it. The error
-            # says what stood in the way; a look afterwards may find it gone again.
+            # Other processes may store or discard the same key between any two steps, so try several times. The error
+            # names the obstacle, which may have disappeared since.
             for turn in range(_STORE_TURNS):
                 try:
                     aside.rename(path)
@@ -268,14 +279,14 @@ class Cache:
             shutil.rmtree(aside, ignore_errors=True)
 
     def _discard(self, path: Path) -> None:
-        """Take an entry away as a whole: renamed first, so that nobody meets half of it."""
+        """Remove an entry. It is renamed first, so that no process reads half of it."""
         grave = Path(tempfile.mkdtemp(dir=self.root / "tmp"))
         with contextlib.suppress(FileNotFoundError):
             path.rename(grave / path.name)
         shutil.rmtree(grave, ignore_errors=True)
 
     def _prune(self, spare: Path) -> None:
-        """Discard the entries that were not used for longest until the rest fits, and what killed processes left."""
+        """Discard the least recently used entries until the rest fits, and the remains of killed processes."""
         now = time.time()
         for left in _oldest_first(self.root / "tmp"):
             if now - _modified(left) > _ABANDONED_SECONDS:
@@ -296,24 +307,26 @@ _REMEDY = f"set {DIRECTORY_VARIABLE} to a folder of your own"
 
 
 def _holders(own: Sequence[Path]) -> Iterator[Path]:
-    """Every other folder in which a user could replace one of ``own`` by another folder: their parents, and
-    where one of these or of ``own`` is a symbolic link, those of what it points to."""
+    """Yield every other folder in which a user could replace one of ``own``.
+
+    These are the parents of ``own``, and the parents of the targets of symbolic links among them.
+    """
     waiting = [path.absolute() for path in own]
-    known, seen = set(waiting), set[Path]()
+    listed, visited = set(waiting), set[Path]()
     while waiting:
         parts = waiting.pop()
         for part in (parts, *parts.parents):
-            if part in seen:
+            if part in visited:
                 continue
-            seen.add(part)
-            if part != parts and part not in known:
+            visited.add(part)
+            if part != parts and part not in listed:
                 yield part
             if part.is_symlink():
                 waiting.append(Path(os.path.normpath(part.parent.resolve() / part.readlink())))
 
 
 def _require_safe(folder: Path, root: Path) -> None:
-    """Owner root or this user; nobody else writes to it, or at least (sticky, as /tmp) to what belongs to others."""
+    """Raise CacheError if users besides root and this one own the folder, or can replace this user's files in it."""
     status = folder.stat()
     if status.st_uid not in (0, os.geteuid()):
         owner = f"{folder}, which contains {root}, belongs to user {status.st_uid}, not to user {os.geteuid()} or root"
@@ -327,13 +340,13 @@ def _require_safe(folder: Path, root: Path) -> None:
 
 
 def _is_own_group(group: int) -> bool:
-    """Whether a group has one member, this user: what distributions that set the umask to 002 give everybody."""
+    """Return whether this user is the group's only member. Distributions with a umask of 002 create such groups."""
     try:
         name = pwd.getpwuid(os.geteuid()).pw_name
-        found = grp.getgrgid(group)
+        entry = grp.getgrgid(group)
     except KeyError:
         return False
-    return found.gr_name == name and set(found.gr_mem) <= {name}
+    return entry.gr_name == name and set(entry.gr_mem) <= {name}
 
 
 def _require_private(folder: Path) -> None:
@@ -357,7 +370,7 @@ def _manifest(files: Mapping[str, bytes]) -> bytes:
 
 
 def _read_verified(path: Path) -> dict[str, bytes] | None:
-    """All files of an entry, or None unless each is what the manifest says."""
+    """Return all files of an entry, or None if one of them does not match the manifest."""
     try:
         manifest = json.loads(read_regular(path / _MANIFEST))
         if manifest["schema"] != SCHEMA:

@@ -1,7 +1,7 @@
-"""Files that several processes or users share: how they are read, and a lock among processes and threads.
+"""Files that several processes or users share: reading them, and a lock among processes and threads.
 
-The lock leaves no file: it is flock(2) on a file that its last holder unlinks. A killed process loses its lock at once,
-because the kernel closes its files. Its lock file stays, unlocked, until the next holder of the same name removes it.
+The lock is flock(2) on a file that its last holder unlinks. The kernel closes the files of a killed process and thereby
+releases its lock. The lock file stays, unlocked, until the next holder of the same name removes it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pathlib import Path
 
 from cudatma.errors import CacheError
 
-#: More than any file that the project writes.
-MOST_BYTES = 256 << 20
+#: Larger than any file that the project writes.
+MAX_BYTES = 256 << 20
 
 
 def read_regular(path: Path) -> bytes:
-    """The bytes of a regular file, or of what a link to one points to. Raises OSError for anything else."""
+    """Return the bytes of a regular file, or of the target of a link to one. Raises OSError for anything else."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        if status.st_size > MOST_BYTES:
-            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, more than {MOST_BYTES}", str(path))
+        if status.st_size > MAX_BYTES:
+            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, more than {MAX_BYTES}", str(path))
         return file.read()
 
 
@@ -48,14 +48,14 @@ def _content(path: str, *version: int) -> bytes:
 
 
 _POLL_SECONDS = 0.005
-#: What file systems without flock answer.
+#: Errors of file systems without flock.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
-#: Descriptors that this process holds locks through.
+#: Descriptors of the locks of this process. They are no part of a Runtime, because a fork keeps them open.
 _held: set[int] = set()
 
 
 def _forget_after_fork() -> None:
-    """A child shares its parent's open files: its copies would keep the locks alive after the parent's death."""
+    """Close the child's copies of its parent's lock files, which would keep the locks after the parent's death."""
     for descriptor in _held:
         with contextlib.suppress(OSError):
             os.close(descriptor)
@@ -67,9 +67,9 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 @contextlib.contextmanager
 def locked(path: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the lock named by ``path`` (its folder exists). Raises CacheError if it does not come free in ``timeout_s``.
+    """Hold the lock named by ``path``, whose folder exists. Raises CacheError if it is not free within ``timeout_s``.
 
-    Where the file system has no locks, or the file cannot be made, the block runs without one.
+    The block runs without a lock if the file system does not support locks, or if the file cannot be created.
     """
     descriptor = _acquire(path, time.monotonic() + timeout_s)
     if descriptor is None:
@@ -80,13 +80,13 @@ def locked(path: Path, timeout_s: float) -> Iterator[None]:
     try:
         yield
     finally:
-        # A child forked inside the block has closed its copy already and must not unlink its parent's file.
+        # A child that was forked inside the block has closed its copy, and must not unlink its parent's file.
         if os.getpid() == owner:
             _held.discard(descriptor)
-            # Unlinked before it is released: a process that opened the old file sees that it is no longer the one here.
+            # Unlink before releasing, so that a process that has opened the old file sees that it is not at the path.
             with contextlib.suppress(OSError):
                 path.unlink()
-            # Released by name, not only by closing: a child that was forked outside of Python may hold a copy.
+            # Release explicitly: a child that was forked outside of Python may hold a copy of the descriptor.
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
@@ -124,7 +124,7 @@ def _wait(descriptor: int, deadline: float) -> bool:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether the locked file is still the one at the path, not one that an earlier holder has unlinked."""
+    """Return whether the locked file is still the one at the path. An earlier holder may have unlinked it."""
     try:
         here, held = path.stat(), os.fstat(descriptor)
     except OSError:

@@ -1,8 +1,10 @@
-"""From a template or a source to a Kernel: memory, then disk, then NVRTC. Concurrent callers compile once.
+"""Turn a template or a source into a Kernel: from memory, else from disk, else by NVRTC.
 
-The key of an artifact covers everything that it depends on: the bytes of the template and of all it includes, the
-config's class and init fields, the code that computes from them, target, NVRTC version and options. A warm load
-therefore renders nothing and creates no NVRTC program.
+Concurrent callers compile once.
+
+The key of an artifact digests everything that it depends on: the template and all files that it includes, the config's
+class and init fields, the code of its properties, target, NVRTC version and options. Loading a cached kernel therefore
+renders nothing and creates no NVRTC program.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 import threading
 import warnings
@@ -25,7 +28,7 @@ from cudatma import context
 from cudatma.build.cache import Artifact, Cache, canonical, default_root, digest
 from cudatma.build.files import content
 from cudatma.build.nvrtc import compile_flags, compile_source, nvrtc_fingerprint, nvrtc_version
-from cudatma.build.render import is_like_template, render, template_texts
+from cudatma.build.render import is_like_template, primitives_of, render, template_texts
 from cudatma.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -55,8 +58,11 @@ _COMMON_CODE = (
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """One kernel to be had. facts: what its key is made of. source: renders it. entry: None for the only one.
-    smem_layout: what the config says of it. is_plain: whether the source is a caller's text that nothing rendered."""
+    """A request for a kernel.
+
+    facts: everything that the key digests. source: renders the source. entry: None for the only kernel of the source.
+    smem_layout: the config's layout. is_plain: whether the source is a caller's text that was not rendered.
+    """
 
     facts: dict[str, Any]
     source: Callable[[], str]
@@ -67,17 +73,22 @@ class _Order:
     is_plain: bool = False
 
 
-#: Of each compilation in this process.
-compile_seconds: list[float] = []
-#: What debugging() asks for, None outside of it.
+#: The value of the innermost debugging(), None outside of it.
 debug_scope: ContextVar[bool | None] = ContextVar("cudatma_debug", default=None)
+
+
+_UNDEFINED = re.compile(r'identifier "(\w+)" is undefined')
+_TEMPLATE_HINT = (
+    'the text has "//% include" or other template syntax and was compiled as plain CUDA; if it is a template, '
+    f"pass template=True (--template for cudatma emulate) or a path that ends in {TEMPLATE_SUFFIX}"
+)
 
 
 class Kernels:
     """The kernels of a process, a part of the Runtime.
 
-    known: by what load_kernel() gets, and by the artifact's key. building: a lock for each key that is being built.
-    caches: one for each folder that $CUDATMA_CACHE_DIR has named.
+    known: by the arguments of load_kernel(), and by the artifact's key. building: a lock for each key that is being
+    built. caches, nvrtc_versions: by the folder that $CUDATMA_CACHE_DIR names. compile_seconds: time spent in NVRTC.
     """
 
     def __init__(self) -> None:
@@ -85,18 +96,32 @@ class Kernels:
         self.known: dict[Any, Kernel] = {}
         self.building: dict[str, threading.Lock] = {}
         self.caches: dict[Path, Cache] = {}
+        self.nvrtc_versions: dict[Path, tuple[int, int]] = {}
+        self.compile_seconds = 0.0
 
 
 def _store() -> Kernels:
     return context.runtime().part(Kernels)
 
 
+def compile_seconds() -> float:
+    """Return the seconds that this process has spent in NVRTC."""
+    return _store().compile_seconds
+
+
 @contextmanager
 def debugging(debug: bool = True) -> Iterator[None]:
-    """Build the kernels of this thread's (or task's) calls with ``debug`` inside the context, regardless of
-    $CUDATMA_DEBUG.
+    """Build the kernels of calls inside the context in debug mode, regardless of $CUDATMA_DEBUG.
 
-    Raises ArgumentTypeError unless ``debug`` is a bool.
+    Parameters
+    ----------
+    debug : bool, default True
+        Whether kernels bound their waits and check their accesses. Applies to this thread or task.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If ``debug`` is not a bool.
     """
     if not isinstance(debug, bool):
         raise ArgumentTypeError("debug", type(debug).__name__, "bool")
@@ -108,7 +133,7 @@ def debugging(debug: bool = True) -> Iterator[None]:
 
 
 def wants_debug(debug: bool | None) -> bool:
-    """``debug``; None: that of debugging(), else whether $CUDATMA_DEBUG is 1.
+    """Return ``debug``; for None the value of debugging(), else whether $CUDATMA_DEBUG is 1.
 
     Raises ArgumentTypeError, ArgumentError.
     """
@@ -125,17 +150,17 @@ def wants_debug(debug: bool | None) -> bool:
 
 
 def load_kernel(template: str, config: Any, target: str | Target, *, debug: bool | None = None) -> Kernel:
-    """The kernel of one of cudatma's templates for a config and a target; ``config.entry`` names it.
+    """Return the kernel ``config.entry`` of one of cudatma's templates for a config and a target.
 
-    template: a name below ``ptx_templates/``. debug: as in compile(). Raises TemplateError, TargetError, CompileError,
-    CacheError, DriverError (no NVRTC).
+    ``template`` is a name below ptx_templates/; ``debug`` is as in compile(). Raises TemplateError, TargetError,
+    CompileError, CacheError, and DriverError without NVRTC.
     """
     chosen, debug = get_target(target), wants_debug(debug)
     key = (template, config, chosen.name, debug)
     try:
         # Reading the template's files again at every call would cost more than a launch.
         known = (store := _store()).known.get(key)
-    except TypeError:  # a config that cannot be hashed
+    except TypeError:  # the config is not hashable
         return _have(_from_template(template, config, chosen, config.entry, (), debug))
     if known is None:
         known = store.known[key] = _have(_from_template(template, config, chosen, config.entry, (), debug))
@@ -143,7 +168,7 @@ def load_kernel(template: str, config: Any, target: str | Target, *, debug: bool
 
 
 def known_kernel(template: str, config: Any, target: str | Target, *, debug: bool | None = None) -> Kernel | None:
-    """The kernel if this process has it already: load_kernel() without compiling or reading anything."""
+    """Return the kernel if this process has loaded it; compile and read nothing."""
     return _store().known.get((template, config, get_target(target).name, wants_debug(debug)))
 
 
@@ -157,23 +182,49 @@ def compile(
     options: Sequence[str] = (),
     debug: bool | None = None,
 ) -> Kernel:
-    """Compile a kernel of your own, or find it in the cache.
+    """Compile a kernel of your own, or return it from the cache.
 
-    source_or_template: CUDA C++ text; or a name that ends in ".j2": one of cudatma's templates, or the path of your
-    own.
-    config: a frozen dataclass, or None.
-    template: whether the text is a template; a ".j2" file always is. A template is rendered first:
-    ``//% include "primitives/tma_load.cuh.j2"`` includes primitives, and ``${ config.x }`` prints a field. Other text
-    is compiled unchanged. Errors and hazards have the line numbers of your text in both cases.
-    target: default_target() unless named: $CUDATMA_TARGET, else the GPU's, else sm_90a.
-    entry: the kernel's ``extern "C"`` name; optional if there is one kernel or ``config.entry`` names it.
-    options: more NVRTC options.
-    debug: waits of the primitives end after $CUDATMA_DEBUG_TIMEOUT seconds (2), and their arguments are checked;
-    a launch then waits for its end and raises PipelineHang, see docs/howto/debug_a_hang.md. None: whether
-    $CUDATMA_DEBUG is 1.
+    Parameters
+    ----------
+    source_or_template : str
+        CUDA C++ text, or a name that ends in ".j2": one of cudatma's templates, or the path of your own.
+    config : dataclass instance, optional
+        The frozen dataclass that a template reads as ``config``.
+    template : bool, default False
+        Whether the text is a template; a ".j2" file always is. In a template, ``//% use "mbarrier_init"`` selects a
+        primitive, and ``${ config.x }`` prints a field. Other text is compiled unchanged. Errors and hazards have the
+        line numbers of your text in both cases.
+    target : str or Target, optional
+        Default: $CUDATMA_TARGET, else the target of the GPU, else sm_90a.
+    entry : str, optional
+        The kernel's ``extern "C"`` name. Default: ``config.entry``, else the only kernel.
+    options : sequence of str, optional
+        Further options of NVRTC.
+    debug : bool, optional
+        Whether waits of the primitives end after $CUDATMA_DEBUG_TIMEOUT seconds (2), and their arguments are checked. A
+        launch then waits for its end and raises PipelineHang; see docs/howto/debug_a_hang.md. Default: whether $CUDATMA_DEBUG is
+        1.
 
-    The result can be read (source, ptx, cubin, log) without a GPU. Raises ArgumentError, ArgumentTypeError,
-    TemplateError, TargetError, CompileError, CacheError, DriverError (no NVRTC).
+    Returns
+    -------
+    Kernel
+        Its source, PTX, cubin and log can be read without a GPU.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, TargetError
+        If an argument is invalid.
+    TemplateError, CompileError
+        If the template cannot be rendered, or NVRTC refuses the source.
+    CacheError, DriverError
+        If the cache folder is unsafe, or NVRTC is not installed.
+
+    Examples
+    --------
+    >>> source = 'extern "C" __global__ void one(int* x) { *x = 1; }'
+    >>> kernel = cudatma.compile(source, target="sm_90a")
+    >>> kernel.entry
+    'one'
     """
     if not isinstance(source_or_template, str):
         raise ArgumentTypeError("source_or_template", type(source_or_template).__name__, "str")
@@ -188,10 +239,10 @@ def compile(
         try:
             return _have(_from_template(text, config, chosen, name, tuple(options), debug))
         except TemplateError:
-            if not os.path.isfile(text):  # False, too, for what can be no path
+            if not os.path.isfile(text):  # False also for text that cannot be a path
                 raise
             file, template = Path(text).name.removesuffix(TEMPLATE_SUFFIX), True
-            text = Path(text).read_text(encoding="utf-8", errors="backslashreplace")  # as ptx_source()
+            text = Path(text).read_text(encoding="utf-8", errors="backslashreplace")  # the same as ptx_source()
     elif text.endswith((".cu", ".cuh")) and "\n" not in text:
         remedy = "read the file: Path(name).read_text()"
         raise ArgumentError("source_or_template", text, "CUDA C++ text, or a name that ends in .j2", remedy)
@@ -203,10 +254,10 @@ def compile(
 
 
 def default_target() -> Target:
-    """What kernels are for where nobody names a target: $CUDATMA_TARGET, else the target of the current device, else,
-    where there is no device that cudatma knows, sm_90a. Everything that compiles or emulates asks here.
+    """Return the target of compilations and emulations that do not name one.
 
-    Raises TargetError for an unknown name in the variable.
+    It is $CUDATMA_TARGET, else the target of the current device, else sm_90a if there is no device that cudatma
+    supports. Raises TargetError for an unknown name in the variable.
     """
     named = os.environ.get(TARGET_VARIABLE)
     if named:
@@ -216,7 +267,7 @@ def default_target() -> Target:
             raise TargetError(TARGET_VARIABLE, named, error.allowed, "unset it for that of the GPU") from None
     try:
         return detect(context.current_device())
-    except (DriverError, LaunchError, TargetError, ImportError):  # LaunchError: in a fork of a process that used CUDA
+    except (DriverError, LaunchError, TargetError, ImportError):  # LaunchError: a fork of a process that used CUDA
         return get_target(_TARGET_WITHOUT_GPU)
 
 
@@ -237,7 +288,10 @@ def _from_template(
 
 
 def _smem_layout(config: Any) -> tuple[tuple[str, int, int], ...]:
-    """What a config says of shared memory; the ``barriers`` of a PipelineSpec ring as its full and its empty ones."""
+    """Return a config's shared-memory layout.
+
+    The ``barriers`` of a PipelineSpec ring become full and empty barriers.
+    """
     layout = getattr(config, "smem_layout", None)
     parts: list[tuple[str, int, int]] = []
     for name, offset, size in layout() if callable(layout) else ():
@@ -249,7 +303,7 @@ def _smem_layout(config: Any) -> tuple[tuple[str, int, int], ...]:
 
 
 def _file_digests(template: str) -> list[str]:
-    """Of all that it can include, as the files are now."""
+    """Return digests of the current contents of all files that the template can include."""
     return [_digest(text) for text in template_texts(template).values()]
 
 
@@ -262,17 +316,19 @@ def _digest(data: bytes) -> str:
 def _code_digests(kind: Any) -> list[str]:
     """Return digests of the Python files on which a config's properties and the rendered text depend.
 
-    The fields alone do not determine the text: properties do. A class is digested once, because editing its file does
-    not change the class in memory; reloading the module makes another class.
+    Fields alone do not determine the text, because properties compute from them. A class is digested once: editing its
+    file does not change the class in memory, and reloading the module creates another class.
     """
     return [_digest(content(path)) for path in _code_files(kind)]
 
 
 def _code_files(kind: type) -> tuple[str, ...]:
-    """Return the common files, and those of a class and its bases: of a kernel family, all files."""
+    """Return the common files, and the files of a class and its bases; for a class of a kernel family, all of its
+    package.
+    """
     package = Path(__file__).parents[1]
     files = {package / name for name in _COMMON_CODE}
-    for module in {base.__module__ for base in kind.__mro__} - {"builtins"}:
+    for module in {base.__module__ for base in kind.__mro__} - {"abc", "builtins"}:
         own = getattr(sys.modules.get(module), "__file__", None)
         if own is not None:
             is_family = Path(own).is_relative_to(package / "kernels") and Path(own).parent != package / "kernels"
@@ -291,9 +347,9 @@ def is_cached(template: str, config: Any, target: str | Target) -> bool:
 
 @contextmanager
 def compiling_alone() -> Iterator[bool]:
-    """Keep other processes that use the cache folder from compiling many kernels at once: they wait, and find these.
+    """Keep other processes that use the cache folder from compiling many kernels at the same time.
 
-    Yields whether they can find them: False if the folder cannot be written, so that kernels are kept in memory.
+    They wait, and then find these kernels. Yields False if the folder cannot be written, so that they cannot find them.
     """
     cache = _cache(default_root())
     with _locked(cache, digest({"compiling": "many kernels"})):
@@ -313,7 +369,7 @@ def _locked(cache: Cache, key: str) -> Iterator[None]:
 
 
 def _identity(order: _Order) -> tuple[str, dict[str, Any]]:
-    """Return the key of an order's artifact, and the facts that it digests."""
+    """Return the key of an order's artifact, and the facts that the key digests."""
     flags = compile_flags(order.target, order.options)
     version = _nvrtc_version(default_root())
     facts = order.facts | {"schema": _SCHEMA, "target": order.target, "flags": flags, "nvrtc": version}
@@ -340,16 +396,18 @@ def _have(order: _Order) -> Kernel:
             store.building.pop(key, None)
 
 
-@lru_cache(maxsize=8)
 def _nvrtc_version(root: Path) -> tuple[int, int]:
-    """NVRTC's version without loading it, if the cache at ``root`` remembers it for the files that are installed."""
-    fingerprint = nvrtc_fingerprint()
-    major, minor = _remembered(root, {"nvrtc": fingerprint}, nvrtc_version) if fingerprint else nvrtc_version()
-    return int(major), int(minor)
+    """Return NVRTC's version, without loading it if the cache at ``root`` remembers it for the installed files."""
+    versions = _store().nvrtc_versions
+    if root not in versions:
+        fingerprint = nvrtc_fingerprint()
+        major, minor = _remembered(root, {"nvrtc": fingerprint}, nvrtc_version) if fingerprint else nvrtc_version()
+        versions[root] = int(major), int(minor)
+    return versions[root]
 
 
 def _remembered(root: Path, facts: Any, find: Callable[[], Any]) -> Any:
-    """``find()``, or what it returned when the cache folder last met the same ``facts``. Both are JSON."""
+    """Return ``find()``, or its result when the cache folder last met the same ``facts``. Both are JSON."""
     key, cache = digest(facts), _cache(root)
     known = cache.recall(key)
     if known is None:
@@ -370,43 +428,53 @@ def _load(key: str, facts: dict[str, Any], order: _Order) -> Kernel:
 
 
 def _compile(cache: Cache, key: str, facts: dict[str, Any], order: _Order) -> dict[str, bytes]:
-    """The files of a new artifact. A template of cudatma's whose wgmmas or setmaxnreg ptxas gives up on is an error."""
+    """Return the files of a new artifact.
+
+    Raises CompileError if ptxas serializes the wgmmas of one of cudatma's templates.
+    """
     source = order.source()
-    with hinting_at_template(source, not order.is_plain):
-        made = compile_source(
+    with hinting(source, order.target, not order.is_plain):
+        result = compile_source(
             source, order.target, options=order.options, keep=lambda files: cache.keep_failure(key, files)
         )
-    compile_seconds.append(made.seconds)
-    losses = performance_losses(made.log)
+    _store().compile_seconds += result.seconds
+    losses = performance_losses(result.log)
     if losses and "template" in order.facts and "debug" not in order.facts:
-        folder = cache.keep_failure(key, {"kernel.cu": source.encode(), "log.txt": made.log.encode()})
+        folder = cache.keep_failure(key, {"kernel.cu": source.encode(), "log.txt": result.log.encode()})
         message = f"{order.entry} for {order.target.name} would be slow: {losses[0]}. Choose another configuration"
-        raise CompileError(message, made.log, source, None if folder is None else str(folder))
-    entry = _choose_entry(made.ptx, order.entry)
-    record = facts | {"entry": entry, "target": order.target.name, "seconds": round(made.seconds, 3)}
+        raise CompileError(message, result.log, source, None if folder is None else str(folder))
+    entry = _choose_entry(result.ptx, order.entry)
+    record = facts | {"entry": entry, "target": order.target.name, "seconds": round(result.seconds, 3)}
     record.pop("source", None)
     return {
         "kernel.cu": source.encode(),
-        "kernel.ptx": made.ptx.encode(),
-        "kernel.cubin": made.cubin,
-        "log.txt": made.log.encode(),
+        "kernel.ptx": result.ptx.encode(),
+        "kernel.cubin": result.cubin,
+        "log.txt": result.log.encode(),
         "config.json": json.dumps(canonical(record), indent=1).encode(),
     }
 
 
 @contextmanager
-def hinting_at_template(text: str, is_template: bool) -> Iterator[None]:
-    """A CompileError inside of it says first that the text may be meant as a template, where it looks like one."""
+def hinting(text: str, target: Target, is_template: bool) -> Iterator[None]:
+    """Put a hint in front of a CompileError's message: the text may be a template, or it lacks a ``use``."""
     try:
         yield
     except CompileError as error:
-        if is_template or not is_like_template(text):
+        hint = _primitive_hint(error, target) if is_template else _TEMPLATE_HINT if is_like_template(text) else ""
+        if not hint:
             raise
-        hint = (
-            'the text has "//% include" or other template syntax and was compiled as plain CUDA; if it is a template, '
-        )
-        hint += f"pass template=True (--template for cudatma emulate) or a path that ends in {TEMPLATE_SUFFIX}"
         raise CompileError(f"{hint}\n{error.message}", error.log, error.source, error.folder, error.excerpt) from None
+
+
+def _primitive_hint(error: CompileError, target: Target) -> str:
+    """Return a hint if the compiler does not know a primitive that the template calls."""
+    unknown = sorted(set(_UNDEFINED.findall(error.log)) & primitives_of(target))
+    missing = [name for name in unknown if not re.search(rf"__forceinline__ [^(]*\b{name}\(", error.source)]
+    if missing:
+        names = ", ".join(f'"{name}"' for name in missing)
+        return f"the template calls primitives that it does not select; add the line: //% use {names}"
+    return f"{unknown[0]} is in namespace cudatma; add the line: using namespace cudatma;" if unknown else ""
 
 
 def _choose_entry(ptx: str, named: str | None) -> str:

@@ -1,13 +1,14 @@
-"""Shared template functions: a template names those that it calls; the source begins with these and what they need.
+"""Primitives, the shared functions of templates: the source begins with those that a template uses, and their
+dependencies.
 
     //% use "mbarrier_init", "cp_async_bulk_tensor_" ~ config.rank ~ "d_load"    in a template that calls them
     //% primitive "mbarrier_init"    ..    //% endprimitive                    around a function
     //% family    ..    //% endfamily                                          around functions that share a comment
 
 LIBRARY includes the files of all primitives, in the order of the output. render() renders it after the template, when
-all uses are known. A primitive's block may use other primitives. A template that includes a file of the library uses
-all of its primitives and the types. Any other file is rendered where it is included, once in an output.
-A file that is imported (``from .. import``) runs its top level once per process: put ``use`` into its macros.
+all uses are known. The block of a primitive may use other primitives. A template that includes a file of the library
+uses all primitives of the file, and the types. Any other file is rendered at its first include in an output. The top
+level of an imported file (``from .. import``) runs once per process, so that ``use`` belongs into its macros.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Uses:
     """State of the current render().
 
     library: names of the library's files. included: files that have been rendered. names: the place of the first use of
-    each name. files: library files whose primitives are all used. known: names of the primitives. shown:
-    number of primitives printed.
+    each name. files: library files whose primitives are all used. known: names of all primitives. shown: number of
+    primitives in the output.
     """
 
     library: frozenset[str]
@@ -51,15 +52,15 @@ running: ContextVar[Uses] = ContextVar("cudatma_uses")
 
 
 def render_library(environment: jinja2.Environment, values: dict[str, Any]) -> str:
-    """Return the primitives that the running render() uses, and those that they use. Empty if it uses none.
+    """Return the primitives that the running render() uses, with their dependencies. Empty if it uses none.
 
-    Raises TemplateError for a name that no primitive of the target has.
+    Raises TemplateError for a name that is not a primitive of the target.
     """
     uses = running.get()
     if not uses.names and not uses.files:
         return ""
     text, counted = "", -1
-    while counted != len(uses.names):  # a primitive may use one that appears earlier
+    while counted != len(uses.names):  # a primitive may use one that precedes it
         counted = len(uses.names)
         uses.included, uses.library = {LIBRARY}, frozenset()
         text = environment.get_template(LIBRARY).render(values)
@@ -69,6 +70,17 @@ def render_library(environment: jinja2.Environment, values: dict[str, Any]) -> s
             remedy = f"Did you mean {' or '.join(near)}?" if near else f"See the files that {LIBRARY} includes"
             raise TemplateError(f"{place}: use got {name!r}; allowed: a primitive of the target. {remedy}")
     return text
+
+
+def primitive_names(environment: jinja2.Environment, values: dict[str, Any]) -> set[str]:
+    """Return the names of all primitives of a target."""
+    uses = Uses(frozenset(), {LIBRARY})
+    token = running.set(uses)
+    try:
+        environment.get_template(LIBRARY).render(values)
+    finally:
+        running.reset(token)
+    return uses.known
 
 
 class Library(Extension):

@@ -1,8 +1,8 @@
-"""NVRTC: one self-contained CUDA C++ source -> PTX, cubin and log.
+"""Compile one self-contained CUDA C++ source with NVRTC: PTX, cubin and log.
 
-The source includes nothing (render has put the primitives in); its text and the options decide the result. A real
-architecture is named, never a virtual one: NVRTC then assembles the cubin itself, and a driver older than NVRTC needs
-no PTX compiler of its own. Source: NVRTC documentation, "Supported Compile Options".
+The source includes no file, because render() has inserted the primitives; its text and the options determine the
+result. The architecture is a real one, never a virtual one: NVRTC then assembles the cubin itself, and a driver older
+than NVRTC does not need to compile PTX. Source: NVRTC documentation, "Supported Compile Options".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cudatma.errors import INSTALL_CUDA, ArgumentError, ArgumentTypeError, Compi
 from cudatma.runtime.compiler_log import excerpt, log_warnings
 from cudatma.target import Target
 
-#: PTX ISA version -> the CUDA release whose NVRTC first writes it [PTX ISA, "Release Notes"].
+#: PTX ISA version -> the first CUDA release whose NVRTC writes it [PTX ISA, "Release Notes"].
 _CUDA_OF_PTX_ISA: dict[tuple[int, int], tuple[int, int]] = {
     (7, 8): (11, 8),
     (8, 0): (12, 0),
@@ -33,15 +33,15 @@ _CUDA_OF_PTX_ISA: dict[tuple[int, int], tuple[int, int]] = {
 #: at the top of a generated kernel document it, whether or not this instance uses each. The option --diag-warn=177
 #: brings it back.
 _FIXED_FLAGS = ("--std=c++17", "--generate-line-info", "--ptxas-options=-v", "--diag-suppress=177")
-#: Options that would make the result depend on more than source and options, or turn the cubin into something else.
+#: Options that would make the result depend on other files, or replace the cubin by another kind of output.
 _REFUSED_OPTIONS = (
     *("-arch", "--gpu-architecture", "-I", "--include-path", "-include", "--pre-include", "--pch", "-pch"),
     *("-dlto", "--dlink-time-opt", "-rdc=true", "--relocatable-device-code=true", "-dc", "--device-c"),
     *("--create-pch", "-create-pch", "--use-pch", "-use-pch", "-optix-ir", "--optix-ir", "-time", "--time"),
 )
-#: Where NVIDIA's wheels of CUDA 13 and 12 put NVRTC, below site-packages.
+#: Folders of NVRTC in NVIDIA's wheels of CUDA 13 and 12, below site-packages.
 _WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib")
-#: NVRTC turns a relative name into a path of the working directory and writes it into the PTX; "/" keeps it out.
+#: NVRTC puts the working directory in front of a relative name and writes it into the PTX; "/" prevents that.
 _NAME_PREFIX = "/"
 _MISSING_HEADER = re.compile(r'could not open source file "([^"]*)"')
 _PREFIXED_PLACE = re.compile(r"^/(?=[^\n(]+\(\d+\): )", re.MULTILINE)
@@ -51,7 +51,7 @@ _PREFIXED_PLACE = re.compile(r"^/(?=[^\n(]+\(\d+\): )", re.MULTILINE)
 class Compiled:
     """The result of compiling a source.
 
-    ptx: text. cubin: the ELF image for one architecture. log: everything the compilers said, ptxas' figures included.
+    ptx: text. cubin: the ELF image for one architecture. log: the messages of the compilers, with ptxas' figures.
     nvrtc_version: (major, minor). seconds: wall time of the compilation.
     """
 
@@ -63,7 +63,7 @@ class Compiled:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings of the log, see compiler_log.log_warnings()."""
+        """Warnings of the log; see compiler_log.log_warnings()."""
         return log_warnings(self.log)
 
 
@@ -81,24 +81,26 @@ def _no_nvrtc(error: Exception) -> NoReturn:
 
 
 def nvrtc_version() -> tuple[int, int]:
-    """(major, minor) of the NVRTC that compile_source() uses. Raises DriverError where there is none. Loads the library
-    at the first call, compiles nothing."""
+    """Return (major, minor) of the NVRTC that compile_source() uses. Compiles nothing.
+
+    The first call loads the library. Raises DriverError without NVRTC.
+    """
     nvrtc = _nvrtc()
     try:
         major, minor = check(nvrtc.nvrtcVersion(), "nvrtcVersion")
     except (RuntimeError, ImportError) as error:
         if isinstance(error, DriverError):
             raise
-        # cuda.bindings raises its own exception where it finds no library.
+        # cuda.bindings raises its own exception if it does not find the library.
         _no_nvrtc(error)
     return int(major), int(minor)
 
 
 def nvrtc_fingerprint() -> tuple[tuple[str, int, int], ...]:
-    """Path, size in bytes and modification time in ns of the NVRTC wheels and of cuda.bindings on ``sys.path``.
+    """Return path, size in bytes and modification time in ns of the NVRTC wheels and of cuda.bindings on ``sys.path``.
 
-    While they are the same, nvrtc_version() is the same, and loading the library costs more than a whole warm load.
-    Empty where NVRTC comes from elsewhere than a wheel.
+    While they stay the same, so does nvrtc_version(); loading the library would take longer than loading a cached
+    kernel. Empty if NVRTC does not come from a wheel.
     """
     libraries: list[Path] = []
     bindings: list[Path] = []
@@ -112,16 +114,16 @@ def nvrtc_fingerprint() -> tuple[tuple[str, int, int], ...]:
 
 
 def compile_flags(target: Target, options: Sequence[str] = ()) -> tuple[str, ...]:
-    """The NVRTC options of a compilation: the target's, ours, the caller's. Part of the cache key.
+    """Return the NVRTC options of a compilation, which are part of the cache key.
 
-    Raises ArgumentTypeError unless options are strings, ArgumentError for one that names another architecture, reads
-    other files or asks for something else than a cubin.
+    Raises ArgumentTypeError unless the caller's options are strings, and ArgumentError for an option that names another
+    architecture, reads other files, or changes the kind of output.
     """
     if not isinstance(options, Sequence) or isinstance(options, str) or not all(isinstance(o, str) for o in options):
         raise ArgumentTypeError("options", options, "a sequence of strings")
     for index, option in enumerate(options):
         _require_utf8(f"options[{index}]", option)
-        # `-I/path`, `--include-path=/path` and `-I /path` alike.
+        # Covers `-I/path`, `--include-path=/path` and `-I /path`.
         if option.split("=")[0] in _REFUSED_OPTIONS or option in _REFUSED_OPTIONS or option.startswith("-I"):
             remedy = "name the target with target=, and bring code in with //% include"
             raise ArgumentError(
@@ -139,14 +141,14 @@ def _require_utf8(field: str, text: str) -> None:
 
 
 def require_nvrtc_for(target: Target, version: tuple[int, int] | None = None) -> None:
-    """Raise TargetError, naming the release that is needed, unless this NVRTC compiles for the target."""
+    """Raise TargetError, which names the required release, unless this NVRTC compiles for the target."""
     version = nvrtc_version() if version is None else version
     needed = min((cuda for isa, cuda in _CUDA_OF_PTX_ISA.items() if isa >= target.ptx_isa), default=(13, 0))
     if version < needed:
         raise TargetError(
             "target",
             f"{target.name} with NVRTC {version[0]}.{version[1]}",
-            f"NVRTC {needed[0]}.{needed[1]} and up for {target.name}",
+            f"NVRTC {needed[0]}.{needed[1]} or newer for {target.name}",
             f"pip install 'nvidia-cuda-nvrtc{'-cu12' if needed[0] == 12 else ''}>={needed[0]}.{needed[1]}'",
         )
 
@@ -161,10 +163,10 @@ def compile_source(
 ) -> Compiled:
     """Compile one source for one architecture.
 
-    source: CUDA C++ text with no #include. name: what errors call the source. options: more NVRTC options.
-    keep: on failure it gets the artifacts by file name (source, log, PTX if there is one) and says which folder holds
-    them. Raises TargetError where this NVRTC does not know the target, CompileError where it refuses the text,
-    DriverError without NVRTC.
+    ``source`` is CUDA C++ text without #include, and ``name`` its name in errors. If the compilation fails, ``keep``
+    gets the artifacts by file name (source, log, PTX if there is any) and returns the folder that holds them. Raises
+    TargetError if this NVRTC does not support the target, CompileError if it refuses the source, DriverError without
+    NVRTC.
     """
     if "\0" in source:
         raise ArgumentError("source", "a text with a NUL character", "CUDA C++ text")
@@ -174,7 +176,7 @@ def compile_source(
     flags = compile_flags(target, options)
     began = time.perf_counter()
     code, log, ptx, cubin = _run(_nvrtc(), source, _NAME_PREFIX + name, flags)
-    # The name itself, and those of #line directives (render.line_name).
+    # Remove the prefix of the name, and of the names in #line directives (render.line_name).
     log = _PREFIXED_PLACE.sub("", log.replace(_NAME_PREFIX + name, name))
     if int(code) != 0 or not cubin:
         kept = None
@@ -193,12 +195,12 @@ def compile_source(
 
 
 def _run(nvrtc: Any, source: str, name: str, flags: Sequence[str]) -> tuple[Any, str, str, bytes]:
-    """One NVRTC program from creation to destruction: result code, log, PTX and cubin (empty where there is none)."""
+    """Create, compile and destroy a program. Return result code, log, PTX and cubin, which is empty after an error."""
     program = check(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []), "nvrtcCreateProgram")
     try:
         code = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])[0]
         log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-        # PTX exists even where ptxas refused it: its line numbers are those of ptxas' messages.
+        # PTX exists even if ptxas refused it, and ptxas' messages refer to its lines.
         ptx = _fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
         cubin = _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program) if int(code) == 0 else b""
     finally:
@@ -210,7 +212,7 @@ def _fetch(size_of: Any, get: Any, program: Any) -> bytes:
     result = size_of(program)
     if int(result[0]) != 0 or int(result[1]) == 0:
         return b""
-    # Not `b" " * n`: for n == 1 that is CPython's shared one-byte object, which NVRTC would overwrite.
+    # Not `b" " * n`: if n is 1, that is CPython's shared one-byte object, which NVRTC would overwrite.
     buffer = bytearray(int(result[1]))
     return bytes(buffer) if int(get(program, buffer)[0]) == 0 else b""
 

@@ -21,44 +21,44 @@ from cudatma.build.nvrtc import Compiled, compile_source
 from cudatma.errors import ArgumentError, CompileError
 from cudatma.target import Target, get_target
 
-Tell = Callable[[Any, CompileError | None], None]
+Done = Callable[[Any, CompileError | None], None]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 def usable_cores() -> int:
-    """Those that this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def compile_all(orders: Iterable[tuple[str, Any]], target: str | Target, jobs: int, tell: Tell) -> None:
-    """Compile the kernels into the cache with ``jobs`` processes; 1: in this process.
+def compile_all(orders: Iterable[tuple[str, Any]], target: str | Target, jobs: int, done: Done) -> None:
+    """Compile kernels into the cache with ``jobs`` processes, or in this process if it is 1.
 
-    If debug mode is on for the caller, it compiles debug kernels. orders: (template, config) as load_kernel() takes
-    them, of importable classes; equal ones count once. tell: called with each compiled config, in any order, and with
-    None or the compiler's error. On KeyboardInterrupt no further kernel is begun, and those under way are
-    finished. Raises ArgumentError (jobs), CompileError if a process dies, and what load_kernel() raises, except for the
-    compiler's errors.
+    ``orders`` holds (template, config) as load_kernel() takes them, of importable classes; duplicates count once.
+    ``done`` is called with each compiled config, in any order, and with None or the compiler's error. Debug mode of the
+    caller applies. After KeyboardInterrupt no further kernel is started, and those under way are finished. Raises
+    ArgumentError (jobs), CompileError if a process dies, and any error of load_kernel() that is not the compiler's.
     """
     compile_one = partial(_refusal, target=get_target(target).name, debug=wants_debug(None))
     for (_, config), refusal in each(compile_one, dict.fromkeys(orders), jobs):
-        tell(config, refusal)
+        done(config, refusal)
 
 
 def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iterator[tuple[Item, Result]]:
-    """Yield (item, do(item)) as each is done, in any order, by ``jobs`` new processes; with 1, by this one, in order.
+    """Yield (item, do(item)) as each is done, in any order, by ``jobs`` new processes; if it is 1, in this process, in
+    order.
 
-    do, items and results are pickled. Raises ArgumentError (jobs), CompileError if a process dies, and what ``do``
-    raises.
+    ``do``, items and results are pickled. Raises ArgumentError (jobs), CompileError if a process dies, and any error of
+    ``do``.
     """
     if jobs < 1:
-        raise ArgumentError("jobs", jobs, "1 and up")
-    wanted = list(items)
-    if jobs == 1 or not wanted:
-        for item in wanted:
+        raise ArgumentError("jobs", jobs, "1 or more")
+    pending = list(items)
+    if jobs == 1 or not pending:
+        for item in pending:
             yield item, do(item)
         return
-    count = min(jobs, len(wanted))
+    count = min(jobs, len(pending))
     idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
     workers = [_Worker() for _ in range(count)]
     for worker in workers:
@@ -73,7 +73,7 @@ def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iter
 
     pool = ThreadPoolExecutor(count)
     try:
-        under_way = {pool.submit(run, item): item for item in wanted}
+        under_way = {pool.submit(run, item): item for item in pending}
         for future in as_completed(under_way):
             yield under_way[future], future.result()
     except _WorkerDiedError as error:
@@ -95,18 +95,18 @@ _serve()
 
 
 class _WorkerDiedError(Exception):
-    """A worker ended without an answer."""
+    """A worker has ended without an answer."""
 
 
 class _Worker:
     """A Python subprocess that runs functions on request, one at a time.
 
-    Unlike a pool of multiprocessing it may also be started by a daemonic process, as vLLM's workers are, and it does
-    not import the program's main file.
+    Unlike a worker of multiprocessing, it can be started by a daemonic process, such as vLLM's workers, and it does not
+    import the program's main file.
     """
 
     def __init__(self) -> None:
-        # A new session: Ctrl-C, which the terminal sends to the whole process group, is for the parent to handle.
+        # A new session: the terminal sends Ctrl-C to the whole process group, and the parent handles it.
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
@@ -115,7 +115,7 @@ class _Worker:
         self._send(sys.path)
 
     def call(self, do: Callable[[Item], Result], item: Item) -> Result:
-        """Return do(item). Raises what it raises, and _WorkerDiedError if the process has ended."""
+        """Return do(item). Raises the errors of ``do``, and _WorkerDiedError if the process has ended."""
         try:
             self._send((do, item))
             succeeded, result = pickle.load(self._answers)
@@ -138,7 +138,7 @@ def _serve() -> None:
     """Answer the calls of a parent process until it closes the pipe or ends."""
     calls = sys.stdin.buffer
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # what libraries print must not mix with the answers
+        os.dup2(2, 1)  # output of libraries must not mix with the answers
         while True:
             try:
                 do, item = pickle.load(calls)
@@ -162,7 +162,7 @@ def _picklable(error: Exception) -> Exception:
 
 
 def compiled(order: tuple[str, str, str]) -> Compiled | CompileError:
-    """(source, target, file name) -> what NVRTC makes of it, or why it refuses. For each()."""
+    """Compile (source, target, file name) and return the result, or NVRTC's error. A function for each()."""
     source, target, name = order
     try:
         return compile_source(source, get_target(target), name=name)

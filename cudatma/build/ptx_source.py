@@ -1,4 +1,4 @@
-"""A kernel from any source as PTX for the emulator: PTX or CUDA text, a file of either, a Kernel."""
+"""The PTX of a kernel for the emulator, from PTX or CUDA text, a file of either, or a Kernel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cudatma.build.kernel import TEMPLATE_SUFFIX, default_target, hinting_at_template
+from cudatma.build.kernel import TEMPLATE_SUFFIX, default_target, hinting
 from cudatma.build.nvrtc import compile_source
 from cudatma.build.render import render
 from cudatma.errors import ArgumentError, ArgumentTypeError
@@ -17,14 +17,16 @@ from cudatma.target import Target, get_target
 
 _PTX = re.compile(r"^\s*\.version\s+\d", re.MULTILINE)
 _CUDA_SUFFIXES, _PTX_SUFFIXES = (".cu", ".cuh", ".j2"), (".ptx",)
-#: No kernel is longer.
+#: Larger than any kernel.
 MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class PtxSource:
-    """PTX and what is known of it. entry: "" where the caller has named none. target: what it was compiled for, None
-    for PTX that came as PTX. lines: of the CUDA source, where there is one.
+    """PTX and its properties.
+
+    entry: "" if the caller named none. target: the target that CUDA was compiled for; None if the source was PTX.
+    lines: lines of the CUDA source, if there is one.
     """
 
     ptx: str
@@ -41,15 +43,13 @@ def ptx_source(
     template: bool = False,
     options: Sequence[str] = (),
 ) -> PtxSource:
-    """PTX of a kernel.
+    """Return the PTX of a kernel.
 
-    kernel: PTX text, CUDA C++ text, the path of a .ptx, .cu or .j2 file, or a Kernel.
-    entry: name of the kernel, or a part of it that only one has. target: what CUDA is compiled for;
-    default_target() unless named. template: whether CUDA text is rendered first, as cudatma.compile() does; a .j2 file
-    always is. options: more NVRTC options.
-
-    Raises ArgumentError for a file that cannot be read, ArgumentTypeError, TemplateError, CompileError, DriverError (no
-    NVRTC).
+    ``kernel`` is PTX text, CUDA C++ text, the path of a .ptx, .cu or .j2 file, or a Kernel. ``entry`` is the kernel's
+    name, or an unambiguous part of it. ``target``, by default default_target(), is the target that CUDA is compiled
+    for. ``template``: whether CUDA text is rendered first, as by cudatma.compile(); a .j2 file always is. ``options``:
+    further options of NVRTC. Raises ArgumentError for a file that cannot be read, ArgumentTypeError, TemplateError,
+    CompileError, and DriverError without NVRTC.
     """
     if isinstance(kernel, Kernel):
         return PtxSource(kernel.ptx, entry or kernel.entry, kernel.target, own_lines(kernel.source))
@@ -62,13 +62,13 @@ def ptx_source(
     is_template = template or name.endswith(TEMPLATE_SUFFIX)
     name = name.removesuffix(TEMPLATE_SUFFIX) or "kernel.cu"
     source = render(text, None, chosen, is_source=True, name=name) if is_template else text
-    with hinting_at_template(text, is_template):
-        made = compile_source(source, chosen, name=name, options=options)
-    return PtxSource(made.ptx, entry or "", chosen, own_lines(source, name))
+    with hinting(text, chosen, is_template):
+        result = compile_source(source, chosen, name=name, options=options)
+    return PtxSource(result.ptx, entry or "", chosen, own_lines(source, name))
 
 
 def _read(kernel: str | Path) -> tuple[str, str]:
-    """(text, name of the file) of a path; of a text itself the name is empty."""
+    """Return the text and the file name of a path; for a text, itself and an empty name."""
     if isinstance(kernel, str) and ("\n" in kernel or not kernel.endswith(_CUDA_SUFFIXES + _PTX_SUFFIXES)):
         return kernel, ""
     path = Path(kernel)

@@ -1,15 +1,15 @@
-"""The only Jinja environment: (template, config, target) -> CUDA source text.
+"""The only Jinja environment: renders a template for a config and a target as CUDA source.
 
-Templates look like CUDA. Jinja's own delimiters collide with C++ and PTX, which is why these replace them:
+Templates look like CUDA. Jinja's own delimiters collide with C++ and PTX, so that these replace them:
 
     ${ config.stages }                                a value; only str and int may be printed
     //% include "primitives/mbarrier.cuh.j2"        a statement that takes a whole line
     //# why                                         a note that does not reach the output
     /*% if x %*/ .. /*% endif %*/   /*# why #*/     the same inside a line
 
-The environment is sandboxed: a template reads config and target and reaches nothing of Python through them. `config`,
-`target` and `debug` are all that a template sees; an unknown name is an error, and the filters that would hide or
-scramble values (`default`, `random`) are not there. Primitives are selected by name, see library.py.
+The environment is sandboxed: a template sees `config`, `target` and `debug`, and reaches no other part of Python
+through them. An unknown name is an error, and filters that would hide or scramble values (`default`, `random`) do not
+exist. Primitives are selected by name; see library.py.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from jinja2.lexer import Token, TokenStream
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cudatma.build.files import content
-from cudatma.build.library import IF_COMMENT, LIBRARY, Library, Uses, render_library, running
+from cudatma.build.library import IF_COMMENT, LIBRARY, Library, Uses, primitive_names, render_library, running
 from cudatma.errors import TemplateError
 from cudatma.target import Target, get_target
 
-#: What a template may use; every filter keeps the order of its input and prints nothing that is not str or int.
+#: Filters of templates. Each keeps the order of its input and prints only str and int.
 _FILTERS = ("first", "indent", "join", "last", "length", "list", "lower", "map", "replace", "reverse", "upper")
 _GLOBALS = ("range",)
 _SOURCE_NAME = "<source>"
@@ -46,21 +46,21 @@ _SOURCE_NAME = "<source>"
 _REFERENCE = re.compile(
     r"""/[/*]%[-+]?[ \t]*(?:(?:include|import|from|extends)[ \t]+(["'])(?P<name>[^"'\n]+)\1|(?:use|primitive)\b)""",
 )
-#: What no CUDA text has and a template often does; a ${ in a line's comment is no sign.
+#: Syntax that templates often have and CUDA does not. A ${ in a line's comment does not count.
 _TEMPLATE_SYNTAX = re.compile(
     r"^[ \t]*//%[-+]?[ \t]*(?:include|import|from|use|set|if|for|macro)\b|^(?:(?!//).)*\$\{|/\*%", re.MULTILINE
 )
 
-#: A section's heading right after a line of code, or code right after a function or a struct: Jinja removes the blank
-#: lines that follow a line statement.
+#: The heading of a section directly after code, or code directly after a function or a struct: Jinja removes the blank
+#: lines after a line statement.
 _SECTION = re.compile(r"(?<!\n)\n(?=// ---- )|(?<=\n\})\n(?=[^\n}])|(?<=\n\};)\n(?=[^\n}])")
 
 
 class LineDirectives(Extension):
-    """#line directives wherever the output's lines stop following the template's, so that the compiler, and with it
-    PTX, hazards and hang reports, counts lines as the user's file does.
+    """Insert a #line directive wherever lines of the output stop following the template's.
 
-    A macro's body has none: it may be printed in the middle of a line.
+    The compiler, and with it PTX, hazards and hang reports, then counts lines as the user's file does. The body of a
+    macro has no directive, because it may be printed in the middle of a line.
     """
 
     def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
@@ -91,20 +91,20 @@ class LineDirectives(Extension):
 
 
 def _opens_body(statement: list[str]) -> int:
-    """1 for a statement that captures what follows it, -1 for one that ends that, else 0."""
+    """Return 1 for a statement that captures the following text, -1 for one that ends the capture, else 0."""
     if not statement:
-        return 0  # Jinja says what is wrong
+        return 0  # Jinja reports the error
     if statement[0] in ("macro", "call", "filter") or (statement[0] == "set" and "=" not in statement):
         return 1
     return -int(statement[0] in ("endmacro", "endcall", "endfilter", "endset"))
 
 
 def _with_line(text: str, number: int, name: str, at_line_start: bool) -> tuple[str, bool]:
-    """A text that begins at a template's line, with a directive at its first start of a line; whether it has none."""
+    """Return the text with a directive at its first start of a line, and whether it has no place for one."""
     if at_line_start:
         return f'#line {number} "{name}"\n{text}', False
     end = text.find("\n")
-    while text[:end].endswith("\\"):  # a directive would end what the backslash goes on with
+    while text[:end].endswith("\\"):  # a directive would interrupt the continued line
         end = text.find("\n", end + 1)
     if end < 0:
         return text, True
@@ -113,23 +113,26 @@ def _with_line(text: str, number: int, name: str, at_line_start: bool) -> tuple[
 
 
 def line_name(name: str) -> str:
-    """A file's name as a #line directive has it. Absolute: NVRTC would put its working directory before any other."""
+    """Return a file's name for a #line directive: absolute, or NVRTC would put its working directory in front of it."""
     quoted = name.replace("\\", "/").replace('"', "'")
     return f"/{quoted}"
 
 
 def _printable(value: Any) -> Any:
-    """Jinja's finalize: what ``${ }`` may print. Exact types: a bool or an IntEnum is an int that prints as a name."""
+    """Return a value that ``${ }`` may print (Jinja's finalize).
+
+    Types are exact, because a bool or an IntEnum is an int that prints as a name.
+    """
     if type(value) in (str, int) or isinstance(value, jinja2.Undefined):
-        return value  # an Undefined raises by itself, and names the variable
+        return value  # an Undefined raises an error that names the variable
     raise TypeError(f"${{ }} got {value!r} ({type(value).__name__}); allowed: str, int. Let the config convert it")
 
 
 @lru_cache(maxsize=1)
 def template_root() -> Path:
-    """The folder of the templates: next to the package's modules in a wheel, next to the package in a checkout.
+    """Return the folder of the templates: next to the package's modules in a wheel, next to the package in a checkout.
 
-    Raises TemplateError where neither exists.
+    Raises TemplateError if neither exists.
     """
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "ptx_templates", package.parent / "ptx_templates"):
@@ -142,7 +145,7 @@ def template_root() -> Path:
 
 
 class _Loader(jinja2.FileSystemLoader):
-    """Templates of a folder. One that was parsed is used again while its text, not only its time, is the same."""
+    """Load templates of a folder. A parsed template is reused while its text, not only its time, stays the same."""
 
     def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
         text, filename, _ = super().get_source(environment, template)
@@ -158,7 +161,7 @@ class _Loader(jinja2.FileSystemLoader):
 
 @lru_cache(maxsize=8)
 def _environment(root: Path, has_lines: bool = False) -> jinja2.Environment:
-    """has_lines: with #line directives, see LineDirectives."""
+    """Return the environment of a template folder. ``has_lines``: with #line directives."""
     environment = ImmutableSandboxedEnvironment(
         block_start_string="/*%",
         block_end_string="%*/",
@@ -190,15 +193,36 @@ def render(
     name: str | None = None,
     debug: bool = False,
 ) -> str:
-    """The CUDA source of a template for a config and a target.
+    """Render a template for a config and a target.
 
-    template: a name below ``ptx_templates/`` (``"kernels/tile_copy.cu.j2"``), or the text itself with ``is_source``.
-    config: a frozen dataclass, or None: ``config`` in the template. If it has ``notes`` (an iterable of str), they are
-    lines of the opening comment: what each stage holds.
-    name: of the file that the text is from; the source then has #line directives, which name it.
-    debug: the template sees it as ``debug``; the primitives then bound their waits and check what they are asked for,
-    see docs/howto/debug_a_hang.md. Without it nothing of that is in the text.
-    The same arguments give the same bytes. Raises TemplateError, which names template and line, and TargetError.
+    The same arguments give the same bytes.
+
+    Parameters
+    ----------
+    template : str
+        A name below ``ptx_templates/`` (``"kernels/tile_copy.cu.j2"``), or the text itself with ``is_source``.
+    config : dataclass instance or None
+        ``config`` in the template. Its ``notes``, an iterable of str, become lines of the opening comment.
+    target : str or Target
+        ``target`` in the template.
+    is_source : bool, default False
+        Whether ``template`` is the text itself.
+    name : str, optional
+        File name of the text. The source then has #line directives, which name it.
+    debug : bool, default False
+        ``debug`` in the template. Primitives then bound their waits and check their arguments; see docs/howto/debug_a_hang.md.
+
+    Returns
+    -------
+    str
+        CUDA C++ source.
+
+    Raises
+    ------
+    TemplateError
+        With the name and the line of the template.
+    TargetError
+        If the target is unknown.
     """
     chosen, folder = get_target(target), template_root()
     shown = (name or _SOURCE_NAME) if is_source else template
@@ -213,48 +237,53 @@ def render(
             loaded = environment.get_template(template)
         body = loaded.render(values)
         if is_source and "shared_address" in template and (uses := running.get().names):
-            uses.setdefault("shared_address", shown)  # arguments of primitives are addresses
+            uses.setdefault("shared_address", shown)  # the arguments of primitives are addresses
         library = render_library(environment, values)
     except TemplateError:
         raise
-    except Exception as error:  # whatever an expression of the template raised
+    except Exception as error:  # any error of an expression in the template
         raise TemplateError(_explain(shown, error, folder)) from error
     finally:
         running.reset(token)
-    if library and name is not None:  # the first directive names the user's file
+    if library and name is not None:  # begin the user's file again
         library = f'#line 1 "{line_name(name)}"\n\n{library}'
     body = f"{library}\n{body}".strip("\n")
-    if name is None:  # else the directives count the blank lines
+    if name is None:  # with directives, blank lines count
         body = re.sub(r"\n{3,}", "\n\n", body)
     opening, body = _opening_comment(shown, config, chosen, debug), f"\n{body}\n"
-    # A user's text stays as it is, line by line.
+    # Keep a user's text unchanged, line by line.
     return opening + (body if is_source else _SECTION.sub(r"\n\n", body))
 
 
+def primitives_of(target: Target) -> set[str]:
+    """Return the names of the primitives that a template for this target may use."""
+    return primitive_names(_environment(template_root()), {"config": None, "target": target, "debug": False})
+
+
 def is_like_template(text: str) -> bool:
-    """Whether a text holds what only a template means: an include or another statement, or a ``${`` or ``/*%``."""
+    """Return whether a text has template syntax: an include or another statement, ``${`` or ``/*%``."""
     return _TEMPLATE_SYNTAX.search(text) is not None
 
 
 def template_texts(*templates: str) -> dict[str, bytes]:
-    """Templates and every file that they can include, with what the files hold now: the templates first, the others by
-    name. The cache key digests them.
+    """Return the current contents of templates and of all files that they can include, which the cache key digests.
 
-    Nothing is parsed or rendered. Raises TemplateError for a name that has no file.
+    The templates come first, then the other files by name. Nothing is parsed or rendered. Raises TemplateError for a
+    missing file.
     """
-    root, found = str(template_root()), dict[str, bytes]()
+    root, texts = str(template_root()), dict[str, bytes]()
     waiting = [(template, "") for template in reversed(templates)]
     while waiting:
         name, user = waiting.pop()
-        if name not in found:
-            found[name] = text = _template_text(root, name, user)
+        if name not in texts:
+            texts[name] = text = _template_text(root, name, user)
             waiting.extend((other, name) for other in _references(text))
-    others = sorted(found.keys() - set(templates))
-    return {name: found[name] for name in (*templates, *others)}
+    others = sorted(texts.keys() - set(templates))
+    return {name: texts[name] for name in (*templates, *others)}
 
 
 def template_files(template: str) -> tuple[Path, ...]:
-    """The files of template_texts()."""
+    """Return the paths of the files of template_texts()."""
     return tuple(template_root() / name for name in template_texts(template))
 
 
@@ -279,14 +308,14 @@ def _references(text: bytes) -> tuple[str, ...]:
 
 def _template_text(root: str, name: str, user: str) -> bytes:
     if name and not any(part in ("", ".", "..") for part in name.split("/")):
-        with suppress(OSError, ValueError):  # ValueError: a null character
+        with suppress(OSError, ValueError):  # ValueError: the name contains a null character
             return content(f"{root}/{name}")
     where = f", included by {user}" if user else ""
     raise TemplateError(f"template {name!r}{where}: got no such file; allowed: a path below {root}")
 
 
 def _explain(name: str, error: Exception, root: Path) -> str:
-    """``template:line: reason``; the line is that of the innermost template the error passed through."""
+    """Return ``template:line: reason``, with the line of the innermost template that the error passed through."""
     if isinstance(error, jinja2.TemplateSyntaxError):
         remedy = f" {IF_COMMENT}" if (error.message or "").startswith("Encountered unknown tag") else ""
         return f"{error.name or name}:{error.lineno}: {error.message}{remedy}"
@@ -310,7 +339,7 @@ def _opening_comment(name: str, config: Any, target: Target, debug: bool = False
     if config is not None:
         lines.append(f"config: {type(config).__name__}")
         if is_dataclass(config):
-            # A new field with a default leaves the sources of other configs as they are.
+            # Omit defaults, so that a new field does not change the sources of existing configs.
             shown = [
                 (f.name, value) for f in fields(config) if f.init and (value := getattr(config, f.name)) != f.default
             ]
@@ -322,7 +351,7 @@ def _opening_comment(name: str, config: Any, target: Target, debug: bool = False
 
 
 def _shown(value: Any, field: str) -> str:
-    """A config's value as text that is the same in every process; TemplateError for what has none."""
+    """Return a config's value as text that is the same in every process. Raises TemplateError if the type has none."""
     if value is None or type(value) in (bool, int, float, str, bytes):
         return repr(value)
     if isinstance(value, (Enum, np.dtype)):

@@ -1,7 +1,7 @@
-"""Arguments of a launch: the number, the array or the tensor map that each parameter of a kernel gets.
+"""Arguments of a launch: a number, an array or a tensor map for each parameter of a kernel.
 
-Arguments name the arrays that they address and hold no address. What changes with the sizes of a call is in ``Sizes``;
-everything else belongs to a shape and a configuration. replay.py launches them on a GPU, ``emulate()`` on the CPU.
+Arguments name the arrays that they address and hold no address. ``Sizes`` holds everything that changes with the sizes
+of a call; the rest belongs to a shape and a configuration. replay.py launches on a GPU, ``emulate()`` on the CPU.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Sizes(NamedTuple):
     fields : tuple of int
         Values of the sized fields of all tensor maps, in the order of the parameters.
     shared_bytes : int
-        Dynamic shared memory of a CTA if it is to be more than the configuration's.
+        Dynamic shared memory of a CTA, if it must exceed the configuration's.
     programmatic : bool
-        Whether the launch is a programmatic dependent of the launch before it.
+        Whether the launch is a programmatic dependent of the previous launch.
     partials_bytes, flags_bytes : int
         Workspace for partial sums and flags. No workspace is used if both are 0.
     rows_bytes : int
@@ -85,8 +85,8 @@ class Arguments:
     """One launch of a kernel.
 
     template, config: the kernel; ``config`` has ``entry``, ``threads`` and ``smem_bytes``. parameters: in the kernel's
-    order, each a number, bytes, At, Map or Value. cluster: CTAs of a cluster, 1 for none. early: arrays that the kernel
-    may read before the previous kernel has ended.
+    order, each a number, bytes, At, Map or Value. cluster: CTAs of a cluster, 1 without clusters. early: arrays that
+    the kernel may read before the previous kernel has ended.
     """
 
     template: str
@@ -104,11 +104,11 @@ class Arguments:
     @property
     def maps(self) -> list[Map]:
         """The tensor maps, in the order of the parameters, with the fields of Sizes."""
-        values, found = iter(self.sizes.fields), []
+        values, maps = iter(self.sizes.fields), []
         for parameter in self.parameters:
             if isinstance(parameter, Map):
-                found.append(with_fields(parameter, [next(values) for _ in parameter.sized]))
-        return found
+                maps.append(with_fields(parameter, [next(values) for _ in parameter.sized]))
+        return maps
 
     def kernel(self, target: Target) -> Kernel:
         """Return the kernel, compiled or found in the cache."""
@@ -143,11 +143,11 @@ class Arguments:
         target : Target
             Target of the kernel.
         arrays : mapping of str to ArrayInfo
-            The arrays by name, in host memory. An array that is not there has the address 0.
+            The arrays by name, in host memory. A missing array has the address 0.
         kernel : Kernel, optional
             The compiled kernel.
         **options
-            Options of ``EmulatedModule.launch``. A programmatic dependent runs as if the kernel before it wrote all
+            Options of ``EmulatedModule.launch``. A programmatic dependent runs as if the previous kernel wrote all
             arrays but the early ones, unless ``produced_by_previous`` names them.
         """
         reached = {name: host_bytes(info) for name, info in arrays.items() if info.size_elems}
@@ -186,9 +186,9 @@ def map_over(
 ) -> Map:
     """Return a tiled map over a named array.
 
-    info: its shape, strides and dtype. box: elements of each axis, in NumPy order. dtype: the TMA type if it is not
-    the array's. axes: the array's axes from innermost to outermost. options: other fields of TiledSpec.
-    Raises DescriptorError, which counts axes as the array does.
+    ``info`` describes its shape, strides and dtype. ``box``: elements of each axis, in NumPy order. ``dtype``: the TMA
+    type, by default the array's. ``axes``: the array's axes from innermost to outermost. ``options``: other fields of
+    TiledSpec. Raises DescriptorError, which counts axes as the array does.
     """
     kind = tma_type(info.dtype) if dtype is None else tma_type(dtype)
     spec = TiledSpec.from_strided(

@@ -25,7 +25,7 @@ _MAX_PLANS_OF_SHAPE = 4
 class Calls(Generic[P, C]):
     """The calls and plans of one operation, a part of the Runtime."""
 
-    #: forget() of choice_table drops it.
+    #: choice.forget() drops it.
     holds_choices = True
 
     def __init__(self, operation: Operation[P, C]) -> None:
@@ -36,7 +36,7 @@ class Calls(Generic[P, C]):
         self._shapes: Cache[tuple[_Shape, ...]] = Cache(_MAX_PLANS)
 
     def plan(self, problem: P, device: int) -> Plan[P, C]:
-        """Return the plan of a problem on a device; make one if needed."""
+        """Return the plan of a problem on a device; create it at its first use."""
         context.require_no_fork()
         key = device, self._operation.plan_key(problem), wants_debug(None), pinned_scope.get()
         plan = self.plans.get(key)
@@ -48,11 +48,14 @@ class Calls(Generic[P, C]):
     def keep(
         self, key: tuple[Any, ...], plan: Plan[P, C], launch: Launch, checked: Checked[P], dtypes: tuple[Any, Any]
     ) -> None:
-        """Keep a call, and its shape for calls with other sizes. dtypes: of out and lse, in the arrays' library."""
+        """Keep a call, and its shape for calls with other sizes.
+
+        ``dtypes``: dtypes of out and lse in the arrays' library.
+        """
         operation, infos = self._operation, (*checked.arrays, checked.out)
         masks = operation.masks(checked.problem)
         if any(info is not None and info.pointer & mask for info, mask in zip(infos, masks, strict=True)):
-            return  # a plan for misaligned arrays serves aligned ones, too, but slower
+            return  # a plan for misaligned arrays would also serve aligned ones, but slower
         present = [at for at, info in enumerate(checked.arrays) if info is not None]
         common = _Common(key[0], launch.device, _ADDRESS[key[0]], present, masks, dtypes, [0] * len(operation.names))
         spans = None
@@ -63,7 +66,7 @@ class Calls(Generic[P, C]):
         if shape_key is not None:
             itemsizes = tuple([0 if info is None else info.dtype.itemsize for info in infos])
             shape = _Shape(common, plan, checked.problem, itemsizes)
-            others = [one for one in self._shapes.get(shape_key, ()) if one.plan is not plan]
+            others = [shape for shape in self._shapes.get(shape_key, ()) if shape.plan is not plan]
             self._shapes.put(shape_key, (shape, *others[: _MAX_PLANS_OF_SHAPE - 1]))
 
     def resized_call(self, key: tuple[Any, ...]) -> Call | None:
@@ -90,7 +93,7 @@ class Calls(Generic[P, C]):
         launch = shape.plan.loaded_launch(problem)
         if launch is None:
             return None
-        spans = [_span(*one) for one in zip(extents, strides, shape.itemsizes)] if has_out else None  # noqa: B905
+        spans = [_span(*bounds) for bounds in zip(extents, strides, shape.itemsizes)] if has_out else None  # noqa: B905
         call = Call(shape.common, launch, result, lse, spans)
         self.calls.put(key, call)
         return call
@@ -106,8 +109,8 @@ class _Common(NamedTuple):
     """The properties that calls of one shape have in common.
 
     address: returns the address of an array. present: indexes of the inputs that such a call has. masks: as
-    Operation.masks(). dtypes: of out and lse, as objects of the library. places: zeros, one for each address that a
-    launch gets.
+    Operation.masks(). dtypes: dtypes of out and lse, as objects of the library. places: zeros, one for each address of
+    a launch.
     """
 
     library: str
@@ -141,8 +144,11 @@ class Call:
         lse: tuple[int, ...] | None,
         spans: list[tuple[int, int] | None] | None,
     ) -> None:
-        """shape, lse: shapes of the results, None for a result that the call does not have. spans: of a call with
-        ``out``, first byte and end of each input and of out, relative to its address."""
+        """Prepare the checks of a repeated call.
+
+        ``shape`` and ``lse`` are the shapes of the results, None for a missing result. ``spans``: for a call with
+        ``out``, the first byte and the end of each input and of out, relative to its address.
+        """
         self._common, self._launch, self._shape, self._lse = common, launch, shape, lse
         # Most calls launch one kernel without a workspace.
         self._single = launch.replays[0] if launch.partials_bytes is None and len(launch.replays) == 1 else None
@@ -191,7 +197,7 @@ class Call:
 
 #: Functions that return the address of an array, by its library.
 _ADDRESS: dict[str, Callable[[Any], int]] = {"cupy": attrgetter("data.ptr"), "torch": methodcaller("data_ptr")}
-#: Library of each array class seen so far.
+#: Library of each array class seen so far. This is no state of a Runtime: the library of a class never changes.
 libraries: dict[type, str] = {}
 
 

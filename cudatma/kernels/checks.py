@@ -17,14 +17,14 @@ from cudatma.errors import ArgumentError, ArgumentTypeError
 
 
 def checked_flag(value: Any, field: str) -> bool:
-    """A bool, or NumPy's."""
+    """Return a bool for a bool or NumPy's bool. Raises ArgumentTypeError."""
     if not isinstance(value, (bool, np.bool_)):
         raise ArgumentTypeError(field, type(value).__name__, "bool")
     return bool(value)
 
 
 def check_backend(info: ArrayInfo, field: str, chosen: str) -> None:
-    """ArgumentError unless an array, by its argument's name, is where a backend computes."""
+    """Raise ArgumentError unless an array is in memory of the backend. ``field`` is the argument's name."""
     device = info.device
     if (device is None) != (chosen != "cuda"):
         allowed = "the host with backend 'emulator' or 'reference', a CUDA device with 'cuda'"
@@ -33,7 +33,7 @@ def check_backend(info: ArrayInfo, field: str, chosen: str) -> None:
 
 
 def check_place(info: ArrayInfo, field: str, first: ArrayInfo, first_field: str, function: str) -> None:
-    """ArgumentError unless an array is on the device of the call's first one, and wants no gradient."""
+    """Raise ArgumentError unless an array is on the device of the call's first one, and requires no gradient."""
     if info.device != first.device:
         where = f"{place_name(first.device)}, where {first_field} is"
         raise ArgumentError(f"{field}.device", place_name(info.device), where)
@@ -43,14 +43,17 @@ def check_place(info: ArrayInfo, field: str, first: ArrayInfo, first_field: str,
 def check_out(
     info: ArrayInfo, dtype: Any, allowed: str, shape: tuple[int, ...], read: Mapping[str, ArrayInfo], function: str
 ) -> None:
-    """ArgumentTypeError unless ``out`` has this dtype, in words ``allowed``; ArgumentError unless it has this shape, is
-    on the device of the first array that is read, can be written, and shares memory with none of them."""
+    """Raise ArgumentTypeError unless ``out`` has this dtype (``allowed`` in words), ArgumentError if it is otherwise
+    invalid.
+
+    It must have this shape, be writable and on the device of the first input, and share no memory with the inputs.
+    """
     if info.dtype != dtype:
         raise ArgumentTypeError("out.dtype", str(info.dtype), allowed)
     if info.shape != shape:
         raise ArgumentError("out.shape", info.shape, f"{shape}")
-    first, its = next(iter(read.items()))
-    check_place(info, "out", its, first, function)
+    first, first_info = next(iter(read.items()))
+    check_place(info, "out", first_info, first, function)
     if info.readonly:
         raise ArgumentError("out", "a read-only array", "a writable array")
     for name, other in read.items():
@@ -76,27 +79,27 @@ def has_tangents() -> bool:
 
 
 def real_number(value: Any, field: str) -> float:
-    """A number as the kernels get it. ArgumentTypeError for anything else."""
+    """Return a number in the kernels' precision. Raises ArgumentTypeError for other types."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(field, type(value).__name__, "a real number")
     return as_fp32(value, field)
 
 
 def checked_count(value: Any, field: str, allowed: str) -> int:
-    """A whole number from 0 on. ArgumentError, ArgumentTypeError for anything else."""
+    """Return a whole number of at least 0. Raises ArgumentError, and ArgumentTypeError for other types."""
     try:
-        found = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+        count = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
-        found = None
-    if found is None:
+        count = None
+    if count is None:
         raise ArgumentTypeError(field, type(value).__name__, allowed)
-    if found < 0:
-        raise ArgumentError(field, found, allowed)
-    return found
+    if count < 0:
+        raise ArgumentError(field, count, allowed)
+    return count
 
 
 def as_fp32(value: Any, field: str) -> float:
-    """A number as the kernels get it. ArgumentError for one that no float can hold."""
+    """Return a number rounded to fp32. Raises ArgumentError for one beyond double precision."""
     try:
         return ctypes.c_float(float(value)).value
     except OverflowError as error:

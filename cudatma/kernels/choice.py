@@ -24,7 +24,7 @@ from cudatma.errors import ArgumentError, TargetError, counted, duration
 from cudatma.kernels.cost import Cost, cheapest_first
 from cudatma.kernels.family import Family, P, S
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.tuning import FILE_VARIABLE, NOTHING, Found, entry_points, lookup, pinned_config, pinned_scope
+from cudatma.kernels.tuning import FILE_VARIABLE, NOTHING, Match, entry_points, lookup, pinned_config, pinned_scope
 from cudatma.target import Target, get_target
 
 #: Step by which the allowed loss rises while a menu exceeds its limit.
@@ -72,14 +72,14 @@ def menu(us: NDArray[np.float64], ms: NDArray[np.int64], shared: NDArray[np.bool
     shared : array of bool, shape (configurations,)
         Configurations that the menus of many shapes hold.
     """
-    found, has_power, first = np.zeros(len(ms), np.int64), _has_power(ms), 1
-    for one in _SHARED_RANGES if shared.any() else _RANGES:
-        inside, served = (ms >= first) & (ms <= one.last), ms >= first
-        losses = np.where(ms == 1, _AT_ONE, np.where(has_power, one.at_powers, np.inf))
-        kernels = _smallest(us[:, inside], losses[inside], shared, one)
-        found[served] = kernels[us[np.ix_(kernels, served)].argmin(axis=0)]
-        first = one.last + 1
-    return found
+    chosen, has_power, first = np.zeros(len(ms), np.int64), _has_power(ms), 1
+    for limits in _SHARED_RANGES if shared.any() else _RANGES:
+        inside, served = (ms >= first) & (ms <= limits.last), ms >= first
+        losses = np.where(ms == 1, _AT_ONE, np.where(has_power, limits.at_powers, np.inf))
+        kernels = _smallest(us[:, inside], losses[inside], shared, limits)
+        chosen[served] = kernels[us[np.ix_(kernels, served)].argmin(axis=0)]
+        first = limits.last + 1
+    return chosen
 
 
 def _has_power(ms: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -89,7 +89,7 @@ def _has_power(ms: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _smallest(
-    us: NDArray[np.float64], losses: NDArray[np.float64], shared: NDArray[np.bool_], of: _Range
+    us: NDArray[np.float64], losses: NDArray[np.float64], shared: NDArray[np.bool_], limits: _Range
 ) -> NDArray[np.int64]:
     """Return a menu with the smallest loss that its limit allows.
 
@@ -98,33 +98,33 @@ def _smallest(
     """
     cheapest = us.min(axis=0)
     excess = (us / cheapest - 1)[:, np.isfinite(cheapest)]
-    losses, loss = losses[np.isfinite(cheapest)], of.loss
+    losses, loss = losses[np.isfinite(cheapest)], limits.loss
     while True:
         able = (excess <= np.where(np.isinf(losses), loss, losses)).astype(np.float32)
-        found = _cover(able, np.where(shared, 1, _SELDOM))
-        if len(found) <= of.limit or loss + _GROWTH > of.max_loss + 1e-9:
+        rows = _cover(able, np.where(shared, 1, _SELDOM))
+        if len(rows) <= limits.limit or loss + _GROWTH > limits.max_loss + 1e-9:
             break
         loss += _GROWTH
-    while len(found) < of.limit:
-        gains = np.maximum(0, excess[found].min(axis=0) - excess).sum(axis=1) * shared
+    while len(rows) < limits.limit:
+        gains = np.maximum(0, excess[rows].min(axis=0) - excess).sum(axis=1) * shared
         if not gains.any():
             break
-        found.append(int(gains.argmax()))
-    return np.sort(found)
+        rows.append(int(gains.argmax()))
+    return np.sort(rows)
 
 
 def _cover(able: NDArray[np.float32], weights: NDArray[np.float64]) -> list[int]:
     """Return rows such that each column is 1 in at least one of them."""
-    uncovered, found = np.ones(able.shape[1], np.float32), []
+    uncovered, rows = np.ones(able.shape[1], np.float32), []
     while uncovered.any():
-        found.append(int((able @ uncovered * weights).argmax()))
-        uncovered *= 1 - able[found[-1]]
-    times_covered = able[found].sum(axis=0)
-    for one in list(found):
-        if (times_covered - able[one]).all():
-            times_covered -= able[one]
-            found.remove(one)
-    return found
+        rows.append(int((able @ uncovered * weights).argmax()))
+        uncovered *= 1 - able[rows[-1]]
+    times_covered = able[rows].sum(axis=0)
+    for row in list(rows):
+        if (times_covered - able[row]).all():
+            times_covered -= able[row]
+            rows.remove(row)
+    return rows
 
 
 #: Maximum number of cached tables, about 20 KB each.
@@ -141,7 +141,7 @@ class Choice:
     """The configuration for an interval of M, and the tuning entry that it comes from, if any."""
 
     config: Any
-    found: Found | None = None
+    match: Match | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class ChoiceTable:
 
     def configs_up_to(self, m: int) -> list[Any]:
         """Return the configurations that M from 1 to m use, each once."""
-        return list(dict.fromkeys(one.config for one in self.choices[: bisect_right(self.starts, m)]))
+        return list(dict.fromkeys(choice.config for choice in self.choices[: bisect_right(self.starts, m)]))
 
 
 class Tables(Cache[ChoiceTable]):
@@ -237,11 +237,11 @@ def _table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int, file: str | N
 def _predicted(family: Family[P, S], shape: P, gpu: Gpu, max_m: int) -> ChoiceTable:
     """Build a table from the cost model alone."""
     ms = _starts(max_m)
-    found = family.times(shape, ms, gpu)
-    if not found:
+    times = family.times(shape, ms, gpu)
+    if not times:
         raise ArgumentError("target", gpu.target, f"a target that runs one of the {family.name} kernels")
-    configs = [config for config, _ in found]
-    us = np.stack([us for _, us in found])
+    configs = [config for config, _ in times]
+    us = np.stack([us for _, us in times])
     choices = [Choice(config) for config in configs]
     chosen = menu(us, ms, np.array([family.is_shared(config) for config in configs]))
     return _merged(max_m, ms.tolist(), [choices[index] for index in chosen.tolist()])
@@ -255,8 +255,8 @@ def _with_entries(family: Family[P, S], shape: Any, gpu: Gpu, predicted: ChoiceT
     starts = sorted({*predicted.starts, *points})
     entries = (lookup(family, family.with_m(shape, start), gpu) for start in starts)
     choices = [
-        predicted.choice(start) if found is None else Choice(found.entry.config, found)
-        for start, found in zip(starts, entries, strict=True)
+        predicted.choice(start) if match is None else Choice(match.entry.config, match)
+        for start, match in zip(starts, entries, strict=True)
     ]
     return _merged(predicted.max_m, starts, choices)
 
@@ -282,7 +282,7 @@ def _starts(max_m: int) -> NDArray[np.int64]:
     return np.array(sorted(starts))
 
 
-#: Part of a short list that different tiles take; the rest are variants of the two best.
+#: Share of different tiles in a short list; the rest are variants of the two best.
 _TILES = 2 / 3
 #: A configuration predicted to be slower than the first by more than this factor is not measured.
 _HOPELESS = 1.25
@@ -308,31 +308,32 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
         return Decision(config, "pinned", "pinned by the caller")
     table = choice_table(family, problem, gpu, problem.m)
     choice = table.choice(problem.m)
-    if (found := choice.found) is not None:
-        entry, source = found.entry, "shipped" if found.shipped else "tuned"
-        took, rule_took = duration(1e-6 * entry.us), duration(1e-6 * entry.rule_us)
-        gain = f"{took}, where the cost model's choice took {rule_took}"
+    if (match := choice.match) is not None:
+        entry, source = match.entry, "shipped" if match.shipped else "tuned"
+        time, rule_time = duration(1e-6 * entry.us), duration(1e-6 * entry.rule_us)
+        gain = f"{time}, where the cost model's choice took {rule_time}"
         shared = " and ".join(name.upper() for name in family.index)
-        which = "this problem" if found.exact else f"one of this {shared} ({entry.problem.description})"
-        return Decision(choice.config, source, f"{found.path} has {which}, measured at M = {entry.problem.m}: {gain}")
+        which = "this problem" if match.exact else f"one of this {shared} ({entry.problem.description})"
+        return Decision(choice.config, source, f"{match.path} has {which}, measured at M = {entry.problem.m}: {gain}")
     us = choice.config.cost(problem, gpu).us
-    kernels = counted(len({one.config for one in table.choices if one.found is None}), "kernel")
+    kernels = counted(len({other.config for other in table.choices if other.match is None}), "kernel")
     why = f"the cheapest by the cost model, {duration(1e-6 * us)}, of the {kernels} that serve this shape"
     return Decision(choice.config, "rule", problem.constraint or why)
 
 
 @dataclass(frozen=True, slots=True)
 class Listed(Generic[S]):
-    """A configuration and its predicted cost."""
+    """A configuration, its predicted cost, and the name of its launched kernel."""
 
     config: S
     cost: Cost
+    entry: str
 
     @property
     def label(self) -> str:
-        """The kernel's entry and the CTAs per SM, which the entry omits: unique among a problem's configurations."""
+        """The kernel and the CTAs per SM, which its name may omit: unique among a problem's configurations."""
         ctas = f" x{self.config.ctas_per_sm}" if self.config.ctas_per_sm > 1 else ""
-        return f"{self.config.entry}{ctas}"
+        return f"{self.entry}{ctas}"
 
 
 def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Listed[S]]:
@@ -341,22 +342,26 @@ def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Li
     The cost model's choice, which is to be beaten, comes first. Then come the cheapest tiles, and variants of the two
     best.
     """
+
+    def listed(config: S) -> Listed[S]:
+        return Listed(config, config.cost(problem, gpu), family.launched(config).entry)
+
     rule = choose_by_cost(family, problem, gpu)
     cheapest = [config for config, _ in cheapest_first(family.times, problem, gpu)[:limit]]
-    tiles = [Listed(config, config.cost(problem, gpu)) for config in dict.fromkeys([rule, *cheapest])]
-    turns = zip_longest(*(variants(one.config, problem, get_target(gpu.target)) for one in tiles[:2]))
-    changed = (Listed(one, one.cost(problem, gpu)) for turn in turns for one in turn if one is not None)
+    tiles = [listed(config) for config in dict.fromkeys([rule, *cheapest])]
+    turns = zip_longest(*(variants(tile.config, problem, get_target(gpu.target)) for tile in tiles[:2]))
+    changed = (listed(config) for turn in turns for config in turn if config is not None)
     max_tiles = max(1, round(limit * _TILES))
     kept: dict[str, Listed[S]] = {}
     # If there are too few variants, fill up with tiles.
-    for one in (*tiles[:max_tiles], *changed, *tiles[max_tiles:]):
-        if one.cost.us <= _HOPELESS * tiles[0].cost.us:
-            kept.setdefault(one.label, one)
+    for candidate in (*tiles[:max_tiles], *changed, *tiles[max_tiles:]):
+        if candidate.cost.us <= _HOPELESS * tiles[0].cost.us:
+            kept.setdefault(candidate.label, candidate)
     return list(kept.values())[:limit]
 
 
 def variants(config: S, problem: P, target: Target) -> Iterator[S]:
-    """The same tile with other pipelines or rings; each can run the problem on the target."""
+    """Yield variants of a tile with other pipelines or rings that can run the problem on the target."""
     for change in config.variants(problem):
         with contextlib.suppress(ArgumentError, TargetError):
             changed: Any = replace(config, **change)  # type: ignore[type-var]

@@ -1,12 +1,12 @@
-"""KernelConfig: what the configurations of gemm, attention and marlin_gemm have in common."""
+"""Preset and KernelConfig: what the configurations of gemm, attention and marlin_gemm have in common."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
@@ -18,112 +18,168 @@ from cudatma.target import Target
 C = TypeVar("C", bound="KernelConfig")
 
 
-class KernelConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A version of a family's kernel.
+
+    Attributes
+    ----------
+    summary : str
+        Description in lists of kernels.
+    template : str, default ""
+        The version whose template this one shares; "" if it has its own.
+    loader : {"threads", "cp_async", "consumers", "producer_warp"}, default "producer_warp"
+        What loads operands into shared memory: all threads by plain loads, all threads by cp.async, a consumer thread
+        by TMA, or a warp that does nothing else.
+    schedule : {"one_tile", "persistent", "pingpong", "stream_k"}, default "one_tile"
+        A CTA computes one tile; one tile after the other; its two warpgroups each compute a tile, in turn; or CTAs
+        divide the tiles of the last wave.
+    mma : {"scalar", "wgmma", "mma_sync"}, default "wgmma"
+        The instruction that multiplies.
+    allowed : mapping of str to sequence
+        The allowed values of a config's fields, by name. A field that is not listed is checked elsewhere.
+    """
+
+    summary: str
+    template: str = ""
+    loader: Literal["threads", "cp_async", "consumers", "producer_warp"] = "producer_warp"
+    schedule: Literal["one_tile", "persistent", "pingpong", "stream_k"] = "one_tile"
+    mma: Literal["scalar", "wgmma", "mma_sync"] = "wgmma"
+    allowed: Mapping[str, Sequence[Any]]
+
+
+class KernelConfig(ABC):
     """Base of a family's config: one flat, frozen dataclass for all kernels of the family.
 
-    ``version`` is a key of ``presets``. A preset states what distinguishes a version, and the values allowed for each
-    field. ``__post_init__`` of a config validates its fields; ``check()`` raises an error if the config does not fit a
-    problem or a target. Fields that all configs have: tile_m, tile_n and tile_k are a CTA's tile and the K of a stage;
-    cluster_m and cluster_n are the CTAs of a cluster along M and N, and cluster_k those that divide K; ctas_per_sm
-    are the CTAs on an SM.
+    A family supplies what is abstract here. Its ``__post_init__`` validates the fields. ``check()`` raises an error if
+    the config does not fit a problem or a target.
+
+    Attributes
+    ----------
+    version : str
+        A key of ``presets``.
+    tile_m, tile_n : int
+        A CTA's tile.
+    stages : int
+        Stages of the ring.
+    cluster_m, cluster_n : int
+        CTAs of a cluster along M and N, which share loads.
+    cluster_k : int
+        CTAs of a cluster that divide K.
+    ctas_per_sm : int
+        CTAs that share an SM.
     """
 
     __slots__ = ()
 
     #: The name of the public function.
-    family: ClassVar[str]
-    presets: ClassVar[Mapping[str, Any]]
+    function: ClassVar[str]
+    presets: ClassVar[Mapping[str, Preset]]
     #: Increment this when a kernel's time changes by more than 2 %, the smallest gain for which a tuning entry is kept.
     revision: ClassVar[int]
-
-    if TYPE_CHECKING:  # fields and properties of each config
-
-        @property
-        def version(self) -> str: ...
-        @property
-        def template(self) -> str: ...
-        @property
-        def entry(self) -> str: ...
-        @property
-        def tile_m(self) -> int: ...
-        @property
-        def tile_n(self) -> int: ...
-        @property
-        def tile_k(self) -> int: ...
-        @property
-        def stages(self) -> int: ...
-        @property
-        def cluster_m(self) -> int: ...
-        @property
-        def cluster_n(self) -> int: ...
-        @property
-        def cluster_k(self) -> int: ...
-        @property
-        def ctas_per_sm(self) -> int: ...
-        @property
-        def consumer_warps(self) -> int: ...
-        @property
-        def producer_warps(self) -> int: ...
-        @property
-        def features(self) -> tuple[str, ...]:
-            """Features that the target must have."""
-            ...
-
-        @property
-        def struct_members(self) -> Mapping[str, Member]:
-            """The members of ``Problem`` that the family's kernels may read, in the order of the struct."""
-            ...
-
-        @property
-        def problem_names(self) -> tuple[str, ...]:
-            """The members of ``Problem`` that the kernel reads, in any order."""
-            ...
-
-        def stage_arrays(self) -> tuple[tuple[str, int], ...]:
-            """Return (name, bytes) of a stage's arrays.
-
-            A slot is aligned if the array's size is a multiple of the alignment.
-            """
-            ...
-
-        def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-            """Return (name, bytes) of the shared memory between the ring and its barriers."""
-            ...
-
-        @property
-        def barriers(self) -> tuple[str, ...]:
-            """Names of the barriers that each stage has."""
-            ...
-
-        def stage_layout(self) -> list[tuple[str, int]]:
-            """Return (what, bytes) of a stage, for reports."""
-            ...
-
-        def check_problem(self, problem: Any) -> None:
-            """Raise ArgumentError if the kernel cannot run a problem."""
-            ...
-
-        def adapted(self, problem: Any) -> Any:
-            """Return the same tile for another problem's fields, or None if its gain does not carry over."""
-            ...
-
-        def cost_at(self, m: Any, problem: Any, gpu: Gpu) -> Cost:
-            """Return the predicted time. ``m``, an int or int64 array, replaces the problem's M."""
-            ...
-
-    # Validity.
+    version: str
+    tile_m: int
+    tile_n: int
+    stages: int
+    ctas_per_sm: int
 
     @property
-    def allowed(self) -> Mapping[str, Sequence[Any]]:
-        """The values that the preset lists for fields of the config."""
-        kind: Any = type(self)
-        return _listed(kind, self.version)
+    def cluster_m(self) -> int:
+        return 1
+
+    @property
+    def cluster_n(self) -> int:
+        return 1
+
+    @property
+    def cluster_k(self) -> int:
+        return 1
+
+    @property
+    @abstractmethod
+    def template(self) -> str:
+        """Path of the template below ptx_templates/."""
+
+    @property
+    @abstractmethod
+    def entry(self) -> str:
+        """Name of the kernel's ``extern "C"`` function."""
+
+    @property
+    @abstractmethod
+    def features(self) -> tuple[str, ...]:
+        """Features that the target must have."""
+
+    @property
+    @abstractmethod
+    def consumer_warps(self) -> int:
+        """Warps that compute."""
+
+    @property
+    @abstractmethod
+    def producer_warps(self) -> int:
+        """Warps that only load."""
+
+    @property
+    @abstractmethod
+    def struct_members(self) -> Mapping[str, Member]:
+        """The members of ``Problem`` that the family's kernels may read, in the order of the struct."""
+
+    @property
+    @abstractmethod
+    def problem_names(self) -> tuple[str, ...]:
+        """The members of ``Problem`` that this kernel reads, in any order."""
+
+    @property
+    @abstractmethod
+    def barriers(self) -> tuple[str, ...]:
+        """Names of the barriers that each stage has."""
+
+    @abstractmethod
+    def stage_arrays(self) -> tuple[tuple[str, int], ...]:
+        """Return (name, bytes) of a stage's arrays.
+
+        A slot is aligned if the array's size is a multiple of the alignment.
+        """
+
+    @abstractmethod
+    def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
+        """Return (name, bytes) of the shared memory between the ring and its barriers."""
+
+    @abstractmethod
+    def stage_layout(self) -> list[tuple[str, int]]:
+        """Return (description, bytes) of each array of a stage, for reports."""
+
+    @abstractmethod
+    def check_problem(self, problem: Any) -> None:
+        """Raise ArgumentError if the kernel cannot run a problem."""
+
+    @abstractmethod
+    def adapted(self, problem: Any) -> Any:
+        """Return the same tile for another problem's fields, or None if its gain does not carry over."""
+
+    @abstractmethod
+    def cost_at(self, m: Any, problem: Any, gpu: Gpu) -> Cost:
+        """Return the predicted time. ``m``, an int or int64 array, replaces the problem's M."""
+
+    # The version.
+
+    @property
+    def preset(self) -> Preset:
+        """The version's row of ``presets``."""
+        return self.presets[self.version]
+
+    @property
+    def has_wgmma(self) -> bool:
+        return self.preset.mma == "wgmma"
+
+    # Validity.
 
     def check_values(self) -> None:
         """Raise ArgumentError for an unknown version, and for a field with a value that its preset does not list."""
         if not isinstance(self.version, str) or self.version not in self.presets:
             raise ArgumentError("version", self.version, ", ".join(self.presets))
-        for name, values in self.allowed.items():
+        for name, values in self.preset.allowed.items():
             value = getattr(self, name)
             if type(value) is not type(values[0]) or value not in values:
                 raise ArgumentError(name, value, _text(values))
@@ -136,7 +192,7 @@ class KernelConfig:
     def check_target(self, target: Target) -> None:
         """Raise ArgumentError or TargetError if the kernel does not run on a target."""
         for feature in self.features:
-            target.require(feature, f"version {self.version} of {self.family}")
+            target.require(feature, f"version {self.version} of {self.function}")
         if self.smem_bytes > (limit := target.smem_share_bytes(self.ctas_per_sm)):
             several = f" for each of {self.ctas_per_sm} CTAs on an SM" if self.ctas_per_sm > 1 else ""
             allowed = f"shared memory of at most {limit} bytes on {target.name}{several}"
@@ -225,20 +281,12 @@ class KernelConfig:
     @property
     def notes(self) -> list[str]:
         """Lines of the opening comment of the generated source, after the fields."""
-        held = [f"  {size:6d} B  {what}" for what, size in self.stage_layout()]
+        stage = [f"  {size:6d} B  {name}" for name, size in self.stage_layout()]
         return [
             f"{self.consumer_warps} warps consume, {self.producer_warps} produce; a CTA takes {self.smem_bytes} B.",
             "One stage holds",
-            *held,
+            *stage,
         ]
-
-
-@lru_cache(maxsize=64)
-def _listed(kind: Any, version: str) -> dict[str, Sequence[Any]]:
-    """Return the values that the preset of a version lists for fields of a config."""
-    preset = kind.presets[version]
-    names = [name for name in type(preset).__dataclass_fields__ if name in vars(kind)["__dataclass_fields__"]]
-    return {name: getattr(preset, name) for name in names}
 
 
 def _text(values: Sequence[Any]) -> str:

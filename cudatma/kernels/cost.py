@@ -15,17 +15,17 @@ from cudatma.target import Target
 
 S = TypeVar("S")
 
-#: A ring of fewer stages loads nothing while one is computed. The cost model does not know the ring.
+#: A shorter ring loads nothing while a stage is computed. The cost model ignores the ring.
 MIN_STAGES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Predicted microseconds of one launch, operands cold in L2; their sum is ``us``.
+    """Predicted microseconds of one launch with operands cold in L2. Their sum is ``us``.
 
-    launch_us: launch, first loads, last stores. sm_us: the main loop of the busiest SM. reduction_us: partial sums that
-    the CTAs of a grid or of a cluster exchange. memory_us: memory time that the SMs' work does not hide.
-    tensor_us: the same of all tensor cores' operations. At many M at once, each is an array.
+    launch_us: launch, first loads, last stores. sm_us: the main loop of the busiest SM. reduction_us: exchange of
+    partial sums among the CTAs of a grid or a cluster. memory_us, tensor_us: time of the memory and of all tensor cores
+    that the SMs' work does not hide. For many M at once, each is an array.
     """
 
     launch_us: float
@@ -44,12 +44,12 @@ class Cost:
         return max((f.name for f in fields(self)), key=lambda name: float(getattr(self, name))).removesuffix("_us")
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the terms as JSON."""
         return {"us": self.us, "bound": self.bound} | {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 def runs(config: Any, problem: Any, target: Target) -> bool:
-    """Whether the config's check() raises nothing."""
+    """Return whether the config passes its check()."""
     try:
         config.check(problem, target)
     except (ArgumentError, TargetError):
@@ -70,12 +70,12 @@ def cheapest_first(
 ) -> list[tuple[S, float]]:
     """Return (config, microseconds) of the configurations that ``Family.times`` gives a problem, the cheapest first.
 
-    Of tiles that differ in their rows alone and cut M into the same number of tiles, only the cheapest is listed.
+    If tiles differ only in their rows and cut M into the same number of tiles, only the cheapest is listed.
     """
-    found = [(config, float(us[0])) for config, us in times(problem, np.array([problem.m]), gpu) if us[0] < np.inf]
-    found.sort(key=lambda one: round(one[1], 6))
+    ranked = [(config, float(us[0])) for config, us in times(problem, np.array([problem.m]), gpu) if us[0] < np.inf]
+    ranked.sort(key=lambda pair: round(pair[1], 6))
     kept: dict[Any, tuple[S, float]] = {}
-    for config, us in found:
+    for config, us in ranked:
         kept.setdefault(_apart_from_rows(config, problem.m), (config, us))
     return list(kept.values())
 

@@ -28,7 +28,7 @@ from cudatma.kernels.calls import calls_of, facts_of, libraries, library_of
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.operation import C, Checked, Operation, P, Weight
-from cudatma.kernels.plans import Launch
+from cudatma.kernels.plans import Launch, ctas_on_sm
 from cudatma.kernels.tuning import pinned_scope
 from cudatma.kernels.workspace import Workspace
 from cudatma.library_streams import stream_handle
@@ -125,7 +125,7 @@ def _run_checked(
     check_backend(first, field, chosen)
     handle = None if device is None else stream_handle(stream, library_for(first, given.out), device)
     if device is None and stream is not None:
-        stream_handle(stream, first.kind, 0)  # an invalid one is an error on the host, too
+        stream_handle(stream, first.kind, 0)  # an invalid stream is an error on the host, too
     result = given.out
     if result is None and given.shape is not None:
         out = empty_like_library(first, given.shape, given.dtype, handle)
@@ -169,27 +169,28 @@ def emulate(
     schedules: int = 1,
     **options: Any,
 ) -> Any:
-    """Run a call's launches on the emulator; return the last one's report.
+    """Run a call's launches on the emulator, and return the report of the last one.
 
-    arrays: inputs, results and a weight's arrays by name, in host memory. target: None is default_target().
-    options: of ``EmulatedModule.launch``. Raises HazardError, CompileError.
+    ``arrays`` holds inputs, results and a weight's arrays by name, in host memory. ``target``: by default
+    default_target(). ``options``: options of ``EmulatedModule.launch``. Raises HazardError, CompileError.
     """
     target = default_target() if target is None else target
     gpu = imagined_gpu(target, operation.emulated_sm_count)
     config = operation.configure(problem, gpu, {})
     kernels = operation.kernels(problem, config)
-    resident = tuple([gpu.sm_count * getattr(config, "ctas_per_sm", 1) for _, config in kernels])
+    # The emulator does not model occupancy: one CTA fits on an SM unless the config plans for more.
+    resident = tuple([gpu.sm_count * ctas_on_sm(kernel_config, 1) for _, kernel_config in kernels])
     report = None
     arrays = dict(arrays)
-    for one in operation.arguments(problem, config, gpu, resident):
-        one.config.check_target(target)
-        arrays |= {name: info for name, info in host_workspace(one.sizes).items() if name not in arrays}
-        report = one.emulate(target, arrays, schedules=schedules, **options)
+    for launch in operation.arguments(problem, config, gpu, resident):
+        launch.config.check_target(target)
+        arrays |= {name: info for name, info in host_workspace(launch.sizes).items() if name not in arrays}
+        report = launch.emulate(target, arrays, schedules=schedules, **options)
     return report
 
 
 def host_workspace(sizes: Sizes) -> dict[str, ArrayInfo]:
-    """Return workspace in host memory for one launch: flags are 0, everything else is NaN in every type."""
+    """Return workspace in host memory for one launch. Flags are 0; everything else is NaN in every type."""
     needed = {PARTIALS: sizes.partials_bytes, FLAGS: sizes.flags_bytes, ROWS: sizes.rows_bytes}
     return {
         name: describe(np.full(nbytes, 0 if name == FLAGS else 0xFF, np.uint8))
@@ -206,10 +207,10 @@ def launch_of(
     named: Mapping[str, ArrayInfo] | None = None,
     weight: Weight | None = None,
 ) -> Launch:
-    """Return the launches of a problem on a device; compile and load what is missing, and keep the plan.
+    """Return the launches of a problem on a device; compile and load missing kernels, and keep the plan.
 
-    named: the arrays of the call, at whose addresses tensor maps are encoded. Raises LaunchError if a kernel is missing
-    and the stream is under capture, CompileError, DriverError.
+    ``named``: the arrays of the call, at whose addresses tensor maps are encoded. Raises LaunchError if a kernel is
+    missing and the stream is under capture, CompileError, DriverError.
     """
     return calls_of(operation).plan(problem, device).load(problem, stream, named or {}, weight)
 

@@ -1,4 +1,4 @@
-"""Why a problem gets its configuration: an explanation for people and for programs, of any family."""
+"""Explain why a problem gets its configuration, for people and for programs, for all families."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cudatma.target import Target
 
 #: Candidates that an explanation lists.
 _LISTED = 8
-#: Of tables: a kernel's entry takes some 60 columns, and a folded table cannot be read.
+#: Columns of a table. An entry takes some 60 columns, and a wrapped table is hard to read.
 _WIDTH = 160
 #: The terms of a Cost in words.
 _TERMS = {
@@ -32,8 +32,10 @@ _TERMS = {
 
 
 def explained_gpu(device: int | None, target: str | Target | None) -> Gpu:
-    """That of a call's arrays; an imagined one of the target if that is named, of the default target for host arrays.
-    Raises TargetError."""
+    """Return the GPU of a call's arrays, or an imagined GPU if ``target`` is given or the arrays are on the host.
+
+    By default, arrays on the host imagine a GPU of default_target(). Raises TargetError.
+    """
     if target is None and device is not None:
         return gpu_of(device)
     return imagined_gpu(default_target() if target is None else target)
@@ -41,14 +43,29 @@ def explained_gpu(device: int | None, target: str | Target | None) -> Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a problem runs as it does. ``str()`` is for people, as_dict() for programs.
+    """Why a problem runs as it does. ``str()`` is for people, ``as_dict()`` for programs.
 
-    family, problem: what is computed. gpu: installed or imagined. decision: the configuration, where it comes from and
-    why. schedule: how the work is divided. prediction: its cost by the cost model. candidates: the cheapest of all,
-    and the configuration itself. considered: how many candidates there were.
+    Attributes
+    ----------
+    family : Family
+        The kernels of the function.
+    problem : Problem
+        The computation.
+    gpu : Gpu
+        The GPU, installed or imagined.
+    decision : Decision
+        The configuration, its source, and the reason.
+    schedule : Schedule
+        How the work is divided.
+    prediction : Cost
+        Time by the cost model.
+    candidates : tuple of Listed
+        The cheapest configurations, and the chosen one.
+    considered : int
+        Number of candidates.
     """
 
-    family: Family[Any, Any] = field(compare=False)  # the problem tells it
+    family: Family[Any, Any] = field(compare=False)
     problem: Any
     gpu: Gpu
     decision: Decision[Any]
@@ -64,7 +81,7 @@ class Explanation:
 
     @property
     def config(self) -> Any:
-        """The configuration."""
+        """The chosen configuration."""
         return self.decision.config
 
     @property
@@ -73,7 +90,7 @@ class Explanation:
         return int(self.problem.m)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON."""
+        """Return the explanation as JSON."""
         return {
             "layer": {name: value for name, value in self.problem.as_json().items() if name != "m"},
             "m": self.m,
@@ -89,13 +106,13 @@ class Explanation:
             "considered": self.considered,
             "candidates": [
                 {
-                    "kernel": one.config.version,
-                    "label": one.label,
-                    "us": one.cost.us,
-                    "bound": one.cost.bound,
-                    "chosen": one.config == self.config,
+                    "kernel": candidate.config.version,
+                    "label": candidate.label,
+                    "us": candidate.cost.us,
+                    "bound": candidate.cost.bound,
+                    "chosen": candidate.config == self.config,
                 }
-                for one in self.candidates
+                for candidate in self.candidates
             ],
         }
 
@@ -104,16 +121,16 @@ class Explanation:
         divided = f"{counted(work.stream_tiles, 'tile')} divided"
         if self.config.cluster_k > 1:
             divided = f"the K of each tile divided by a cluster of {self.config.cluster_k}"
-        of_cluster = f"of a cluster of {work.cluster} CTAs, " if work.cluster > 1 else ""
+        clusters = f"of a cluster of {work.cluster} CTAs, " if work.cluster > 1 else ""
         assumed = "" if selected_backend("auto") == "cuda" else " (assumed; this machine has no usable GPU)"
         terms = [(words, getattr(cost, f"{term}_us")) for term, words in _TERMS.items()]
-        shown = [
+        lines = [
             self.problem.description,
             f"on {gpu.target}{assumed}, {counted(gpu.sm_count, 'SM')}, {gpu.sm_clock_mhz} MHz, "
             f"memory {gpu.memory_bytes_per_us / 1e6:.3g} TB/s",
             f"kernel     {self.kernel}: {self.config.entry}",
             f"why        {self.decision.source}: {self.decision.why}",
-            f"work       {work.tiles_m} x {work.tiles_n} tiles {of_cluster}of {counted(work.k_iterations, 'stage')} "
+            f"work       {work.tiles_m} x {work.tiles_n} tiles {clusters}of {counted(work.k_iterations, 'stage')} "
             f"on {counted(work.ctas, 'CTA')}, {divided}",
             f"predicted  {duration(1e-6 * cost.us)}: "
             + ", ".join(f"{words} {duration(1e-6 * us)}" for words, us in terms if us >= 0.005),
@@ -121,17 +138,17 @@ class Explanation:
         ]
         rows = [
             (
-                "->" if one.config == self.config else "",
-                f"{one.cost.us:.4g}",
-                _TERMS[one.cost.bound],
-                one.config.version,
-                str(one.config.ctas_per_sm),
-                one.config.entry,
+                "->" if candidate.config == self.config else "",
+                f"{candidate.cost.us:.4g}",
+                _TERMS[candidate.cost.bound],
+                candidate.config.version,
+                str(candidate.config.ctas_per_sm),
+                candidate.config.entry,
             )
-            for one in self.candidates
+            for candidate in self.candidates
         ]
         title = f"Cheapest of {counted(self.considered, 'candidate')}, as predicted"
-        return "\n".join(shown) + table_text(title, ("", "us", "bound by", "kernel", "CTAs per SM", "entry"), rows)
+        return "\n".join(lines) + table_text(title, ("", "us", "bound by", "kernel", "CTAs per SM", "entry"), rows)
 
 
 def explained(
@@ -139,20 +156,25 @@ def explained(
     problem: Any,
     gpu: Gpu,
     *,
-    launched: Callable[[Any], Any] = lambda config: config,
+    launched: Callable[[Any], Any] | None = None,
     divide: bool = True,
     cut: Callable[[Any], Schedule] | None = None,
 ) -> Explanation:
-    """What a family runs for a problem with sizes m, n and k. launched: config as it is chosen -> as it is launched.
-    divide: whether tiles may be divided. cut: the schedule of a config, where it does not follow from the three sizes.
-    Raises what choosing does."""
+    """Explain what a family runs for a problem with sizes m, n and k.
+
+    ``launched`` returns the launched config for a chosen one, by default ``Family.launched``. ``divide``: whether tiles
+    may be divided. ``cut`` returns the schedule of a config that does not follow from the three sizes. Raises the
+    errors of decide().
+    """
+    launched = launched or family.launched
     decision = decide(family, problem, gpu)
     decision = replace(decision, config=launched(decision.config))
-    config, found = decision.config, cheapest_first(family.times, problem, gpu)
-    cost = config.cost(problem, gpu)
-    listed = [Listed(launched(one), one.cost(problem, gpu)) for one, _ in found[:_LISTED]]
-    if all(one.config != config for one in listed):
-        listed.append(Listed(config, cost))
+    ranked = cheapest_first(family.times, problem, gpu)
+    configs = [launched(config) for config, _ in ranked[:_LISTED]]
+    config = decision.config
+    if config not in configs:
+        configs.append(config)
+    listed = [Listed(config, config.cost(problem, gpu), config.entry) for config in configs]
     resident = gpu.sm_count * config.ctas_per_sm
     work = cut(config) if cut else schedule(config, problem.m, problem.n, problem.k, resident, divide=divide)
     return Explanation(
@@ -161,14 +183,14 @@ def explained(
         gpu=gpu,
         decision=decision,
         schedule=work,
-        prediction=cost,
+        prediction=config.cost(problem, gpu),
         candidates=tuple(listed),
-        considered=max(len(found), len(listed)),
+        considered=max(len(ranked), len(listed)),
     )
 
 
 def table_text(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A title, and the rows below their columns' names, without colours or markup."""
+    """Return a title and rows below their columns' names, without colours or markup."""
     try:
         from rich.console import Console
         from rich.table import Table
@@ -185,8 +207,8 @@ def table_text(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The same without rich."""
-    lines = [list(columns), *map(list, rows)]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
-    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([title, *shown])
+    """Return the same table without rich."""
+    table = [list(columns), *map(list, rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+    return "\n".join([title, *lines])

@@ -1,17 +1,16 @@
-"""What a kernel family is: the protocols that the shared parts of kernels/ are written over.
+"""The protocols of a kernel family, on which the shared parts of kernels/ are written.
 
-A family defines what a caller computes (a Problem), which configurations can compute it with which predicted costs,
-and where its measured exceptions are. Choosing, tuning, explaining, dumping and launching are written once, for all
-families. docs/howto/add_a_kernel.md describes one.
+A family defines a computation (Problem), the configurations that can run it with their predicted costs, and the place
+of its measured exceptions. Choosing, tuning, explaining, dumping and launching are written once, for all families.
+docs/howto/add_a_kernel.md describes one.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,27 +23,13 @@ from cudatma.kernels.version import Versions
 MAX_EXTENT = 2**31 - 1
 
 
-@runtime_checkable
-class AnyConfig(Protocol):
-    """What every kernel's config has. A config is a frozen dataclass; ``entry`` names its ``extern "C"`` function.
-
-    A config also has, and reports show:
-    ``threads`` (int: threads of one CTA), ``smem_bytes`` (int: dynamic shared memory of one CTA),
-    ``smem_layout()`` -> list of (name, offset_bytes, size_bytes): what stands where in dynamic shared memory,
-    ``stage_layout()`` -> list of (what, size_bytes): what one pipeline stage holds,
-    ``check_target(target)``: raises where the target cannot run it.
-    """
-
-    @property
-    def entry(self) -> str: ...
-
-
 class Problem(Protocol):
-    """What a caller computes: a frozen dataclass.
+    """A computation: a frozen dataclass.
 
-    m: the size that changes from call to call; n, k: the other two of a product. fixed: everything else that the choice
-    depends on; problems with the same ``fixed`` share a choice table. constraint: why only some configurations may
-    serve, in words; empty where all may. description: of the problem, in words. as_json(): as tuning entries keep it.
+    m: the size that changes from call to call. n, k: the other two sizes of a product. fixed: everything else that the
+    choice depends on; problems with the same ``fixed`` share a choice table. constraint: why only some configurations
+    may serve, in words; empty without a constraint. description: the problem in words. as_json(): its form in tuning
+    entries.
     """
 
     @property
@@ -68,10 +53,10 @@ S = TypeVar("S", bound=KernelConfig)
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A field of a problem besides its sizes, as command lines name it.
+    """A field of a problem besides its sizes, for command lines.
 
-    name: of the field in as_json(). default: where the command line says nothing; of a bool, the flag takes no value.
-    allowed: its values; none: any number that the problem takes. help: in words.
+    name: the field's name in as_json(). default: the value if the option is not given; for a bool, the flag takes no
+    value. allowed: allowed values; empty for any number that the problem takes. help: the text of --help.
     """
 
     name: str
@@ -81,14 +66,8 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """Of the command line, which names a flag as the public functions do: causal, not is_causal."""
+        """The flag on command lines. It has the name of the public functions' argument: --causal, not --is-causal."""
         return "--" + self.name.removeprefix("has_").removeprefix("is_").replace("_", "-")
-
-
-def imported(place: str) -> Any:
-    """What ``"module:name"`` names."""
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def _unchanged(config: Any) -> Any:
@@ -99,7 +78,7 @@ _Copied = TypeVar("_Copied")
 
 
 def resized_copy(problem: _Copied, **sizes: Any) -> _Copied:
-    """Return a copy of a frozen dataclass without slots with other values of these fields, without its checks."""
+    """Return a copy of a frozen dataclass without slots with other values of these fields, skipping its checks."""
     copy: _Copied = object.__new__(problem.__class__)
     copy.__dict__.update(problem.__dict__, **sizes)
     return copy
@@ -119,7 +98,7 @@ Times = Sequence[tuple[S, NDArray[np.float64]]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Family(Generic[P, S]):
-    """A kernel family: what the shared code of choosing, tuning and explaining needs to know of it.
+    """A kernel family: everything that the shared code of choosing, tuning and explaining uses.
 
     Attributes
     ----------
@@ -133,25 +112,25 @@ class Family(Generic[P, S]):
     times : callable
         ``times(problem, ms, gpu)`` returns every configuration that may serve problems of this shape, each once, with
         its predicted microseconds at each M of the int64 array ``ms``; inf where it cannot run. ``problem.m`` is
-        ignored. ``times(problem, [m], gpu)`` agrees with ``config.cost()`` at M. The order decides between equal times.
-        It may leave out configurations that take at least 25 % longer than the cheapest at every M. It raises what a
-        call with this shape must raise: TargetError or ArgumentError.
+        ignored. ``times(problem, [m], gpu)`` agrees with ``config.cost()`` at M. Of equal times, the first wins.
+        Configurations that take at least 25 % longer than the cheapest at every M may be missing. Raises the errors of
+        a call with this shape: TargetError or ArgumentError.
     trial : str
-        ``"module:class"`` of a Trial (sample.py), which the tuner creates with a device's ordinal.
+        Object reference, ``"module:class"``, of a Trial (sample.py), which the tuner creates with a device's ordinal.
     index : tuple of str
-        Fields of a tuning entry that must equal a problem's for the entry to serve it.
+        Fields that a tuning entry and a problem must share for the entry to serve the problem.
     problem_fields : tuple of str
-        Fields of a config that the problem gives.
+        Fields of a config that come from the problem.
     table : Path, optional
-        The measured exceptions that ship.
+        File of the measured exceptions that ship.
     options : tuple of Option
         Fields of a problem besides m, n and k that command lines take.
     launched : callable
-        Returns the config that is compiled for a chosen one.
+        Returns the compiled config for a chosen one.
     versions : Versions, optional
         Versions of its kernels that a caller may name.
     sizes : str
-        Names of k and n in command lines; "": those of a layer.
+        Names of k and n in command lines; "" for the sizes of a layer.
     with_m : callable
         ``with_m(problem, m)`` returns the problem with another M. By default, its field ``m`` is replaced.
     shape : callable, optional

@@ -1,24 +1,26 @@
-"""What cost models and launches must know of a GPU: SMs, clusters, clocks and width of the memory bus, which the driver
-reports, the rate of mma.sync, and L2. A comment names the source of each number."""
+"""Properties of a GPU for cost models and launches. A comment names the source of each number.
+
+The driver reports SMs, clocks and the width of the memory bus. The rates of mma.sync and of clusters, and L2, are
+measured.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from cudatma import context
 from cudatma.errors import check
 from cudatma.target import Target, detect, get_target
 
-#: Part of the memory bus' rate that one kernel's bulk copies reach: 4.6 of 4.92 TB/s. [H200, the read floor F]
+#: Fraction of the memory bus' rate that bulk copies of a kernel reach: 4.6 of 4.92 TB/s. [H200, the read floor F]
 _MEMORY_EFFICIENCY = 0.94
-#: Operands that L2 may still hold from one launch to the next. [H200]
+#: Bytes of operands that L2 may retain from one launch to the next. [H200]
 IN_L2_BYTES = 50 << 20
 #: mma.sync on Hopper: 628 TFLOP/s of 132 SMs at 1980 MHz [H200]. GeForce accumulates fp32 at half of the tensor cores'
 #: rate [NVIDIA RTX Blackwell white paper; not measured].
 _HOPPER_MMA_SYNC, _GEFORCE_MMA_SYNC = 2403, 512
-#: CTAs of a cluster -> part of a GPU's SMs that clusters of this size can use. A GPU with 132 SMs, in GPCs of 18 and
-#: fewer, runs 66, 39, 30, 22, 17 and 15 clusters of 2, 3, 4, 5, 6 and 8 CTAs, one CTA on an SM.
+#: CTAs of a cluster -> fraction of a GPU's SMs that clusters of this size can use. A GPU with 132 SMs, in GPCs of
+#: at most 18, runs 66, 39, 30, 22, 17 and 15 clusters of 2, 3, 4, 5, 6 and 8 CTAs, with one CTA on an SM.
 #: [H200, cuOccupancyMaxActiveClusters]
 _IN_CLUSTERS = {1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91, 5: 0.84, 6: 0.78, 8: 0.91}
 #: Numbers of CTAs that may divide K.
@@ -27,8 +29,10 @@ CLUSTER_K = tuple(_IN_CLUSTERS)
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU's properties. sm_clock_mhz, memory_clock_mhz: the highest. memory_bus_bits: lines, of two bits a clock
-    each."""
+    """A GPU's properties.
+
+    Clocks are the highest ones. memory_bus_bits: lines of the bus, each with two bits per clock.
+    """
 
     target: str
     sm_count: int
@@ -38,23 +42,23 @@ class Gpu:
 
     @property
     def memory_bytes_per_us(self) -> float:
-        """What one kernel's loads reach."""
+        """Bytes per microsecond that the loads of one kernel reach."""
         return _MEMORY_EFFICIENCY * 2 * self.memory_clock_mhz * self.memory_bus_bits / 8
 
     @property
     def mma_sync_flops(self) -> int:
-        """Floating-point operations a clock of one SM by mma.sync, fp16 or bf16 in, fp32 out."""
+        """Floating-point operations per clock and SM by mma.sync with fp16 or bf16 operands and fp32 sums."""
         return _HOPPER_MMA_SYNC if get_target(self.target).compute_capability[0] == 9 else _GEFORCE_MMA_SYNC
 
     @property
     def clock_class_mhz(self) -> int:
-        """The highest clock in steps of 100 MHz: GPUs of one model differ by less."""
+        """The highest clock in steps of 100 MHz. GPUs of one model differ by less."""
         return round(self.sm_clock_mhz, -2)
 
 
-#: The GPU that most cost models were fitted on. [driver 580.159, device attributes]
+#: Most cost models were fitted to measurements on this GPU. [driver 580.159, device attributes]
 H200 = Gpu("sm_90a", 132, 1980, 3201, 6144)
-#: Clocks and bus of other GPUs. [their data sheets; nothing here was measured on them]
+#: Clocks and bus of other GPUs. [data sheets; not measured]
 _KNOWN = (
     Gpu("sm_90a", 114, 1755, 1593, 5120),  # H100 PCIe
     Gpu("sm_120a", 170, 2407, 14001, 512),  # RTX 5090
@@ -64,8 +68,11 @@ _KNOWN = (
 
 
 def imagined_gpu(target: str | Target, sm_count: int | None = None) -> Gpu:
-    """A known GPU of that target with ``sm_count`` SMs; else one with the clocks, and the memory bus of an SM, of the
-    nearest known. sm_count: None for the first known one of the target, of sm_90a an H200."""
+    """Return a known GPU of a target with this number of SMs, or one extrapolated from the nearest known GPU.
+
+    An extrapolated GPU has the clocks of the nearest one, and as much memory bus for each SM. ``sm_count`` None means
+    the first known GPU of the target, for sm_90a an H200.
+    """
     name = get_target(target).name
     known = [gpu for gpu in (H200, *_KNOWN) if gpu.target == name] or [H200]
     sm_count = known[0].sm_count if sm_count is None else sm_count
@@ -76,10 +83,23 @@ def imagined_gpu(target: str | Target, sm_count: int | None = None) -> Gpu:
     return Gpu(name, sm_count, nearest.sm_clock_mhz, nearest.memory_clock_mhz, bus)
 
 
-@lru_cache(maxsize=64)
+class _Gpus(dict[int, Gpu]):
+    """The installed GPUs by their ordinals, a part of the Runtime."""
+
+
 def gpu_of(device: int) -> Gpu:
-    """An installed GPU's properties. Raises DriverError without a driver, LaunchError for an ordinal that is none,
-    TargetError for a GPU that no target serves. Creates no context. [CUDA driver API, cuDeviceGetAttribute]"""
+    """Return an installed GPU's properties. Creates no context.
+
+    Raises DriverError without a driver, LaunchError for an invalid ordinal, TargetError for a GPU without a target.
+    """
+    gpus: _Gpus = context.runtime().part(_Gpus)
+    if device not in gpus:
+        gpus[device] = _read_gpu(device)
+    return gpus[device]
+
+
+def _read_gpu(device: int) -> Gpu:
+    # Source: CUDA driver API, cuDeviceGetAttribute.
     target, driver = detect(device), context.initialise()
     names = driver.CUdevice_attribute
     handle = check(driver.cuDeviceGet(device), "cuDeviceGet")
@@ -92,7 +112,7 @@ def gpu_of(device: int) -> Gpu:
         )
     )
     known = imagined_gpu(target, context.device(device).sm_count)
-    # A driver may answer 0, as for memory that the GPU shares with the host.
+    # A driver may report 0, for example if the GPU shares memory with the host.
     return Gpu(
         target.name,
         known.sm_count,
@@ -103,5 +123,5 @@ def gpu_of(device: int) -> Gpu:
 
 
 def clusters_at_once(cluster_k: int, sm_count: int) -> int:
-    """Clusters of ``cluster_k`` CTAs that run at the same time, each CTA on an SM of its own."""
+    """Return the number of clusters with ``cluster_k`` CTAs that run at the same time, with one CTA on an SM."""
     return int(sm_count * _IN_CLUSTERS[cluster_k]) // cluster_k

@@ -1,4 +1,4 @@
-"""Arrays in host memory, of whatever library, as NumPy views."""
+"""NumPy views of arrays in host memory of any library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cudatma.arrays import ArrayInfo
 
 
 def host_bytes(info: ArrayInfo) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """All bytes from an array's first to its last element, gaps between rows included."""
+    """Return all bytes from an array's first to its last element, including gaps between rows."""
     low, end = info.extent
     if low == end:
         return np.empty(0, np.uint8)
@@ -19,7 +19,7 @@ def host_bytes(info: ArrayInfo) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def host_array(info: ArrayInfo) -> np.ndarray[Any, Any]:
-    """A NumPy view of host memory that any library described."""
+    """Return a NumPy view of an array in host memory."""
     if info.size_elems == 0:
         return np.empty(info.shape, info.dtype)
     offset = info.pointer - info.extent[0]

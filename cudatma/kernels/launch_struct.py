@@ -1,8 +1,8 @@
-"""A struct that a launch passes to its kernel by value: its members, and its bytes as the device reads them. Pure.
+"""A struct that a launch passes to its kernel by value: its members, and its bytes on the device. Pure.
 
-A kernel's config names the members that the kernel reads; the template declares the struct from them
-(``parts/problem.cuh.j2``), and ``pack()`` lays the values out as C does. MEMBERS are of kernels that compute tiles of
-a result: sizes, schedule, raster, rows; ``parts/schedule.cuh.j2`` and ``parts/store_vector.cuh.j2`` read them.
+A kernel's config names the members that the kernel reads. The template declares the struct from them
+(``parts/problem.cuh.j2``), and ``pack()`` lays out the values as C does. MEMBERS belong to kernels that compute tiles
+of a result: sizes, schedule, raster, rows. ``parts/schedule.cuh.j2`` and ``parts/store_vector.cuh.j2`` read them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TYPES: dict[str, Any] = {
     "float": ctypes.c_float,
     "Divisor": DivisorStruct,
 }
-#: What parts/raster.cuh.j2 reads, and parts/schedule.cuh.j2.
+#: Members that parts/raster.cuh.j2 and parts/schedule.cuh.j2 read.
 RASTER = ("tiles_m", "tiles_n", "raster_m", "by_raster_group", "by_raster_group_rows", "by_last_rows")
 STREAM_K = ("k_iterations", "work_ranges", "stream_tiles", "stream_stages", "stream_extra", "by_k_iterations", *RASTER)
 #: Members that parts/store_vector.cuh.j2 reads.
@@ -33,7 +33,7 @@ _ORDER = ("u32", "float", "Divisor", "u64")
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member. type: as the template spells it, one of u32, u64, float and Divisor. meaning: its comment."""
+    """A member. type: its type in the template: u32, u64, float or Divisor. meaning: its comment."""
 
     name: str
     type: str
@@ -41,12 +41,12 @@ class Member:
 
     @property
     def declaration(self) -> str:
-        """The member in CUDA, padded to the width of the longest: comments line up."""
+        """The member in CUDA, padded so that comments line up."""
         return f"{self.type} {self.name};".ljust(32)
 
 
-#: Rows of the result of a raster group of tiles. A wave computes a group by columns of tiles: L2 then holds both
-#: operands.
+#: Rows of the result in a raster group of tiles. A wave computes a group column by column, so that both operands stay
+#: in L2.
 _RASTER_GROUP_M = 2048
 MEMBERS: dict[str, Member] = {
     member.name: member
@@ -79,15 +79,15 @@ def _structure(members: tuple[Member, ...]) -> type[ctypes.Structure]:
 
 
 def pack(members: tuple[Member, ...], values: Mapping[str, Any]) -> bytes:
-    """Return the struct's bytes: each member at its alignment, as in C.
+    """Return the bytes of the struct, with each member at its alignment, as in C.
 
-    values: by name, of a divisor the number that it divides by; other members are ignored.
+    ``values`` holds each value by name, for a divisor the number that it divides by. Other names are ignored.
     """
     return packer(members)(values)
 
 
 def packer(members: tuple[Member, ...], fixed: Mapping[str, Any] | None = None) -> Callable[[Mapping[str, Any]], bytes]:
-    """Return pack() specialized for these members. It takes a microsecond or two.
+    """Return pack() specialized for these members, which takes one or two microseconds.
 
     ``fixed`` holds values that stay from call to call; the function does not look them up.
     """
@@ -120,7 +120,7 @@ def packer(members: tuple[Member, ...], fixed: Mapping[str, Any] | None = None) 
 
 
 def offsets(members: tuple[Member, ...]) -> dict[str, int]:
-    """Offset of each member, bytes."""
+    """Return the offset of each member in bytes."""
     structure = _structure(members)
     return {member.name: getattr(structure, member.name).offset for member in members}
 
@@ -131,17 +131,19 @@ def size_bytes(members: tuple[Member, ...]) -> int:
 
 
 def in_order(known: Mapping[str, Member], names: Iterable[str]) -> tuple[Member, ...]:
-    """The members of these names: 32-bit ones, divisors, 64-bit ones, and among them in the order of ``known``."""
-    wanted = set(names)
-    found = [member for member in known.values() if member.name in wanted]
-    return tuple(sorted(found, key=lambda member: _ORDER.index(member.type)))
+    """Return the members with these names: 32-bit ones, divisors, then 64-bit ones, each in the order of ``known``."""
+    selected = set(names)
+    members = [member for member in known.values() if member.name in selected]
+    return tuple(sorted(members, key=lambda member: _ORDER.index(member.type)))
 
 
 def work_values(
     work: Schedule, m: int, n: int, k: int, tile_m: int, *, output_pitch: int = 0, output_vectors: bool = False
 ) -> dict[str, Any]:
-    """Every member's value by name. output_pitch: elements. output_vectors: whether the result's rows are aligned to 16
-    bytes."""
+    """Return every member's value by name.
+
+    ``output_pitch`` is in elements. ``output_vectors``: whether the rows of the result are aligned to 16 bytes.
+    """
     raster_m = min(max(1, _RASTER_GROUP_M // tile_m), work.tiles_m)
     stream_stages, stream_extra = divmod(work.stream_units, work.work_ranges)
     return {

@@ -12,12 +12,12 @@ from cudatma.kernels.gpu import H200, Gpu
 
 P = TypeVar("P", bound=Hashable)
 C = TypeVar("C", bound=Hashable)
-#: Names of the results, and of the memory that the engine provides.
+#: Names of the results, and of memory from the engine.
 RESULTS, SPACES = ("out", "lse"), (PARTIALS, FLAGS, ROWS)
 
 
 class Checked(NamedTuple, Generic[P]):
-    """A call that is valid.
+    """A valid call.
 
     problem: the computation; None for a result without elements. arrays: the inputs in the operation's order. out: the
     caller's result, or None to allocate one. shape, dtype: shape and dtype of the result; a shape of None means no
@@ -33,8 +33,11 @@ class Checked(NamedTuple, Generic[P]):
 
 
 class Weight(NamedTuple):
-    """Arrays that stay from call to call. format: what a plan depends on, hashed by identity. addresses: in the order
-    of the operation's ``steady``. arrays: the same by name."""
+    """Arrays that stay from call to call.
+
+    format: the part that a plan depends on, hashed by identity. addresses: in the order of the operation's ``steady``.
+    arrays: the same arrays by name.
+    """
 
     format: Hashable
     addresses: tuple[int, ...]
@@ -44,8 +47,8 @@ class Weight(NamedTuple):
 class Operation(ABC, Generic[P, C]):
     """The interface of a public function: a family implements it, and run() calls it.
 
-    A problem is frozen and hashable and holds no address. All methods but check(), reference(), arranged() and
-    without_kernel() depend on nothing but their arguments.
+    A problem is frozen and hashable and holds no address. All methods except check(), reference(), arranged() and
+    without_kernel() depend on their arguments only.
     """
 
     #: The public function.
@@ -104,10 +107,10 @@ class Operation(ABC, Generic[P, C]):
 
         The arguments of such problems differ in nothing else.
         """
-        return lambda problem: tuple([one.sizes for one in self.arguments(problem, config, gpu, resident)])
+        return lambda problem: tuple([launch.sizes for launch in self.arguments(problem, config, gpu, resident)])
 
     def plan_key(self, problem: P) -> Hashable:
-        """Return what all problems that share a plan have in common."""
+        """Return the properties that all problems of a plan have in common."""
         return problem
 
     def resized(

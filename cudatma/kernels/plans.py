@@ -21,7 +21,7 @@ NO_SPACES = (0,) * len(SPACES)
 
 
 class Launch(NamedTuple):
-    """The launches of a call without addresses and stream. partials_bytes: None if no workspace is used."""
+    """The launches of a call without addresses and stream. partials_bytes: None without a workspace."""
 
     replays: tuple[Replay, ...]
     sizes: tuple[Sizes, ...]
@@ -86,9 +86,9 @@ class Plan(Generic[P, C]):
         return None if loaded is None else self._launch(problem, loaded)
 
     def load(self, problem: P, stream: int, named: Mapping[str, ArrayInfo], weight: Weight | None) -> Launch:
-        """Return the launches of a problem; compile and load what is missing.
+        """Return the launches of a problem; compile and load missing kernels.
 
-        named: the arrays of the call, at whose addresses tensor maps are encoded. Raises LaunchError if a kernel is
+        ``named``: the arrays of the call, at whose addresses tensor maps are encoded. Raises LaunchError if a kernel is
         missing and the stream is under capture.
         """
         operation, gpu, target = self._operation, self._gpu, self._target
@@ -103,14 +103,15 @@ class Plan(Generic[P, C]):
                 )
                 if held < 1:
                     raise ArgumentError("device", self.device, f"a GPU that holds a CTA of {kernel_config.entry}")
-                resident.append(gpu.sm_count * min(held, getattr(kernel_config, "ctas_per_sm", held)))
+                resident.append(gpu.sm_count * min(held, ctas_on_sm(kernel_config, held)))
             known = {name: info.pointer for name, info in named.items()}
             if weight is not None:
                 known |= zip(operation.steady, weight.addresses, strict=True)
             addresses = dict.fromkeys((*operation.names, *SPACES), _ANY_ADDRESS) | known
+            launches = operation.arguments(problem, config, gpu, tuple(resident))
             replays = [
-                Replay(one, kernel, self.device, operation.names, addresses, SPACES, operation.steady)
-                for one, kernel in zip(operation.arguments(problem, config, gpu, tuple(resident)), kernels, strict=True)
+                Replay(arguments, kernel, self.device, operation.names, addresses, SPACES, operation.steady)
+                for arguments, kernel in zip(launches, kernels, strict=True)
             ]
             sizes_of = operation.sizes_for(problem, config, gpu, tuple(resident))
             loaded = self._loaded[config] = _Loaded(config, tuple(replays), sizes_of)
@@ -122,15 +123,23 @@ class Plan(Generic[P, C]):
         if loaded is not None:
             if len(self._by_identity) >= _MAX_CONFIGS:
                 self._by_identity.clear()
-            self._by_identity[id(config)] = loaded._replace(config=config)  # keeps the object, and so its identity
+            self._by_identity[id(config)] = loaded._replace(
+                config=config
+            )  # keeps the object alive, and so its identity
         return loaded
 
     def _launch(self, problem: P, loaded: _Loaded) -> Launch:
         sizes = loaded.sizes_of(problem)
         partials = flags = rows = 0
-        for one in sizes:
-            partials, flags, rows = max(partials, one.partials_bytes), flags | one.flags_bytes, rows + one.rows_bytes
+        for launch in sizes:
+            partials, flags = max(partials, launch.partials_bytes), flags | launch.flags_bytes
+            rows += launch.rows_bytes
         return Launch(loaded.replays, sizes, self.device, partials if partials or flags or rows else None, rows)
+
+
+def ctas_on_sm(config: Any, occupancy: int) -> int:
+    """Return the CTAs of a kernel that share an SM: ``ctas_per_sm``, or all that fit for a config without it."""
+    return int(getattr(config, "ctas_per_sm", occupancy))
 
 
 def _loaded_kernel(template: str, config: Any, target: Target, device: int, stream: int, function: str) -> Any:

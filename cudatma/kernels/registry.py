@@ -1,18 +1,20 @@
-"""Every kernel by name: its template, and the configs that stand for it in dumps, goldens and compile checks.
+"""Every kernel by name: its template, and the configs that represent it in dumps, goldens and compile checks.
 
-PRESETS lists the versions of gemm, attention and marlin_gemm; other kernels have an entry below.
+Each version in the PRESETS of gemm, attention and marlin_gemm is a kernel; every other kernel has an entry below.
+Functions are given as object references, ``"package.module:name"``, so that a module is imported when it is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.config import PRESETS as ATTENTION
-from cudatma.kernels.family import AnyConfig, Family, imported
+from cudatma.kernels.family import Family
 from cudatma.kernels.gemm.config import PRESETS as GEMM
 from cudatma.kernels.marlin.config import PRESETS as MARLIN
 from cudatma.target import Target, get_target
@@ -20,11 +22,22 @@ from cudatma.target import Target, get_target
 
 @dataclass(frozen=True, slots=True)
 class KernelEntry:
-    """One kernel.
+    """A kernel.
 
-    template: path below ptx_templates/. source: ``"module:function"``, returns the representative configs
-    for a Target, none if the target cannot run the kernel. emulated: the same for a function that returns a Sample, of
-    a Target and of sizes that its keyword arguments name. version: the first argument of both functions, if not empty.
+    Attributes
+    ----------
+    name : str
+    template : str
+        Path below ptx_templates/.
+    source : str
+        Reference to a function of a Target that returns the representative configs, none if the target cannot run the
+        kernel. A config has ``entry``, ``threads``, ``smem_bytes`` and ``check_target(target)``; reports also show its
+        ``smem_layout()`` and ``stage_layout()``.
+    summary : str
+    emulated : str, default ""
+        Reference to a function of a Target and of sizes, its keyword arguments, that returns a Sample.
+    version : str, default ""
+        First argument of both functions; "" if they take none.
     """
 
     name: str
@@ -34,133 +47,155 @@ class KernelEntry:
     emulated: str = ""
     version: str = ""
 
-    def configs(self, target: str | Target) -> list[AnyConfig]:
-        """The representative configs for a target, in a fixed order. TargetError for an unknown name."""
+    def configs(self, target: str | Target) -> list[Any]:
+        """Return the representative configs for a target, in a fixed order. Raises TargetError for an unknown name."""
         return list(self._function(self.source)(get_target(target)))
 
     @property
     def sample(self) -> Callable[..., Any] | None:
-        """``sample(target, **sizes) -> Sample``: the kernel with made-up operands; None where it has none."""
+        """``sample(target, **sizes) -> Sample``: the kernel with random operands; None if it has no sample."""
         return self._function(self.emulated) if self.emulated else None
 
-    def _function(self, place: str) -> Callable[..., Any]:
-        function: Callable[..., Any] = imported(place)
+    def _function(self, reference: str) -> Callable[..., Any]:
+        function: Callable[..., Any] = resolve_name(reference)
         return partial(function, self.version) if self.version else function
 
 
-def _entry(
-    name: str, summary: str, configs: str, emulated: str = "", version: str = "", template: str = ""
-) -> KernelEntry:
-    """Return an entry.
-
-    configs, emulated: ``"module:function"`` below cudatma.kernels. template: the kernel whose template it shares.
-    """
-    made = f"cudatma.kernels.{emulated}" if emulated else ""
-    return KernelEntry(name, f"kernels/{template or name}.cu.j2", f"cudatma.kernels.{configs}", summary, made, version)
-
-
-def _versions(
-    family: str,
-    presets: Mapping[str, Any],
-    configs: str = "choose:dump_configs",
-    sample: str = "sample:sample",
-) -> list[KernelEntry]:
-    """Return the entries of a family's versions.
-
-    configs, sample: ``"module:function"`` below the family, in which {} is replaced by the version.
-    """
-    return [
-        _entry(
-            f"{family}_{version}",
-            preset.summary,
-            f"{family}.{configs}",
-            f"{family}.{sample.format(version)}",
-            version,
-            f"{family}_{shared}" if (shared := getattr(preset, "template", "")) else "",
-        )
-        for version, preset in presets.items()
-    ]
-
-
-_DECODE = {version: preset for version, preset in ATTENTION.items() if preset.is_decode}
 REGISTRY: dict[str, KernelEntry] = {
     entry.name: entry
     for entry in (
-        *_versions("marlin", MARLIN, "candidates:dump_configs", "sample:{}_sample"),
-        *_versions("gemm", GEMM),
-        *_versions("attention", {version: ATTENTION[version] for version in ATTENTION if version not in _DECODE}),
-        *_versions("attention", _DECODE, sample="sample:decode_sample"),
-        _entry(
-            "tile_copy", "pipelined 2D copy", "data_movement.tile_copy:dump_configs", "data_movement.tile_copy:sample"
+        *(
+            KernelEntry(
+                f"marlin_{version}",
+                f"kernels/marlin_{version}.cu.j2",
+                "cudatma.kernels.marlin.candidates:dump_configs",
+                preset.summary,
+                f"cudatma.kernels.marlin.sample:{version}_sample",
+                version,
+            )
+            for version, preset in MARLIN.items()
         ),
-        _entry(
+        *(
+            KernelEntry(
+                f"gemm_{version}",
+                f"kernels/gemm_{version}.cu.j2",
+                "cudatma.kernels.gemm.choose:dump_configs",
+                preset.summary,
+                "cudatma.kernels.gemm.sample:sample",
+                version,
+            )
+            for version, preset in GEMM.items()
+        ),
+        *(
+            KernelEntry(
+                f"attention_{version}",
+                f"kernels/attention_{preset.template or version}.cu.j2",
+                "cudatma.kernels.attention.choose:dump_configs",
+                preset.summary,
+                f"cudatma.kernels.attention.sample:{'decode_sample' if preset.is_decode else 'sample'}",
+                version,
+            )
+            for version, preset in ATTENTION.items()
+        ),
+        KernelEntry(
+            "tile_copy",
+            "kernels/tile_copy.cu.j2",
+            "cudatma.kernels.data_movement.tile_copy:dump_configs",
+            "pipelined 2D copy",
+            "cudatma.kernels.data_movement.tile_copy:sample",
+        ),
+        KernelEntry(
             "window_copy",
+            "kernels/window_copy.cu.j2",
+            "cudatma.kernels.data_movement.configs:window_configs",
             "copy of, or reduction into, a window of 1 to 5 axes, by boxes",
-            "data_movement.configs:window_configs",
-            "data_movement.samples:window_sample",
+            "cudatma.kernels.data_movement.samples:window_sample",
         ),
-        _entry(
+        KernelEntry(
             "run_copy",
+            "kernels/run_copy.cu.j2",
+            "cudatma.kernels.data_movement.configs:run_configs",
             "copy of, or reduction into, a run of bytes, by 1D bulk copies",
-            "data_movement.configs:run_configs",
-            "data_movement.samples:run_sample",
+            "cudatma.kernels.data_movement.samples:run_sample",
         ),
-        _entry("plain_copy", "copy of any window, by plain loads and stores", "data_movement.configs:plain_configs"),
-        _entry(
+        KernelEntry(
+            "plain_copy",
+            "kernels/plain_copy.cu.j2",
+            "cudatma.kernels.data_movement.configs:plain_configs",
+            "copy of any window, by plain loads and stores",
+        ),
+        KernelEntry(
             "transpose",
+            "kernels/transpose.cu.j2",
+            "cudatma.kernels.data_movement.transpose:dump_configs",
             "transpose of a batch of matrices, through swizzled shared memory",
-            "data_movement.transpose:dump_configs",
-            "data_movement.samples:transpose_sample",
+            "cudatma.kernels.data_movement.samples:transpose_sample",
         ),
-        _entry(
+        KernelEntry(
             "gather_boxes",
+            "kernels/gather_boxes.cu.j2",
+            "cudatma.kernels.data_movement.gather:dump_configs",
             "boxes at given places, or tiles with a halo",
-            "data_movement.gather:dump_configs",
-            "data_movement.samples:gather_sample",
+            "cudatma.kernels.data_movement.samples:gather_sample",
         ),
-        _entry(
+        KernelEntry(
             "im2col",
+            "kernels/im2col.cu.j2",
+            "cudatma.kernels.data_movement.im2col:dump_configs",
             "columns of a convolution, by TMA's im2col mode",
-            "data_movement.im2col:dump_configs",
-            "data_movement.samples:im2col_sample",
+            "cudatma.kernels.data_movement.samples:im2col_sample",
         ),
-        _entry(
+        KernelEntry(
             "broadcast",
+            "kernels/broadcast.cu.j2",
+            "cudatma.kernels.data_movement.broadcast:dump_configs",
             "one array to several, by multicast in clusters",
-            "data_movement.broadcast:dump_configs",
-            "data_movement.samples:broadcast_sample",
+            "cudatma.kernels.data_movement.samples:broadcast_sample",
         ),
-        _entry("prefetch", "a window brought to L2", "data_movement.prefetch:dump_configs"),
-        _entry("rows", "rows by number, gather4 and scatter4", "data_movement.rows:dump_configs"),
-        _entry(
+        KernelEntry(
+            "prefetch",
+            "kernels/prefetch.cu.j2",
+            "cudatma.kernels.data_movement.prefetch:dump_configs",
+            "a window brought to L2",
+        ),
+        KernelEntry(
+            "rows",
+            "kernels/rows.cu.j2",
+            "cudatma.kernels.data_movement.rows:dump_configs",
+            "rows by number, gather4 and scatter4",
+        ),
+        KernelEntry(
             "ragged_copy",
+            "kernels/ragged_copy.cu.j2",
+            "cudatma.kernels.data_movement.ragged_copy:dump_configs",
             "copies of many 2D arrays, tensor maps edited on the GPU",
-            "data_movement.ragged_copy:dump_configs",
-            "data_movement.ragged_copy:sample",
+            "cudatma.kernels.data_movement.ragged_copy:sample",
         ),
-        _entry(
+        KernelEntry(
             "permute_columns",
+            "kernels/permute_columns.cu.j2",
+            "cudatma.kernels.marlin.permute_columns:dump_configs",
             "columns of 16-bit rows permuted into aligned rows",
-            "marlin.permute_columns:dump_configs",
-            "marlin.permute_columns:sample",
+            "cudatma.kernels.marlin.permute_columns:sample",
         ),
-        _entry(
+        KernelEntry(
             "dequantize",
+            "kernels/dequantize.cu.j2",
+            "cudatma.kernels.marlin.dequantize:dump_configs",
             "packed int4 weight to a dense matrix",
-            "marlin.dequantize:dump_configs",
-            "marlin.dequantize:sample",
+            "cudatma.kernels.marlin.dequantize:sample",
         ),
-        _entry(
+        KernelEntry(
             "all_reduce",
+            "kernels/all_reduce.cu.j2",
+            "cudatma.kernels.all_reduce.config:dump_configs",
             "one-shot all-reduce over memory of other GPUs",
-            "all_reduce.config:dump_configs",
-            "all_reduce.config:sample",
+            "cudatma.kernels.all_reduce.config:sample",
         ),
     )
 }
 
-
-#: Families whose configurations are chosen, by name: ``"module:family"``.
+#: References to the families whose configurations are chosen, by name.
 FAMILIES = {
     "marlin": "cudatma.kernels.marlin.choose:MARLIN",
     "gemm": "cudatma.kernels.gemm.choose:GEMM",
@@ -169,13 +204,13 @@ FAMILIES = {
 
 
 def family(name: str) -> Family[Any, Any]:
-    """A family by its name, a key of FAMILIES."""
-    found: Family[Any, Any] = imported(FAMILIES[name])
-    return found
+    """Return a family by its name, a key of FAMILIES."""
+    kernel_family: Family[Any, Any] = resolve_name(FAMILIES[name])
+    return kernel_family
 
 
 def kernel(name: str) -> KernelEntry:
-    """The entry of a kernel; ArgumentError that lists the known ones."""
+    """Return the entry of a kernel. Raises ArgumentError, which lists the known kernels, for an unknown name."""
     if name not in REGISTRY:
         raise ArgumentError("kernel", name, ", ".join(REGISTRY), "`cudatma dump --list` shows them with their configs")
     return REGISTRY[name]

@@ -17,7 +17,7 @@ _Word = tuple[Any, int, int]
 
 
 class _Agreement(dict[Any, bool]):
-    """Whether codec and driver agree, by kind of map; a part of the Runtime."""
+    """Whether the codec agrees with the driver, by kind of map; a part of the Runtime."""
 
 
 class Replay:
@@ -29,15 +29,15 @@ class Replay:
     Parameters
     ----------
     arguments : Arguments
-        The launch. Later sizes are those of the same shape and configuration.
+        The launch. Later sizes belong to the same shape and configuration.
     kernel : Kernel
-        The compiled kernel, which is loaded if it is not yet.
+        The compiled kernel, which is loaded at its first use.
     device : int
         Ordinal of the device.
     names : sequence of str
-        Names of the arrays whose addresses ``run()`` gets.
+        Names of the arrays whose addresses are passed to ``run()``.
     addresses : mapping of str to int
-        Addresses of all arrays now, from which the driver encodes tensor maps.
+        Current addresses of all arrays, from which the driver encodes tensor maps.
     spaces, steady : sequence of str, optional
         Names of arrays whose addresses seldom change: the workspace, and a weight's arrays.
     """
@@ -80,7 +80,7 @@ class Replay:
             if sizes is not instance.sizes:
                 instance.resize(sizes)
             if addresses != instance.addresses:
-                instance.addresses = None  # if a write fails
+                instance.addresses = None
                 for word, index, offset in instance.words:
                     word[0] = addresses[index] + offset
                 instance.addresses = addresses
@@ -172,7 +172,7 @@ class _Instance:
     def resize(self, sizes: Sizes) -> None:
         """Write other sizes into the arguments."""
         plan, old = self._plan, self.sizes
-        self.sizes = None  # if a write fails below
+        self.sizes = None
         for place, given in zip(self._values, sizes.values):  # noqa: B905 (a keyword takes time)
             if given.__class__ is bytes:
                 place[:] = given
@@ -199,7 +199,7 @@ class _SizedMap:
     )
 
     def __init__(self, over: Map, value: Any, place: tuple[int, int], device: int) -> None:
-        """place: the group of the array's name, and its index there."""
+        """Read the first values. ``place``: the group of the array's name, and its index there."""
         spec: Any = over.spec
         self._map, self._place, self._device = over, place, device
         self.count = len(over.sized)
@@ -212,7 +212,7 @@ class _SizedMap:
         self._agrees = False
 
     def write(self) -> None:
-        """Write the fields; the first time for each kind of map, compare the result with the driver's."""
+        """Write the fields. The first result of each kind of map is compared with the driver's."""
         if not self._agrees:
             agreement: dict[Any, bool] = context.runtime().part(_Agreement)
             agrees = agreement.get(self._kind)
@@ -228,13 +228,13 @@ class _SizedMap:
         self._write(self.fields)
 
     def encode(self, addresses: tuple[Sequence[int], ...]) -> None:
-        """Let the driver write the address, which may belong to another allocation than before, and new fields."""
+        """Write the address, which may belong to another allocation, and new fields by the driver."""
         group, at = self._place
         address = addresses[group][at] + self._map.offset_bytes
         if self.fields != self._written:
             self._bytes[:], self._written = self._encoded(address), self.fields
         else:
-            with context.using(self._device):  # the driver looks the allocation up in the current context
+            with context.using(self._device):  # the driver searches the current context for the allocation
                 driver.replace_address(self._pointer, address)
 
     def _encoded(self, address: int) -> bytes:

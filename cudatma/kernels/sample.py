@@ -1,5 +1,4 @@
-"""Made-up operands: a registry kernel ready to be run on the emulator, as `cudatma emulate NAME` runs it, and what the
-tuner launches."""
+"""Random operands for registry kernels, which `cudatma emulate NAME` runs on the emulator and the tuner launches."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ if TYPE_CHECKING:
     from cudatma.kernels.choice import Listed
     from cudatma.runtime.launch import Kernel
 
-#: relative_error() that one rounding to the dtype, after fp32 accumulation, must keep.
+#: Limits of relative_error() for one rounding to the dtype after fp32 accumulation.
 LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
-#: All copies of an operand together, several times any L2; while one is read, it pushes another out. Even the
-#: most copies of a tiny operand fit L2, but no load of it is slow.
+#: Bytes of all copies of an operand, several times any L2, so that each copy evicts another one. The maximum number of
+#: copies of a tiny operand fits L2, but its loads take no time either.
 _ROTATION_BYTES, _MIN_COPIES, _MAX_COPIES = 350_000_000, 2, 200
-#: Number of random values, which are repeated. A prime: no two rows or columns are equal.
+#: Number of random values, which are repeated. A prime number, so that no two rows or columns are equal.
 _POOL = 1_048_573
 
 #: launch(i) enqueues a kernel that reads the i-th copy.
@@ -33,9 +32,8 @@ Launch = Callable[[int], None]
 class Sample:
     """One launch.
 
-    title: what is run, in a line. kernel: compiled. run: launches it on the emulator, with the options of
-    ``EmulatedModule.launch``. error: relative_error() of the last schedule, against float64; limit: what it may be
-    at most.
+    title: a line that describes it. kernel: compiled. run: launches it on the emulator, with the options of
+    ``EmulatedModule.launch``. error: relative_error() of the last schedule, against float64. limit: its maximum.
     """
 
     title: str
@@ -46,7 +44,7 @@ class Sample:
 
 
 def sample_dtype(dtype: str) -> np.dtype[Any]:
-    """NumPy's, by its name. ArgumentError for no dtype."""
+    """Return NumPy's dtype of this name. Raises ArgumentError for another name."""
     try:
         return np.dtype(dtype)
     except TypeError as error:
@@ -54,17 +52,17 @@ def sample_dtype(dtype: str) -> np.dtype[Any]:
 
 
 def relative_error(result: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> float:
-    """||result - reference|| / ||reference||."""
+    """Return ||result - reference|| / ||reference||."""
     return float(np.linalg.norm(result.astype(np.float64) - reference) / np.linalg.norm(reference))
 
 
 class Trial(Protocol):
     """A family's operands on a device.
 
-    out: the result, which every launch writes. copies: of the operand that stays cold. prepare(problem): makes
-    operands; those of the previous problem may be freed. launcher(candidate, copies, stream): launches the candidate on
-    so many of the copies, as a call of the family's function would; its kernel is loaded now. Raises LaunchError if it
-    would not be launched as it says.
+    out: the result of every launch. copies: number of copies of the operand that stays cold. prepare(problem): creates
+    the operands; those of the previous problem may be freed. launcher(candidate, copies, stream): loads the candidate's
+    kernel and returns a function that launches it on one of ``copies`` copies, as a call of the family's function
+    would. Raises LaunchError if the call would launch another kernel.
     """
 
     @property
@@ -78,12 +76,12 @@ class Trial(Protocol):
 
 
 def cold_copies(size_bytes: int) -> int:
-    """How many copies of an operand keep each of them cold."""
+    """Return the number of copies of an operand that keeps each of them cold."""
     return min(_MAX_COPIES, max(_MIN_COPIES, _ROTATION_BYTES // size_bytes + 1))
 
 
 def in_turn(launches: Sequence[Callable[[], None]]) -> Launch:
-    """launch(i) is the i-th of these, round and round."""
+    """Return a function that calls the i-th of these functions, modulo their number."""
 
     def launch(index: int) -> None:
         launches[index % len(launches)]()
@@ -92,8 +90,10 @@ def in_turn(launches: Sequence[Callable[[], None]]) -> Launch:
 
 
 def random_rows(rows: int, columns: int, dtype: str, seed: int) -> Any:
-    """(rows, columns) of normally distributed fp16 or bf16 on CuPy's current device. Rows begin at multiples of 16
-    bytes, as TMA wants them. seed: another one for each operand."""
+    """Return (rows, columns) normally distributed fp16 or bf16 values on CuPy's current device.
+
+    Rows begin at multiples of 16 bytes, as TMA requires. ``seed`` differs between operands.
+    """
     import cupy
 
     kind = activation_type(dtype).numpy
@@ -102,7 +102,7 @@ def random_rows(rows: int, columns: int, dtype: str, seed: int) -> Any:
 
 
 def empty_rows(rows: int, columns: int, dtype: str) -> Any:
-    """(rows, columns) of fp16 or bf16, contiguous, on CuPy's current device."""
+    """Return an uninitialized, contiguous fp16 or bf16 array (rows, columns) on CuPy's current device."""
     import cupy
 
     return cupy.empty((rows, columns), np.uint16).view(activation_type(dtype).numpy)

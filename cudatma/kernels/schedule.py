@@ -10,9 +10,9 @@ from typing import Any, Protocol, overload
 from cudatma.errors import ArgumentError
 
 _U32 = ctypes.c_uint32
-#: Work units are counted in 32 bits on the device; the rest of the range is for sums of them.
+#: Work units have 32 bits on the device, with room for sums of them.
 _MAX_UNITS = 2**31 - 1
-#: Most fp32 partial sums that the CTAs of one SM leave in a workspace: a tile of 128 x 256.
+#: Maximum size of fp32 partial sums of one SM's CTAs in a workspace: a tile of 128 x 256.
 PARTIALS_PER_SM_BYTES = 128 * 256 * 4
 #: Room for the flags of one SM's CTAs: up to 4 CTAs of 16 warp tiles.
 FLAGS_PER_SM_BYTES = 4 * 16 * 4
@@ -39,9 +39,9 @@ def divisor(d: int) -> tuple[int, int]:
 class TiledConfig(Protocol):
     """The members of a config that whole_tiles() reads.
 
-    tile_k: elements of K in a stage. cluster: CTAs of a cluster that share loads. cluster_tile_m, cluster_tile_n:
-    their tile. cluster_k: CTAs that divide K. launch_cluster: CTAs of a cluster of the launch. is_persistent: whether a
-    CTA computes several tiles.
+    tile_k: elements of K in a stage. cluster: CTAs of a cluster that share loads. cluster_tile_m, cluster_tile_n: tile
+    of the cluster. cluster_k: CTAs that divide K. launch_cluster: CTAs of a cluster of the launch. is_persistent:
+    whether a CTA computes several tiles.
     """
 
     @property
@@ -64,9 +64,9 @@ class DividingConfig(TiledConfig, Protocol):
     """The members of a config that schedule() reads.
 
     partial_bytes: fp32 sums that one CTA may leave in the workspace, 0 if tiles are never divided. loaded_stage_bytes:
-    bytes that one CTA loads for a stage. division(others, tiles_m): in stages of whole tiles, what dividing tiles costs
-    a CTA once, and what a stage of a divided tile takes; others: CTAs that share a tile with the one that stores it;
-    tiles_m: rows of tiles.
+    bytes that one CTA loads for a stage. division(others, tiles_m): the cost of dividing tiles for a CTA, once, and the
+    time of a stage of a divided tile, both in stages of whole tiles; ``others`` CTAs share a tile with the one that
+    stores it, in ``tiles_m`` rows of tiles.
     """
 
     @property
@@ -78,13 +78,12 @@ class DividingConfig(TiledConfig, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How many CTAs run, and how tiles become their work ranges.
+    """The number of CTAs, and the division of tiles into work ranges.
 
-    ctas: grid size. tiles_m, tiles_n: output tiles; a cluster of ``cluster`` CTAs, side by side, computes one at a
-    time.
-    k_iterations: stages of a tile. stream_tiles: tiles whose K is divided among all clusters; the rest are
-    assigned whole. work_ranges: clusters. stream_units: stages of the divided tiles. partial_ctas: CTAs that need a
-    slot in the workspace (0: no tile is divided).
+    ctas: grid size. tiles_m, tiles_n: output tiles; a cluster of ``cluster`` CTAs computes adjacent ones at a time.
+    k_iterations: stages of a tile. stream_tiles: tiles whose K is divided among all clusters; the rest are assigned
+    whole. work_ranges: clusters. stream_units: stages of the divided tiles. partial_ctas: CTAs that need a slot in the
+    workspace, 0 if no tile is divided.
     """
 
     ctas: int
@@ -118,10 +117,11 @@ def ceil_div(a: Any, b: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Which tiles are divided, and the longest work range that follows.
+    """A division of tiles, and its longest work range.
 
-    stream_tiles: tiles whose K is divided; 0: all are whole. whole_stages, divided_stages: of the longest work range,
-    in whole tiles and in divided ones. others: CTAs that share a divided tile with the one that stores it, at most.
+    stream_tiles: tiles whose K is divided; 0 if all are whole. whole_stages, divided_stages: stages of the longest work
+    range in whole tiles and in divided ones. others: maximum number of CTAs that share a divided tile with the one that
+    stores it.
     """
 
     stream_tiles: int
@@ -131,11 +131,11 @@ class Assignment:
 
 
 def assignments(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> list[Assignment]:
-    """How ``tiles`` tiles in ``tiles_m`` rows, of ``k_iterations`` stages each, may be assigned to ``resident`` CTAs or
-    clusters at a time: all whole, or with the tiles of the partial wave divided, together with a full wave or alone.
+    """Return the ways to assign tiles to ``resident`` CTAs or clusters that run at the same time.
 
-    Together, few CTAs share a tile; alone, more CTAs are at the same place in K, and share what L2 holds. With one row
-    of tiles no CTA shares weights, and alone was always slower (docs/lab/marlin.md, "The partial wave").
+    All tiles are whole, or the tiles of the partial wave are divided, together with a full wave or alone. Together, few
+    CTAs share a tile. Alone, more CTAs are at the same place in K and share data in L2. With one row of tiles no CTA
+    shares weights, and alone was always slower (docs/lab/marlin.md, "The partial wave").
     """
     waves, rest = divmod(tiles, resident)
 
@@ -143,25 +143,28 @@ def assignments(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> l
         stages = ceil_div(stream_tiles * k_iterations, resident)
         return Assignment(stream_tiles, whole_waves * k_iterations, stages, others)
 
-    found = [Assignment(0, ceil_div(tiles, resident) * k_iterations, 0, 0)]
+    options = [Assignment(0, ceil_div(tiles, resident) * k_iterations, 0, 0)]
     if rest and waves:
-        found.append(divided(rest + resident, waves - 1, 1))
+        options.append(divided(rest + resident, waves - 1, 1))
     if rest and (not waves or tiles_m > 1):
-        found.append(divided(rest, waves, ceil_div(resident, rest)))
-    return found
+        options.append(divided(rest, waves, ceil_div(resident, rest)))
+    return options
 
 
-def shortest(found: list[Assignment], division: Callable[[int], tuple[float, float]]) -> Assignment:
-    """That with the shortest longest range; the first one of equals, so that a kernel whose divided stages take no
-    longer divides a full wave, too. division: DividingConfig's, of ``others``."""
+def shortest(options: list[Assignment], division: Callable[[int], tuple[float, float]]) -> Assignment:
+    """Return the assignment with the shortest longest range; of equal ones the first.
 
-    def stages(one: Assignment) -> float:
-        if not one.stream_tiles:
-            return one.whole_stages
-        once, each = division(one.others)
-        return one.whole_stages + one.divided_stages * each + once
+    A kernel whose divided stages take no longer therefore divides a full wave, too. ``division``: DividingConfig's, as
+    a function of ``others``.
+    """
 
-    return min(found, key=stages)
+    def stages(option: Assignment) -> float:
+        if not option.stream_tiles:
+            return option.whole_stages
+        once, each = division(option.others)
+        return option.whole_stages + option.divided_stages * each + once
+
+    return min(options, key=stages)
 
 
 def whole_tiles(config: TiledConfig, m: int, n: int, k: int, resident_ctas: int) -> Schedule:
@@ -173,7 +176,7 @@ def whole_tiles(config: TiledConfig, m: int, n: int, k: int, resident_ctas: int)
     clusters, k_iterations = tiles_m * tiles_n, ceil_div(k, config.tile_k)
     if k_iterations < config.cluster_k:
         raise ArgumentError("cluster_k", config.cluster_k, f"at most {k_iterations}, K's stages")
-    if config.is_persistent:  # the fewest clusters that need no more turns
+    if config.is_persistent:  # the smallest number of clusters that needs no more turns
         clusters = ceil_div(clusters, ceil_div(clusters, max(1, resident_ctas // config.cluster)))
     return Schedule(clusters * config.launch_cluster, tiles_m, tiles_n, k_iterations, 0, config.cluster)
 
@@ -188,13 +191,13 @@ def schedule(
     divide: bool = True,
     eager: bool = False,
 ) -> Schedule:
-    """Cut an (m, n, k) problem for ``resident_ctas`` CTAs (whole clusters of them) that run at the same time.
+    """Cut an (m, n, k) problem for ``resident_ctas`` CTAs, in whole clusters, that run at the same time.
 
-    Full waves of tiles are assigned whole, and the tiles of the last, partial wave too where dividing them would not
-    pay (``config.division()``). Otherwise their K is divided, together with that of one full wave or, with several rows
-    of tiles, alone: work ranges get the same number of stages of them, to within one. divide: False assigns every tile
-    whole, as batch invariance requires. eager: divide as soon as partial sums are fewer bytes than the loads that it
-    saves; for small problems that are to show divided tiles.
+    Full waves of tiles are assigned whole, and so are the tiles of the last, partial wave if dividing them does not pay
+    (``config.division()``). Otherwise their K is divided, together with that of one full wave or, with several rows of
+    tiles, alone: the stages of work ranges differ by at most one. ``divide`` False assigns every tile whole, as batch
+    invariance requires. ``eager``: divide as soon as partial sums are fewer bytes than the saved loads, so that small
+    problems have divided tiles.
     """
     if not config.partial_bytes:
         return whole_tiles(config, m, n, k, resident_ctas)
@@ -203,13 +206,13 @@ def schedule(
     resident = max(1, resident_ctas // cluster)
     if tiles * k_iterations > _MAX_UNITS:
         raise ArgumentError("m", m, f"at most {_MAX_UNITS} stages altogether", "split the batch")
-    found = assignments(tiles, tiles_m, resident, k_iterations)
+    options = assignments(tiles, tiles_m, resident, k_iterations)
     by_bytes = config.partial_bytes // config.loaded_stage_bytes, 1.0
-    taken = shortest(
-        found if divide else found[:1], lambda others: by_bytes if eager else config.division(others, tiles_m)
+    chosen = shortest(
+        options if divide else options[:1], lambda others: by_bytes if eager else config.division(others, tiles_m)
     )
     ranges = min(resident, tiles)
-    if taken.stream_tiles and tiles < resident:
+    if chosen.stream_tiles and tiles < resident:
         # Fewer ranges often take no longer: the longest stays the same, and fewer tiles are divided.
-        ranges = ceil_div(tiles * k_iterations, taken.divided_stages)
-    return Schedule(ranges * cluster, tiles_m, tiles_n, k_iterations, taken.stream_tiles, cluster)
+        ranges = ceil_div(tiles * k_iterations, chosen.divided_stages)
+    return Schedule(ranges * cluster, tiles_m, tiles_n, k_iterations, chosen.stream_tiles, cluster)

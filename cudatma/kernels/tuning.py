@@ -1,8 +1,8 @@
 """Configurations that take precedence over the cost model: pinned by the caller, or measured.
 
-Measured exceptions are tuning entries of the user's file, then of the table that ships. Each file is read once per
+Measured exceptions are tuning entries, first of the user's file, then of the shipped table. Each file is read once per
 process. An entry was measured for one problem. It also serves nearby values of M, by nearest(): the tile then cuts M
-into the same number of tiles, and the work is the same. Where no entry of the same problem serves, one with the same
+into the same number of tiles, and the work is the same. If no entry of the same problem serves, an entry with the same
 index fields (for Marlin K and N) does, adapted to the rest of the problem if its tile fits: the work is divided in the
 same way.
 
@@ -10,9 +10,9 @@ A file is validated when it is read, and writing it loses nothing::
 
     {"schema": 5, "sections": [{"gpu": {..}, "entries": [{family, problem, kernel, revision, config, us, rule_us}]}]}
 
-A section holds the measurements of one class of GPUs; sections of other GPUs stay in the file unchanged. An entry holds
-for its kernel, config and the kernel's ``revision``, which is raised whenever the kernel's timing changes.
-docs/howto/tune.md describes every field.
+A section holds the measurements of one class of GPUs; sections of other GPUs stay unchanged. An entry is valid for its
+kernel, config and the kernel's ``revision``, which is raised whenever the kernel's timing changes. docs/howto/tune.md
+describes every field.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import os
 import secrets
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
 from pathlib import Path
@@ -33,14 +33,15 @@ from typing import Any, Generic
 from cudatma.build.files import locked, read_regular
 from cudatma.context import Cache, runtime
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TargetError, TuneFileWarning, shown
-from cudatma.kernels.family import AnyConfig, Family, P, S
+from cudatma.kernels.config import KernelConfig
+from cudatma.kernels.family import Family, P, S
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
 SCHEMA = 5
 FILE_VARIABLE = "CUDATMA_TUNE_FILE"
-#: Value of the variable that turns every tuning entry off, the shipped ones too.
+#: Value of the variable that disables all tuning entries, including the shipped ones.
 NOTHING = "none"
 _LOCK_SECONDS = 60.0
 
@@ -114,8 +115,8 @@ def entries_for(path: Path, family: Family[P, S], gpu: Gpu) -> list[dict[str, An
         sections = read_sections(path)
     except FileNotFoundError:
         return []
-    mine = asdict(GpuClass.of(gpu))
-    entries = (entry for section in sections if section["gpu"] == mine for entry in section["entries"])
+    gpu_class = asdict(GpuClass.of(gpu))
+    entries = (entry for section in sections if section["gpu"] == gpu_class for entry in section["entries"])
     return [entry for entry in entries if entry.get("family") == family.name]
 
 
@@ -224,12 +225,12 @@ def put_entry(
     sections: list[dict[str, Any]], gpu: dict[str, Any], raw: dict[str, Any], problem_fields: Sequence[str]
 ) -> None:
     """Put an entry's JSON into the section of this GPU, in place of one with the same problem fields."""
-    mine = next((section for section in sections if section["gpu"] == gpu), None)
-    if mine is None:
-        mine = {"gpu": gpu, "entries": []}
-        sections.append(mine)
-    mine["entries"] = [old for old in mine["entries"] if any(old.get(name) != raw[name] for name in problem_fields)]
-    mine["entries"].append(raw)
+    section = next((section for section in sections if section["gpu"] == gpu), None)
+    if section is None:
+        section = {"gpu": gpu, "entries": []}
+        sections.append(section)
+    others = [old for old in section["entries"] if any(old.get(name) != raw[name] for name in problem_fields)]
+    section["entries"] = [*others, raw]
 
 
 def write_sections(path: Path, sections: list[dict[str, Any]]) -> None:
@@ -258,7 +259,7 @@ def _replace(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
-            shutil.copymode(path, aside)  # others may share it
+            shutil.copymode(path, aside)  # other users may share the file
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
@@ -270,13 +271,13 @@ def usable_entries(path: Path, family: Family[P, S], gpu: Gpu) -> tuple[list[Ent
         raws = entries_for(path, family, gpu)
     except (OSError, ValueError) as error:
         return [], [f"the whole file: {error}"]
-    found, problems = [], []
+    entries, problems = [], []
     for raw in raws:
         try:
-            found.append(parse_entry(raw, family, get_target(gpu.target)))
+            entries.append(parse_entry(raw, family, get_target(gpu.target)))
         except (CudaTmaError, KeyError, TypeError, ValueError) as error:
             problems.append(f"the entry {entry_sizes(raw, family)}: {entry_fault(error)}")
-    return found, problems
+    return entries, problems
 
 
 def entry_sizes(raw: Mapping[str, Any], family: Family[Any, Any]) -> str:
@@ -291,7 +292,7 @@ def entry_fault(error: Exception) -> str:
 
 #: The configuration that pinned() holds.
 pinned_scope: ContextVar[Any] = ContextVar("pinned configuration", default=None)
-#: From this number of tiles on, one more changes little, so entries serve up to twice their M.
+#: Entries with this number of tiles or more serve up to twice their M, because one more tile changes little.
 _MANY_TILES = 8
 #: An entry's M may be larger than the M that it serves by this factor.
 _LARGER_M = 1.25
@@ -299,13 +300,23 @@ _LARGER_M = 1.25
 
 @contextlib.contextmanager
 def pinned(config: object) -> Iterator[None]:
-    """Use this config for every problem of its family inside the ``with`` block.
+    """Use a config for every call of its function inside the ``with`` block.
 
-    The tuner launches each candidate this way, as a call would. Raises ArgumentTypeError. A choice for a problem that
-    the config does not fit raises ArgumentError.
+    The tuner launches each candidate this way.
+
+    Parameters
+    ----------
+    config : KernelConfig
+        A config of gemm, marlin_gemm or attention; a version that decodes serves attention_decode. Other functions, and
+        calls whose options determine the configuration, choose as usual.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If ``config`` is not a KernelConfig. A call that the config does not fit raises ArgumentError or TargetError.
     """
-    if not isinstance(config, AnyConfig):
-        raise ArgumentTypeError("config", type(config).__name__, "a kernel's config")
+    if not isinstance(config, KernelConfig):
+        raise ArgumentTypeError("config", type(config).__name__, "a config of gemm, attention or marlin_gemm")
     token = pinned_scope.set(config)
     try:
         yield
@@ -313,13 +324,16 @@ def pinned(config: object) -> Iterator[None]:
         pinned_scope.reset(token)
 
 
-def pinned_config(family: Family[P, S], problem: P, gpu: Gpu) -> S | None:
-    """Return what is pinned for the family; None if nothing is, or if the problem has a constraint.
+def pinned_config(family: Family[P, S], problem: P, gpu: Gpu, versions: Collection[str] | None = None) -> S | None:
+    """Return the pinned config if it is one of these versions, by default the family's kernels.
 
-    Raises ArgumentError or TargetError if the problem does not fit it.
+    Returns None if no such config is pinned, or if the problem has a constraint. Raises ArgumentError or TargetError if
+    the config does not fit the problem.
     """
     config = pinned_scope.get()
-    if not isinstance(config, family.config) or problem.constraint or config.version not in family.kernels:
+    if not isinstance(config, family.config) or problem.constraint:
+        return None
+    if config.version not in (family.kernels if versions is None else versions):
         return None
     given = problem.as_json()
     for name in family.problem_fields:
@@ -338,7 +352,7 @@ def entry_points(family: Family[P, S], problem: P, gpu: Gpu) -> list[int]:
     entries = [entry for path, _ in _files(family) for entry in _entries(path, family, gpu, index)]
     measured = {entry.problem.m for entry in entries}
     points = {point for m in measured for point in (math.ceil(m / _LARGER_M), m, 2 * m)}
-    # Among entries of other problems the one with the nearest M serves, so that another one begins half-way.
+    # The entry with the nearest M serves other problems, so that the next one begins half-way.
     points |= {half for a in measured for b in measured if a < b for half in (ceil_div(a + b, 2), (a + b) // 2 + 1)}
     for entry in entries:
         tiles = ceil_div(entry.problem.m, entry.config.tile_m)
@@ -347,7 +361,7 @@ def entry_points(family: Family[P, S], problem: P, gpu: Gpu) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Match:
     """An entry and the file that it comes from.
 
     shipped: the file is cudatma's own. exact: the entry differs from the problem in M alone; otherwise it was adapted.
@@ -359,7 +373,7 @@ class Found:
     exact: bool = True
 
 
-def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Found | None:
+def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Match | None:
     """Return the tuning entry that serves a problem, the user's before a shipped one; None if none does.
 
     Damaged files raise nothing: a TuneFileWarning names each ignored part once per process.
@@ -370,11 +384,12 @@ def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Found | None:
     index = tuple(raw[name] for name in family.index)
     files = [(_entries(path, family, gpu, index), path, shipped) for path, shipped in _files(family)]
     for entries, path, shipped in files:
-        if (entry := nearest([one for one in entries if one.problem.fixed == problem.fixed], problem.m)) is not None:
-            return Found(entry, path, shipped)
+        same = [entry for entry in entries if entry.problem.fixed == problem.fixed]
+        if (match := nearest(same, problem.m)) is not None:
+            return Match(match, path, shipped)
     for entries, path, shipped in files:
-        if (alike := _alike(entries, problem, get_target(gpu.target))) is not None:
-            return Found(alike, path, shipped, exact=False)
+        if (adapted := _adapted_entry(entries, problem, get_target(gpu.target))) is not None:
+            return Match(adapted, path, shipped, exact=False)
     return None
 
 
@@ -393,15 +408,17 @@ def every_entry_config(family: Family[P, S], problem: P, gpu: Gpu) -> Iterator[S
                         yield config
 
 
-def _alike(entries: Sequence[Entry[Any, Any]], problem: Any, target: Target) -> Entry[Any, Any] | None:
+def _adapted_entry(entries: Sequence[Entry[Any, Any]], problem: Any, target: Target) -> Entry[Any, Any] | None:
     """Return an entry of another problem with the same index, with its config adapted to this one."""
-    by_fixed = {
-        one.problem.fixed: [same for same in entries if same.problem.fixed == one.problem.fixed] for one in entries
-    }
-    found = (nearest(of, problem.m) for of in by_fixed.values())
-    for entry in sorted(
-        (one for one in found if one), key=lambda one: (abs(one.problem.m - problem.m), repr(one.problem.fixed))
-    ):
+    by_fixed: dict[Any, list[Entry[Any, Any]]] = {}
+    for entry in entries:
+        by_fixed.setdefault(entry.problem.fixed, []).append(entry)
+
+    def distance(entry: Entry[Any, Any]) -> tuple[int, str]:
+        return abs(entry.problem.m - problem.m), repr(entry.problem.fixed)
+
+    candidates = (nearest(group, problem.m) for group in by_fixed.values())
+    for entry in sorted(filter(None, candidates), key=distance):
         with contextlib.suppress(ArgumentError, TargetError):
             config = entry.config.adapted(problem)
             if config is not None:
@@ -450,7 +467,7 @@ def shipped(family: Family[Any, Any]) -> Path | None:
 class _Read:
     """The contents of tuning files and the warnings about them, a part of the Runtime. Each file is read once."""
 
-    #: forget() of choice drops it.
+    #: choice.forget() drops it.
     holds_choices = True
 
     def __init__(self) -> None:

@@ -1,14 +1,14 @@
-"""Which version of a family's kernel a call asks for: its argument, else the environment, else a file."""
+"""The version of a family's kernel that a call selects: its argument, else an environment variable, else a file."""
 
 from __future__ import annotations
 
 import os
 import sys
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from cudatma import context
 from cudatma.build.files import read_regular
 from cudatma.errors import ArgumentError, FieldError
 
@@ -28,7 +28,7 @@ SECTIONS = ("gemm", "attention")
 class Versions:
     """The versions of a family's kernels, by name.
 
-    family: its section in cudatma.toml. variable: of the environment.
+    family: its section in cudatma.toml. variable: its environment variable.
     """
 
     family: str
@@ -36,17 +36,17 @@ class Versions:
     names: tuple[str, ...]
 
     def chosen(self, version: object) -> tuple[str, str]:
-        """Return the version, empty if any may serve, and what asks for it.
+        """Return the selected version, "" for any, and the place that selects it.
 
-        version: of the call; ``"auto"`` leaves it to the variable, and that to ``version`` in the family's section of
-        cudatma.toml in the working directory, else in $XDG_CONFIG_HOME/cudatma or ~/.config/cudatma. The file is read
-        once a process. Raises ArgumentError.
+        ``version`` is the call's. ``"auto"`` leaves the selection to the variable, and then to ``version`` in the
+        family's section of cudatma.toml in the working directory, else in $XDG_CONFIG_HOME/cudatma or
+        ~/.config/cudatma. The file is read once per process. Raises ArgumentError.
         """
         if not isinstance(version, str) or version != ANY:
             return self._known("version", version), _CALL
         if named := os.environ.get(self.variable, ""):
             return self._known(self.variable, named), f"${self.variable}"
-        path, content = _file()
+        path, content = context.in_use.parts.get(_File) or context.runtime().part(_File, _read_file)
         if not path:
             return "", ""
         for name in content:
@@ -62,37 +62,45 @@ class Versions:
 
     def _known(self, field: str, value: object) -> str:
         if not isinstance(value, str) or value not in (ANY, *self.names):
-            shown = (f'"{name}"' for name in (ANY, *self.names))
-            raise ArgumentError(field, repr(value) if isinstance(value, str) else value, ", ".join(shown))
+            names = (f'"{name}"' for name in (ANY, *self.names))
+            raise ArgumentError(field, repr(value) if isinstance(value, str) else value, ", ".join(names))
         return "" if value == ANY else value
 
 
 class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
-    """Inside, an error about the version names what asks for it, unless that is the call. asked_by: from chosen()."""
+    """Name the place that selects the version in errors about it, unless it is the call.
 
-    __slots__ = ("_asked_by",)
+    ``selected_by``: from chosen().
+    """
 
-    def __init__(self, asked_by: str) -> None:
-        self._asked_by = asked_by
+    __slots__ = ("_selected_by",)
+
+    def __init__(self, selected_by: str) -> None:
+        self._selected_by = selected_by
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if isinstance(error, FieldError) and error.field == "version" and self._asked_by not in ("", _CALL):
+        if isinstance(error, FieldError) and error.field == "version" and self._selected_by not in ("", _CALL):
             remedy = "set another one there, or pass one as version="
-            raise type(error)(f"version of {self._asked_by}", error.got, error.allowed, remedy) from error
+            raise type(error)(f"version of {self._selected_by}", error.got, error.allowed, remedy) from error
 
 
-@lru_cache(maxsize=1)
-def _file() -> tuple[str, dict[str, Any]]:
-    """The file's path, "" where there is none, and its content."""
+class _File(NamedTuple):
+    """The file that names versions, a part of the Runtime. path: "" without a file."""
+
+    path: str
+    content: dict[str, Any]
+
+
+def _read_file() -> _File:
     base = os.environ.get("XDG_CONFIG_HOME", "")
     config = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.config"))
     for path in (Path(FILE), config / "cudatma" / FILE):
         try:
-            return str(path.absolute()), tomllib.loads(read_regular(path).decode())
+            return _File(str(path.absolute()), tomllib.loads(read_regular(path).decode()))
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
-        except (OSError, ValueError, RecursionError) as error:  # no TOML is a ValueError, and so is no UTF-8
+        except (OSError, ValueError, RecursionError) as error:  # invalid TOML or UTF-8 is a ValueError
             raise ArgumentError(str(path.absolute()), "an unreadable file", "TOML", str(error)) from error
-    return "", {}
+    return _File("", {})

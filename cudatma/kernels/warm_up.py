@@ -79,10 +79,10 @@ def warm_up(
     if name not in _FUNCTIONS or not function.__module__.startswith("cudatma."):
         raise ArgumentError("function", name, f"a function of cudatma: {', '.join(_FUNCTIONS)}")
 
-    def take(operation: Operation[Any, Any], checked: Checked[Any], device: int, weight: Weight | None) -> None:
+    def prepare_call(operation: Operation[Any, Any], checked: Checked[Any], device: int, weight: Weight | None) -> None:
         prepare([(operation, checked, weight)], device, max_m, progress)
 
-    token = intercept.set(take)
+    token = intercept.set(prepare_call)
     try:
         function(*operands, **options | {"backend": "cuda"})
     finally:
@@ -130,13 +130,13 @@ def compile_and_load(kernels: Iterable[tuple[str, Any]], device: int, progress: 
 
 
 def _missing(kernels: Iterable[tuple[str, Any]], target: Target) -> list[tuple[str, Any]]:
-    return [one for one in kernels if not is_cached(*one, target)]
+    return [kernel for kernel in kernels if not is_cached(*kernel, target)]
 
 
 @contextmanager
 def _bar(total: int, show: bool | None) -> Iterator[Callable[[Any, CompileError | None], None]]:
     """Show how many of ``total`` kernels are compiled; yield the function that compile_all() calls after each."""
-    from rich.console import Console  # only a process that compiles pays for the import
+    from rich.console import Console  # import only in a process that compiles
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)

@@ -1,10 +1,10 @@
-"""Device memory for partial sums and for rows of activations: one workspace for each stream and each graph's branch.
+"""Device memory for partial sums and for rows of activations: a workspace for each stream and each branch of a graph.
 
-CTAs that share a tile leave fp32 partial sums and a flag there, and persistent CTAs of attention count tiles in the
-first flag; a kernel leaves all flags zero. Two launches that may run at the same time must not share a workspace. It
-belongs to a stream or to a branch of a graph, or the caller passes it in. A capture takes memory that was reserved
-outside of captures. Activations that TMA cannot load in place are copied to rows there first
-(marlin/permute_columns.py); that memory grows to the largest batch that needs it.
+CTAs that share a tile store fp32 partial sums and a flag in it, and persistent CTAs of attention count tiles in the
+first flag. A kernel leaves all flags zero. Two launches that may run at the same time must not share a workspace. It
+belongs to a stream or to a branch of a graph, unless the caller passes one. A capture uses memory that was reserved
+outside of captures. Activations that TMA cannot load in place are first copied to rows (marlin/permute_columns.py),
+whose memory grows to the largest batch that needs it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Memory(Protocol):
 
 
 class ActivationRows:
-    """Memory for arranged activations, of one launch at a time; nothing until it is asked for.
+    """Memory for rearranged activations of one launch at a time, allocated at its first use.
 
-    lock: held from before the launch that writes the rows until after the one that reads them: no other thread of the
-    same stream may launch between them. A larger batch gets a new buffer of at least twice the size; earlier buffers
-    stay, since a captured graph may hold their address: together they are smaller than the last.
+    lock: held from before the launch that writes the rows until after the launch that reads them, because no other
+    thread of the same stream may launch between them. A larger batch gets a new buffer of at least twice the size.
+    Earlier buffers stay, because a captured graph may hold their address; together they are smaller than the last.
     """
 
     __slots__ = ("_allocate", "_buffers", "lock")
@@ -60,21 +60,38 @@ class ActivationRows:
         return sum(buffer.nbytes for buffer in self._buffers)
 
     def room(self, nbytes: int) -> int:
-        """The address of at least ``nbytes`` bytes. Raises DriverError (no memory)."""
+        """Return the address of at least ``nbytes`` bytes. Raises DriverError if memory runs out."""
         if nbytes > self.nbytes:
-            wanted = max(nbytes, 2 * self.nbytes)
-            self._buffers.append(self._allocate(-(-wanted // _ROWS_STEP_BYTES) * _ROWS_STEP_BYTES))
+            room = max(nbytes, 2 * self.nbytes)
+            self._buffers.append(self._allocate(-(-room // _ROWS_STEP_BYTES) * _ROWS_STEP_BYTES))
         return self._buffers[-1].pointer
 
 
 class Workspace:
-    """Partial sums and flags for one launch at a time on a device; 128.25 KiB for each SM.
+    """Partial sums and flags for one launch at a time on a device, 128.25 KiB for each SM.
 
-    rows: copies of activations that TMA cannot load as they lie (act-order, pitches and addresses off 16 bytes); grows
-    to the largest batch of them.
-    flags_pointer, partials_pointer: device addresses. Made for each stream and each branch of a graph,
-    or by the caller, who then passes ``workspace=``. Freed with the object; keep it while a captured graph uses it.
-    Raises DriverError (no memory, no driver), LaunchError (no such device), ArgumentTypeError.
+    Streams and branches of graphs have a workspace of their own; pass one as ``workspace=`` to use another. Memory is
+    freed with the object: keep it while a captured graph uses it.
+
+    Parameters
+    ----------
+    device : int, default 0
+        Ordinal of the device.
+
+    Attributes
+    ----------
+    flags_pointer, partials_pointer : int
+        Device addresses.
+    rows : ActivationRows
+        Copies of activations that TMA cannot load in place: act-order, pitches and addresses that are not multiples of
+        16 bytes. They grow to the largest such batch.
+
+    Raises
+    ------
+    ArgumentTypeError, LaunchError
+        If ``device`` is not an ordinal of a device.
+    DriverError
+        If there is no driver, or memory runs out.
     """
 
     __slots__ = (
@@ -98,14 +115,17 @@ class Workspace:
 
     @classmethod
     def within(cls, memory: Memory, device: int, rows: ActivationRows | None = None) -> Workspace:
-        """A workspace in memory of the device whose flags are zero already. rows: its own unless given."""
-        made = object.__new__(cls)
-        made._lay_out(device, memory, rows or ActivationRows(lambda nbytes: DeviceMemory(nbytes, device)))
-        return made
+        """Return a workspace in memory of the device whose flags are zero. ``rows``: by default its own."""
+        workspace = object.__new__(cls)
+        workspace._lay_out(device, memory, rows or ActivationRows(lambda nbytes: DeviceMemory(nbytes, device)))
+        return workspace
 
     def _lay_out(self, device: int, memory: Memory, rows: ActivationRows) -> None:
-        """Flags come first: workspaces of one device whose partial sums are at the same address have their flags at the
-        same address, too, and a plan compares the address of the partial sums only."""
+        """Place the flags first.
+
+        Workspaces of one device with the same address of partial sums then have the same address of flags, so that a
+        plan compares only the former.
+        """
         self.device, self.rows, self._memory = device, rows, memory
         self.flags_bytes = workspace_sizes(device)[0]
         self.partials_bytes = memory.nbytes - self.flags_bytes
@@ -113,7 +133,7 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Device memory that it takes, including rows."""
+        """Device memory of the workspace in bytes, including rows."""
         return self._memory.nbytes + self.rows.held_bytes
 
     def require_room(self, partials_bytes: int, flags_bytes: int) -> None:
@@ -128,13 +148,16 @@ class Workspace:
 
 
 def workspace_sizes(device: int) -> tuple[int, int]:
-    """Bytes of (flags, partial sums) that hold those of any launch on the device."""
+    """Return the bytes of flags and of partial sums that are enough for any launch on the device."""
     sm_count = context.device(device).sm_count
     return sm_count * FLAGS_PER_SM_BYTES, sm_count * PARTIALS_PER_SM_BYTES
 
 
 def is_capturing(device: int, stream: int) -> bool:
-    """Whether ``stream`` of a device is being captured into a graph. Raises as context.is_capturing()."""
+    """Return whether a stream of a device is being captured into a graph.
+
+    Raises the errors of context.is_capturing().
+    """
     with context.using(device) as driver:
         return context.is_capturing(driver, stream)
 
@@ -147,7 +170,7 @@ def refuse_in_capture(device: int, stream: int, allowed: str) -> None:
 
 
 def check_workspace(workspace: object, device: int) -> Workspace:
-    """A caller's workspace; ArgumentTypeError or LaunchError if it is none or of another device."""
+    """Return a caller's workspace. Raises ArgumentTypeError for another type, LaunchError for another device."""
     if not isinstance(workspace, Workspace):
         raise ArgumentTypeError("workspace", type(workspace).__name__, "Workspace or None")
     if workspace.device != device:
@@ -155,15 +178,15 @@ def check_workspace(workspace: object, device: int) -> Workspace:
     return workspace
 
 
-#: Streams of a device that keep their workspaces: the most recently used. The driver cannot report a destroyed stream,
-#: so its workspace is dropped after this many other streams.
-_MOST_STREAMS = 32
+#: Number of most recently used streams of a device that keep their workspaces. The driver does not report a destroyed
+#: stream, so that its workspace is dropped after the use of this number of other streams.
+_MAX_STREAMS = 32
 #: Size of a slab, and the free bytes kept available outside captures. The partial sums and flags of any launch take
 #: 16.5 MiB on 132 SMs, and a slab holds two of them; at small M they take 1 to 4 MiB.
-_SLAB_BYTES, _LEAST_BYTES = 34 << 20, 20 << 20
+_SLAB_BYTES, _MIN_LEFT_BYTES = 34 << 20, 20 << 20
 #: Parts come in few sizes, so a returned part fits the next graph. Partial sums: enough for any launch, halved up to
-#: _MOST_HALVINGS times. Rows: powers of two up to _PART_STEP_BYTES, multiples of it beyond.
-_MOST_HALVINGS, _PART_STEP_BYTES = 6, 16 << 20
+#: _MAX_HALVINGS times. Rows: powers of two up to _PART_STEP_BYTES, multiples of it beyond.
+_MAX_HALVINGS, _PART_STEP_BYTES = 6, 16 << 20
 
 
 def _rows_bytes(nbytes: int) -> int:
@@ -174,21 +197,21 @@ class _Slab:
     """Device memory that is cut into parts front to back.
 
     A returned part is reused whole, for the same purpose; its flags are zero, because kernels leave them so.
-    ``left``, ``taken``: bytes that were never cut, and bytes of parts in use.
+    ``left``, ``used_bytes``: bytes that were never cut, and bytes of parts in use.
     """
 
-    __slots__ = ("_memory", "back", "left", "nbytes", "taken")
+    __slots__ = ("_memory", "back", "left", "nbytes", "used_bytes")
 
     def __init__(self, nbytes: int, device: int) -> None:
         self._memory, self.nbytes = DeviceMemory(nbytes, device), nbytes
-        self.left = self.taken = 0
-        #: (size, whether it holds rows) -> addresses of parts that were put back. No objects: a cycle would keep the
+        self.left = self.used_bytes = 0
+        #: (size, whether it holds rows) -> addresses of returned parts. No objects: a cycle would keep the
         #: slab.
         self.back: dict[tuple[int, bool], list[int]] = {}
         self.wipe()
 
     def wipe(self) -> None:
-        """Make all of it new again. Only while no part is in use."""
+        """Discard all parts. Requires that no part is in use."""
         if self.left < self.nbytes:
             self._memory.clear(0, self.nbytes - self.left)
             self.left = self.nbytes
@@ -196,7 +219,7 @@ class _Slab:
 
     def part(self, nbytes: int, for_rows: bool) -> _Part:
         """Reuse a returned part, else cut a new one; the caller ensures that enough is left."""
-        self.taken += nbytes
+        self.used_bytes += nbytes
         if back := self.back.get((nbytes, for_rows)):
             return _Part(self, back.pop(), nbytes, for_rows)
         self.left -= nbytes
@@ -205,7 +228,10 @@ class _Slab:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a slab, which it keeps alive; it has one user. Begins with zeros for flags unless it is for rows."""
+    """A part of a slab, which it keeps alive.
+
+    It has one user, and begins with zeros for flags unless it is for rows.
+    """
 
     slab: _Slab
     pointer: int
@@ -216,33 +242,37 @@ class _Part:
 class _Reserve:
     """A device's slabs, from which captures take parts. Slabs are freed outside of captures. Safe from many threads."""
 
-    def __init__(self, device: int, was_spent: Callable[[], None]) -> None:
-        """was_spent: called when less than _LEAST_BYTES is left."""
-        self._device, self._was_spent, self._lock = device, was_spent, threading.Lock()
+    def __init__(self, device: int, on_low: Callable[[], None]) -> None:
+        """Create an empty reserve. ``on_low`` is called when less than _MIN_LEFT_BYTES is left."""
+        self._device, self._on_low, self._lock = device, on_low, threading.Lock()
         self._slabs: list[_Slab] = []
 
     @property
     def ready_bytes(self) -> int:
         """Bytes of all slabs that are not in use."""
         with self._lock:
-            return sum(slab.nbytes - slab.taken for slab in self._slabs)
+            return sum(slab.nbytes - slab.used_bytes for slab in self._slabs)
 
-    def trim(self, least: int) -> list[_Slab]:
-        """Slabs without a part in use, except one where less than ``least`` bytes are left without it. The caller
-        frees them without a lock and outside of captures: cuMemFree waits for the device."""
+    def trim(self, min_left_bytes: int) -> list[_Slab]:
+        """Remove and return the slabs without a part in use.
+
+        One of them stays if less than ``min_left_bytes`` would be left without it. The caller frees them without a lock
+        and outside of captures, because cuMemFree waits for the device.
+        """
         with self._lock:
-            idle = sorted((slab for slab in self._slabs if not slab.taken), key=lambda slab: (slab.nbytes, -slab.left))
-            self._slabs = [slab for slab in self._slabs if slab.taken]
-            if idle and not self._has_left(least):
+            unused = (slab for slab in self._slabs if not slab.used_bytes)
+            idle = sorted(unused, key=lambda slab: (slab.nbytes, -slab.left))
+            self._slabs = [slab for slab in self._slabs if slab.used_bytes]
+            if idle and not self._has_left(min_left_bytes):
                 idle[0].wipe()
                 self._slabs.append(idle.pop(0))
             return idle
 
     def refill(self) -> list[_Slab]:
         """Trim, and add a slab if too little is left. Call this outside of captures. Raises DriverError."""
-        idle = self.trim(_LEAST_BYTES)
+        idle = self.trim(_MIN_LEFT_BYTES)
         with self._lock:
-            if not self._has_left(_LEAST_BYTES):
+            if not self._has_left(_MIN_LEFT_BYTES):
                 self._slabs.append(_Slab(_SLAB_BYTES, self._device))
         return idle
 
@@ -256,21 +286,21 @@ class _Reserve:
             fitting = [slab for slab in self._slabs if slab.back.get((nbytes, for_rows))]
             fitting += [slab for slab in self._slabs if slab.left >= nbytes]
             if not fitting:
-                fitting = [slab for slab in self._slabs if not slab.taken and slab.nbytes >= nbytes]
+                fitting = [slab for slab in self._slabs if not slab.used_bytes and slab.nbytes >= nbytes]
                 if not fitting:
                     fitting = [_Slab(max(_SLAB_BYTES, nbytes), self._device)]
                     self._slabs += fitting
                 fitting[0].wipe()
             parts.append(fitting[0].part(nbytes, for_rows))
-            if not self._has_left(_LEAST_BYTES):
-                self._was_spent()
+            if not self._has_left(_MIN_LEFT_BYTES):
+                self._on_low()
             return parts[-1]
 
     def put_back(self, parts: list[_Part]) -> None:
         """Put back the parts of a graph that was destroyed: no kernel writes there any more."""
         with self._lock:
             for part in parts:
-                part.slab.taken -= part.nbytes
+                part.slab.used_bytes -= part.nbytes
                 part.slab.back.setdefault((part.nbytes, part.for_rows), []).append(part.pointer)
 
     def _has_left(self, nbytes: int) -> bool:
@@ -278,14 +308,17 @@ class _Reserve:
 
 
 class _Branch:
-    """The workspace of the launches of one stream in one capture: they run in order in the graph, too.
+    """The workspace of one stream's launches in one capture, which also run in order in the graph.
 
-    A launch that needs more partial sums than the workspace holds gets a new one, of twice the size or more, which
+    A launch that needs more partial sums than the workspace holds gets a new one of at least twice the size, which
     later launches use, too. The graph keeps the addresses of all.
     """
 
     def __init__(self, device: int, reserve: _Reserve, life: streams.GraphLife | None) -> None:
-        """life: the graph's, None for a workspace that all graphs of the stream share."""
+        """Create a branch without memory.
+
+        ``life``: the graph's; None for a workspace that all graphs of the stream share.
+        """
         self._device, self._reserve, self.life = device, reserve, life
         self.parts: list[_Part] = []
         parts = self.parts  # not self: a cycle would keep the slabs
@@ -294,10 +327,11 @@ class _Branch:
 
     def workspace(self, partials_bytes: int | None) -> Workspace:
         """Return a workspace with at least this many bytes of partial sums; None: enough for any launch."""
-        flags, most = workspace_sizes(self._device)
-        wanted = most if partials_bytes is None else partials_bytes
-        if self._space is None or wanted > self._space.partials_bytes:
-            room = min((most >> k for k in range(_MOST_HALVINGS + 1) if most >> k >= wanted), default=most)
+        flags, max_bytes = workspace_sizes(self._device)
+        min_bytes = max_bytes if partials_bytes is None else partials_bytes
+        if self._space is None or min_bytes > self._space.partials_bytes:
+            halves = (max_bytes >> k for k in range(_MAX_HALVINGS + 1))
+            room = min((nbytes for nbytes in halves if nbytes >= min_bytes), default=max_bytes)
             part = self._reserve.take(flags + room, self.parts, for_rows=False)
             self._space = Workspace.within(part, self._device, self._rows)
         return self._space
@@ -305,10 +339,16 @@ class _Branch:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceBytes:
-    """Device memory that launches keep on a device.
+    """Device memory that launches hold on a device. Workspaces of callers are not counted.
 
-    streams: of each stream that has a workspace. graphs: of each branch of a graph that has one. reserved: for future
-    captures, including parts of destroyed graphs. Workspaces that callers made are not counted.
+    Attributes
+    ----------
+    streams : tuple of int
+        Bytes of each stream's workspace.
+    graphs : tuple of int
+        Bytes of each workspace of a branch of a graph.
+    reserved : int
+        Bytes for future captures, including parts of destroyed graphs.
     """
 
     streams: tuple[int, ...]
@@ -325,12 +365,12 @@ class Owners:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: (device, stream's identity) -> workspace, read without the lock; what is missing is looked for in _recent.
-        #: Emptied when a stream is added, to see which streams are still used, and when the reserve has to be refilled.
+        #: (device, stream's identity) -> workspace, read without the lock; _recent holds the missing ones. Emptied when
+        #: a stream is added, to see which streams are still used, and when the reserve has to be refilled.
         self.ready: dict[tuple[int, int | None], Workspace] = {}
-        #: The same, all of them, those used last at the end.
+        #: All workspaces of streams, the most recently used ones at the end.
         self._recent: OrderedDict[tuple[int, int], Workspace] = OrderedDict()
-        #: (device, capture, stream's identity) -> what that branch of a graph holds.
+        #: (device, capture, stream's identity) -> the branch of a graph.
         self._branches: dict[tuple[int, int, int], _Branch] = {}
         self._reserves: dict[int, _Reserve] = {}
         #: Whether all graphs that are captured on a stream share a workspace.
@@ -340,7 +380,7 @@ class Owners:
         """Return the workspace of a stream that is not in ``ready``."""
         identity = streams.identity(device, stream)
         if identity is not None:
-            return self._of_stream(device, identity)
+            return self._stream_space(device, identity)
         capture = streams.capture_of(device, stream)
         if capture is None:  # another thread has just ended it
             return self.find(device, stream, partials_bytes)
@@ -353,18 +393,18 @@ class Owners:
                 self._branches[key] = _Branch(device, self._reserve(device), life)
             return self._branches[key].workspace(partials_bytes)
 
-    def _of_stream(self, device: int, identity: int) -> Workspace:
-        gone: list[object] = []  # freed without the lock: cuMemFree waits for the device
+    def _stream_space(self, device: int, identity: int) -> Workspace:
+        freed: list[object] = []  # freed after the lock is released, because cuMemFree waits for the device
         with self._lock:
-            self._sweep(gone)
+            self._sweep(freed)
             key, reserve = (device, identity), self._reserve(device)
             space = self._recent.pop(key, None)
             if space is None:
                 held = [held for held in self._recent if held[0] == device]
-                gone += [self._recent.pop(old) for old in held[: max(0, len(held) + 1 - _MOST_STREAMS)]]
+                freed += [self._recent.pop(old) for old in held[: max(0, len(held) + 1 - _MAX_STREAMS)]]
                 self.ready.clear()
                 space = Workspace(device)
-            gone += reserve.refill()
+            freed += reserve.refill()
             self._recent[key] = self.ready[key] = space
             return space
 
@@ -373,13 +413,13 @@ class Owners:
             self._reserves[device] = _Reserve(device, self.ready.clear)
         return self._reserves[device]
 
-    def _sweep(self, gone: list[object]) -> None:
-        """Drop what belongs to threads and graphs that have ended."""
+    def _sweep(self, freed: list[object]) -> None:
+        """Drop the workspaces of threads and graphs that have ended."""
         while streams.ended_threads:
             number = streams.ended_threads.popleft()
             for key in [key for key in self._recent if key[1] == number]:
                 self.ready.pop(key, None)
-                gone.append(self._recent.pop(key))
+                freed.append(self._recent.pop(key))
         self._sweep_graphs()
 
     def _sweep_graphs(self) -> None:
@@ -388,23 +428,23 @@ class Owners:
             self._reserves[key[0]].put_back(self._branches.pop(key).parts)
 
     def count(self, device: int) -> WorkspaceBytes:
-        gone: list[object] = []
+        freed: list[object] = []
         with self._lock:
-            self._sweep(gone)
+            self._sweep(freed)
             kept = tuple([space.nbytes for key, space in self._recent.items() if key[0] == device])
             branches = [branch for key, branch in self._branches.items() if key[0] == device]
             graphs = tuple([sum(part.nbytes for part in branch.parts) for branch in branches])
             reserve = self._reserve(device)
-            gone += reserve.trim(_LEAST_BYTES if kept else 0)
+            freed += reserve.trim(_MIN_LEFT_BYTES if kept else 0)
             return WorkspaceBytes(kept, graphs, reserve.ready_bytes)
 
     def release(self) -> None:
-        gone: list[object] = []
+        freed: list[object] = []
         with self._lock:
-            self._sweep(gone)
-            gone += self._recent.values()
+            self._sweep(freed)
+            freed += self._recent.values()
             for reserve in self._reserves.values():
-                gone += reserve.trim(0)
+                freed += reserve.trim(0)
             self.ready.clear()
             self._recent.clear()
 
@@ -427,26 +467,37 @@ def stream_workspace(device: int, stream: int, partials_bytes: int | None = None
 
 
 def share_captured_workspaces() -> None:
-    """Let all graphs that are captured on a stream share one workspace, as long as the process lives.
+    """Let all graphs that are captured on a stream share one workspace for the rest of the process.
 
-    Only for programs that never run two of these graphs at the same time. An engine that captures a graph for each
+    Notes ----- Use this only if no two of these graphs run at the same time. An engine that captures a graph for each
     batch size then needs one workspace instead of hundreds.
     """
     owners().shares_captures = True
 
 
 def workspace_bytes(device: int = 0) -> WorkspaceBytes:
-    """Memory that the workspaces of a device's streams and graphs take, and that is reserved for future graphs.
+    """Return the device memory of the workspaces of a device's streams and graphs, and of the reserve for future
+    graphs.
 
     First frees the slabs that only destroyed graphs used, except one that the reserve needs.
+
+    Parameters
+    ----------
+    device : int, default 0
+        Ordinal of the device.
+
+    Returns
+    -------
+    WorkspaceBytes
+        The sizes in bytes.
     """
     return owners().count(device)
 
 
 def release_workspaces() -> None:
-    """Forget the workspaces of all streams; free the memory reserved for captures and the memory of destroyed graphs.
+    """Drop the workspaces of all streams; free the memory reserved for captures and the memory of destroyed graphs.
 
-    A workspace that another thread launches with is freed after its launch. Graphs that exist keep their parts, and
-    with them the slabs, which stay reserved for captures.
+    Notes ----- The workspace of a running launch is freed after the launch. Existing graphs keep their parts, and thus
+    the slabs, which stay reserved for captures.
     """
     owners().release()

@@ -220,7 +220,7 @@ K1 = on_device("k", shape=(1, LK, 1, D))
 def test_an_explanation_names_what_runs_and_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDATMA_ATTENTION_VERSION", raising=False)
     said = attention_explain(Q, K, K, causal=True, version="a3")
-    assert (said.kernel, said.decision.why) == ("a3", "version a3 is asked for by the call")
+    assert (said.kernel, said.decision.why) == ("a3", "version a3 is selected by the call")
     assert said.problem.is_causal
     assert (said.schedule.tiles_m, said.schedule.tiles_n) == (1, B * H)
     assert "5 queries, 7 keys" in str(said)

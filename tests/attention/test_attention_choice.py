@@ -12,9 +12,10 @@ from measured_gpus import readings
 
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels import choice
-from cudatma.kernels.attention.choose import ATTENTION, times
+from cudatma.kernels.attention.choose import ATTENTION, decode_config, times
 from cudatma.kernels.attention.config import CHOICE
-from cudatma.kernels.attention.problem import HEAD_DIMS, Problem
+from cudatma.kernels.attention.decode import DECODE_CALL
+from cudatma.kernels.attention.problem import HEAD_DIMS, DecodeProblem, Problem
 from cudatma.kernels.attention.sample import small_config
 from cudatma.kernels.choice import decide
 from cudatma.kernels.gpu import H200, imagined_gpu
@@ -115,6 +116,23 @@ def test_a_pinned_kernel_of_attention_decode_serves_no_call_of_attention() -> No
     for version, source in (("a2", "pinned"), ("decode", "rule")):
         with pinned(small_config(version, problem)):
             assert decide(ATTENTION, problem, H200).source == source
+
+
+def test_a_pinned_kernel_serves_attention_decode_if_it_can_read_the_cache() -> None:
+    problem = DecodeProblem.of(q_length=1, head_dim=128, dtype="float16")
+    config = replace(decode_config(problem, get_target("sm_90a")), stages=2)
+    with pinned(small_config("a2")):
+        assert DECODE_CALL.configure(problem, H200, {}) != config
+    with pinned(config):
+        assert DECODE_CALL.configure(problem, H200, {}) is config
+        for other, field in (
+            (replace(problem, page_size=64), "is_paged"),
+            (replace(problem, has_fp8_cache=True), "version"),
+            (replace(problem, is_causal=True), "pinned config: is_causal"),
+        ):
+            with pytest.raises(ArgumentError) as caught:
+                DECODE_CALL.configure(other, H200, {})
+            assert caught.value.field == field
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,6 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("CUDATMA_TARGET", raising=False)
     runtime().parts[Kernels] = Kernels()
-    build._nvrtc_version.cache_clear()
 
 
 @pytest.fixture
@@ -397,6 +396,19 @@ def test_a_compile_error_is_short_and_has_the_lines_of_the_text(tmp_path: Path) 
         assert "mbarrier_init" in caught.value.source
         found.append(pickle.loads(pickle.dumps(caught.value)))
     assert str(found[-1]) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("selection", "hint"),
+    [
+        ("", r'^the template calls primitives that it does not select; add the line: //% use "fence_mbarrier_init"\n'),
+        ('//% use "fence_mbarrier_init"\n', r"^fence_mbarrier_init is in namespace cudatma; add the line: using nam"),
+    ],
+)
+def test_a_primitive_that_the_compiler_does_not_know(selection: str, hint: str) -> None:
+    text = selection + PLAIN.replace("*x = 1;", "fence_mbarrier_init();")
+    with pytest.raises(CompileError, match=hint):
+        compile_kernel(text, target="sm_90a", template=True)
 
 
 def test_an_error_in_a_primitive_names_its_file() -> None:

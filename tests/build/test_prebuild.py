@@ -34,7 +34,6 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty cache folder and an empty memory."""
     monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
     runtime().parts[Kernels] = Kernels()
-    build._nvrtc_version.cache_clear()
 
 
 def told(orders: list[tuple[str, Any]], jobs: int) -> dict[Any, CompileError | None]:

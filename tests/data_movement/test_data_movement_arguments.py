@@ -63,7 +63,7 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.copy(F32, offset=(0, 8), shape=(32, 64), **o), c.ArgumentError, "offset[1]", "pad="),
     (lambda o: c.copy(F32, offset=(-1, 0), shape=(3, 64), **o), c.ArgumentError, "offset[0]", "pad="),
     (lambda o: c.copy(F32, shape=(33, 64), **o), c.ArgumentError, "offset[0]", "at most 32"),
-    (lambda o: c.copy(F32, shape=(-1, 64), **o), c.ArgumentError, "shape[0]", "0 and up"),
+    (lambda o: c.copy(F32, shape=(-1, 64), **o), c.ArgumentError, "shape[0]", "0 or more"),
     (lambda o: c.copy(F32, pad="ones", **o), c.ArgumentError, "pad", "zeros, nan"),
     (lambda o: c.copy(I8, pad="nan", **o), c.ArgumentError, "pad", "float16"),
     (lambda o: c.copy(F32, cache="evict", **o), c.ArgumentError, "cache", "evict_first"),
@@ -156,15 +156,15 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.gather(fresh((0, 64)), [(0, 0)], (4, 8), **o), c.DescriptorError, "src.shape", "elements"),
     (lambda o: c.gather(F32, [(0, 0)], (128, 256), **o), c.ArgumentError, "stages", "smaller box"),
     (lambda o: c.halo_tiles(F32, (8, 16), (1, 2), **o), c.ArgumentError, "halo, tile[0][1]", "multiples of 4"),
-    (lambda o: c.halo_tiles(F32, (8, 16), (-1, 4), **o), c.ArgumentError, "halo[0]", "0 and up"),
-    (lambda o: c.halo_tiles(F32, (0, 16), (1, 4), **o), c.ArgumentError, "tile[0]", "1 and up"),
+    (lambda o: c.halo_tiles(F32, (8, 16), (-1, 4), **o), c.ArgumentError, "halo[0]", "0 or more"),
+    (lambda o: c.halo_tiles(F32, (0, 16), (1, 4), **o), c.ArgumentError, "tile[0]", "1 or more"),
     (lambda o: c.halo_tiles(F32, (256, 16), (1, 4), **o), c.ArgumentError, "tile + 2 halo[0]", "1..256"),
     # im2col
     (lambda o: c.im2col(F32, 3, **o), c.ArgumentError, "src.shape", "3 to 5 axes"),
     (lambda o: c.im2col(fresh((1, 5, 5, 4)), (3, 3, 3), **o), c.ArgumentError, "kernel", "2 ints"),
-    (lambda o: c.im2col(fresh((1, 5, 5, 4)), 0, **o), c.ArgumentError, "kernel[0]", "1 and up"),
+    (lambda o: c.im2col(fresh((1, 5, 5, 4)), 0, **o), c.ArgumentError, "kernel[0]", "1 or more"),
     (lambda o: c.im2col(fresh((1, 5, 5, 4)), 3, stride=True, **o), c.ArgumentTypeError, "stride", "ints"),
-    (lambda o: c.im2col(fresh((1, 5, 5, 4)), 3, padding=-1, **o), c.ArgumentError, "padding[0]", "0 and up"),
+    (lambda o: c.im2col(fresh((1, 5, 5, 4)), 3, padding=-1, **o), c.ArgumentError, "padding[0]", "0 or more"),
     (lambda o: c.im2col(fresh((1, 5, 5, 3)), 3, **o), c.DescriptorError, "strides_bytes[0]", "16 bytes"),
     (lambda o: c.im2col(fresh((1, 50, 50, 4)), 3, stride=9, **o), c.DescriptorError, "element_strides[1]", "1..8"),
     (lambda o: c.im2col(fresh((1, 9, 9, 9, 4)), 3, padding=17, **o), c.DescriptorError, "lower_corner[0]", "-16..15"),
@@ -175,7 +175,7 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.im2col(fresh((1, 5, 5, 4)), 2**31 - 1, padding=2**30, **o), c.ArgumentError, "kernel, padding",
      "2**63 bytes"),
     # broadcast, prefetch, rows
-    (lambda o: c.broadcast(F32, 0, **o), c.ArgumentError, "copies", "1 and up"),
+    (lambda o: c.broadcast(F32, 0, **o), c.ArgumentError, "copies", "1 or more"),
     (lambda o: c.broadcast(F32, 10**5000, **o), c.ArgumentError, "copies", "2**63 bytes"),
     (lambda o: c.broadcast(F32[:, :8], 2, **o), c.ArgumentError, "src", "C order"),
     (lambda o: c.broadcast(np.ones(5, np.float32), 2, **o), c.DescriptorError, "src.address", "multiples of 16"),
@@ -302,7 +302,7 @@ def test_small_runs_take_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_runs_too_short_for_large_slots_take_the_usual_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    large = Setting(slot_bytes=64 * KIB, ctas_per_sm=1, most_stages=3)
+    large = Setting(slot_bytes=64 * KIB, ctas_per_sm=1, max_stages=3)
     monkeypatch.setattr(rings, "RUN", large)
     cases = (
         (132 * 64, 64 * KIB, 3, 132),
@@ -333,7 +333,7 @@ def test_runs_too_short_for_large_slots_take_the_usual_ring(monkeypatch: pytest.
         (lambda: WindowConfig("copy", 2, 1024, 3, 1, "hot"), "load_cache"),
         (lambda: WindowConfig("add", 2, 1024, 3, 1, "", "evict_first"), "store_cache"),
         (lambda: Setting(ctas_per_sm=0), "ctas_per_sm"),
-        (lambda: Setting(most_stages=1), "most_stages"),
+        (lambda: Setting(max_stages=1), "max_stages"),
         (lambda: Setting(in_flight=-1), "in_flight"),
         (lambda: RunConfig("add", "b32", 1024, 3, 1), "kind"),
         (lambda: RunConfig("copy", "b8", 1 << 21, 3, 1), "operands"),

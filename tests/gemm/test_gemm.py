@@ -16,8 +16,9 @@ from gemm_builders import problem as problem_of
 from marlin_builders import mma_sync
 
 from cudatma import gemm
+from cudatma.context import Runtime, using_runtime
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
-from cudatma.kernels import choice, tuning, version
+from cudatma.kernels import choice, tuning
 from cudatma.kernels.choice import decide, shortlist
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gemm.choose import GEMM, dump_configs, times
@@ -42,8 +43,8 @@ def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.delenv("CUDATMA_GEMM_VERSION", raising=False)
 
     def found() -> tuple[str, str]:
-        version._file.cache_clear()
-        return CHOICE.chosen("auto")
+        with using_runtime(Runtime()):
+            return CHOICE.chosen("auto")
 
     assert found() == ("", "")
     mine, here = tmp_path / "home" / "cudatma" / "cudatma.toml", tmp_path / "cudatma.toml"
@@ -78,7 +79,6 @@ def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     here.unlink()
     monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null")
     assert found() == ("", "")
-    version._file.cache_clear()
 
 
 def test_a_version_without_a_kernel_is_blamed_on_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_version_without_a_kernel_is_blamed_on_who_asked(monkeypatch: pytest.M
 def test_an_explanation_names_who_asked() -> None:
     a, b = np.zeros((64, 4096), np.float16), np.zeros((4096, 4096), np.float16)
     said = gemm_explain(a, b, version="v2")
-    assert (said.kernel, said.config.layout, said.decision.why) == ("v2", "RR", "version v2 is asked for by the call")
+    assert (said.kernel, said.config.layout, said.decision.why) == ("v2", "RR", "version v2 is selected by the call")
     free = gemm_explain(a, b.T)
     assert (free.config.layout, free.decision.source) == ("RC", "rule")
     assert f"gemm_{free.config.version}_" in str(free)
@@ -151,7 +151,7 @@ def test_with_wgmma_mma_sync_is_chosen_on_request_only() -> None:
         problem = replace(PROBLEM, m=m)
         assert all(config.version != "mma_sync" for config, _ in cheapest_first(times, problem, H200))
         asked = decide(GEMM, replace(problem, version="mma_sync"), H200)
-        assert (asked.config.version, asked.why) == ("mma_sync", "version mma_sync is asked for")
+        assert (asked.config.version, asked.why) == ("mma_sync", "version mma_sync is selected")
 
 
 def test_ctas_that_share_an_sm_share_its_shared_memory() -> None:

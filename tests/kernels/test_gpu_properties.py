@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cudatma.context import Runtime, using_runtime
 from cudatma.kernels import gpu as gpu_module
 from cudatma.kernels.gpu import H200, Gpu, gpu_of, imagined_gpu
 from cudatma.target import get_target
@@ -42,8 +43,5 @@ def test_an_installed_gpu_is_asked_in_khz(
     monkeypatch.setattr(gpu_module, "detect", lambda device: get_target("sm_90a"))
     monkeypatch.setattr(gpu_module.context, "initialise", lambda: driver)
     monkeypatch.setattr(gpu_module.context, "device", lambda device: SimpleNamespace(sm_count=132))
-    gpu_of.cache_clear()
-    try:
+    with using_runtime(Runtime()):
         assert gpu_of(0) == wanted
-    finally:
-        gpu_of.cache_clear()

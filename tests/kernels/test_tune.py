@@ -245,6 +245,8 @@ def test_the_plan_as_text_and_as_json(capsys: pytest.CaptureFixture[str], file: 
         (4096, 64, True, 64),
     ]
     assert all(one["predicted_us"] > 0 for cell in plan for one in cell["candidates"])
+    assert cli.main(["tune", "--shape", "4096x4096", "--m", "256", "--dry-run", "--target", "sm_90a"]) == 0
+    assert "marlin_wgmma_f16_g128_fused_" in capsys.readouterr().out
     assert not file.exists()
 
 

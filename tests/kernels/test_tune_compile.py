@@ -131,7 +131,7 @@ def test_an_interrupt_while_it_compiles(compiler: Compiler, file: Path, capsys: 
     assert not file.exists()
     assert "interrupted: 0 problems kept" in capsys.readouterr().err
     assert tune.main(COMPILE) == 130
-    assert "what was compiled is kept" in capsys.readouterr().err
+    assert "compiled kernels are kept" in capsys.readouterr().err
 
 
 def test_only_compiling_needs_no_gpu_and_no_file(
@@ -173,7 +173,7 @@ def test_ctrl_c_ends_all_processes_quietly(seconds: float, tmp_path: Path) -> No
     os.killpg(running.pid, signal.SIGINT)
     said = running.communicate(timeout=60)[1]  # ends when the last process that could write has ended
     assert running.returncode == 130
-    assert said.rstrip().endswith("interrupted: what was compiled is kept; the same command continues")
+    assert said.rstrip().endswith("interrupted: compiled kernels are kept; the same command continues")
     assert "Traceback" not in said
     assert "Error" not in said
 

@@ -187,7 +187,7 @@ def case_captures_in_a_row() -> None:
     call(0x50)
     wide = weight(1024)
     (reserve,), found, graph = workspace.owners()._reserves.values(), set(), 100
-    while graph < 200 or reserve._has_left(workspace._LEAST_BYTES):
+    while graph < 200 or reserve._has_left(workspace._MIN_LEFT_BYTES):
         set_stream(0, 0x60, 6, capture=graph)
         found.add(call(0x60, wide))
         graph += 1
@@ -197,7 +197,7 @@ def case_captures_in_a_row() -> None:
     # A call outside refills the reserve, though it has been made before.
     allocations = counts.allocations
     call(0x50)
-    assert reserve._has_left(workspace._LEAST_BYTES)
+    assert reserve._has_left(workspace._MIN_LEFT_BYTES)
     assert counts.allocations == allocations + 1
     spent = counts.in_capture
     set_stream(0, 0x60, 6, capture=graph)

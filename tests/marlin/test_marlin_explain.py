@@ -20,7 +20,7 @@ from cudatma.kernels import choice
 from cudatma.kernels.explain import Explanation, plain_table, table_text
 from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.marlin import choose
-from cudatma.kernels.marlin.choose import MARLIN, choose_by_cost, marlin_explain
+from cudatma.kernels.marlin.choose import MARLIN, choose_by_cost, launched, marlin_explain
 from cudatma.kernels.marlin.linear import MarlinLinear
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.tuning import Entry, GpuClass, store_entry
@@ -52,7 +52,7 @@ def test_a_prediction_for_another_division_says_so() -> None:
 def test_it_tells_the_choice_and_why(layer: LinearShape, m: int, target: str, kernel: str) -> None:
     said = explained(layer, m, target=target)
     assert said.kernel == kernel
-    assert said.config == choose_by_cost(Problem(layer, m), imagined_gpu(target, 132))
+    assert said.config == launched(choose_by_cost(Problem(layer, m), imagined_gpu(target, 132)))
     assert said.decision.source == "rule"
     us = duration(1e-6 * said.prediction.us)
     assert said.decision.why.startswith(f"the cheapest by the cost model, {us}, of the ")

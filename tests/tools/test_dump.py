@@ -177,12 +177,12 @@ def test_the_kernel_of_a_problem_is_of_the_version_that_the_environment_asks_for
     assert dump_kernels.main([*arguments, "--out", str(tmp_path)]) == 0
     (report,) = json.loads(capsys.readouterr().out)
     assert report["name"].startswith(f"{family}_{version}_")
-    assert f"version {version} is asked for by ${variable}" in " ".join(report["notes"])
+    assert f"version {version} is selected by ${variable}" in " ".join(report["notes"])
     arguments[0] = kernel = {"attention": "attention_a2", "gemm": "gemm_v3"}[family]
     assert dump_kernels.main([*arguments, "--out", str(tmp_path)]) == 0
     (report,) = json.loads(capsys.readouterr().out)
     assert report["name"].startswith(f"{kernel}_")
-    assert "is asked for by the call" in " ".join(report["notes"])
+    assert "is selected by the call" in " ".join(report["notes"])
     arguments[0] = family
     monkeypatch.setenv(variable, "zz")
     with pytest.raises(ArgumentError, match=variable):
@@ -204,7 +204,7 @@ def test_heads_and_batch_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixt
         (["marlin", "--m", "0", "--n", "64", "--k", "64"], "m: got 0; allowed: 1 to 2147483647"),
         (["gemm", "--m", "9" * 50, "--n", "64", "--k", "64"], "m: got an int of 167 bits"),
         (["gemm", "--dtype", "bfloat16"], "--dtype: got no sizes"),
-        (["gemm", "--m", "1", "--n", "64", "--k", "64", "--sm-count", "0"], "--sm-count: got 0; allowed: 1 and more"),
+        (["gemm", "--m", "1", "--n", "64", "--k", "64", "--sm-count", "0"], "--sm-count: got 0; allowed: 1 or more"),
         (["marlin", "--m", "1", "--n", "64", "--k", "64", "--config", "stages=3"], "--config: got stages=3"),
     ],
 )
@@ -228,6 +228,9 @@ def test_several_processes_give_the_reports_in_order(tmp_path: Path, capsys: pyt
 
 
 def test_the_list_is_of_what_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in (["--m", "64"], ["--causal"], ["--config", "stages=3"], ["--no-sass"]):
+        with pytest.raises(ArgumentError, match=f"^{option[0]}: got together with --list"):
+            dump_kernels.main(["attention_a3", "--list", *option])
     assert dump_kernels.main(["attention_a3", "--list", "--json", "--target", "sm_90a"]) == 0
     assert [each["kernel"] for each in json.loads(capsys.readouterr().out)] == ["attention_a3"]
     assert dump_kernels.main(["attention", "--list", "--target", "sm_90a"]) == 0

@@ -14,7 +14,7 @@ from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, PeerTimeout
 from cudatma.kernels.all_reduce.config import (
     ALL_REDUCE,
-    MOST_RANKS,
+    MAX_RANKS,
     WORD_BYTES,
     Group,
     Inbox,
@@ -73,8 +73,8 @@ class AllReduce:
     ) -> None:
         self.rank, self.members = rank_and_members(group)
         self.group, self.ranks = group, len(self.members)
-        if self.ranks > MOST_RANKS:
-            raise ArgumentError("group", f"one of {self.ranks} ranks", f"1 to {MOST_RANKS} ranks")
+        if self.ranks > MAX_RANKS:
+            raise ArgumentError("group", f"one of {self.ranks} ranks", f"1 to {MAX_RANKS} ranks")
         self.timeout_s = real_number(timeout_s, "timeout_s")
         if not 0 < self.timeout_s < 2**32:
             raise ArgumentError("timeout_s", timeout_s, "seconds, above 0")

@@ -1,1 +1,1 @@
-"""One-shot all-reduce: every rank sends its message to all others, which add it up; for small messages."""
+"""One-shot all-reduce of small messages: every rank sends its message to all other ranks, which add the messages."""

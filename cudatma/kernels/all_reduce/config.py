@@ -1,5 +1,4 @@
-"""The one-shot all-reduce: its kernel, the inbox of each rank, the operation, and one rank's launch with made-up
-messages for `cudatma emulate all_reduce`."""
+"""The one-shot all-reduce: its kernel, the inbox of each rank, the operation, and a sample for the emulator."""
 
 from __future__ import annotations
 
@@ -22,20 +21,20 @@ from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target
 
 TEMPLATE = "kernels/all_reduce.cu.j2"
-#: Ranks that send to each other: the GPUs of a host.
-MOST_RANKS = 8
-#: Of a packet: three words of the message, two elements each, and the number of the launch.
+#: Maximum number of ranks: the GPUs of a host.
+MAX_RANKS = 8
+#: A packet holds three words of the message, with two elements each, and the number of the launch.
 PACKET_BYTES, PACKET_WORDS = 16, 3
 WORD_BYTES = 4
 _SLOTS = 2
-#: CTAs of a launch at most, and what stands in front of the packets: the number of the next launch for each of them,
-#: and whether a launch gave up, in 16 bytes.
-_MOST_CTAS = 256
-GAVE_UP_BYTES = _MOST_CTAS * WORD_BYTES
+#: Maximum number of CTAs of a launch. The state precedes the packets: the number of the next launch for each CTA, and
+#: 16 bytes that say whether a launch gave up.
+_MAX_CTAS = 256
+GAVE_UP_BYTES = _MAX_CTAS * WORD_BYTES
 STATE_BYTES = GAVE_UP_BYTES + 16
-#: Threads of a CTA for messages up to _SHORT_BYTES, and for longer ones. A dependent launch's CTAs go to whichever SMs
-#: have room first: with 512 threads up to four share an SM, and others get none. Measured behind a GEMM on an H200, its
-#: packets coming back: 1 MiB takes 4.2 us with 512 threads and 2.7 us with 1024, 16 KiB 1.7 us and 2.2 us.
+#: Threads of a CTA for messages up to _SHORT_BYTES, and for longer ones. The CTAs of a dependent launch go to the first
+#: SMs with room: with 512 threads up to four share an SM, and other SMs get none. After a GEMM on an H200, with its own
+#: packets coming back, 1 MiB takes 4.2 us with 512 threads and 2.7 us with 1024; 16 KiB take 1.7 us and 2.2 us.
 _SHORT_THREADS, _LONG_THREADS = 512, 1024
 _SHORT_BYTES = 512 << 10
 Array = np.ndarray[Any, Any]
@@ -43,7 +42,10 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class AllReduceConfig:
-    """One instance of ``kernels/all_reduce.cu.j2``. ranks: 2 to 8. dtype: of the message. Raises ArgumentError."""
+    """A configuration of ``kernels/all_reduce.cu.j2``.
+
+    ranks: 2 to 8. dtype: dtype of the message. Raises ArgumentError.
+    """
 
     ranks: int
     dtype: str
@@ -52,8 +54,8 @@ class AllReduceConfig:
 
     def __post_init__(self) -> None:
         activation_type(self.dtype)
-        if not 2 <= self.ranks <= MOST_RANKS:
-            raise ArgumentError("ranks", self.ranks, f"2 to {MOST_RANKS}")
+        if not 2 <= self.ranks <= MAX_RANKS:
+            raise ArgumentError("ranks", self.ranks, f"2 to {MAX_RANKS}")
         if self.threads % 32 or not 32 <= self.threads <= 1024:
             raise ArgumentError("threads", self.threads, "a multiple of 32, 32 to 1024")
 
@@ -63,7 +65,7 @@ class AllReduceConfig:
 
     @property
     def batch(self) -> int:
-        """Packets of each rank that a thread has in registers, four each: as many as need no spills."""
+        """Packets of each rank, four registers each, that a thread holds without spilling."""
         return max(1, 4 // self.ranks)
 
     @property
@@ -71,15 +73,15 @@ class AllReduceConfig:
         return 0
 
     def check_target(self, target: Target) -> None:
-        """TargetError unless the target can start a kernel before the one in front of it has ended."""
+        """Raise TargetError unless the target supports programmatic dependent launch."""
         target.require("griddepcontrol", self.entry)
 
 
 @dataclass(frozen=True, slots=True)
 class Inbox:
-    """The layout of the memory that a rank receives in: state, then packets [slot][rank][packet].
+    """The layout of the memory in which a rank receives: state, then packets [slot][rank][packet].
 
-    ranks: in the group. message_bytes: of the longest message.
+    ranks: ranks of the group. message_bytes: size of the longest message.
     """
 
     ranks: int
@@ -87,7 +89,7 @@ class Inbox:
 
     @property
     def slot_packets(self) -> int:
-        """That a slot holds of each rank."""
+        """Packets of each rank in a slot."""
         return ceil_div(self.message_bytes, PACKET_WORDS * WORD_BYTES)
 
     @property
@@ -95,8 +97,11 @@ class Inbox:
         return STATE_BYTES + _SLOTS * self.ranks * self.slot_packets * PACKET_BYTES
 
     def member(self, rank: int, memories: Sequence[int], failure: int, timeout_ns: int) -> bytes:
-        """The kernel's struct Member. memories: addresses of all ranks' memory, as this rank reaches it; it begins as
-        initial_state() says. failure: address of 8 bytes of the host's memory."""
+        """Return the kernel's struct Member.
+
+        ``memories`` holds the addresses of all ranks' memory in this rank's address space; each begins with
+        initial_state(). ``failure``: address of 8 bytes of host memory.
+        """
 
         class Member(ctypes.Structure):
             _fields_ = (
@@ -115,19 +120,19 @@ class Inbox:
 
 
 def initial_state() -> bytes:
-    """What a rank's memory begins with; zeros follow."""
-    return (1).to_bytes(WORD_BYTES, "little") * _MOST_CTAS
+    """Return the first bytes of a rank's memory; zeros follow."""
+    return (1).to_bytes(WORD_BYTES, "little") * _MAX_CTAS
 
 
 class Group(NamedTuple):
-    """A rank's view of its group. member: the kernel's struct Member."""
+    """A rank's view of its group. ``member``: the kernel's struct Member."""
 
     ranks: int
     member: bytes
 
 
 class Problem(NamedTuple):
-    """A message of one rank. words: pairs of elements."""
+    """A message of one rank. ``words``: pairs of elements."""
 
     group: Group
     dtype: str
@@ -135,23 +140,25 @@ class Problem(NamedTuple):
 
 
 class AllReduceInPlace(Operation[Problem, AllReduceConfig]):
-    """The sum of the message of all ranks, in place. ``subject`` is the Group; the option is a number that no other
-    group has."""
+    """The sum of the messages of all ranks, in place.
+
+    ``subject`` is the Group. The only option is a number that is unique to the group.
+    """
 
     name: ClassVar[str] = "AllReduce"
     inputs: ClassVar[tuple[str, ...]] = ("x",)
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Problem]:
-        """Return the call; the message is contiguous, has an even number of elements, and is not empty."""
+        """Return the call. The message is contiguous, has an even number of elements, and is not empty."""
         info = describe(inputs[0], "x")
         return Checked(Problem(subject, info.dtype.name, info.size_elems // 2), (info,), None, None, None)
 
     def masks(self, problem: Problem) -> tuple[int, ...]:
-        """The kernel reads words of 4 bytes."""
+        """Require addresses of whole words, which the kernel reads."""
         return WORD_BYTES - 1, 0
 
     def plan_key(self, problem: Problem) -> Hashable:
-        """All but the length."""
+        """Return everything except the length."""
         return problem[:-1]
 
     def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> AllReduceConfig:
@@ -167,14 +174,14 @@ class AllReduceInPlace(Operation[Problem, AllReduceConfig]):
     ) -> tuple[Arguments, ...]:
         """Return the launch, a programmatic dependent.
 
-        The grid depends on the GPU alone, since each CTA counts launches. All CTAs fit on the GPU at once: CTAs that
-        wait for a peer must not keep others from sending to it.
+        The grid depends on the GPU alone, because each CTA counts launches. All CTAs fit on the GPU at once: a CTA that
+        waits for a peer must not keep another one from sending to that peer.
         """
-        sizes = Sizes(min(gpu.sm_count, _MOST_CTAS), (problem.words,), programmatic=True)
+        sizes = Sizes(min(gpu.sm_count, _MAX_CTAS), (problem.words,), programmatic=True)
         return (Arguments(TEMPLATE, config, (problem.group.member, At("x"), Value(0)), sizes),)
 
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Raise ArgumentError: the messages of the other ranks are on their GPUs."""
+        """Raise ArgumentError, because the messages of other ranks are on their GPUs."""
         raise ArgumentError("backend", "reference", "cuda", "call it on CUDA tensors")
 
 
@@ -187,12 +194,12 @@ def _spec(ranks: int, dtype: str, is_short: bool) -> AllReduceConfig:
 
 
 def longest_message_bytes(ranks: int) -> int:
-    """The longest message for which sending it whole to every peer is faster than NCCL's all-reduce, by a model.
+    """Return the size up to which sending a message whole to every peer is faster than NCCL's all-reduce, by a model.
 
-    One shot sends 4/3 (ranks - 1) bytes for each byte of the message, packets included; a ring, or reduce-scatter and
-    all-gather, sends 2 (ranks - 1) / ranks. The latter starts, signals and ends later by a fixed time. The two
-    constants are assumptions. Between two H100s, for which they give 8.7 MiB, one shot is 1.07 times as fast at 8 MiB
-    and 0.99 times at 16; for more ranks it was not measured.
+    One shot sends 4/3 (ranks - 1) bytes for each byte of the message, including the packets' overhead. A ring, or
+    reduce-scatter and all-gather, sends 2 (ranks - 1) / ranks, but starts, signals and ends later by a fixed time. The
+    two constants are assumptions. Between two H100s they give 8.7 MiB; measured, one shot is 1.07 times as fast at 8
+    MiB and 0.99 times at 16 MiB. Larger groups were not measured.
     """
     sooner_us, link_bytes_per_us = 8.0, 380e3
     more_bytes = (ranks - 1) * (4 / 3 - 2 / ranks)
@@ -200,7 +207,7 @@ def longest_message_bytes(ranks: int) -> int:
 
 
 def dump_configs(target: Target) -> list[AllReduceConfig]:
-    """Both dtypes and several numbers of ranks; none if the target cannot run them."""
+    """Return both dtypes and several numbers of ranks; none if the target cannot run them."""
     if not target.has("griddepcontrol"):
         return []
     configs = [_spec(2, "float16", is_short) for is_short in (True, False)]
@@ -208,13 +215,13 @@ def dump_configs(target: Target) -> list[AllReduceConfig]:
 
 
 def memory(inbox: Inbox) -> Array:
-    """A rank's memory before the first launch, (n,) uint32."""
+    """Return a rank's memory before the first launch, (n,) uint32."""
     state = np.frombuffer(initial_state(), np.uint32)
     return np.concatenate([state, np.zeros(inbox.nbytes // WORD_BYTES - state.size, np.uint32)])
 
 
 def packets(message: Array, launch: int) -> Array:
-    """A message as a rank sends it, (packets, 4) uint32."""
+    """Return a message as a rank sends it, (packets, 4) uint32."""
     words = message.reshape(-1).view(np.uint32)
     count = -(-words.size // PACKET_WORDS)
     sent = np.full((count, PACKET_WORDS + 1), launch, np.uint32)
@@ -223,7 +230,7 @@ def packets(message: Array, launch: int) -> Array:
 
 
 def received(memory: Array, inbox: Inbox, launch: int, sender: int) -> Array:
-    """The part of a rank's memory for packets of a sender, (slot_packets, 4) uint32, a view."""
+    """Return a view of the part of a rank's memory that holds packets of a sender, (slot_packets, 4) uint32."""
     slots = memory[STATE_BYTES // WORD_BYTES :].reshape(2, inbox.ranks, inbox.slot_packets, PACKET_WORDS + 1)
     part: Array = slots[launch % 2, sender]
     return part
@@ -232,7 +239,7 @@ def received(memory: Array, inbox: Inbox, launch: int, sender: int) -> Array:
 def sample(
     target: Target, *, elements: int = 1030, ranks: int = 3, rank: int = 1, dtype: str = "float16", blocks: int = 2
 ) -> Sample:
-    """Run the first launch of a rank. blocks: CTAs. Raises ArgumentError."""
+    """Return the first launch of a rank with ``blocks`` CTAs. Raises ArgumentError."""
     config = AllReduceConfig(ranks, dtype, threads=64)
     config.check_target(target)
     if elements < 2 or elements % 2:
@@ -251,7 +258,7 @@ def sample(
     (launch,) = ALL_REDUCE.arguments(problem, config, imagined_gpu(target, blocks), (blocks,))
     arrays = {"x": describe(result), "failure": describe(failure)}
     arrays |= {f"inbox {i}": describe(each) for i, each in enumerate(memories)}
-    # As behind a GEMM of a programmatic chain, which writes the message.
+    # The previous kernel of a programmatic chain writes the message.
     run = partial(launch.emulate, target, arrays, produced_by_previous=(result,))
     error = partial(relative_error, result, messages.astype(np.float64).sum(0))
     title = f"all-reduce of {elements} {dtype} by rank {rank} of {ranks}, {blocks} CTAs"

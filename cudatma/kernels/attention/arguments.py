@@ -20,18 +20,18 @@ from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES
 from cudatma.target import Target
 
 _LOG2_E = 1.4426950408889634
-#: A distance beyond every length.
+#: A distance larger than any length.
 _FAR = 1 << 30
 _COUNTER_BYTES = 4
-#: Most bytes of keys and values of a raster group of several heads, and how many times as many heads the last group may
-#: have. [H100, docs/lab/attention.md]
+#: Maximum bytes of keys and values of a raster group of several heads, and the factor by which the last group may have
+#: more heads. [H100, docs/lab/attention.md]
 _GROUP_BYTES, _LAST_GROUPS = 4 << 20, 4
-#: Parts of a sequence's keys at most. Microseconds that adding up takes for each of them, and that an SM takes to begin
-#: and end a CTA. [H200, attention_decode of 2 to 1024 tiles]
+#: Maximum number of parts of a sequence's keys. Microseconds of adding up each part, and of beginning and ending a CTA.
+#: [H200, attention_decode of 2 to 1024 tiles]
 _MAX_PARTS, _PART_US, _CTA_US = 64, 0.14, 0.4
 #: Arrays of the parameters that have another name.
 _ARRAYS = {"output_rows": "out", "tile_counter": FLAGS, "counters": FLAGS, "partials": PARTIALS}
-#: Axes whose strides are members of the struct, by the ends of the members' names.
+#: Axes whose strides are members of the struct, by the suffixes of the members' names.
 _AXES = {"batch": 0, "pitch": 1, "head": 2}
 
 
@@ -78,7 +78,7 @@ def attention_sizes(problem: Problem, config: AttentionConfig, sm_count: int) ->
             values["by_tiles_n"] = columns
         if has_limits:
             left, right = _bounds(problem)
-            diagonal = 0 if is_varlen else k_length - q_length  # each sequence has its own
+            diagonal = 0 if is_varlen else k_length - q_length  # each sequence has its own diagonal
             values["upper"] = (diagonal + 1 + right) & 0xFFFFFFFF
             values["lower"] = (diagonal - left) & 0xFFFFFFFF
         struct, fields = pack(values, layouts, problem.scale, problem.softcap)
@@ -92,7 +92,7 @@ def decode_sizes(
 ) -> Callable[[DecodeProblem], Sizes]:
     """Return a function that returns the sizes of every problem with the plan_key of this one.
 
-    parts: CTAs that share a tile, as far as blocks and workspace allow; 0 for the fastest number.
+    ``parts``: CTAs that share a tile, as far as blocks and workspace allow; 0 for the fastest number.
     """
     group, page_size, tile_m, tile_n = problem.group, problem.page_size, config.tile_m, config.tile_n
     fixed = {
@@ -151,15 +151,17 @@ def decode_sizes(
 
 
 @lru_cache(maxsize=4096)
-def _fastest_parts(tiles: int, blocks: int, most: int, block_bytes: int, sm_count: int, bytes_per_us: float) -> int:
-    """Return the number of parts, up to ``most``, with the least time if each sequence fills its capacity.
+def _fastest_parts(
+    tiles: int, blocks: int, max_parts: int, block_bytes: int, sm_count: int, bytes_per_us: float
+) -> int:
+    """Return the number of parts, up to ``max_parts``, with the least time if each sequence fills its capacity.
 
     The CTAs of the busiest SM load at the SM's share of the memory's rate; then the parts are added up.
     """
-    # No division loads fewer bytes; all else grows with the parts.
+    # A division into parts never loads fewer bytes, and all other terms grow with the parts.
     min_us = tiles * blocks * block_bytes / bytes_per_us
     chosen, chosen_us = 1, math.inf
-    for parts in range(1, most + 1):
+    for parts in range(1, max_parts + 1):
         ctas = -(-tiles * parts // sm_count)
         around_us = ctas * _CTA_US + (parts * _PART_US if parts > 1 else 0.0)
         if min_us + around_us > chosen_us:
@@ -173,8 +175,8 @@ def _fastest_parts(tiles: int, blocks: int, most: int, block_bytes: int, sm_coun
 def _overlaps(problem: DecodeProblem) -> bool:
     """Return whether the launch is a programmatic dependent.
 
-    A launch with a large e4m3 cache takes up to 4 % longer while the kernel before it ends. No other one loses, and
-    small ones gain up to 9 %. [H100, docs/lab/attention.md]
+    A launch with a large e4m3 cache takes up to 4 % longer while the previous kernel ends. No other launch takes
+    longer, and small ones gain up to 9 %. [H100, docs/lab/attention.md]
     """
     if not problem.has_fp8_cache:
         return True
@@ -237,7 +239,7 @@ def _struct_and_fields(
 
 
 def _array_of(name: str) -> str:
-    """Return the array of q_map, k_map, v_map or output_map."""
+    """Return the array of the parameter q_map, k_map, v_map or output_map."""
     return name.removesuffix("_map").replace("output", "out")
 
 

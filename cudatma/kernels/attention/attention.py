@@ -54,8 +54,8 @@ def attention(
 ) -> Any:
     """Compute softmax(scale q k^T) v for each head, in fp32, rounded once.
 
-    There is no backward pass: tensors that require grad raise while torch records. The result has the same bits in
-    every call.
+    The function has no backward pass: tensors that require grad raise while torch records. The result has the same bits
+    in every call.
 
     Parameters
     ----------
@@ -102,11 +102,18 @@ def attention(
         If no kernel serves the problem on the GPU.
     LaunchError, CompileError, DriverError, HazardError
         As for ``marlin_gemm``.
+
+    Examples
+    --------
+    >>> q = np.ones((1, 2, 4, 64), np.float16)  # 1 sequence, 2 queries, 4 heads
+    >>> k = v = np.ones((1, 3, 4, 64), np.float16)
+    >>> cudatma.attention(q, k, v, causal=True, backend="reference").shape
+    (1, 2, 4, 64)
     """
-    name, asked_by = CHOICE.chosen(version)
+    name, selected_by = CHOICE.chosen(version)
     kinds = kinds_of(window, causal, scale, softcap, return_lse)
     options = AttentionOptions(causal, window, scale, softcap, return_lse, name, kinds)
-    with naming(asked_by):
+    with naming(selected_by):
         return run(ATTENTION_CALL, (q, k, v, sink), out, options, stream, backend)
 
 
@@ -131,8 +138,6 @@ def attention_varlen(
 ) -> Any:
     """Compute attention() of sequences of different lengths, each by itself.
 
-    On SM90 by version a3, on SM120 by mma_sync.
-
     Parameters
     ----------
     q : array (total_q, heads, dim)
@@ -143,10 +148,10 @@ def attention_varlen(
         Values.
     cu_seqlens_q, cu_seqlens_k : int32 array (sequences + 1,)
         Sequence i has the rows cu_seqlens[i] to cu_seqlens[i + 1]. The offsets begin with 0, never fall, and end with
-        the total. In device memory they are read by the kernel, which limits them to the totals, and lengths to the
-        longest; rows of the result that then belong to no sequence are not written.
+        the total. Offsets in device memory are read by the kernel, which limits them to the totals, and lengths to the
+        maxima; rows of the result that then belong to no sequence are not written.
     max_seqlen_q, max_seqlen_k : int
-        No sequence is longer.
+        Upper bounds of the sequences' lengths.
     causal, scale, window, softcap, sink, out, return_lse, backend, stream
         As for attention(). ``lse`` is (heads, total_q).
 
@@ -159,6 +164,10 @@ def attention_varlen(
     ------
     ArgumentError, ArgumentTypeError, TargetError, LaunchError, CompileError, DriverError, HazardError
         As attention().
+
+    Notes
+    -----
+    SM90 runs version a3, SM120 version mma_sync.
     """
     kinds = kinds_of(window, causal, scale, softcap, return_lse, max_seqlen_q, max_seqlen_k)
     options = VarlenOptions(max_seqlen_q, max_seqlen_k, causal, window, scale, softcap, return_lse, kinds)
@@ -185,11 +194,25 @@ def attention_explain(
 ) -> Explanation:
     """Explain which kernel attention() would run, why, and how long it should take. Nothing is compiled or launched.
 
-    The arguments are those of attention(); ``backend`` and ``stream`` change nothing. ``target`` names an imagined GPU,
-    such as "sm_120a", instead of the arrays'. By default, arrays in host memory stand for arrays on an H200, or on a
-    GPU of $CUDATMA_TARGET. Raises as attention() does, and ArgumentError if there is nothing to compute.
+    Parameters
+    ----------
+    q, k, v, causal, scale, window, softcap, sink, out, return_lse, version, backend, stream
+        As for attention(). ``backend`` and ``stream`` have no effect.
+    target : str or Target, optional
+        Target of an imagined GPU, such as "sm_120a". Default: the arrays' GPU; for host arrays an H200, or a GPU of
+        $CUDATMA_TARGET.
+
+    Returns
+    -------
+    Explanation
+        ``str()`` is for people, ``as_dict()`` for programs.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, TargetError
+        As attention() does, and if there is nothing to compute.
     """
-    name, asked_by = CHOICE.chosen(version)
+    name, selected_by = CHOICE.chosen(version)
     options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "return_lse": return_lse}
     problem = check_attention(q, k, v, sink, out=out, version=name, **options).problem
     first = describe(q, "q")
@@ -202,15 +225,17 @@ def attention_explain(
         tiles = ceil_div(problem.q_length, config.tile_m), problem.batch * problem.heads
         return Schedule(config.ctas(problem, gpu.sm_count), *tiles, ceil_div(problem.k_length, config.tile_n), 0)
 
-    with naming(asked_by):
-        found = explained(ATTENTION, problem, gpu, cut=cut)
+    with naming(selected_by):
+        explanation = explained(ATTENTION, problem, gpu, cut=cut)
     if not name:
-        return found
-    return replace(found, decision=replace(found.decision, why=f"{found.decision.why} by {asked_by}"))
+        return explanation
+    return replace(
+        explanation, decision=replace(explanation.decision, why=f"{explanation.decision.why} by {selected_by}")
+    )
 
 
 class AttentionOptions(NamedTuple):
-    """The options of attention(), which are part of a call's key. kinds: from kinds_of()."""
+    """The options of attention(), which are part of a call's key. ``kinds``: from kinds_of()."""
 
     causal: Any
     window: Any
@@ -242,7 +267,7 @@ def named_options(options: Any) -> dict[str, Any]:
 
 
 def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
-    """Return the types of options: 1 may be valid where True, which is equal, is not."""
+    """Return the types of options, because 1 may be valid where the equal value True is not."""
     kinds = [option.__class__ for option in options]
     if isinstance(window, tuple):
         kinds += [side.__class__ for side in window]
@@ -250,20 +275,20 @@ def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
 
 
 def fill_empty(arrays: Mapping[str, ArrayInfo], stream: int | None) -> None:
-    """Write zeros to ``out``, and -inf or the heads' sinks to ``lse``; on a device on a stream, by its handle."""
+    """Write zeros to ``out``, and -inf or the heads' sinks to ``lse``, on a device on the stream with this handle."""
     _fill(arrays["out"], 0.0, stream)
     if "lse" in arrays:
         _fill(arrays["lse"], arrays.get("sink", -math.inf), stream)
 
 
 def _fill(info: ArrayInfo, value: float | ArrayInfo, stream: int | None) -> None:
-    """Write a number, or one for each head, the last dimension but one, to all elements of an array."""
+    """Write a number, or one for each head (the last dimension but one), to all elements of an array."""
     if info.device is None:
         host_array(info)[...] = host_array(value)[:, None] if isinstance(value, ArrayInfo) else value
         return
 
-    def write(array: Any, of_heads: Any) -> None:
-        array[...] = value if of_heads is None else of_heads[:, None]
+    def write(array: Any, heads: Any) -> None:
+        array[...] = value if heads is None else heads[:, None]
 
     owner = value.owner if isinstance(value, ArrayInfo) else None
     if info.kind == "torch":
@@ -271,11 +296,11 @@ def _fill(info: ArrayInfo, value: float | ArrayInfo, stream: int | None) -> None
             write(info.owner, owner)
         return
 
-    def of_cupy(cupy: Any) -> None:
+    def write_by_cupy(cupy: Any) -> None:
         with cupy.cuda.Device(info.device), working_on("cupy", info.device, stream):
             write(cupy.asarray(info.owner), None if owner is None else cupy.asarray(owner))
 
-    with_cupy("cupy.ndarray.fill", of_cupy)
+    with_cupy("cupy.ndarray.fill", write_by_cupy)
 
 
 class AttentionOperation(Operation[P, AttentionConfig]):
@@ -285,7 +310,7 @@ class AttentionOperation(Operation[P, AttentionConfig]):
 
     @abstractmethod
     def lengths(self, problem: P, shapes: Sequence[Any], numbers: tuple[int, ...]) -> tuple[int, int, int] | None:
-        """Return the batch, q_length and k_length of resized(), None if check() has to look at the call."""
+        """Return the batch, q_length and k_length of resized(), or None if check() must validate the call."""
 
     @abstractmethod
     def configs(self, problem: P, gpu: Gpu) -> Iterator[AttentionConfig]:
@@ -317,7 +342,7 @@ class AttentionOperation(Operation[P, AttentionConfig]):
         return (15, 15, 15, *(3,) * (len(self.inputs) - 3), 15)
 
     def plan_key(self, problem: P) -> Hashable:
-        """Return all that a kernel and its tensor maps depend on, besides sizes."""
+        """Return everything except sizes that a kernel and its tensor maps depend on."""
         return problem.plan_key
 
     def without_kernel(self, problem: P, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
@@ -373,7 +398,7 @@ class Attention(AttentionOperation[Problem]):
         return choose(ATTENTION, problem, gpu, memo, key)
 
     def configs(self, problem: Problem, gpu: Gpu) -> Iterator[AttentionConfig]:
-        """Yield all candidates: they are few, and most serve some lengths and batch."""
+        """Yield all candidates: there are few, and most serve some lengths and batch."""
         yield from (config for config, _ in times(problem, np.ones(1, np.int64), gpu))
         yield from every_entry_config(ATTENTION, problem, gpu)
 
@@ -403,11 +428,11 @@ class AttentionVarlen(Attention):
 
     def lengths(self, problem: Problem, shapes: Sequence[Any], numbers: tuple[int, ...]) -> tuple[int, int, int] | None:
         """Return the number of sequences and the longest lengths."""
-        q, k, _, of_q, of_k = shapes[:5]
+        q, k, _, q_offsets, k_offsets = shapes[:5]
         max_q, max_k = numbers
-        if of_q != of_k or max_q.__class__ is not int or max_k.__class__ is not int or max_q < 1 or max_k < 1:
+        if q_offsets != k_offsets or max_q.__class__ is not int or max_k.__class__ is not int or max_q < 1 or max_k < 1:
             return None
-        return of_q[0] - 1, min(max_q, q[0]), min(max_k, k[0])
+        return q_offsets[0] - 1, min(max_q, q[0]), min(max_k, k[0])
 
 
 ATTENTION_CALL, VARLEN_CALL = Attention(), AttentionVarlen()

@@ -1,4 +1,4 @@
-"""The checks of attention, attention_varlen and attention_decode: from a call's arguments to a Problem."""
+"""The checks of attention, attention_varlen and attention_decode, which turn a call's arguments into a Problem."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cudatma.kernels.host import host_array
 from cudatma.kernels.operation import Checked
 
 ATTENTION, VARLEN, DECODE = "attention", "attention_varlen", "attention_decode"
-#: Largest softcap. Other numbers are below 2**127, so that they are finite times log2(e), too.
+#: Largest softcap. Other numbers are below 2**127, so that their products with log2(e) are finite.
 _MAX_SOFTCAP, _MAX_NUMBER = 4096, 2.0**127
 #: Names of the dimensions in error messages, by their number.
 _AXES = {4: "(batch, length, heads, dim)", 3: "(total length, heads, dim)"}
@@ -44,7 +44,7 @@ def check_attention(
     version: str = "",
     **options: Any,
 ) -> Checked[Problem]:
-    """Validate a call of attention(). ``version`` is "" for any. options: as for _checked().
+    """Validate a call of attention(). ``version`` is "" for any. ``options``: as for _checked().
 
     Raises ArgumentError, ArgumentTypeError.
     """
@@ -68,27 +68,27 @@ def check_varlen(
     out: Any = None,
     **options: Any,
 ) -> Checked[Problem]:
-    """Validate a call of attention_varlen(). Offsets are compared in host memory only. options: as for _checked().
+    """Validate a call of attention_varlen(). Only offsets in host memory are checked. ``options``: as for _checked().
 
     Raises ArgumentError, ArgumentTypeError.
     """
     arrays = _operands(VARLEN, {"q": q, "k": k, "v": v}, rank=3, has_batch=False)
     query = arrays["q"]
-    of_q = _plain_array(cu_seqlens_q, "cu_seqlens_q", "int32", query, VARLEN)
-    of_k = _plain_array(cu_seqlens_k, "cu_seqlens_k", "int32", query, VARLEN)
-    if len(of_q.shape) != 1 or not of_q.size_elems:
-        raise ArgumentError("cu_seqlens_q.shape", of_q.shape, "(sequences + 1,)")
-    if of_k.shape != of_q.shape:
-        raise ArgumentError("cu_seqlens_k.shape", of_k.shape, f"{of_q.shape}, as cu_seqlens_q")
+    q_offsets = _plain_array(cu_seqlens_q, "cu_seqlens_q", "int32", query, VARLEN)
+    k_offsets = _plain_array(cu_seqlens_k, "cu_seqlens_k", "int32", query, VARLEN)
+    if len(q_offsets.shape) != 1 or not q_offsets.size_elems:
+        raise ArgumentError("cu_seqlens_q.shape", q_offsets.shape, "(sequences + 1,)")
+    if k_offsets.shape != q_offsets.shape:
+        raise ArgumentError("cu_seqlens_k.shape", k_offsets.shape, f"{q_offsets.shape}, as cu_seqlens_q")
     lengths = []
-    for letter, info, max_length in (("q", of_q, max_seqlen_q), ("k", of_k, max_seqlen_k)):
+    for letter, info, max_length in (("q", q_offsets, max_seqlen_q), ("k", k_offsets, max_seqlen_k)):
         total = arrays[letter].shape[0]
         longest = checked_count(max_length, f"max_seqlen_{letter}", "an int from 0 on")
         if info.device is None:
             _check_offsets(host_array(info), letter, longest, total)
         lengths.append(min(longest, total))
-    others = {"cu_seqlens_q": of_q, "cu_seqlens_k": of_k, "sink": _checked_sink(sink, query, VARLEN)}
-    sizes = of_q.shape[0] - 1, lengths[0], lengths[1]
+    others = {"cu_seqlens_q": q_offsets, "cu_seqlens_k": k_offsets, "sink": _checked_sink(sink, query, VARLEN)}
+    sizes = q_offsets.shape[0] - 1, lengths[0], lengths[1]
     return _checked(Problem, VARLEN, arrays, others, out, sizes, is_varlen=True, **options)
 
 
@@ -105,8 +105,9 @@ def check_decode(
     out: Any = None,
     **options: Any,
 ) -> Checked[DecodeProblem]:
-    """Validate a call of attention_decode(). Lengths and pages are compared in host memory only. options: as for
-    _checked().
+    """Validate a call of attention_decode(). Only lengths and pages in host memory are checked.
+
+    ``options``: as for _checked().
 
     Raises ArgumentError, ArgumentTypeError.
     """
@@ -165,8 +166,8 @@ def _checked(
 ) -> Checked[Any]:
     """Return a valid call, after the checks that all functions share.
 
-    arrays: q, k and v. others: the other inputs, in the operation's order. sizes: batch, q_length and k_length.
-    fields: other fields of the problem, whose class is ``kind``.
+    ``arrays``: q, k and v. ``others``: the other inputs, in the operation's order. ``sizes``: batch, q_length and
+    k_length. ``fields``: other fields of the problem, whose class is ``kind``.
     """
     q, k, v = arrays.values()
     *outer, length, heads, head_dim = q.shape
@@ -216,7 +217,7 @@ def _checked(
 
 
 def _operands(function: str, arrays: Mapping[str, Any], rank: int = 4, has_batch: bool = True) -> dict[str, ArrayInfo]:
-    """Return q, k and v, which have these names in the call, after comparing them with each other."""
+    """Return q, k and v, by their names in the call, after comparing them with each other."""
     is_cache = function == DECODE
     infos = {}
     for name, array in arrays.items():
@@ -241,20 +242,21 @@ def _operands(function: str, arrays: Mapping[str, Any], rank: int = 4, has_batch
 def check_shapes(
     q: Sequence[int], k: Sequence[int], v: Sequence[int], *, has_batch: bool = True, is_cache: bool = False
 ) -> None:
-    """Raise ArgumentError unless the shapes of q, k and v go together.
+    """Raise ArgumentError unless the shapes of q, k and v fit each other.
 
-    has_batch: the first dimension of k and v is q's batch. is_cache: the function calls them k_cache and v_cache.
+    ``has_batch``: the first dimension of k and v is q's batch. ``is_cache``: the function calls them k_cache and
+    v_cache.
     """
     *_, heads, dim = q
     *_, kv_heads, k_dim = k
-    *of_v, v_dim = v
+    *cache, v_dim = v
     k_name, v_name = ("k_cache", "v_cache") if is_cache else ("k", "v")
     known = dict.fromkeys(q_dim for q_dim, _ in HEAD_DIMS)
     if dim not in known:
         remedy = "pad with zeros, and pass scale="
         raise ArgumentError("q.shape", tuple(q), f"a head dim of {', '.join(map(str, known))}", remedy)
     if not heads:
-        raise ArgumentError("q.shape", tuple(q), "heads of 1 and more")
+        raise ArgumentError("q.shape", tuple(q), "heads of 1 or more")
     if k_dim != dim:
         raise ArgumentError(f"{k_name}.shape", tuple(k), f"a head dim of {dim}, as q")
     if not kv_heads or heads % kv_heads:
@@ -263,15 +265,15 @@ def check_shapes(
     if has_batch and k[0] != q[0]:
         remedy = "pages need a page_table" if is_cache else ""
         raise ArgumentError(f"{k_name}.shape", tuple(k), f"a batch of {q[0]}, as q", remedy)
-    if of_v != list(k[:-1]):
+    if cache != list(k[:-1]):
         raise ArgumentError(f"{v_name}.shape", tuple(v), f"({', '.join(map(str, k[:-1]))}, dim), as {k_name}")
     if (dim, v_dim) not in HEAD_DIMS:
-        allowed = " or ".join(str(of_v) for of_q, of_v in HEAD_DIMS if of_q == dim)
+        allowed = " or ".join(str(v_dims) for q_dim, v_dims in HEAD_DIMS if q_dim == dim)
         raise ArgumentError(f"{v_name}.shape", tuple(v), f"a head dim of {allowed}, for {dim} of q and {k_name}")
 
 
 def _addressable(info: ArrayInfo, field: str) -> Layout:
-    """Return the layout of an array; raise ArgumentError if TMA cannot address it, because nothing is copied."""
+    """Return the layout of an array. Raises ArgumentError if TMA cannot address it, because nothing is copied."""
     if info.size_elems:
         *outer, across = info.strides_bytes
         if info.shape[-1] > 1 and across != info.dtype.itemsize:
@@ -287,7 +289,7 @@ def _addressable(info: ArrayInfo, field: str) -> Layout:
 
 
 def _layout(shape: tuple[int, ...], strides_bytes: Sequence[int], dtype: np.dtype[Any]) -> Layout:
-    """Return a layout with four axes, in which axes of one element have the strides of a dense array."""
+    """Return a layout with four axes. Axes of one element have the strides of a dense array."""
     dense = dense_strides(shape, dtype)
     strides = tuple([s if extent > 1 else d for extent, s, d in zip(shape, strides_bytes, dense, strict=True)])
     return Layout(shape, strides) if len(shape) == 4 else Layout((1, *shape), (shape[0] * strides[0], *strides))
@@ -305,8 +307,8 @@ def _plain_array(
 ) -> ArrayInfo:
     """Return an array of contiguous elements on q's device.
 
-    shapes: the shapes that it may have, ``allowed`` in words; () for any. also_allowed: what the caller may pass
-    instead of an array.
+    ``shapes``: its allowed shapes, ``allowed`` in words; () for any. ``also_allowed``: what the caller may pass instead
+    of an array, in words.
     """
     try:
         info = describe(array, field)
@@ -331,7 +333,7 @@ def _checked_sink(sink: Any, q: ArrayInfo, function: str) -> ArrayInfo | None:
 
 
 def _checked_kv_scale(scale: Any, field: str, cache: ArrayInfo, q: ArrayInfo) -> tuple[float, ArrayInfo | None]:
-    """Return a scale as a number, or as 1 and the array that the kernel reads: one for each head, or one for all."""
+    """Return a scale as a number, or as 1 and the array of scales that the kernel reads, one or one for each head."""
     if scale is None:
         return 1.0, None
     if cache.dtype.name != CACHE_TYPE:
@@ -352,7 +354,7 @@ def _step(scales: ArrayInfo | None) -> int:
 def _checked_softcap(softcap: Any, scale: float) -> float:
     """Return softcap in fp32, 0 for none.
 
-    Kernels multiply by scale / softcap and compute tanh within 2**-22, so that a larger cap would make an error.
+    Kernels multiply by scale / softcap and compute tanh with an error of 2**-22, which a larger cap would amplify.
     """
     if softcap is None:
         return 0.0
@@ -394,17 +396,17 @@ def _check_offsets(offsets: Any, letter: str, max_length: int, total: int) -> No
         raise ArgumentError(f"{field}[0]", int(offsets[0]), "0")
     lengths = np.diff(offsets.astype(np.int64))
     for index in np.flatnonzero(lengths < 0)[:1].tolist():
-        allowed = f"{offsets[index]} and more, as {field}[{index}]"
+        allowed = f"{offsets[index]} or more, as {field}[{index}]"
         raise ArgumentError(f"{field}[{index + 1}]", int(offsets[index + 1]), allowed)
     if offsets[-1] != total:
         raise ArgumentError(f"{field}[{len(offsets) - 1}]", int(offsets[-1]), f"{total}, the length of {letter}")
     if (longest := int(lengths.max(initial=0))) > max_length:
-        allowed = f"{longest} and more, the length of sequence {int(lengths.argmax())}"
+        allowed = f"{longest} or more, the length of sequence {int(lengths.argmax())}"
         raise ArgumentError(f"max_seqlen_{letter}", max_length, allowed)
 
 
 def _check_lengths(seqlens: ArrayInfo, page_table: ArrayInfo | None, cache: tuple[int, ...], capacity: int) -> None:
-    """Raise ArgumentError for a length beyond the capacity, or a page that the cache does not have."""
+    """Raise ArgumentError for a length beyond the capacity, or a page outside of the cache."""
     lengths = host_array(seqlens)
     table = None if page_table is None else host_array(page_table)
     pages, page_size = cache[:2]

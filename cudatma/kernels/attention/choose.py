@@ -1,9 +1,10 @@
-"""Which version and configuration of attention serves a problem."""
+"""Choose the version and the configuration of attention for a problem."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -11,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.attention.config import (
     CHOICE,
     MIN_BOX_ROWS,
     PRESETS,
     AttentionConfig,
-    Preset,
+    AttentionPreset,
 )
 from cudatma.kernels.attention.problem import (
     DUMPED_OPTIONS,
@@ -34,36 +35,40 @@ from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gpu import Gpu
 from cudatma.target import Target, get_target
 
-#: Stages that a ring gains from: each has its own keys and values, so that two are enough.
+#: Maximum number of useful stages. The rings of keys and of values are separate, so that two are enough.
 _MAX_STAGES = 4
 #: The versions that "auto" chooses from on targets with wgmma, and on others. Of versions with equal predicted times
 #: the first one is chosen.
 _LADDER, _MMA_SYNC = ("a4", "a3", "a2", "a1"), ("mma_sync",)
-#: Stages of attention_decode(): a tile with enough of them is chosen before one with two. More gain nothing.
+#: Stages of attention_decode(): a tile with enough stages precedes a tile with two. More than the maximum gain nothing.
 _ENOUGH_DECODE_STAGES, _MAX_DECODE_STAGES = 3, 8
 #: Representative sizes of pages: none, smaller than a block, a block, and not divisible into boxes.
 _DUMPED_PAGES, _DUMPED_FP8_PAGES = (0, 16, 64, 5), (0, 16, 64, 8)
 
 
-def _tiles(problem: Problem, versions: Iterable[str]) -> Iterator[AttentionConfig]:
-    """Yield every tile of these versions that may serve the problem, with the shortest ring."""
+def _tiles(problem: Problem, versions: Iterable[str]) -> list[AttentionConfig]:
+    """Return every tile of these versions that may serve the problem, with the shortest ring."""
+    configs = []
     given = {name: getattr(problem, name) for name in PROBLEM_FIELDS}
     for version in versions:
-        preset = PRESETS[version]
+        preset, allowed = PRESETS[version], PRESETS[version].allowed
         if _lacking(preset, problem):
             continue
-        given["is_varlen"] = problem.is_varlen and True in preset.is_varlen
+        given["is_varlen"] = problem.is_varlen and True in allowed["is_varlen"]
         given["version"] = version
         for tile in preset.tiles[problem.head_dim, problem.v_head_dim]:
-            if tile.m in preset.tile_m:
-                for q_stages in reversed(preset.q_stages):
-                    given |= {"stages": preset.stages[0], "q_stages": q_stages, "ctas_per_sm": tile.ctas_per_sm}
-                    yield AttentionConfig(tile_m=tile.m, tile_n=tile.n, **given)
+            if tile.m in allowed["tile_m"]:
+                for q_stages in reversed(allowed["q_stages"]):
+                    given |= {"stages": allowed["stages"][0], "q_stages": q_stages, "ctas_per_sm": tile.ctas_per_sm}
+                    # A tile whose scores are capped may need more registers than a thread has.
+                    with contextlib.suppress(ArgumentError):
+                        configs.append(AttentionConfig(tile_m=tile.m, tile_n=tile.n, **given))
+    return configs
 
 
-def _lacking(preset: Preset, problem: Problem) -> list[KernelOption]:
+def _lacking(preset: AttentionPreset, problem: Problem) -> list[KernelOption]:
     """Return the problem's options that a version does not support."""
-    return [option for option in OPTIONS if getattr(problem, option.field) not in getattr(preset, option.field)]
+    return [option for option in OPTIONS if getattr(problem, option.field) not in preset.allowed[option.field]]
 
 
 def _with_longest_ring(config: AttentionConfig, target: Target) -> AttentionConfig | None:
@@ -80,8 +85,8 @@ def _with_longest_ring(config: AttentionConfig, target: Target) -> AttentionConf
 def _pays(config: AttentionConfig, problem: Problem, target: Target) -> bool:
     """Return whether a config is worth ranking.
 
-    Where several versions may serve, persistent CTAs replace a3's tiles of several warpgroups: a3 is up to 4.5 % faster
-    in 4 of 48 measured calls, slower in most [H100]. One slot of queries serves tiles that leave no place for two.
+    If several versions may serve, persistent CTAs replace a3's tiles of several warpgroups: a3 is up to 4.5 % faster in
+    4 of 48 measured calls, and slower in most [H100]. One slot of queries serves tiles that leave no room for two.
     """
     if config.is_persistent:
         return config.q_stages > 1 or not runs(replace(config, q_stages=2), problem, target)
@@ -100,11 +105,11 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AttentionC
     for option in _lacking(PRESETS[versions[0]], problem):
         got = "an array" if option.parameters else "a value"
         raise ArgumentError(option.name, got, f"None for version {problem.version}", 'version="auto"')
-    tiles = list(_tiles(problem, versions))
+    tiles = _tiles(problem, versions)
     for feature in tiles[0].features:
         target.require(feature, f"version {problem.version} of attention" if problem.version else "attention")
-    able = (one for one in tiles if _pays(one, problem, target) and runs(one, problem, target))
-    configs = [config for one in able if (config := _with_longest_ring(one, target)) is not None]
+    able = (tile for tile in tiles if _pays(tile, problem, target) and runs(tile, problem, target))
+    configs = [config for tile in able if (config := _with_longest_ring(tile, target)) is not None]
     if not configs:
         raise no_kernel(problem, gpu)
     return [(config, np.asarray(config.cost_at(ms, problem, gpu).us)) for config in configs]
@@ -125,7 +130,7 @@ ATTENTION: Family[Problem, AttentionConfig] = Family(
         Option("is_causal", False, (False, True), "queries see keys up to their own"),
         Option("batch", 1, (), "sequences"),
         Option("heads", 1, (), "of q"),
-        Option("kv_heads", 0, (), "of k and v; 0: as many as of q"),
+        Option("kv_heads", 0, (), "of k and v; 0: the heads of q"),
     ),
     trial="cudatma.kernels.attention.sample:AttentionTrial",
     versions=CHOICE,
@@ -134,7 +139,7 @@ ATTENTION: Family[Problem, AttentionConfig] = Family(
 
 
 def decode_config(problem: DecodeProblem, target: Target, version: str = "") -> AttentionConfig:
-    """Return the kernel for a problem of attention_decode(), which depends on no size. ``version``: "" for any."""
+    """Return the kernel for a problem of attention_decode(), independent of sizes. ``version`` "" means any."""
     if not version:
         version = "decode_fp8" if problem.has_fp8_cache else "decode" if target.has_wgmma else "decode_mma_sync"
     fields = tuple(getattr(problem, name) for name in PROBLEM_FIELDS)
@@ -166,14 +171,14 @@ def _decode_config(version: str, fields: tuple[Any, ...], page_size: int, target
 
 
 def dump_configs(version: str, target: Target) -> list[AttentionConfig]:
-    """Return representative configs of a version, for dumps and compile checks.
+    """Return representative configs of a version for dumps and compile checks.
 
-    Each pair of head dims has every other tile, or one of versions without a producer; DUMPED_OPTIONS take turns.
+    Each pair of head dims has every other tile, or one tile of versions without a producer. DUMPED_OPTIONS take turns.
     """
     preset = PRESETS[version]
     if preset.is_decode:
         return _decode_dump_configs(version, target)
-    found: list[AttentionConfig] = []
+    dumped: list[AttentionConfig] = []
     for index, (head_dim, v_head_dim) in enumerate(HEAD_DIMS):
         dtype = tuple(OPERAND_TYPES)[index % 2]
         problem = Problem.of(q_length=1024, head_dim=head_dim, v_head_dim=v_head_dim, dtype=dtype)
@@ -184,28 +189,30 @@ def dump_configs(version: str, target: Target) -> list[AttentionConfig]:
             chosen = [chosen[index % len(chosen)]]
         for number, config in enumerate(chosen):
             options = dumped_options(index + number)
-            options |= {option.field: False for option in OPTIONS if True not in getattr(preset, option.field)}
-            longest = _with_longest_ring(replace(config, **options), target)
-            if longest is not None and runs(longest, problem, target):
-                found.append(longest)
-    # Sequences of different lengths add little: a few stand for all.
-    return found + [replace(config, is_varlen=True) for config in found[::4] if True in preset.is_varlen]
+            options |= {option.field: False for option in OPTIONS if True not in preset.allowed[option.field]}
+            with contextlib.suppress(ArgumentError, TargetError):
+                longest = _with_longest_ring(replace(config, **options), target)
+                if longest is not None:
+                    longest.check(problem, target)
+                    dumped.append(longest)
+    # Sequences of different lengths change little, so that a few configs represent them.
+    return dumped + [replace(config, is_varlen=True) for config in dumped[::4] if True in preset.allowed["is_varlen"]]
 
 
 def _decode_dump_configs(version: str, target: Target) -> list[AttentionConfig]:
-    """Return each pair of head dims, each set of options, and each way to load, where calls run the version."""
-    is_fp8, found = PRESETS[version].kv_bytes == 1, []
+    """Return each pair of head dims, each set of options, and each way to load that calls of the version use."""
+    is_fp8, dumped = PRESETS[version].kv_bytes == 1, []
     for index, (head_dim, v_head_dim) in enumerate(HEAD_DIMS):
         dtype = tuple(OPERAND_TYPES)[index % 2]
         page_size = (_DUMPED_FP8_PAGES if is_fp8 else _DUMPED_PAGES)[(index + index // 4) % 4]
         options = dumped_options(index) | {"page_size": page_size, "has_fp8_cache": is_fp8}
         problem = DecodeProblem.of(q_length=1, head_dim=head_dim, v_head_dim=v_head_dim, dtype=dtype, **options)
         config = decode_config(problem, target)
-        found += [config] if config.version == version else []
-    return found
+        dumped += [config] if config.version == version else []
+    return dumped
 
 
 def dumped_options(index: int) -> dict[str, Any]:
-    """Return the fields of one of DUMPED_OPTIONS, by turns."""
+    """Return the fields of one of DUMPED_OPTIONS, in turn."""
     names = DUMPED_OPTIONS[index % len(DUMPED_OPTIONS)]
     return {option.field: option.name in names for option in OPTIONS}

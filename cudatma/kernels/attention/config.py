@@ -1,11 +1,11 @@
-"""AttentionConfig: one configuration of a kernel of attention. PRESETS describes each version."""
+"""AttentionConfig: a configuration of attention's kernels. PRESETS describes the versions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.cost import Clocks, cost_at
@@ -34,7 +34,7 @@ from cudatma.kernels.attention.problem import (
     Problem,
     check_kind,
 )
-from cudatma.kernels.config import KernelConfig
+from cudatma.kernels.config import KernelConfig, Preset
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import Member
@@ -44,7 +44,7 @@ from cudatma.pipeline import MBARRIER_BYTES
 
 
 class Tile(NamedTuple):
-    """The fields of a configuration that are ranked: m queries, blocks of n keys, and the CTAs on an SM."""
+    """The ranked fields of a configuration: m queries, blocks of n keys, and CTAs per SM."""
 
     m: int
     n: int
@@ -56,48 +56,42 @@ Tiles = Mapping[tuple[int, int], tuple[Tile, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
-    """A version of the kernel. The defaults describe version a2.
+class AttentionPreset(Preset):
+    """A version of the kernel of attention() or attention_decode().
 
-    summary: its description in lists of kernels. template: the version or kernel whose template it shares. loader: what
-    loads q, k and v: all threads by plain loads ("threads") or by cp.async ("cp_async"), a thread of the consumers by
-    TMA ("consumers"), or a warp of its own by TMA ("producer_warp"), with rings for keys and for values. schedule: a
-    CTA computes one tile ("one_tile"), or tiles in turn ("persistent"), whose results leave by TMA. mma: "scalar",
-    "wgmma" or "mma_sync". is_decode: whether it is attention_decode()'s kernel. kv_bytes: of an element of k and v.
-    tiles: those that the choice ranks; the first of equal ones is chosen. clocks: the cost model's for each of them.
-    The other fields list the values of a config's field.
+    is_decode: whether attention_decode() launches it. kv_bytes: bytes of an element of k and v. tiles: the tiles that
+    the choice ranks; of equal ones, the first wins. clocks: clocks of the cost model for each tile_m.
     """
 
-    summary: str
-    template: str = ""
-    loader: Literal["threads", "cp_async", "consumers", "producer_warp"] = "consumers"
-    schedule: Literal["one_tile", "persistent"] = "one_tile"
-    mma: Literal["scalar", "wgmma", "mma_sync"] = "wgmma"
     is_decode: bool = False
     kv_bytes: int = 2
     tiles: Tiles
     clocks: tuple[Clocks, ...] = ()
-    tile_m: Sequence[int] = (64, 128)
-    tile_n: Sequence[int] = range(16, 257, 16)
-    stages: Sequence[int] = range(2, 9)
-    q_stages: tuple[int, ...] = (1,)
-    ctas_per_sm: tuple[int, ...] = (1,)
-    is_causal: tuple[bool, ...] = (False, True)
-    has_window: tuple[bool, ...] = (False, True)
-    has_softcap: tuple[bool, ...] = (False, True)
-    has_sink: tuple[bool, ...] = (False, True)
-    is_varlen: tuple[bool, ...] = (False,)
-    is_paged: tuple[bool, ...] = (False,)
 
 
+#: Allowed values of fields, unless a version replaces them.
+_ALLOWED: Mapping[str, Sequence[Any]] = {
+    "tile_m": (64, 128),
+    "tile_n": range(16, 257, 16),
+    "stages": range(2, 9),
+    "q_stages": (1,),
+    "ctas_per_sm": (1,),
+    "is_causal": (False, True),
+    "has_window": (False, True),
+    "has_softcap": (False, True),
+    "has_sink": (False, True),
+    "is_varlen": (False,),
+    "is_paged": (False,),
+}
+_DECODE_ALLOWED = {**_ALLOWED, "tile_m": (64,), "ctas_per_sm": (1, 2), "is_paged": (False, True)}
 _DECODE_TILES: Tiles = dict.fromkeys(
     HEAD_DIMS, (Tile(m=64, n=64, ctas_per_sm=2), Tile(m=64, n=64), Tile(m=64, n=32), Tile(m=64, n=16))
 )
 _WIDE_TILES = (Tile(m=128, n=64), Tile(m=64, n=64))
 #: Tiles of versions without a producer. [H100, attention_tiles.json]
 _SIMPLE_TILES: Tiles = {dims: _WIDE_TILES if dims[0] > 64 else (Tile(m=64, n=64),) for dims in HEAD_DIMS}
-#: Tiles of versions with a producer and wgmma. Registers of a thread hold the scores and the probabilities of a block,
-#: and the output.
+#: Tiles of versions with a producer and wgmma. The registers of a thread hold scores and probabilities of a block, and
+#: the output.
 _PRODUCER_TILES: Tiles = {
     (32, 32): (Tile(m=192, n=128), Tile(m=128, n=192), Tile(m=128, n=128)),
     (64, 64): (
@@ -123,43 +117,39 @@ _MMA_SYNC_TILES: Tiles = {
 }
 #: Clocks are fitted to benchmarks/results/attention_tiles.json. For mma.sync they are estimates for a GeForce, whose
 #: tensor cores have an eighth of the rate.
-PRESETS: Mapping[str, Preset] = {
-    "scalar": Preset(
+PRESETS: Mapping[str, AttentionPreset] = {
+    "scalar": AttentionPreset(
         summary="attention, scalar loops: the baseline",
         loader="threads",
         mma="scalar",
-        has_sink=(False,),
-        tile_m=(32,),
-        tile_n=(16, 32),
-        stages=(1,),
+        allowed={**_ALLOWED, "tile_m": (32,), "tile_n": (16, 32), "stages": (1,), "has_sink": (False,)},
         # The kernel unrolls its loops over the keys of a block.
         tiles={dims: (Tile(m=32, n=16 if dims[0] > 64 else 32),) for dims in HEAD_DIMS},
         clocks=(Clocks(tile_m=32, around=2000, products=40),),
     ),
-    "a1": Preset(
+    "a1": AttentionPreset(
         summary="attention, wgmma, version a1: keys and values by cp.async",
         loader="cp_async",
-        stages=(2,),
+        allowed={**_ALLOWED, "stages": (2,)},
         tiles=_SIMPLE_TILES,
         clocks=(
             Clocks(tile_m=64, around=2307, products=1.943, scores=345, block=227, shared=0.373),
             Clocks(tile_m=128, around=3954, products=1.75, shared=0.274),
         ),
     ),
-    "a2": Preset(
+    "a2": AttentionPreset(
         summary="attention, wgmma, version a2: keys and values by TMA",
+        loader="consumers",
+        allowed=_ALLOWED,
         tiles=_SIMPLE_TILES,
         clocks=(
             Clocks(tile_m=64, around=2572, products=1.867, scores=1678, block=13, shared=0.448),
             Clocks(tile_m=128, around=4662, products=1.486, shared=0.15),
         ),
     ),
-    "a3": Preset(
+    "a3": AttentionPreset(
         summary="attention, wgmma, version a3: a producer warp, softmax beside products",
-        loader="producer_warp",
-        tile_m=(64, 128, 192),
-        ctas_per_sm=(1, 2),
-        is_varlen=(False, True),
+        allowed={**_ALLOWED, "tile_m": (64, 128, 192), "ctas_per_sm": (1, 2), "is_varlen": (False, True)},
         tiles=_PRODUCER_TILES,
         clocks=(
             Clocks(tile_m=64, around=1842, products=1.139, scores=682, block=70, start=1067),
@@ -167,14 +157,12 @@ PRESETS: Mapping[str, Preset] = {
             Clocks(tile_m=192, around=4972, products=0.473, scores=750, block=590),
         ),
     ),
-    "a4": Preset(
+    "a4": AttentionPreset(
         summary="attention, wgmma, version a4: persistent, stores by TMA",
-        loader="producer_warp",
         schedule="persistent",
-        tile_m=(128, 192),
-        q_stages=(1, 2),
+        allowed={**_ALLOWED, "tile_m": (128, 192), "q_stages": (1, 2)},
         tiles=_PRODUCER_TILES,
-        # A tile begins while the one before is stored if there is a second slot of queries.
+        # With a second slot of queries, a tile begins while the previous one is stored.
         clocks=(
             Clocks(tile_m=128, q_stages=1, around=7149, products=1.06, scores=244),
             Clocks(tile_m=128, q_stages=2, around=2575, products=0.62, scores=1063, block=135, start=3209),
@@ -182,65 +170,56 @@ PRESETS: Mapping[str, Preset] = {
             Clocks(tile_m=192, q_stages=2, around=2228, products=0.768, scores=711, block=100, start=3840),
         ),
     ),
-    "mma_sync": Preset(
+    "mma_sync": AttentionPreset(
         summary="attention, mma.sync: for SM120, a producer warp",
         template="a3",
-        loader="producer_warp",
         mma="mma_sync",
-        is_varlen=(False, True),
+        allowed={**_ALLOWED, "is_varlen": (False, True)},
         tiles=_MMA_SYNC_TILES,
         clocks=(Clocks(tile_m=64, around=2000, products=12), Clocks(tile_m=128, around=2000, products=10)),
     ),
-    "decode": Preset(
+    "decode": AttentionPreset(
         summary="attention of a few queries to a cache, wgmma, keys divided among CTAs",
-        loader="producer_warp",
         template="decode",
         is_decode=True,
-        tile_m=(64,),
-        ctas_per_sm=(1, 2),
-        is_paged=(False, True),
+        allowed=_DECODE_ALLOWED,
         tiles=_DECODE_TILES,
     ),
-    "decode_mma_sync": Preset(
+    "decode_mma_sync": AttentionPreset(
         summary="attention of a few queries to a cache, mma.sync: for SM120, keys divided among CTAs",
-        loader="producer_warp",
         mma="mma_sync",
         template="decode",
         is_decode=True,
-        tile_m=(64,),
-        ctas_per_sm=(1, 2),
-        is_paged=(False, True),
+        allowed=_DECODE_ALLOWED,
         tiles=_DECODE_TILES,
     ),
-    "decode_fp8": Preset(
+    "decode_fp8": AttentionPreset(
         summary="attention of a few queries to an e4m3 cache, mma.sync, keys divided among CTAs and warps",
-        loader="producer_warp",
         mma="mma_sync",
         template="decode",
         is_decode=True,
         kv_bytes=1,
-        tile_m=(16,),
-        tile_n=(64, 128),
-        ctas_per_sm=(1, 2),
-        is_paged=(False, True),
+        allowed={**_DECODE_ALLOWED, "tile_m": (16,), "tile_n": (64, 128)},
         tiles=dict.fromkeys(HEAD_DIMS, (Tile(m=16, n=128, ctas_per_sm=2), Tile(m=16, n=128), Tile(m=16, n=64))),
     ),
 }
+#: The versions that attention_decode() launches.
+DECODE_VERSIONS = tuple(version for version, preset in PRESETS.items() if preset.is_decode)
 #: How a caller of attention() selects a version.
 CHOICE = Versions(
     "attention",
     "CUDATMA_ATTENTION_VERSION",
-    tuple(version for version, preset in PRESETS.items() if not preset.is_decode),
+    tuple(version for version in PRESETS if version not in DECODE_VERSIONS),
 )
 
 #: Rows of a warpgroup's wgmma.
 _WARPGROUP_ROWS = 64
-#: The fewest rows of a box: the swizzle repeats every 8 rows.
+#: Minimum number of rows of a box: the swizzle repeats every 8 rows.
 MIN_BOX_ROWS = 8
-#: Registers for scores, probabilities and output that ptxas does not spill, by consumer warpgroups; fewer where scores
-#: are capped.
+#: Registers for scores, probabilities and output that ptxas does not spill, by consumer warpgroups; fewer if scores are
+#: capped.
 _MAX_HELD, _MAX_HELD_WITH_CAP = {1: 176, 2: 200, 3: 128}, {1: 160, 2: 188, 3: 120}
-#: Registers of a thread after setmaxnreg, by consumer warpgroups. A single one has enough unless CTAs share the SM.
+#: Registers of a thread after setmaxnreg, by consumer warpgroups. One warpgroup needs them only if CTAs share the SM.
 _CONSUMER_REGISTERS, _PRODUCER_REGISTERS = {1: 208, 2: 240, 3: 160}, {1: 40, 2: 24, 3: 32}
 
 
@@ -249,10 +228,10 @@ class AttentionConfig(KernelConfig):
     """A configuration of a version's template.
 
     version: a key of PRESETS. dtype, head_dim, v_head_dim, and the options from is_causal to has_sink: as in Problem.
-    tile_m: queries of a CTA's tile, 64 for each consumer warpgroup. tile_n: keys of a stage. stages: of the ring.
-    q_stages: tiles of queries in shared memory. ctas_per_sm: CTAs on an SM. is_varlen: whether sequences of different
-    lengths follow one another. is_paged: whether the cache consists of pages. box_rows: keys of one box of TMA, all in
-    one page of the cache; 0 if cp.async copies each row by itself. Raises ArgumentError, ArgumentTypeError.
+    tile_m: queries of a CTA's tile, 64 for each consumer warpgroup. tile_n: keys of a stage. stages: stages of the
+    ring. q_stages: tiles of queries in shared memory. ctas_per_sm: CTAs on an SM. is_varlen: whether sequences of
+    different lengths follow each other. is_paged: whether the cache consists of pages. box_rows: keys of a TMA box, all
+    in one page of the cache; 0 if cp.async copies each row. Raises ArgumentError, ArgumentTypeError.
     """
 
     version: str
@@ -272,18 +251,19 @@ class AttentionConfig(KernelConfig):
     is_paged: bool = False
     box_rows: int = 0
 
-    family: ClassVar[str] = "attention"
-    presets: ClassVar[Mapping[str, Preset]] = PRESETS
+    function: ClassVar[str] = "attention"
+    presets: ClassVar[Mapping[str, AttentionPreset]] = PRESETS
     revision: ClassVar[int] = 5
-    cluster_m: ClassVar[int] = 1
-    cluster_n: ClassVar[int] = 1
-    cluster_k: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_kind(self)
         self.check_values()
         if self.ctas_per_sm > 1 and self.warpgroups > 1:
             raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "1 for several warpgroups")
+        limit = (_MAX_HELD_WITH_CAP if self.has_softcap else _MAX_HELD)[self.warpgroups]
+        if self.reallocates_registers and self.held_registers > limit:
+            allowed = f"scores, probabilities and output of at most {limit} registers, not {self.held_registers}"
+            raise ArgumentError("tile_n", self.tile_n, allowed)
         if self.preset.loader == "cp_async":
             rows = 128 * self.warpgroups // (self.span_bytes // 16)
             if self.tile_n % rows:
@@ -296,24 +276,34 @@ class AttentionConfig(KernelConfig):
         if not self.is_paged and self.box_rows != self.tile_n:
             raise ArgumentError("box_rows", self.box_rows, f"{self.tile_n}, all keys of a block, without pages")
         if self.box_rows and (self.box_rows < MIN_BOX_ROWS or self.tile_n % self.box_rows):
-            raise ArgumentError("box_rows", self.box_rows, f"0, or {MIN_BOX_ROWS} and more that divide tile_n")
+            raise ArgumentError("box_rows", self.box_rows, f"0, or {MIN_BOX_ROWS} or more that divide tile_n")
         if self.kv_bytes == 1 and not self.box_rows:
             allowed = f"{MIN_BOX_ROWS} or more: an e4m3 cache is loaded by TMA only"
             raise ArgumentError("box_rows", self.box_rows, allowed)
 
     def check_problem(self, problem: Problem) -> None:
         """Raise ArgumentError if the kernel cannot run a problem."""
-        limit = (_MAX_HELD_WITH_CAP if self.has_softcap else _MAX_HELD)[self.warpgroups]
-        if self.reallocates_registers and self.held_registers > limit:
-            allowed = f"scores, probabilities and output of at most {limit} registers, not {self.held_registers}"
-            raise ArgumentError("tile_n", self.tile_n, allowed)
         if problem.is_varlen != self.is_varlen:
             raise ArgumentError("is_varlen", problem.is_varlen, f"{self.is_varlen} for {self.entry}")
+        if self.is_decode:
+            self._check_cache(problem)
+
+    def _check_cache(self, problem: Any) -> None:
+        """Raise ArgumentError if the kernel cannot read the cache of a DecodeProblem."""
+        if problem.has_fp8_cache != (self.kv_bytes == 1):
+            dtype = CACHE_TYPE if problem.has_fp8_cache else problem.dtype
+            serving = [name for name in DECODE_VERSIONS if (PRESETS[name].kv_bytes == 1) == problem.has_fp8_cache]
+            raise ArgumentError("version", self.version, f"{' or '.join(serving)} for a cache of {dtype}")
+        if (problem.page_size > 0) != self.is_paged:
+            raise ArgumentError("is_paged", self.is_paged, f"{not self.is_paged} for this cache")
+        if self.is_paged and self.box_rows and problem.page_size % self.box_rows:
+            allowed = f"0, or a divisor of the {problem.page_size} keys of a page"
+            raise ArgumentError("box_rows", self.box_rows, allowed)
 
     # The version.
 
     @property
-    def preset(self) -> Preset:
+    def preset(self) -> AttentionPreset:
         """The row of PRESETS."""
         return PRESETS[self.version]
 
@@ -331,10 +321,6 @@ class AttentionConfig(KernelConfig):
     @property
     def is_decode(self) -> bool:
         return self.preset.is_decode
-
-    @property
-    def has_wgmma(self) -> bool:
-        return self.preset.mma == "wgmma"
 
     @property
     def kv_bytes(self) -> int:
@@ -358,7 +344,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def options(self) -> tuple[KernelOption, ...]:
-        """The options that the kernel was generated for."""
+        """The options of the generated kernel."""
         return tuple(option for option in OPTIONS if getattr(self, option.field))
 
     @property
@@ -427,12 +413,12 @@ class AttentionConfig(KernelConfig):
 
     @property
     def producer_warps(self) -> int:
-        """Warps that load; setmaxnreg acts on whole warpgroups."""
+        """Warps that load. setmaxnreg acts on whole warpgroups."""
         return (4 if self.reallocates_registers else 1) if self.preset.loader == "producer_warp" else 0
 
     @property
     def consumer_registers(self) -> int:
-        """Registers of a consumer thread that setmaxnreg sets; 0 if registers stay as launched."""
+        """Registers of a consumer thread after setmaxnreg; 0 without setmaxnreg."""
         is_set = self.reallocates_registers and (self.warpgroups > 1 or self.ctas_per_sm > 1)
         return _CONSUMER_REGISTERS[self.warpgroups] if is_set else 0
 
@@ -458,7 +444,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def span_bytes(self) -> int:
-        """The widest swizzle of which rows of all operands are multiples."""
+        """The widest swizzle that divides the rows of all operands."""
         return math.gcd(self.kv_bytes * self.head_dim, self.kv_bytes * self.v_head_dim, 128)
 
     @property
@@ -483,7 +469,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def tile_k(self) -> int:
-        """Keys of one stage: the products of a tile run along them."""
+        """Keys of a stage: the products of a tile run along them."""
         return self.tile_n
 
     @property
@@ -504,7 +490,7 @@ class AttentionConfig(KernelConfig):
         return sum(self.block_bytes)
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        """Queries, whose place the results take, and what goes with them."""
+        """Return (name, bytes) of the queries, whose memory the results reuse, and of what belongs to them."""
         slots = self.q_stages * MBARRIER_BYTES
         if self.preset.mma == "scalar":
             return ()
@@ -528,7 +514,7 @@ class AttentionConfig(KernelConfig):
         return rings.get(self.preset.loader, ())
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """(what, bytes) that one stage holds."""
+        """Return (description, bytes) of each array of a stage."""
         k, v = self.block_bytes
         dtype = self.dtype if self.kv_bytes == 2 else CACHE_TYPE
         return [
@@ -539,7 +525,7 @@ class AttentionConfig(KernelConfig):
     # Choosing and tuning.
 
     def ctas(self, problem: Problem, sm_count: int) -> int:
-        """Return the CTAs of a launch: one a tile, or one an SM if they are persistent."""
+        """Return the CTAs of a launch: one per tile, or one per SM if they are persistent."""
         tiles = problem.batch * problem.heads * int(ceil_div(problem.q_length, self.tile_m))
         return min(tiles, sm_count) if self.is_persistent else tiles
 

@@ -1,4 +1,4 @@
-"""Predict what attention's kernels take on a GPU. The prediction ranks every tile of every version. Pure.
+"""Predict the time of attention's kernels on a GPU, in order to rank every tile of every version. Pure.
 
 ``m`` is an int or an int64 array: a shape's choice table evaluates each tile at all M at once.
 """
@@ -18,13 +18,13 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import get_target
 
-#: Multiplications that the tensor cores of an SM do in a clock. [H100 white paper]
+#: Multiplications per clock of an SM's tensor cores. [H100 white paper]
 _MACS = 2048
-#: CTAs that an SM has registers for, by their warpgroups. [a1 and a2 with 96 registers of a thread]
+#: CTAs that fit the registers of an SM, by their warpgroups. [a1 and a2 with 96 registers per thread]
 _MAX_CTAS: Mapping[int, int] = {1: 5, 2: 2}
 #: Microseconds of a launch. [H100]
 _LAUNCH_US = 1.0
-#: Part of the highest clock that long launches keep, as their power is limited. [H200]
+#: Fraction of the highest clock that long launches keep under the power limit. [H200]
 _CLOCK = 0.886
 
 
@@ -55,7 +55,7 @@ def cost_at(config: Any, m: Any, problem: Problem, gpu: Gpu) -> Cost:
     k_length = m if problem.keys == 0 else problem.k_length
     keys = 1.0 * ceil_div(k_length, tile_n) * tile_n
     if problem.is_causal:
-        # A triangle is left out. Tiles end with their own last query, in whole blocks.
+        # A triangle of keys is skipped. Tiles end at their last query, in whole blocks.
         beyond = tile_m + tile_n - math.gcd(tile_m, tile_n)
         keys = np.minimum(keys, keys - 0.5 * np.minimum(keys, m) + 0.5 * beyond)
     clocks = clocks_of(config)
@@ -70,9 +70,9 @@ def cost_at(config: Any, m: Any, problem: Problem, gpu: Gpu) -> Cost:
 
 def clocks_of(config: Any) -> Clocks:
     """Return the preset's clocks for the tile."""
-    of_version: tuple[Clocks, ...] = config.preset.clocks
+    preset_clocks: tuple[Clocks, ...] = config.preset.clocks
     tile = config.tile_m, config.q_stages
-    return next(clocks for clocks in of_version if (clocks.tile_m, clocks.q_stages) == tile)
+    return next(clocks for clocks in preset_clocks if (clocks.tile_m, clocks.q_stages) == tile)
 
 
 def _tile_clocks(config: Any, clocks: Clocks, keys: Any) -> Any:
@@ -83,17 +83,17 @@ def _tile_clocks(config: Any, clocks: Clocks, keys: Any) -> Any:
 
 
 def _waves(config: Any, clocks: Clocks, tiles: Any, gpu: Gpu) -> tuple[Any, Any]:
-    """Return how often an SM takes the time of one tile for all of its tiles, and for those that share it."""
+    """Return the waves of tiles of an SM, and the waves of tiles that share it at a time."""
     if config.reallocates_registers and not config.is_causal:
-        # Tiles take the same time, and the last ones hold up all SMs.
+        # Tiles take the same time, and all SMs wait for the last ones.
         share = np.minimum(config.ctas_per_sm, ceil_div(tiles, gpu.sm_count))
         return 1.0 * ceil_div(tiles, gpu.sm_count * share) * share, 1.0
-    # Several CTAs share an SM: there are parts of waves.
-    of_sm = np.maximum(1.0, tiles / gpu.sm_count)
+    # Several CTAs share an SM, so that waves have fractions.
+    tiles_per_sm = np.maximum(1.0, tiles / gpu.sm_count)
     if not clocks.shared:
-        return of_sm, 1.0
+        return tiles_per_sm, 1.0
     target, smem_bytes = get_target(gpu.target), config.smem_bytes
     counts = range(1, _MAX_CTAS[config.warpgroups] + 1)
-    at_a_time = np.minimum(of_sm, sum(smem_bytes <= target.smem_share_bytes(count) for count in counts))
+    at_a_time = np.minimum(tiles_per_sm, sum(smem_bytes <= target.smem_share_bytes(count) for count in counts))
     faster = at_a_time**clocks.shared
-    return of_sm / faster, at_a_time / faster
+    return tiles_per_sm / faster, at_a_time / faster

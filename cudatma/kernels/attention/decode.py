@@ -10,12 +10,13 @@ from cudatma.kernels.arguments import Sizes
 from cudatma.kernels.attention.arguments import decode_sizes
 from cudatma.kernels.attention.attention import AttentionOperation, kinds_of, named_options
 from cudatma.kernels.attention.check import DECODE, check_decode
-from cudatma.kernels.attention.choose import decode_config
-from cudatma.kernels.attention.config import AttentionConfig
+from cudatma.kernels.attention.choose import ATTENTION, decode_config
+from cudatma.kernels.attention.config import DECODE_VERSIONS, AttentionConfig
 from cudatma.kernels.attention.problem import DecodeProblem
 from cudatma.kernels.engine import run
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.operation import Checked
+from cudatma.kernels.tuning import pinned_config
 from cudatma.target import get_target
 
 
@@ -37,10 +38,10 @@ def attention_decode(
     backend: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """Compute attention() of new queries to a cache that holds their keys and values already.
+    """Compute attention() of new queries to a cache that already holds their keys and values.
 
-    Sequences are divided by the capacity and parts are added up in a fixed order: the result has the same bits in every
-    call. TMA loads pages of a multiple of 8 keys; others are copied row by row.
+    The keys of a sequence are divided among CTAs by the capacity, and partial results are added in a fixed order, so
+    that the result has the same bits in every call.
 
     Parameters
     ----------
@@ -51,12 +52,11 @@ def attention_decode(
     v_cache : array, as k_cache with v_dim
         Values.
     seqlens : int32 array (batch,)
-        Keys of each sequence, the new ones included. The kernel reads them and the page table, so a captured graph sees
-        their contents when it runs. In device memory a length below 0 counts as 0 and one beyond the capacity as the
-        capacity.
+        Keys of each sequence, including the new ones. The kernel reads them and the page table, so that a captured
+        graph sees their contents when it runs. In device memory, lengths are limited to 0 and the capacity.
     page_table : int32 array (batch, pages), optional
-        page_table[i, j] is the page of the keys from j page_size on of sequence i. Keys and values of a page that the
-        cache does not have are zeros. Entries of pages after a sequence's end are not read.
+        page_table[i, j] is the page of keys j page_size to (j + 1) page_size of sequence i. Keys and values of a page
+        outside of the cache are zeros. Entries of pages after a sequence's end are not read.
     k_scale, v_scale : float or fp32 array, optional
         Factors of an e4m3 cache: a number, or an array of one element or of one for each head of the cache.
     scale, window, softcap, sink, out, return_lse, backend, stream
@@ -71,6 +71,10 @@ def attention_decode(
     ------
     ArgumentError, ArgumentTypeError, TargetError, LaunchError, CompileError, DriverError, HazardError
         As attention().
+
+    Notes
+    -----
+    TMA loads pages of a multiple of 8 keys; other pages are copied row by row.
     """
     k_number, k_array = _factor(k_scale)
     v_number, v_array = _factor(v_scale)
@@ -105,7 +109,7 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, 0, 1, None, None, None, 2)
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: Any, subject: Any) -> Checked[DecodeProblem]:
-        """Validate a call. options: DecodeOptions."""
+        """Validate a call. ``options``: DecodeOptions."""
         *arrays, k_array, v_array = inputs
         named = named_options(options)
         if k_array is not None:
@@ -127,15 +131,15 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
         return (batch, length, k[1] * table[1]) if k[1] == problem.page_size else None
 
     def configure(self, problem: DecodeProblem, gpu: Gpu, memo: dict[Any, Any]) -> AttentionConfig:
-        """Return the kernel for a problem."""
+        """Return the kernel for a problem: the pinned one, or else decode_config()'s."""
         config: AttentionConfig | None = memo.get("config")
         if config is None:
-            config = memo["config"] = decode_config(problem, get_target(gpu.target))
+            config = memo["config"] = _chosen(problem, gpu)
         return config
 
     def configs(self, problem: DecodeProblem, gpu: Gpu) -> Iterator[AttentionConfig]:
-        """Yield the one kernel, which depends on no size."""
-        yield decode_config(problem, get_target(gpu.target))
+        """Yield the kernel, which depends on no size."""
+        yield _chosen(problem, gpu)
 
     def sizes_for(
         self, problem: DecodeProblem, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...]
@@ -143,6 +147,11 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
         """Return a function from a problem to the sizes of its launch."""
         sizes = decode_sizes(problem, config, gpu)
         return lambda problem: (sizes(problem),)
+
+
+def _chosen(problem: DecodeProblem, gpu: Gpu) -> AttentionConfig:
+    pinned = pinned_config(ATTENTION, problem, gpu, DECODE_VERSIONS)
+    return decode_config(problem, get_target(gpu.target)) if pinned is None else pinned
 
 
 DECODE_CALL = AttentionDecodeCall()

@@ -1,4 +1,4 @@
-"""The members of the ``Problem`` struct of attention's kernels, and which of them each kernel reads."""
+"""The members of the ``Problem`` struct of attention's kernels, and the members that each kernel reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _named(*members: Member) -> dict[str, Member]:
     return {member.name: member for member in members}
 
 
-#: The members of the struct in its order.
+#: The members of the struct, in order.
 MEMBERS: Mapping[str, Member] = WORK_MEMBERS | _named(
     Member("tiles_m", "u32", "heads of all sequences"),
     Member("tiles_n", "u32", "tiles of queries of each of them"),
@@ -43,7 +43,7 @@ MEMBERS: Mapping[str, Member] = WORK_MEMBERS | _named(
         for step, what in (("pitch", "row"), ("head", "head"), ("batch", "sequence"))
     ),
 )
-#: The same for attention_decode(), whose tiles consist of rows: queries of all heads that share a head of k and v.
+#: Members for attention_decode(), whose tiles consist of rows: queries of all heads that share a head of k and v.
 DECODE_MEMBERS: Mapping[str, Member] = {**MEMBERS} | _named(
     Member("q_length", "u32", "rows of a sequence and a head of k: queries of all heads that share it"),
     Member("k_length", "u32", "keys that a sequence may have"),

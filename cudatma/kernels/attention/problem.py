@@ -26,8 +26,8 @@ _STEPS = 8
 class KernelOption(NamedTuple):
     """An option of the public functions that changes the kernel.
 
-    field: the bool of Problem and of AttentionConfig. name: in the kernel's entry. words: in descriptions. parameters:
-    launch parameters. members: members of the struct that the kernel reads.
+    field: the bool of Problem and of AttentionConfig. name: its part of the kernel's entry. words: its description.
+    parameters: launch parameters. members: members of the struct that the kernel reads.
     """
 
     field: str
@@ -63,7 +63,7 @@ def check_kind(fields: Any) -> None:
 
 
 def rounded_up(size: int) -> int:
-    """Return the size in eight steps an octave: exact up to 16, else at most an eighth more, and at most MAX_EXTENT."""
+    """Return the size in eight steps per octave: exact up to 16, else at most an eighth more, at most MAX_EXTENT."""
     step = 1 << max(0, (size - 1).bit_length() - 1 - (_STEPS - 1).bit_length())
     return min(-(-size // step) * step, MAX_EXTENT)
 
@@ -82,8 +82,8 @@ def size_class(batch: int, q_length: int, k_length: int, is_varlen: bool) -> tup
 class Layout(NamedTuple):
     """The layout of q, k, v or the result: (batch, length, heads, dim), with contiguous elements.
 
-    Varlen sequences form a batch of one. The batch of a paged cache are its pages. An axis of one element has the
-    stride that it would have in a dense array.
+    Varlen sequences form a batch of one. The batch of a paged cache is its pages. An axis of one element has the stride
+    of a dense array.
     """
 
     shape: tuple[int, ...] = (0, 0, 0, 0)
@@ -122,7 +122,7 @@ class Mask(NamedTuple):
     """The keys that a query sees.
 
     Query i of a sequence is at position p = i + k_length - q_length, which aligns the last query with the last key. It
-    sees keys p - left to p + right; None is no limit.
+    sees keys p - left to p + right; None means no limit.
     """
 
     left: int | None = None
@@ -218,9 +218,9 @@ class Problem:
             value = getattr(self, name)
             if type(value) is not int:
                 raise ArgumentTypeError(name, type(value).__name__, "int")
-            least = 0 if name in _SIZES and self.layouts is not NO_LAYOUTS else 1
-            if not least <= value <= MAX_EXTENT:
-                raise ArgumentError(name, value, f"{least} to {MAX_EXTENT}")
+            min_value = 0 if name in _SIZES and self.layouts is not NO_LAYOUTS else 1
+            if not min_value <= value <= MAX_EXTENT:
+                raise ArgumentError(name, value, f"{min_value} to {MAX_EXTENT}")
         if self.heads % self.kv_heads:
             raise ArgumentError("kv_heads", self.kv_heads, f"a divisor of the {self.heads} heads of q")
         check_kind(self)
@@ -230,8 +230,11 @@ class Problem:
 
     @classmethod
     def of(cls: type[P], *, q_length: int, head_dim: int, dtype: str, **fields: Any) -> P:
-        """Return a problem that has one sequence and head, as many keys as queries, and equal head dims and numbers of
-        heads, unless ``fields`` differ."""
+        """Return a problem with defaults for the other fields.
+
+        It has one sequence and one head, the same number of keys and queries, and equal head dims and numbers of heads,
+        unless ``fields`` differ.
+        """
         heads = fields.get("heads", 1)
         given = {"batch": 1, "heads": heads, "kv_heads": heads, "k_length": q_length, "v_head_dim": head_dim}
         return cls(q_length=q_length, head_dim=head_dim, dtype=dtype, **given | fields)
@@ -289,7 +292,7 @@ class Problem:
 
     @property
     def plan_key(self) -> tuple[Any, ...]:
-        """All that a kernel and its tensor maps depend on, besides sizes and factors."""
+        """Everything except sizes and factors that a kernel and its tensor maps depend on."""
         kept = [value for name, value in vars(self).items() if name not in _SIZES + _OF_A_CALL]
         return (*kept, *[layout.strides_bytes[1] for layout in self.layouts])
 
@@ -317,7 +320,7 @@ class Problem:
 
     @property
     def fixed(self) -> tuple[Any, ...]:
-        """All that the choice depends on but ``q_length``."""
+        """Everything except ``q_length`` that the choice depends on."""
         sizes = size_class(self.batch, self.q_length, self.k_length, self.is_varlen)
         return (*sizes, *[value for name, value in vars(self).items() if name not in _SIZES + _OF_A_CALL])
 
@@ -332,30 +335,32 @@ class Problem:
 
     @property
     def constraint(self) -> str:
-        """Why only some configurations may serve, in words; empty where all may."""
-        return f"version {self.version} is asked for" if self.version else ""
+        """Why only some configurations may serve, in words; empty without a constraint."""
+        return f"version {self.version} is selected" if self.version else ""
 
     @property
     def description(self) -> str:
-        """In words, for people."""
+        """The problem in words."""
         dims = str(self.head_dim) if self.head_dim == self.v_head_dim else f"{self.head_dim}/{self.v_head_dim}"
         queries = "1 query" if self.q_length == 1 else f"{self.q_length} queries"
-        told = [f"{queries}, {counted(self.k_length, 'key')}, head dim {dims}, {self.dtype}"]
-        told += [counted(self.heads, "head") if self.group == 1 else f"{self.heads}/{self.kv_heads} heads"]
-        told += [f"batch of {self.batch}"] if self.batch > 1 else []
+        parts = [f"{queries}, {counted(self.k_length, 'key')}, head dim {dims}, {self.dtype}"]
+        parts += [counted(self.heads, "head") if self.group == 1 else f"{self.heads}/{self.kv_heads} heads"]
+        parts += [f"batch of {self.batch}"] if self.batch > 1 else []
         kinds = {option.field: option.words for option in OPTIONS}
         kinds |= {"has_lse": "lse", "is_varlen": "of different lengths"}
-        return ", ".join([*told, *(words for name, words in kinds.items() if getattr(self, name))])
+        return ", ".join([*parts, *(words for name, words in kinds.items() if getattr(self, name))])
 
     def as_json(self) -> dict[str, Any]:
-        """As a tuning entry keeps it."""
+        """Return the problem as tuning entries store it."""
         kept = {name: value for name, value in vars(self).items() if name not in ("version", *_OF_A_CALL)}
         return {"m": self.m, "n": self.n, "k": self.k, "keys": self.keys} | kept
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Problem:
-        """From a tuning entry, or from m, n, k and options of a command line. Raises KeyError, ArgumentError,
-        ArgumentTypeError."""
+        """Return the problem of a tuning entry, or of m, n, k and options of a command line.
+
+        Raises KeyError, ArgumentError, ArgumentTypeError.
+        """
         given = {"q_length": raw["m"], "k_length": raw["k"], "v_head_dim": raw["n"], "head_dim": raw["n"]}
         given |= {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
         if not given.get("kv_heads"):
@@ -363,9 +368,9 @@ class Problem:
         return cls.of(**given)
 
 
-#: Fields that are true or false.
+#: Flags.
 _FLAGS = ("is_causal", "has_window", "has_softcap", "has_sink", "has_lse", "is_varlen")
-#: Sizes, which differ between problems that share a plan.
+#: Sizes, which differ between problems of one plan.
 _SIZES = ("batch", "q_length", "k_length")
 #: Fields on which neither the choice of a configuration nor a kernel depends.
 _OF_A_CALL = ("scale", "softcap", "limits", "layouts", "k_scale", "v_scale")
@@ -373,7 +378,7 @@ _OF_A_CALL = ("scale", "softcap", "limits", "layouts", "k_scale", "v_scale")
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeProblem(Problem):
-    """A Problem whose keys and values are in a cache: ``k_length`` is the number of keys that a sequence may have.
+    """A Problem with keys and values in a cache: ``k_length`` is the number of keys that a sequence may have.
 
     page_size: keys of a page, 0 without pages. has_fp8_cache: whether keys and values are e4m3. k_scale, v_scale:
     factors of an e4m3 cache, 1 if the kernel reads them from an array. k_scale_step, v_scale_step: elements from the

@@ -1,4 +1,4 @@
-"""What attention and attention_decode compute, in NumPy and float64, rounded once."""
+"""The reference of attention and attention_decode: NumPy in float64, rounded once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cudatma.arrays import ArrayInfo
 from cudatma.kernels.attention.problem import DecodeProblem, Mask, Problem
 from cudatma.kernels.host import host_array
 
-#: Logits in memory at a time.
+#: Maximum number of logits in memory.
 _ELEMENTS = 1 << 21
 
 Array = np.ndarray[Any, Any]
@@ -23,7 +23,7 @@ def reference(problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
     options = problem.scale, problem.limits, problem.softcap, named.get("sink")
     for q, k, v, out, lse in _sequences(problem, named):
         result, sums = attend(q, k, v, *options)
-        with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
+        with np.errstate(all="ignore"):  # infinities and NaNs are results, as on the GPU
             out[...] = result.astype(out.dtype)
             if lse is not None:
                 lse[...] = sums
@@ -34,9 +34,9 @@ def _sequences(problem: Problem, named: Mapping[str, Array]) -> Iterator[tuple[A
     q, k, v, out = (named[name] for name in ("q", "k", "v", "out"))
     lse = named.get("lse")
     if problem.is_varlen:
-        of_q, of_k = (named[name].tolist() for name in ("cu_seqlens_q", "cu_seqlens_k"))
+        q_offsets, k_offsets = (named[name].tolist() for name in ("cu_seqlens_q", "cu_seqlens_k"))
         for index in range(problem.batch):
-            rows, keys = slice(of_q[index], of_q[index + 1]), slice(of_k[index], of_k[index + 1])
+            rows, keys = slice(q_offsets[index], q_offsets[index + 1]), slice(k_offsets[index], k_offsets[index + 1])
             yield q[rows], k[keys], v[keys], out[rows], None if lse is None else lse[:, rows]
         return
     if isinstance(problem, DecodeProblem) and problem.has_fp8_cache:
@@ -54,9 +54,11 @@ def _sequences(problem: Problem, named: Mapping[str, Array]) -> Iterator[tuple[A
 def attend(
     q: Array, k: Array, v: Array, scale: float, mask: Mask, softcap: float = 0.0, sink: Array | None = None
 ) -> tuple[Array, Array]:
-    """(result (q_length, heads, v_head_dim), lse (heads, q_length)) in float64, of one sequence: q (q_length, heads,
-    head_dim), k and v with kv_heads, sink (heads,). A query that sees no key has a result of zeros, and an lse of -inf
-    or the sink."""
+    """Return the result (q_length, heads, v_head_dim) and lse (heads, q_length) of one sequence in float64.
+
+    q is (q_length, heads, head_dim); k and v have kv_heads; sink is (heads,). The result of a query that sees no key is
+    zeros, and its lse is -inf or the sink.
+    """
     (q_length, heads, _), (k_length, kv_heads, v_head_dim) = q.shape, v.shape
     sinks = np.full(heads, -np.inf) if sink is None else sink.astype(np.float64)
     out, lse = np.zeros((q_length, heads, v_head_dim)), np.repeat(sinks[:, None], q_length, 1)
@@ -64,59 +66,60 @@ def attend(
     rows = max(1, _ELEMENTS // max(1, group * k_length))
     with np.errstate(all="ignore"):
         for begin in range(0, q_length, rows):
-            taken = slice(begin, begin + rows)
-            positions = np.arange(q_length)[taken] + (k_length - q_length)
-            first, end = _seen(positions, mask, k_length)
-            is_seen = _is_seen(positions, np.arange(first, end), mask)
+            block = slice(begin, begin + rows)
+            positions = np.arange(q_length)[block] + (k_length - q_length)
+            first, end = _visible_range(positions, mask, k_length)
+            visible = _visible(positions, np.arange(first, end), mask)
             for head in range(kv_heads if first < end else 0):
                 own = slice(head * group, (head + 1) * group)
-                queries = q[taken, own].astype(np.float64).swapaxes(0, 1)
+                queries = q[block, own].astype(np.float64).swapaxes(0, 1)
                 keys, values = (each[first:end, head].astype(np.float64) for each in (k, v))
                 logits = scale * (queries @ keys.T)
                 logits = softcap * np.tanh(logits / softcap) if softcap else logits
-                sums, lse[own, taken] = _softmax(np.where(is_seen, logits, -np.inf), sinks[own, None, None])
-                out[taken, own] = (sums @ values).swapaxes(0, 1)
+                sums, lse[own, block] = _softmax(np.where(visible, logits, -np.inf), sinks[own, None, None])
+                out[block, own] = (sums @ values).swapaxes(0, 1)
     return out, lse
 
 
-def _seen(positions: Array, mask: Mask, k_length: int) -> tuple[int, int]:
-    """The first key that any of these queries sees, and the end of them."""
+def _visible_range(positions: Array, mask: Mask, k_length: int) -> tuple[int, int]:
+    """Return the first key that any of these queries sees, and the end of the range."""
     first = 0 if mask.left is None else max(0, int(positions[0]) - mask.left)
     end = k_length if mask.right is None else min(k_length, int(positions[-1]) + mask.right + 1)
     return first, max(first, end)
 
 
-def _is_seen(positions: Array, keys: Array, mask: Mask) -> Array:
+def _visible(positions: Array, keys: Array, mask: Mask) -> Array:
+    """Return whether each query sees each key."""
     distance = keys - positions[:, None]
-    seen = np.ones(distance.shape, bool)
+    visible = np.ones(distance.shape, bool)
     if mask.left is not None:
-        seen &= distance >= -mask.left
+        visible &= distance >= -mask.left
     if mask.right is not None:
-        seen &= distance <= mask.right
-    return seen
+        visible &= distance <= mask.right
+    return visible
 
 
 def _softmax(logits: Array, sinks: Array) -> tuple[Array, Array]:
-    """(weights, lse) along the last axis, with one more logit; zeros and -inf where all logits are -inf."""
-    most = np.maximum(logits.max(-1, keepdims=True), sinks)
-    offset = np.where(np.isneginf(most), 0, most)
+    """Return weights and lse along the last axis with one more logit; zeros and -inf if all logits are -inf."""
+    largest = np.maximum(logits.max(-1, keepdims=True), sinks)
+    offset = np.where(np.isneginf(largest), 0, largest)
     weights = np.exp(logits - offset)
     total = weights.sum(-1, keepdims=True) + np.exp(sinks - offset)
-    return weights / np.where(total == 0, 1, total), (most + np.log(total))[..., 0]
+    return weights / np.where(total == 0, 1, total), (largest + np.log(total))[..., 0]
 
 
-def _scaled(cache: Array, scale: Any, least: float = -np.inf) -> Array:
-    """Return the cache in float64, by heads; scales below ``least`` count as that."""
+def _scaled(cache: Array, scale: Any, min_scale: float = -np.inf) -> Array:
+    """Return the cache in float64, by heads, with scales of at least ``min_scale``."""
     factors = np.float64(scale) if isinstance(scale, float) else scale.astype(np.float64).reshape(-1, 1)
-    whole: Array = cache.astype(np.float64) * np.maximum(factors, least)
-    return whole
+    scaled: Array = cache.astype(np.float64) * np.maximum(factors, min_scale)
+    return scaled
 
 
 def _sequence(cache: Array, index: int, length: int, pages: Array | None) -> Array:
-    """The first keys, or values, of a sequence."""
+    """Return the first ``length`` keys or values of a sequence."""
     if pages is None:
         return cache[index, :length]
     size = cache.shape[1]
-    taken = pages[: -(-length // size) if length else 0]
-    whole: Array = cache[taken].reshape(len(taken) * size, *cache.shape[2:])
-    return whole[:length]
+    rows = pages[: -(-length // size) if length else 0]
+    keys: Array = cache[rows].reshape(len(rows) * size, *cache.shape[2:])
+    return keys[:length]

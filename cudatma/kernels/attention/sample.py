@@ -1,4 +1,4 @@
-"""Made-up operands: small launches of attention and attention_decode for the emulator, and what the tuner launches."""
+"""Random operands: small launches of attention and attention_decode for the emulator, and operands for the tuner."""
 
 from __future__ import annotations
 
@@ -46,15 +46,17 @@ SMALL: dict[str, dict[str, Any]] = {
 def small_config(version: str, problem: Problem | None = None, **fields: Any) -> AttentionConfig:
     """Return a configuration of a version with its small tile and shortest ring.
 
-    problem: gives dtype, head dims and options; by default fp16, 64, and none. fields: replace others.
+    dtype, head dims and options come from ``problem``, by default fp16, 64 and none. ``fields`` replace other fields.
     """
     given: dict[str, Any] = {"dtype": "float16", "head_dim": 64, "v_head_dim": 64}
     if problem is not None:
         given = {name: getattr(problem, name) for name in PROBLEM_FIELDS}
-    return AttentionConfig(version=version, **given | {"stages": PRESETS[version].stages[0]} | SMALL[version] | fields)
+    return AttentionConfig(
+        version=version, **given | {"stages": PRESETS[version].allowed["stages"][0]} | SMALL[version] | fields
+    )
 
 
-#: Of a cap, and of a window, that a problem has without saying how large.
+#: A cap, and a window, for problems that do not state their size.
 _SOFTCAP, _WINDOW = 30.0, 256
 
 
@@ -72,15 +74,18 @@ def sample(
     causal: bool = True,
     sm_count: int = 2,
 ) -> Sample:
-    """softmax(q k^T / sqrt(head_dim)) v. sm_count: of the GPU, whose CTAs take several tiles each. Raises
-    ArgumentError, ArgumentTypeError, TargetError, CompileError, DriverError (no NVRTC)."""
+    """Return a launch of softmax(q k^T / sqrt(head_dim)) v on a GPU with ``sm_count`` SMs, whose CTAs take several
+    tiles.
+
+    Raises ArgumentError, ArgumentTypeError, TargetError, CompileError, and DriverError without NVRTC.
+    """
     sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "q_length": q_length, "k_length": k_length}
-    Problem.of(**sizes, head_dim=head_dim, dtype=dtype)  # raises for sizes that cannot be
+    Problem.of(**sizes, head_dim=head_dim, dtype=dtype)  # raises for impossible sizes
     random, kind = np.random.default_rng(0), activation_type(dtype).numpy
     shapes = ((batch, q_length, heads, head_dim), *[(batch, k_length, kv_heads, head_dim)] * 2)
     q, k, v = (random.standard_normal(shape, np.float32).astype(kind) for shape in shapes)
     checked = check_attention(q, k, v, out=np.full(q.shape, np.nan, kind), causal=causal)
-    fields = SMALL["a3"] if version == "a1" else {}  # warpgroups that drift apart show more
+    fields = SMALL["a3"] if version == "a1" else {}  # several warpgroups that drift apart exercise more
     config = small_config(version, checked.problem, **fields)
     return _sample(f"attention, {checked.problem.description}", ATTENTION_CALL, checked, config, target, sm_count)
 
@@ -97,7 +102,7 @@ def _sample(
     expected = exact.astype(np.float64)
 
     def error() -> float:
-        if FLAGS in space and host_bytes(space[FLAGS]).any():  # the next launch would begin with other counts
+        if FLAGS in space and host_bytes(space[FLAGS]).any():  # the next launch would begin with wrong counts
             return math.inf
         return relative_error(out, expected)
 
@@ -121,8 +126,10 @@ def decode_sample(
     dtype: str = "float16",
     sm_count: int = 4,
 ) -> Sample:
-    """Attention of q_length new queries to up to k_length keys, in pages unless page_size is 0. sm_count: of the GPU.
-    Raises ArgumentError, ArgumentTypeError, TargetError, CompileError, DriverError (no NVRTC)."""
+    """Return a launch of q_length new queries to up to k_length keys, in pages unless page_size is 0.
+
+    Raises ArgumentError, ArgumentTypeError, TargetError, CompileError, and DriverError without NVRTC.
+    """
     if dtype not in OPERAND_TYPES:
         raise ArgumentError("dtype", dtype, ", ".join(OPERAND_TYPES))
     random, kind = np.random.default_rng(0), activation_type(dtype).numpy
@@ -132,11 +139,11 @@ def decode_sample(
         pages = -(-k_length // page_size)
         table = random.permutation(batch * pages).reshape(batch, pages).astype(np.int32)
         cache = batch * pages, page_size, kv_heads, head_dim
-    of_q = batch, q_length, heads, head_dim
+    q_shape = batch, q_length, heads, head_dim
     is_fp8 = PRESETS[version].kv_bytes == 1
-    of_cache = ml_dtypes.float8_e4m3fn if is_fp8 else kind
-    shapes = ((of_q, kind), (cache, of_cache), (cache, of_cache))
-    q, k, v = (random.standard_normal(shape, np.float32).astype(its) for shape, its in shapes)
+    cache_type = ml_dtypes.float8_e4m3fn if is_fp8 else kind
+    shapes = ((q_shape, kind), (cache, cache_type), (cache, cache_type))
+    q, k, v = (random.standard_normal(shape, np.float32).astype(dtype) for shape, dtype in shapes)
     checked = check_decode(q, k, v, lengths, table, out=np.full(q.shape, np.nan, kind))
     title = f"attention_decode, {batch} x {k_length} keys, {heads}/{kv_heads} heads of {head_dim}, {dtype}"
     title += ", e4m3 cache" if is_fp8 else ""
@@ -157,7 +164,7 @@ class AttentionTrial:
         return len(self._arrays)
 
     def prepare(self, problem: Problem) -> None:
-        """Make random q, k and v."""
+        """Create random q, k and v."""
         import cupy
 
         self._arrays, self.out = [], None
@@ -186,11 +193,11 @@ class AttentionTrial:
         )
 
     def launcher(self, candidate: Listed[AttentionConfig], copies: int, stream: int) -> Launch:
-        """Return launch(i), which enqueues the candidate on the i-th copy of k and v; load its kernel now."""
+        """Load the candidate's kernel. Return launch(i), which enqueues it on the i-th copy of k and v."""
         arrays = self._arrays[:copies]
         with pinned(candidate.config):
             launch = launch_of(ATTENTION_CALL, self._problem, self.device, stream, arrays[0])
-        return in_turn([partial(launch.run, ATTENTION_CALL.addresses(one), stream, None) for one in arrays])
+        return in_turn([partial(launch.run, ATTENTION_CALL.addresses(operands), stream, None) for operands in arrays])
 
 
 def _operand(shape: tuple[int, ...], dtype: str, seed: int) -> ArrayInfo:

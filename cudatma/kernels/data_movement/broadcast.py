@@ -1,4 +1,4 @@
-"""One array to several: a cluster loads every tile once, and each of its CTAs writes one copy.
+"""Broadcast an array to several copies: a cluster loads every tile once, and each of its CTAs writes one copy.
 
 [PTX ISA, cp.async.bulk, .multicast::cluster]
 """
@@ -16,7 +16,7 @@ from cudatma.kernels.arguments import Arguments, At, Sizes
 from cudatma.kernels.data_movement.checks import as_key, check_out, check_size, described
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import chunk_place, run_plan
-from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, stages_for
+from cudatma.kernels.data_movement.ring import MIN_STAGES, SLOT_BYTES, CopyRing, stages_for
 from cudatma.kernels.data_movement.window import Axis, Window
 from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array
@@ -29,16 +29,16 @@ TEMPLATE = "kernels/broadcast.cu.j2"
 SIZES = (8, 4, 2)
 #: TMA writes parts of a tile at multiples of this.
 _PART_UNIT = 128
-#: How often a launch's clusters fill the GPU.
+#: The number of times that a launch's clusters fill the GPU.
 _WAVES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class BroadcastConfig(CopyRing):
-    """One instance of ``kernels/broadcast.cu.j2``.
+    """A configuration of ``kernels/broadcast.cu.j2``.
 
-    copies: CTAs of a cluster, 2, 4 or 8. stage_bytes: of a tile, a multiple of 128 for each copy. stages, in_flight: as
-    in CopyRing. Raises ArgumentError.
+    copies: CTAs of a cluster, 2, 4 or 8. stage_bytes: bytes of a tile, a multiple of 128 for each copy. stages,
+    in_flight: as in CopyRing. Raises ArgumentError.
     """
 
     copies: int
@@ -56,13 +56,13 @@ class BroadcastConfig(CopyRing):
 
     @property
     def ring(self) -> PipelineSpec:
-        """A tile a stage. One thread of each CTA releases a slot to all CTAs of the cluster, which send to it."""
+        """One tile per stage. One thread of each CTA releases a slot to all CTAs of the cluster, which send to it."""
         tile = Operand("tile", self.stage_bytes, self.stage_bytes)
         return PipelineSpec(self.stages, (tile,), consumer_arrivals=1, cluster=self.copies)
 
     @property
     def part_bytes(self) -> int:
-        """What one CTA loads of a tile."""
+        """Bytes of a tile that one CTA loads."""
         return self.stage_bytes // self.copies
 
     @property
@@ -70,10 +70,10 @@ class BroadcastConfig(CopyRing):
         return multicast_mask((self.copies,))
 
     def check_target(self, target: Target) -> None:
-        """TargetError without TMA, clusters and multicast, ArgumentError if the ring does not fit."""
+        """Raise TargetError without TMA, clusters and multicast, ArgumentError if the ring does not fit."""
         for feature in ("tma", "cluster", "multicast"):
             target.require(feature, "broadcast")
-        self.ring.check_fits(target, least_stages=LEAST_STAGES)
+        self.ring.check_fits(target, least_stages=MIN_STAGES)
 
 
 def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
@@ -101,6 +101,11 @@ def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, bac
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; TargetError on SM120, which has no multicast.
+
+    Examples
+    --------
+    >>> cudatma.broadcast(np.arange(4, dtype=np.int32), 2, backend="reference").tolist()
+    [[0, 1, 2, 3], [0, 1, 2, 3]]
     """
     return run(BROADCAST, (src,), out, as_key(copies), stream=stream, backend=backend)
 
@@ -118,7 +123,7 @@ class Broadcast(Movement[_Problem]):
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
         info, (copies,) = described(inputs[0], "src"), options
         if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
-            raise ArgumentError("copies", copies, "an int, 1 and up")
+            raise ArgumentError("copies", copies, "an int, 1 or more")
         if not info.is_contiguous:
             raise ArgumentError("src", f"strides {info.strides_bytes}", "an array in C order without gaps")
         shape = (copies, *info.shape)
@@ -136,8 +141,10 @@ BROADCAST = Broadcast()
 
 
 def plan_broadcast(src: ArrayInfo, out: ArrayInfo, place: Place) -> tuple[Arguments, ...]:
-    """Return a launch for each eight copies, then for four, two and one. Raises DescriptorError where bulk copies
-    cannot."""
+    """Return a launch for each eight copies, then for four, two and one.
+
+    Raises DescriptorError if bulk copies cannot read or write the arrays.
+    """
     nbytes, copies = src.size_elems * src.dtype.itemsize, out.shape[0]
     if src.pointer % 16 or out.pointer % 16 or nbytes % 16:
         got = f"{nbytes} bytes from {chunk_place(src.pointer)} to {chunk_place(out.pointer)}"
@@ -153,7 +160,7 @@ def plan_broadcast(src: ArrayInfo, out: ArrayInfo, place: Place) -> tuple[Argume
             plans.append(run_plan(Window(src.pointer, out.pointer + to, 1, (axis,)), (src, out), place))
             continue
         config = choose_broadcast(count, place.target)
-        # Start more clusters than run at the same time: how many do depends on how a GPU groups its SMs, and a last
+        # Start more clusters than run at the same time. Their number depends on the GPU's groups of SMs, and a last
         # cluster would run alone.
         clusters = min(max(1, _WAVES * place.ctas // count), -(-nbytes // config.stage_bytes))
         parameters = At("src"), At("out", to), nbytes
@@ -168,6 +175,6 @@ def choose_broadcast(copies: int, target: Target) -> BroadcastConfig:
 
 
 def dump_configs(target: Target) -> list[BroadcastConfig]:
-    """The configs for dumps and compile checks; none if the target cannot run them."""
+    """Return the configs for dumps and compile checks; none if the target cannot run them."""
     able = all(target.has(feature) for feature in ("tma", "cluster", "multicast"))
     return [choose_broadcast(4, target)] if able else []

@@ -28,7 +28,8 @@ def check_out(
 ) -> ArrayInfo | None:
     """Return the caller's result, or None. Raises ArgumentError unless it fits this shape and the source's dtype.
 
-    read: the part of the source that the kernel reads, by default all of it. dense: whether out must be in C order.
+    ``read``: the part of the source that the kernel reads, by default all of it. ``dense``: whether out must be in C
+    order.
     """
     if out is None:
         return None
@@ -45,7 +46,7 @@ def check_out(
 def check_device(out: ArrayInfo, src: ArrayInfo, field: str) -> None:
     """Raise ArgumentError if the result is not on the source's device."""
     if out.device != src.device:
-        raise ArgumentError(field, place_name(out.device), f"{place_name(src.device)}, where src lies")
+        raise ArgumentError(field, place_name(out.device), f"{place_name(src.device)}, where src is")
 
 
 def check_written(out: ArrayInfo, source: ArrayInfo, field: str) -> None:
@@ -69,21 +70,21 @@ def check_size(shape: tuple[int, ...], dtype: np.dtype[Any], field: str) -> None
 def whole_numbers(field: str, values: object, count: int) -> tuple[int, ...]:
     """Return a tuple of ``count`` ints. Raises ArgumentTypeError, ArgumentError."""
     try:
-        found = tuple(operator.index(value) for value in values)  # type: ignore[attr-defined]
+        numbers = tuple(operator.index(value) for value in values)  # type: ignore[attr-defined]
     except TypeError as error:
         raise ArgumentTypeError(field, repr(values), f"{counted(count, 'int')}, one an axis") from error
-    if len(found) != count:
-        raise ArgumentError(field, found, f"{counted(count, 'int')}, one an axis")
-    return found
+    if len(numbers) != count:
+        raise ArgumentError(field, numbers, f"{counted(count, 'int')}, one an axis")
+    return numbers
 
 
 def as_key(*options: Any) -> Any:
     """Return options as a tuple that can be part of a call's key, with sequences of ints as tuples.
 
-    If an option is neither a sequence of ints nor an int, a string or None, which are equal only if they mean the same,
-    return a list, which has no hash: check() then judges the options in every call.
+    Values of other types than a sequence of ints, an int, a string or None may be equal and mean different things. With
+    such an option, return a list, which has no hash, so that check() validates every call.
     """
-    found = []
+    key = []
     for option in options:
         if isinstance(option, Sequence) and not isinstance(option, str):
             try:
@@ -92,5 +93,5 @@ def as_key(*options: Any) -> Any:
                 return list(options)
         elif option.__class__ not in (int, str, type(None)):
             return list(options)
-        found.append(option)
-    return tuple(found)
+        key.append(option)
+    return tuple(key)

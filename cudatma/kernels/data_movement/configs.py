@@ -1,4 +1,4 @@
-"""What the templates of copies and reductions need to know: a config each for boxes, runs of bytes and plain code."""
+"""The configs of the templates of copies and reductions: for boxes, for runs of bytes, and for plain code."""
 
 from __future__ import annotations
 
@@ -45,29 +45,29 @@ def checked_cache(cache: object) -> str:
 
 
 def check_policies(op: str, load_cache: str, store_cache: str) -> None:
-    """ArgumentError unless an operation's loads and stores can have these L2 policies."""
+    """Raise ArgumentError unless an operation's loads and stores can have these L2 policies."""
     check_choice("load_cache", load_cache, CACHES)
     check_choice("store_cache", store_cache, CACHES if op == "copy" else CACHES[:1])
 
 
-def check_rank(rank: int, least: int = 1) -> None:
-    """ArgumentError unless TMA has maps of this rank."""
-    if not least <= rank <= _MAX_RANK:
-        raise ArgumentError("rank", rank, f"{least}..{_MAX_RANK}")
+def check_rank(rank: int, min_rank: int = 1) -> None:
+    """Raise ArgumentError unless TMA has maps of this rank."""
+    if not min_rank <= rank <= _MAX_RANK:
+        raise ArgumentError("rank", rank, f"{min_rank}..{_MAX_RANK}")
 
 
 def coordinates(rank: int) -> str:
-    """The names that the templates give a box's coordinates, innermost first."""
+    """Return the templates' names of a box's coordinates, innermost first."""
     return ", ".join(f"at{axis}" for axis in range(rank))
 
 
 @dataclass(frozen=True, slots=True)
 class WindowConfig(CopyRing):
-    """One instance of ``kernels/window_copy.cu.j2``: boxes by tensor maps. The launch says how large a box is.
+    """A configuration of ``kernels/window_copy.cu.j2``: boxes by tensor maps. The launch passes the size of a box.
 
-    op: "copy", or a reduction of REDUCE_TYPES. rank: axes, 1..5. stage_bytes: the most that a box may have. stages,
-    in_flight: as in CopyRing. load_cache, store_cache: L2 policies of CACHES; a reduction has none for its stores.
-    Raises ArgumentError.
+    op: "copy", or a reduction of REDUCE_TYPES. rank: axes, 1..5. stage_bytes: maximum size of a box. stages, in_flight:
+    as in CopyRing. load_cache, store_cache: L2 policies of CACHES; the stores of a reduction have none. Raises
+    ArgumentError.
     """
 
     op: str
@@ -90,15 +90,15 @@ class WindowConfig(CopyRing):
 
     @property
     def at(self) -> str:
-        """The coordinates' names."""
+        """Names of the coordinates."""
         return coordinates(self.rank)
 
 
 @dataclass(frozen=True, slots=True)
 class RunConfig(CopyRing):
-    """One instance of ``kernels/run_copy.cu.j2``: a run of bytes by 1D bulk copies.
+    """A configuration of ``kernels/run_copy.cu.j2``: a run of bytes by 1D bulk copies.
 
-    kind: PTX's element type, one of RUN_KINDS[op]. stage_bytes: of one segment. Further fields: as in WindowConfig.
+    kind: PTX's element type, one of RUN_KINDS[op]. stage_bytes: bytes of a segment. Other fields: as in WindowConfig.
     """
 
     op: str
@@ -122,7 +122,7 @@ class RunConfig(CopyRing):
 
 @dataclass(frozen=True, slots=True)
 class PlainConfig:
-    """One instance of ``kernels/plain_copy.cu.j2``: plain loads and stores.
+    """A configuration of ``kernels/plain_copy.cu.j2``: plain loads and stores.
 
     element_bytes: 1, 2, 4 or 8. rank: axes. index_bits: 32 for fewer than 2**31 elements, which makes the divisions
     cheaper, else 64. Raises ArgumentError.
@@ -154,11 +154,11 @@ class PlainConfig:
         return 0
 
     def check_target(self, target: Target) -> None:
-        """Every target runs it."""
+        """Accept every target."""
 
 
 def window_configs(target: Target) -> list[WindowConfig]:
-    """The configs for dumps and compile checks; none if the target has no TMA."""
+    """Return the configs for dumps and compile checks; none if the target has no TMA."""
     if not target.has("tma"):
         return []
     slot = BOXES.slot(target)
@@ -166,12 +166,12 @@ def window_configs(target: Target) -> list[WindowConfig]:
 
 
 def run_configs(target: Target) -> list[RunConfig]:
-    """As window_configs()."""
+    """Return the configs for dumps and compile checks; none if the target has no TMA."""
     if not target.has("tma"):
         return []
     return [RunConfig("copy", "b8", *usual_ring(target))]
 
 
 def plain_configs(target: Target) -> list[PlainConfig]:
-    """As window_configs()."""
+    """Return the configs for dumps and compile checks."""
     return [PlainConfig(2, 3, 32)]

@@ -26,8 +26,8 @@ from cudatma.kernels.operation import Checked
 
 PADS = ("zeros", "nan")
 VIAS = ("auto", "tma", "plain")
-#: Bytes of an element as which a window is copied if its size is a multiple: a box has at most 256 elements a row, and
-#: wide rows are faster (docs/design/data_movement.md).
+#: Bytes of the elements as which a window is copied if its size is a multiple. A box has at most 256 elements per row,
+#: and wide rows are faster (docs/design/data_movement.md).
 _WIDEST = 8
 _INT64 = 1 << 63
 
@@ -87,15 +87,21 @@ def copy(
     LaunchError
         For a first call inside a graph capture, and in a forked process.
     TargetError, CompileError, DriverError
-        If there is no kernel for the GPU, or it does not compile or load.
+        If no kernel exists for the GPU, or it does not compile or load.
     HazardError
         On the emulator.
+
+    Examples
+    --------
+    >>> x = np.arange(12, dtype=np.int32).reshape(3, 4)
+    >>> cudatma.copy(x, offset=(1, 2), shape=(2, 4), pad="zeros", backend="reference").tolist()
+    [[6, 7, 0, 0], [10, 11, 0, 0]]
     """
     return run(COPY, (src,), out, as_key(offset, shape, pad, cache, via), stream=stream, backend=backend)
 
 
 class _Problem(NamedTuple):
-    """fill: the type whose NaN is filled in, None for zeros."""
+    """The layouts of a copy. ``fill``: the type whose NaN fills elements outside of the source, None for zeros."""
 
     src: ArrayInfo
     out: ArrayInfo
@@ -141,7 +147,7 @@ def plan_copy(
 ) -> Arguments:
     """Return the launch for a window that begins at ``starts`` and has the shape of ``out``.
 
-    fill: the type whose NaN is filled in, None for zeros. Raises DescriptorError.
+    ``fill``: the type whose NaN is filled in, None for zeros. Raises DescriptorError.
     """
     window = simplify(window_of(src, out, starts))
     arrays = (src, out)
@@ -172,7 +178,7 @@ def check_window(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (offset, shape) with one int for each axis. Raises ArgumentError, ArgumentTypeError.
 
-    An offset by which the window misses the source is replaced by the nearest one that does, so that it stays small.
+    If the window misses the source, the offset is replaced by the nearest one that does so, too, to keep it small.
     """
     if pad is not None:
         check_choice("pad", pad, PADS)
@@ -181,10 +187,10 @@ def check_window(
     extents = rest if shape is None else whole_numbers("shape", shape, len(info.shape))
     for axis, (start, extent, size) in enumerate(zip(starts, extents, info.shape, strict=True)):
         if extent < 0:
-            raise ArgumentError(f"shape[{axis}]", extent, "0 and up")
+            raise ArgumentError(f"shape[{axis}]", extent, "0 or more")
         if pad is None and not 0 <= start <= size - extent:
             allowed = f"0..{size - extent}" if extent <= size else f"a window of at most {size} elements"
-            raise ArgumentError(f"offset[{axis}]", start, allowed, "pad= fills what lies outside of the source")
+            raise ArgumentError(f"offset[{axis}]", start, allowed, "pad= fills elements outside of the source")
         if not -_INT64 <= start < _INT64:
             raise ArgumentError(f"offset[{axis}]", start, "signed 64-bit integers")
     check_size(extents, info.dtype, "offset" if shape is None else "shape")
@@ -223,5 +229,5 @@ def copy_on_host(src: ArrayInfo, out: ArrayInfo, starts: Sequence[int], nan: boo
     axes = [Axis(*each, 0, 0) for each in zip(starts, out.shape, src.shape, strict=True)]
     if all(axis.body for axis in axes):
         inside = tuple(slice(axis.lead, axis.lead + axis.body) for axis in axes)
-        taken = tuple(slice(axis.first, axis.first + axis.body) for axis in axes)
-        result[inside] = host_array(src)[taken]
+        part = tuple(slice(axis.first, axis.first + axis.body) for axis in axes)
+        result[inside] = host_array(src)[part]

@@ -1,4 +1,4 @@
-"""Boxes of an array at given places, or in a grid where they may overlap, each an entry of the result.
+"""Gather boxes of an array at given places, or in a grid where they may overlap; each is an entry of the result.
 
 [PTX ISA, cp.async.bulk.tensor]
 """
@@ -36,10 +36,10 @@ _INT32 = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class GatherConfig(CopyRing):
-    """One instance of ``kernels/gather_boxes.cu.j2``.
+    """A configuration of ``kernels/gather_boxes.cu.j2``.
 
-    rank: axes of the source, 1..5. places: "table" if an array holds where boxes begin, "grid" if they form a grid.
-    stage_bytes: the most that a box may have. stages, in_flight: as in CopyRing. Raises ArgumentError.
+    rank: axes of the source, 1..5. places: "table" if an array holds the starts of the boxes, "grid" if they form a
+    grid. stage_bytes: maximum size of a box. stages, in_flight: as in CopyRing. Raises ArgumentError.
     """
 
     rank: int
@@ -59,7 +59,7 @@ class GatherConfig(CopyRing):
 
     @property
     def at(self) -> str:
-        """The coordinates' names."""
+        """Names of the coordinates."""
         return coordinates(self.rank)
 
 
@@ -107,6 +107,12 @@ def gather(
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; DescriptorError where TMA cannot read the source.
+
+    Examples
+    --------
+    >>> x = np.arange(32, dtype=np.int32).reshape(4, 8)
+    >>> cudatma.gather(x, [[0, 4], [3, 0]], (1, 4), backend="reference").tolist()
+    [[[4, 5, 6, 7]], [[24, 25, 26, 27]]]
     """
     info = described(src, "src")
     table = int_table(starts, len(info.shape), info, check)
@@ -158,8 +164,11 @@ def halo_tiles(
 
 
 class _Problem(NamedTuple):
-    """fill: the type whose NaN is filled in, None for zeros. grid: (start, step, tiles) of each axis; empty if a table
-    holds the starts of the boxes."""
+    """The layouts of a call, and its boxes.
+
+    fill: the type whose NaN is filled in, None for zeros. grid: (start, step, tiles) of each axis; empty if a table
+    holds the starts of the boxes.
+    """
 
     src: ArrayInfo
     out: ArrayInfo
@@ -175,7 +184,7 @@ class Gather(Movement[_Problem]):
     inputs: ClassVar[tuple[str, ...]] = ("src", "starts")
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
-        """Validate a call, whose table has been checked."""
+        """Validate a call. Its table has been checked."""
         info, table, (box, pad) = described(inputs[0], "src"), describe(inputs[1], "starts"), options
         size, fill = check_box(info, box), check_pad(info, pad)
         shape = (table.shape[0], *size)
@@ -201,9 +210,9 @@ class HaloTiles(Movement[_Problem]):
         inner, border = whole_numbers("tile", tile, rank), whole_numbers("halo", halo, rank)
         for axis, (extent, edge) in enumerate(zip(inner, border, strict=True)):
             if extent < 1:
-                raise ArgumentError(f"tile[{axis}]", extent, "1 and up")
+                raise ArgumentError(f"tile[{axis}]", extent, "1 or more")
             if edge < 0:
-                raise ArgumentError(f"halo[{axis}]", edge, "0 and up")
+                raise ArgumentError(f"halo[{axis}]", edge, "0 or more")
         whole = tuple(extent + 2 * edge for extent, edge in zip(inner, border, strict=True))
         size, fill = check_box(info, whole, "tile + 2 halo"), check_pad(info, pad)
         check_starts(info, np.array([[-edge for edge in border], list(inner)]), "halo, tile")
@@ -227,7 +236,7 @@ GATHER, HALO_TILES = Gather(), HaloTiles()
 
 
 def check_box(info: ArrayInfo, box: Sequence[int], field: str = "box") -> tuple[int, ...]:
-    """Return the box as ints. Raises ArgumentError if it is no box of this array."""
+    """Return the box as ints. Raises ArgumentError if it is not a box of this array."""
     size = whole_numbers(field, box, len(info.shape))
     check_rank(len(size))
     if info.dtype.itemsize not in (1, 2, 4, 8):
@@ -248,7 +257,7 @@ def check_pad(info: ArrayInfo, pad: str) -> TmaType | None:
 
 
 def check_starts(info: ArrayInfo, starts: np.ndarray[Any, Any], field: str = "starts") -> None:
-    """Raise ArgumentError for a start that the hardware would trap at."""
+    """Raise ArgumentError for a start at which the hardware would trap."""
     unit = max(1, 16 // info.dtype.itemsize)
     wrong = np.nonzero(starts[:, -1] % unit)[0]
     if wrong.size:
@@ -267,8 +276,9 @@ def plan_boxes(
 ) -> Arguments:
     """Return the launch for boxes that begin at the rows of the array "starts", or in a grid.
 
-    fill: the type whose NaN is filled in, None for zeros. grid: (start, step, tiles) of each axis in NumPy order; empty
-    for a table. Raises DescriptorError where TMA cannot, ArgumentError if shared memory does not hold two boxes.
+    ``fill``: the type whose NaN is filled in, None for zeros. ``grid``: (start, step, tiles) of each axis in NumPy
+    order; empty for a table. Raises DescriptorError if TMA cannot read the source, ArgumentError if shared memory does
+    not hold two boxes.
     """
     if not src.size_elems:
         raise DescriptorError("src.shape", src.shape, "an array with elements", "fill the result yourself")
@@ -288,6 +298,6 @@ def plan_boxes(
 
 
 def dump_configs(target: Target) -> list[GatherConfig]:
-    """The configs for dumps and compile checks; none if the target cannot run them."""
+    """Return the configs for dumps and compile checks; none if the target cannot run them."""
     pairs = ((3, "table"), (2, "grid")) if target.has("tma") else ()
     return [GatherConfig(*pair, *usual_ring(target)) for pair in pairs]

@@ -1,4 +1,4 @@
-"""The columns of a convolution by TMA's im2col mode: each pixel of the result with all that its filter meets.
+"""The columns of a convolution by TMA's im2col mode: each pixel of the result with all inputs of its filter.
 
 [PTX ISA, cp.async.bulk.tensor, .im2col]
 """
@@ -38,10 +38,10 @@ _INT32 = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Im2colCopyConfig(CopyRing):
-    """One instance of ``kernels/im2col.cu.j2``.
+    """A configuration of ``kernels/im2col.cu.j2``.
 
-    rank: axes of the images, batch and channels among them, 3..5. stage_bytes: the most that a box may have. stages,
-    in_flight: as in CopyRing. Raises ArgumentError.
+    rank: axes of the images, including batch and channels, 3..5. stage_bytes: maximum size of a box. stages, in_flight:
+    as in CopyRing. Raises ArgumentError.
     """
 
     rank: int
@@ -56,7 +56,7 @@ class Im2colCopyConfig(CopyRing):
 
     @property
     def at(self) -> str:
-        """The coordinates' names, w first."""
+        """Names of the coordinates, w first."""
         return ", ".join(_AXES[: self.rank - 2])
 
     @property
@@ -66,7 +66,7 @@ class Im2colCopyConfig(CopyRing):
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """One value for each spatial axis, NumPy order: the image's size, the filter's taps, stride, padding, dilation."""
+    """Size of the images, taps of the filter, stride, padding and dilation, each with one value for a spatial axis."""
 
     size: tuple[int, ...]
     taps: tuple[int, ...]
@@ -76,7 +76,7 @@ class Convolution:
 
     @property
     def out(self) -> tuple[int, ...]:
-        """Pixels of the result; none where the filter does not fit."""
+        """Pixels of the result; none if the filter does not fit."""
         return tuple(
             max(0, (size + 2 * pad - step * (taps - 1) - 1) // stride + 1)
             for size, taps, stride, pad, step in zip(
@@ -122,6 +122,12 @@ def im2col(
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; DescriptorError beyond the limits of TMA.
+
+    Examples
+    --------
+    >>> images = np.ones((1, 6, 6, 16), np.float32)
+    >>> cudatma.im2col(images, 3, backend="reference").shape
+    (1, 4, 4, 3, 3, 16)
     """
     return run(IM2COL, (src,), out, as_key(kernel, stride, padding, dilation), stream=stream, backend=backend)
 
@@ -162,28 +168,31 @@ IM2COL = Im2col()
 
 def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, dilation: Any) -> Convolution:
     """Return the convolution over images of this size. Raises ArgumentError, ArgumentTypeError."""
-    found = {}
-    for field, value, least in (
+    sizes = {}
+    for field, value, minimum in (
         ("kernel", kernel, 1),
         ("stride", stride, 1),
         ("padding", padding, 0),
         ("dilation", dilation, 1),
     ):
         try:
-            whole: Any = (operator.index(value),) * len(size)
+            extent: Any = (operator.index(value),) * len(size)
         except TypeError:
-            whole = value
+            extent = value
         if isinstance(value, bool):
             raise ArgumentTypeError(field, value, "ints")
-        found[field] = whole_numbers(field, whole, len(size))
-        for axis, number in enumerate(found[field]):
-            if not least <= number < _INT32:
-                raise ArgumentError(f"{field}[{axis}]", number, f"{least} and up, below 2**31")
-    return Convolution(size, found["kernel"], found["stride"], found["padding"], found["dilation"])
+        sizes[field] = whole_numbers(field, extent, len(size))
+        for axis, number in enumerate(sizes[field]):
+            if not minimum <= number < _INT32:
+                raise ArgumentError(f"{field}[{axis}]", number, f"{minimum} or more, below 2**31")
+    return Convolution(size, sizes["kernel"], sizes["stride"], sizes["padding"], sizes["dilation"])
 
 
 def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place, slot: int = SLOT_BYTES) -> Arguments:
-    """Return the launch. slot: the maximum size of a box in bytes. Raises DescriptorError where TMA cannot."""
+    """Return the launch. ``slot``: maximum size of a box in bytes.
+
+    Raises DescriptorError if TMA cannot read the images.
+    """
     itemsize, channels, taps = src.dtype.itemsize, src.shape[-1], prod(conv.taps)
     kind = tma_type(f"uint{8 * itemsize}")
     pixels = out.size_elems // (channels * taps)
@@ -211,7 +220,7 @@ def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place,
 
 
 def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixels: int, place: Place) -> Map:
-    """Return the im2col map of the images, whose bounding box holds the places of the filter's first tap."""
+    """Return the im2col map of the images. Its bounding box holds the places of the filter's first tap."""
     lower = tuple(-pad for pad in reversed(conv.padding))
     reach = tuple(step * (taps - 1) for taps, step in zip(conv.taps, conv.dilation, strict=True))
     upper = tuple(pad - far for pad, far in zip(reversed(conv.padding), reversed(reach), strict=True))
@@ -248,14 +257,14 @@ def columns_on_host(src: ArrayInfo, out: ArrayInfo, conv: Convolution) -> None:
     padded = np.pad(images, [(0, 0), *((pad, pad) for pad in conv.padding), (0, 0)])
     spatial = len(conv.size)
     for tap in product(*(range(taps) for taps in conv.taps)):
-        seen = tuple(
+        inside = tuple(
             slice(at * step, at * step + (count - 1) * stride + 1, stride)
             for at, step, count, stride in zip(tap, conv.dilation, conv.out, conv.stride, strict=True)
         )
         place = (slice(None),) * (1 + spatial) + tap
-        columns[place] = padded[(slice(None),) + seen]  # noqa: RUF005 - Python 3.10
+        columns[place] = padded[(slice(None),) + inside]  # noqa: RUF005 - Python 3.10
 
 
 def dump_configs(target: Target) -> list[Im2colCopyConfig]:
-    """The configs for dumps and compile checks; none if the target cannot run them."""
+    """Return the configs for dumps and compile checks; none if the target cannot run them."""
     return [Im2colCopyConfig(4, *usual_ring(target))] if target.has("tma") else []

@@ -21,15 +21,17 @@ _MAX_PLANS = 1024
 
 
 class Place(NamedTuple):
-    """The GPU that a launch is planned for. ctas: the maximum number of CTAs, BLOCKS_PER_SM on each SM."""
+    """The GPU of a launch. ``ctas``: maximum number of CTAs, BLOCKS_PER_SM on each SM."""
 
     target: Target
     ctas: int
 
 
 class Movement(Operation[P, tuple[Arguments, ...]]):
-    """An operation over arrays. How its kernels divide the bytes decides which ring they use, so that plan() chooses
-    both together."""
+    """An operation over arrays.
+
+    The division of the bytes among CTAs determines the ring, so that plan() chooses both together.
+    """
 
     inputs: ClassVar[tuple[str, ...]] = ("src",)
     #: Few CTAs, so that their rings wrap around in small arrays.
@@ -44,7 +46,7 @@ class Movement(Operation[P, tuple[Arguments, ...]]):
         return _planned(self, problem, gpu.target, gpu.sm_count)
 
     def kernels(self, problem: P, config: tuple[Arguments, ...]) -> tuple[tuple[str, Any], ...]:
-        return tuple([(one.template, one.config) for one in config])
+        return tuple([(launch.template, launch.config) for launch in config])
 
     def arguments(
         self, problem: P, config: tuple[Arguments, ...], gpu: Gpu, resident: tuple[int, ...]
@@ -56,13 +58,13 @@ class Movement(Operation[P, tuple[Arguments, ...]]):
 def _planned(operation: Movement[Any], problem: Any, target: str, sm_count: int) -> tuple[Arguments, ...]:
     place = Place(get_target(target), BLOCKS_PER_SM * sm_count)
     launches = operation.plan(problem, place)
-    for one in launches:
-        one.config.check_target(place.target)
+    for launch in launches:
+        launch.config.check_target(place.target)
     return launches
 
 
 def layout(info: ArrayInfo) -> ArrayInfo:
-    """Return the properties of an array that a launch depends on: no memory, and the address modulo 16."""
+    """Return the properties of an array that a launch depends on: the address modulo 16, and no memory."""
     return ArrayInfo(info.pointer % _ALIGNMENT, info.shape, info.strides_bytes, info.dtype, None, None, "layout")
 
 
@@ -73,10 +75,10 @@ def checked(
     shape: tuple[int, ...],
     *others: Any,
 ) -> Checked[P]:
-    """Return a call whose arrays are valid. The result is the caller's, or a new array in C order.
+    """Return a valid call. The result is the caller's, or a new array in C order.
 
-    make: the problem's class, whose fields are the layouts of source and result, and ``others``. arrays: the inputs,
-    the source first.
+    ``make``: the problem's class, whose fields are the layouts of source and result, and ``others``. ``arrays``: the
+    inputs, the source first.
     """
     src = arrays[0]
     new = ArrayInfo(0, shape, dense_strides(shape, src.dtype), src.dtype, None, None, "layout")

@@ -1,7 +1,7 @@
-"""A window as a launch: as one run of bytes, as boxes of tensor maps, or by plain loads and stores.
+"""The launch for a window: one run of bytes, boxes of tensor maps, or plain loads and stores.
 
-Each plan gets the source and the result, whose names in the launch are "src" and "out". Their addresses matter only
-modulo 16: a window's addresses are turned into offsets from theirs.
+Each plan gets the source and the result, which the launch calls "src" and "out". Only their addresses modulo 16 matter,
+because a window's addresses become offsets from theirs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cudatma.kernels.data_movement.movement import Place
 from cudatma.kernels.data_movement.ring import SMALL_SLOT_BYTES, Setting
 from cudatma.kernels.data_movement.window import CHUNK_BYTES, Axis, Window, choose_box, cropped, tile_counts
 
-_MOST_BOXES = 1 << 31
+_MAX_BOXES = 1 << 31
 _PLAIN_BLOCKS = 4
 
 
@@ -33,8 +33,8 @@ def tensor_map(
 ) -> Map:
     """Return a tiled map over an array, or over the part of it that begins ``offset_bytes`` after its first element.
 
-    info: address, shape, strides and dtype of the part. The innermost axis is the last one. options: of map_over().
-    Raises DescriptorError, TargetError.
+    ``info``: address, shape, strides and dtype of the part; the last axis is the innermost. ``options``: as for
+    map_over(). Raises DescriptorError, TargetError.
     """
     axes = tuple(reversed(range(len(info.shape))))
     over = map_over(name, info, box, axes=axes, offset_bytes=offset_bytes, **options)
@@ -46,7 +46,7 @@ def tensor_map(
 
 
 def chunk_place(address: int) -> str:
-    """Return where in a 16-byte chunk an address is, in words."""
+    """Return the place of an address in a 16-byte chunk, in words."""
     return f"byte {address % CHUNK_BYTES} of a 16-byte chunk"
 
 
@@ -61,8 +61,8 @@ def run_plan(
 ) -> Arguments:
     """Return the launch for one run of bytes (window.is_one_run) by bulk copies.
 
-    setting: the ring; None selects the measured one. Raises DescriptorError if the addresses are at different places
-    of a 16-byte chunk or, in a reduction, if address or size is not a multiple of 16 bytes.
+    ``setting``: the ring; None selects the measured one. Raises DescriptorError if the addresses are at different
+    places of a 16-byte chunk or, in a reduction, if address or size is not a multiple of 16 bytes.
     """
     nbytes, first = window.nbytes, window.first_byte
     head = min(-first % CHUNK_BYTES, nbytes)
@@ -73,21 +73,21 @@ def run_plan(
     if op != "copy" and (head or tail):
         got = f"{nbytes} bytes from {chunk_place(first)}"
         raise DescriptorError("address", got, "multiples of 16 bytes in a reduction", "pad the arrays")
-    whole = nbytes - head - tail
-    chosen = setting or _run_setting(place, op, whole)
-    ctas, stage = chosen.ctas(place.ctas), chosen.slot(place.target)
-    config = RunConfig(op, kind, stage, *chosen.ring(place.target, stage), *_policies(chosen, op, cache))
+    body = nbytes - head - tail
+    ring_setting = setting or _run_setting(place, op, body)
+    ctas, stage = ring_setting.ctas(place.ctas), ring_setting.slot(place.target)
+    config = RunConfig(op, kind, stage, *ring_setting.ring(place.target, stage), *_policies(ring_setting, op, cache))
     source = At("src", first + head - arrays[0].pointer)
     destination = At("out", window.destination + head - arrays[1].pointer)
     edges = (head, tail) if op == "copy" else ()
-    return Arguments(RUN, config, (source, destination, whole, *edges), Sizes(max(1, min(ctas, -(-whole // stage)))))
+    return Arguments(RUN, config, (source, destination, body, *edges), Sizes(max(1, min(ctas, -(-body // stage)))))
 
 
 def _run_setting(place: Place, op: str, nbytes: int) -> Setting:
     """Return the measured ring if every CTA has a segment, else the usual ring, or one of small slots."""
-    for found in (rings.RUN if op == "copy" else rings.REDUCTIONS, Setting()):
-        if nbytes >= found.ctas(place.ctas) * found.slot(place.target):
-            return found
+    for setting in (rings.RUN if op == "copy" else rings.REDUCTIONS, Setting()):
+        if nbytes >= setting.ctas(place.ctas) * setting.slot(place.target):
+            return setting
     return Setting(SMALL_SLOT_BYTES)
 
 
@@ -105,11 +105,11 @@ def window_plan(
 ) -> Arguments:
     """Return the launch that copies boxes of two tensor maps.
 
-    kind: the element type, by default unsigned integers of the window's itemsize. setting: the ring; None selects the
-    measured one. slot: the maximum size of a box in bytes, 0 for the setting's.
+    ``kind``: the element type, by default unsigned integers of the window's itemsize. ``setting``: the ring; None
+    selects the measured one. ``slot``: maximum size of a box in bytes, 0 for the setting's.
 
-    Raises DescriptorError where TMA cannot: addresses, pitches or the result's rows that are not multiples of 16 bytes,
-    elements that do not follow each other, more than five axes, a negative stride, an innermost start off 16 bytes.
+    Raises DescriptorError if TMA cannot copy the window: addresses, pitches or the result's rows that are not multiples
+    of 16 bytes, gaps between elements, more than five axes, a negative stride, an innermost start off 16 bytes.
     """
     part = cropped(window)
     chosen = tma_type(f"uint{8 * part.itemsize}") if kind is None else kind
@@ -145,7 +145,7 @@ def window_plan(
     config = WindowConfig(op, len(box), slot, *ring.ring(place.target, slot), *_policies(ring, op, cache))
     tiles = tile_counts(extents, box)
     boxes, box_bytes = prod(tiles), prod(box) * part.itemsize
-    if boxes >= _MOST_BOXES:
+    if boxes >= _MAX_BOXES:
         raise DescriptorError("shape", f"{boxes} boxes", "below 2**31", "copy it in parts")
     axes = [value for axis in zip(starts, reversed(box), reversed(tiles), strict=True) for value in axis]
     return Arguments(WINDOW, config, (load, store, *axes, box_bytes, boxes), Sizes(min(ring.ctas(place.ctas), boxes)))
@@ -160,8 +160,9 @@ def _policies(setting: Setting, op: str, cache: str) -> tuple[str, str]:
 def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], place: Place, fill: int = 0) -> Arguments:
     """Return the launch that copies any window element by element.
 
-    fill: the bits of elements outside of the source. Elements that are not aligned to their size, or have none of the
-    hardware's sizes, are copied in smaller parts; they can only be filled with zeros, else DescriptorError.
+    ``fill``: the bits of elements outside of the source. Elements that are not aligned to their size, or whose size the
+    hardware does not have, are copied in smaller parts. These can only be filled with zeros; otherwise, DescriptorError
+    is raised.
     """
     parts = [window.itemsize, window.source, window.destination]
     parts += [stride for axis in window.axes for stride in (axis.source_stride, axis.destination_stride)]

@@ -31,10 +31,10 @@ TEMPLATE = "kernels/prefetch.cu.j2"
 
 @dataclass(frozen=True, slots=True)
 class PrefetchConfig:
-    """One instance of ``kernels/prefetch.cu.j2``.
+    """A configuration of ``kernels/prefetch.cu.j2``.
 
-    rank: axes of the tensor map, 1..5; 0 for a run of bytes, in segments of segment_bytes, a multiple of 16.
-    Raises ArgumentError.
+    rank: axes of the tensor map, 1..5; 0 for a run of bytes in segments of segment_bytes, a multiple of 16. Raises
+    ArgumentError.
     """
 
     rank: int
@@ -49,7 +49,7 @@ class PrefetchConfig:
 
     @property
     def at(self) -> str:
-        """The coordinates' names."""
+        """Names of the coordinates."""
         return coordinates(self.rank)
 
     @property
@@ -61,7 +61,7 @@ class PrefetchConfig:
         return 0
 
     def check_target(self, target: Target) -> None:
-        """TargetError without TMA."""
+        """Raise TargetError without TMA."""
         target.require("tma", self.entry)
 
 
@@ -112,7 +112,10 @@ class Prefetch(Movement[_Problem]):
         return Checked(_Problem(layout(info), *window), (info,), None, None, None)
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        """Return the launch, none for a run without a whole chunk. Raises DescriptorError where TMA cannot."""
+        """Return the launch; none for a run without a whole chunk.
+
+        Raises DescriptorError if TMA cannot read the window.
+        """
         src = problem.src
         part = part_of(src, problem.starts, problem.extents)
         if not part.size_elems:
@@ -151,5 +154,5 @@ PREFETCH = Prefetch()
 
 
 def dump_configs(target: Target) -> list[PrefetchConfig]:
-    """The configs for dumps and compile checks; none if the target cannot run them."""
+    """Return the configs for dumps and compile checks; none if the target cannot run them."""
     return [PrefetchConfig(3)] if target.has("tma") else []

@@ -1,7 +1,7 @@
-"""Copies many 2D arrays of any shapes in one launch: the kernel edits tensor maps while it uses different ones.
+"""Copy many 2D arrays of any shapes in one launch: the kernel edits tensor maps while it uses other ones.
 
 Each CTA copies consecutive boxes, of several arrays. For each array it writes address, sizes and pitch into a tensor
-map and publishes the map, while copies of boxes of the arrays before are still outstanding. Source: PTX ISA,
+map and publishes the map, while copies of boxes of earlier arrays are still outstanding. Source: PTX ISA,
 "tensormap.replace", "tensormap.cp_fenceproxy"; CUDA C++ Programming Guide, "Modifying a Tensor Map".
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cudatma.emulator import Report
 
 TEMPLATE = "kernels/ragged_copy.cu.j2"
-#: Two on each SM of an H200.
+#: Two CTAs on each SM of an H200.
 BLOCKS = 264
 #: Names of the launch's arrays: the first pair, the table of all pairs, and the memory of edited tensor maps.
 _ARRAYS = "source", "destination", "table", "maps"
@@ -57,11 +57,11 @@ _PAIR = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class RaggedCopyConfig(BoxRing):
-    """One instance of ``kernels/ragged_copy.cu.j2``.
+    """A configuration of ``kernels/ragged_copy.cu.j2``.
 
     element_bytes: bytes of an element, 1, 2, 4 or 8. box_rows, box_columns: elements of one box, at most 256 each; a
-    row of the box is a multiple of 16 bytes. stages: boxes in flight, 2 and up. maps: tensor maps that each warp edits
-    in turn, at least as many as stages. Raises ArgumentError.
+    row of the box is a multiple of 16 bytes. stages: boxes in flight, 2 or more. maps: tensor maps that each warp edits
+    in turn, at least the number of stages. Raises ArgumentError.
     """
 
     element_bytes: int
@@ -75,7 +75,7 @@ class RaggedCopyConfig(BoxRing):
         self.check_box()
         if self.maps < self.stages:
             why = "a map may be edited again when the boxes that used it are known to be done"
-            raise ArgumentError("maps", self.maps, f"at least as many as stages, {self.stages}", why)
+            raise ArgumentError("maps", self.maps, f"{self.stages} or more, the number of stages", why)
 
     def check_target(self, target: Target) -> None:
         """Raise TargetError or ArgumentError unless the target edits tensor maps and a CTA holds the ring."""
@@ -103,7 +103,7 @@ class RaggedCopy:
     config : RaggedCopyConfig, optional
         The kernel, with the arrays' element size. Default: the usual box and ring.
     backend : str, optional
-        ``"cuda"``, ``"emulator"`` or ``"auto"``, as in ``marlin_gemm``; there is no reference.
+        ``"cuda"``, ``"emulator"`` or ``"auto"``, as in ``marlin_gemm``; no reference exists.
     target : Target or str, optional
         Target of the kernel for host arrays.
 
@@ -164,7 +164,7 @@ class RaggedCopy:
 
     def _on_device(self, device: int, maps_bytes: int) -> tuple[Replay, tuple[int, ...]]:
         """Upload the table; return the launch, and the addresses of its arrays."""
-        # Maps first: each is aligned to 128 bytes.
+        # Place maps first, because each needs an alignment of 128 bytes.
         self._memory = memory = DeviceMemory(maps_bytes + self._table.nbytes, device)
         wait_for_producers(device, *(side for pair in self._pairs for side in pair))
         memory.write(bytes(maps_bytes) + self._table.tobytes())
@@ -190,7 +190,7 @@ class RaggedCopy:
         self._replay.run(self._arguments.sizes, self._addresses, handle)
 
     def emulate(self, *, blocks: int | None = None, **options: Any) -> Report:
-        """Run the launch on the CPU, for host arrays.
+        """Run the launch on the CPU with host arrays.
 
         Parameters
         ----------
@@ -207,7 +207,7 @@ class RaggedCopy:
     def on_host(self, blocks: int) -> tuple[Arguments, dict[str, ArrayInfo]]:
         """Return the launch with at most this many CTAs on host arrays, and the arrays by name."""
         grid = min(blocks, self.blocks)
-        # Tensor maps are aligned to 128 bytes; NumPy promises 16.
+        # Tensor maps need an alignment of 128 bytes; NumPy guarantees 16.
         memory = np.zeros(self._arguments.config.maps_bytes(grid) + _MAP_BYTES, np.uint8)
         maps = memory[-memory.ctypes.data % _MAP_BYTES :]
         first = (*self._pairs[0], describe(self._table.view(np.uint8)), describe(maps))
@@ -255,7 +255,7 @@ def ragged_copy(
 def _arguments(
     pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], config: RaggedCopyConfig, boxes: int, grid: int
 ) -> Arguments:
-    """Return the launch. The maps of the first pair give their element type and box to all others."""
+    """Return the launch. All maps have the element type and the box of the first pair's maps."""
     maps = [
         map_over(
             name,
@@ -268,12 +268,15 @@ def _arguments(
 
 
 def _check_pairs(sources: Sequence[Any], destinations: Sequence[Any]) -> list[tuple[ArrayInfo, ArrayInfo]]:
-    """Return all arrays. Raises unless pairs fit each other, all are alike, and no destination is shared."""
+    """Return all arrays.
+
+    Raises ArgumentError unless pairs fit each other, all are alike, and no destination is shared.
+    """
     for field, arrays in (("sources", sources), ("destinations", destinations)):
         if not isinstance(arrays, Sequence) or isinstance(arrays, str | bytes):
             raise ArgumentTypeError(field, type(arrays).__name__, "a sequence of arrays")
     if len(sources) != len(destinations):
-        raise ArgumentError("destinations", f"{len(destinations)} arrays", f"{len(sources)}, as many as sources")
+        raise ArgumentError("destinations", f"{len(destinations)} arrays", f"{len(sources)}, the number of sources")
     pairs = [
         (_described(source, f"sources[{i}]"), _described(destination, f"destinations[{i}]"))
         for i, (source, destination) in enumerate(zip(sources, destinations, strict=True))
@@ -286,8 +289,8 @@ def _check_pairs(sources: Sequence[Any], destinations: Sequence[Any]) -> list[tu
         for field, info in ((f"sources[{i}]", source), (f"destinations[{i}]", destination)):
             first = pairs[0][0]
             if (info.dtype, info.device) != (first.dtype, first.device):
-                got, wanted = (f"{one.dtype} on {place_name(one.device)}" for one in (info, first))
-                raise ArgumentError(field, got, f"{wanted}, as the first source")
+                got, allowed = (f"{array.dtype} on {place_name(array.device)}" for array in (info, first))
+                raise ArgumentError(field, got, f"{allowed}, as the first source")
     _refuse_overlaps(pairs)
     return pairs
 
@@ -318,14 +321,14 @@ def _described(array: Any, field: str) -> ArrayInfo:
 
 
 def _refuse_overlaps(pairs: Iterable[tuple[ArrayInfo, ArrayInfo]]) -> None:
-    """Raise if a destination shares a byte with another array: boxes are copied in no particular order."""
+    """Raise ArgumentError if a destination shares a byte with another array, because copies have no order."""
     arrays: list[tuple[ArrayInfo, str, bool]] = []
     for i, (source, destination) in enumerate(pairs):
         arrays += [(source, f"sources[{i}]", False), (destination, f"destinations[{i}]", True)]
-    # In the order of their first bytes; `reaching` are the earlier ones that end after this one's first byte.
+    # Sorted by their first bytes. `reaching` holds the earlier arrays that end after the first byte of this one.
     reaching: list[tuple[ArrayInfo, str, bool]] = []
-    for info, field, is_written in sorted(arrays, key=lambda one: one[0].extent):
-        reaching = [one for one in reaching if one[0].extent[1] > info.extent[0]]
+    for info, field, is_written in sorted(arrays, key=lambda entry: entry[0].extent):
+        reaching = [entry for entry in reaching if entry[0].extent[1] > info.extent[0]]
         for other, name, other_is_written in reaching:
             if (is_written or other_is_written) and overlaps(info, other):
                 raise ArgumentError(field, f"memory that overlaps {name}", "memory of its own")
@@ -360,15 +363,15 @@ def _pitch(info: ArrayInfo) -> int:
 
 
 def dump_configs(target: Target) -> list[RaggedCopyConfig]:
-    """The instance that stands for all in dumps and compile checks; none where tensor maps cannot be edited."""
+    """Return the representative config; none if the target cannot edit tensor maps."""
     return [RaggedCopyConfig(2)] if target.has("tma") and target.has("tensormap_replace") else []
 
 
 def sample(target: Target, *, arrays: int = 12, dtype: str = "float16", blocks: int = 2, seed: int = 0) -> Sample:
-    """Copies of random arrays of random shapes, for `cudatma emulate ragged_copy`. blocks: the most CTAs."""
+    """Return copies of random arrays with at most ``blocks`` CTAs, for `cudatma emulate ragged_copy`."""
     kind = sample_dtype(dtype)
     if min(arrays, blocks) < 1:
-        raise ArgumentError("arrays, blocks", (arrays, blocks), "1 and more each")
+        raise ArgumentError("arrays, blocks", (arrays, blocks), "1 or more each")
     rng = np.random.default_rng(seed)
     unit = max(1, TMA_ALIGNMENT_BYTES // kind.itemsize)
     shapes = [(int(rng.integers(1, 150)), unit * int(rng.integers(1, 160 // unit + 1))) for _ in range(arrays)]

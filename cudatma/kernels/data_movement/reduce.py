@@ -35,7 +35,7 @@ _KINDS = {
         *(("float16", "f16"), ("float32", "f32"), ("float64", "f64")),
     )
 } | {BFLOAT16: "bf16"}
-#: Operation -> the dtypes it takes. Bitwise ones see bits alone; a sum of int64 is one of uint64.
+#: Operation -> its dtypes. Bitwise operations ignore the dtype, and a sum of int64 is a sum of uint64.
 _NAMES = {
     "add": ("uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32", "float64"),
     "min": ("uint32", "int32", "uint64", "int64", "float16", "bfloat16"),
@@ -88,6 +88,12 @@ def reduce_into(
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; DescriptorError where TMA cannot reduce.
+
+    Examples
+    --------
+    >>> total = np.ones(4, np.int32)
+    >>> cudatma.reduce_into(total, np.arange(4, dtype=np.int32), "add", backend="reference").tolist()
+    [1, 2, 3, 4]
     """
     return run(REDUCE_INTO, (src,), dst, as_key(op, offset, cache), stream=stream, backend=backend)
 
@@ -119,7 +125,7 @@ class ReduceInto(Movement[_Problem]):
         return checked(_Problem, (info,), into, into.shape, starts, op, policy)
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        """Return the launch, none if all of src is outside of dst."""
+        """Return the launch; none if all of src is outside of dst."""
         src, out, starts, op, cache = problem
         is_outside = not clip(src, out, starts)[0].size_elems
         return () if is_outside else (plan_reduce(out, src, starts, op, place, cache),)
@@ -134,7 +140,7 @@ REDUCE_INTO = ReduceInto()
 
 
 def check_dtype(dtype: np.dtype[Any], op: str) -> None:
-    """Raise ArgumentTypeError unless the hardware has the operation for the dtype."""
+    """Raise ArgumentTypeError unless the hardware supports the operation for the dtype."""
     if op in _BITWISE:
         fits, allowed = dtype.kind in "iub", "integers and bool"
     else:
@@ -157,7 +163,8 @@ def plan_reduce(
 ) -> Arguments:
     """Return the launch for an array that begins at ``starts`` in dst and has elements there.
 
-    slot: the maximum size of a box in bytes, 0 for the usual one. Raises DescriptorError where TMA cannot.
+    ``slot``: maximum size of a box in bytes, 0 for the usual one. Raises DescriptorError if TMA cannot reduce the
+    array.
     """
     part, target = clip(src, dst, starts)
     axes = tuple(
@@ -186,14 +193,14 @@ def _types(dtype: np.dtype[Any], op: str) -> tuple[TmaType, str]:
 
 def reduce_on_host(dst: ArrayInfo, src: ArrayInfo, op: str) -> None:
     """Reduce with NumPy, rounded once to the dtype."""
-    old, new = host_array(dst), host_array(src)
+    before, new = host_array(dst), host_array(src)
     one = new.dtype.type(1)
     if op == "inc":
-        result = np.where(old >= new, 0, old + one)
+        result = np.where(before >= new, 0, before + one)
     elif op == "dec":
-        result = np.where((old == 0) | (old > new), new, old - one)
+        result = np.where((before == 0) | (before > new), new, before - one)
     else:
         names = {"add": "add", "min": "minimum", "max": "maximum"}
-        with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
-            result = getattr(np, names.get(op, f"bitwise_{op}"))(old, new)
-    old[...] = result.astype(old.dtype)
+        with np.errstate(all="ignore"):  # infinities and NaNs are results, as on the GPU
+            result = getattr(np, names.get(op, f"bitwise_{op}"))(before, new)
+    before[...] = result.astype(before.dtype)

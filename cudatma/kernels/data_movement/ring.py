@@ -1,10 +1,10 @@
-"""The rings of slots that one thread of a CTA fills by loads and empties by stores, and of boxes that one thread loads
-and another one stores.
+"""The rings of the copies: slots that one thread loads and stores, and boxes that one thread loads and another one
+stores.
 
 The device side of the first is ``parts/copy_ring.cuh.j2``: a TmaPipeline without `empty` barriers, because the thread
 that refills a slot knows from its own bulk groups that the slot has been stored. Source: PTX ISA,
-"cp.async.bulk.wait_group". A Setting says how many bytes a copy keeps in flight, and how; RUN, BOXES and REDUCTIONS
-were chosen by measurement, and `cudatma bench data_movement --search` times others.
+"cp.async.bulk.wait_group". A Setting determines the bytes that a copy keeps in flight. RUN, BOXES and REDUCTIONS were
+chosen by measurement; `cudatma bench data_movement --search` times others.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from cudatma.errors import ArgumentError
 from cudatma.pipeline import MBARRIER_BYTES, Operand, PipelineSpec
 from cudatma.target import KIB, Target
 
-#: Kernels with a CopyRing run one warp a CTA, those with a BoxRing two; this many CTAs share an SM.
+#: Threads of a CTA with a CopyRing, one warp, and with a BoxRing, two warps. CTAs that share an SM.
 THREADS, BOX_THREADS, BLOCKS_PER_SM = 32, 64, 2
-#: Bytes of a slot, large enough that one issuing thread keeps up with the memory (docs/design/data_movement.md).
+#: Usual size of a slot, so that one issuing thread keeps up with the memory (docs/design/data_movement.md).
 SLOT_BYTES = 16 * KIB
-#: For small arrays: slots of which there are enough for every CTA.
+#: Size of a slot for small arrays, which gives every CTA work.
 SMALL_SLOT_BYTES = 4 * KIB
-LEAST_STAGES, MOST_STAGES = 2, 6
+MIN_STAGES, MAX_STAGES = 2, 6
 #: TMA writes boxes at multiples of this.
 SLOT_ALIGNMENT = 128
-#: Of addresses, pitches and rows: TMA stores clip at 16 bytes, not at the element.
+#: Alignment of addresses, pitches and rows: TMA stores clip at 16 bytes, not at the element.
 TMA_ALIGNMENT_BYTES = 16
 _MAX_BOX = 256
 
 
 class CopyRing:
-    """Base of the configs whose kernel copies work units through ``parts/copy_ring.cuh.j2``: boxes, or segments.
+    """Base of the configs whose kernel copies work units, boxes or segments, through ``parts/copy_ring.cuh.j2``.
 
-    stages: slots, 2 and up. in_flight: stores that may still read their slots when the next load is issued, fewer than
-    stages. stage_bytes: of one slot, a multiple of 128; a work unit has at most as many.
+    stages: slots, 2 or more. in_flight: stores that may still read their slots when the next load is issued, fewer than
+    stages. stage_bytes: bytes of a slot, a multiple of 128, and maximum size of a work unit.
     """
 
     __slots__ = ()
@@ -43,9 +43,9 @@ class CopyRing:
     stage_bytes: int
 
     def check_ring(self) -> None:
-        """ArgumentError unless the fields are as above, and what PipelineSpec raises."""
-        if self.stages < LEAST_STAGES:
-            allowed = f"{LEAST_STAGES} and up"
+        """Raise ArgumentError for invalid fields, and the errors of PipelineSpec."""
+        if self.stages < MIN_STAGES:
+            allowed = f"{MIN_STAGES} or more"
             raise ArgumentError("stages", self.stages, allowed, "one slot is filled while another is stored")
         if not 1 <= self.in_flight < self.stages:
             allowed = f"1..{self.stages - 1}"
@@ -57,13 +57,13 @@ class CopyRing:
 
     @property
     def ring(self) -> PipelineSpec:
-        """One work unit a stage."""
+        """One work unit per stage."""
         unit = Operand("unit", self.stage_bytes, self.stage_bytes, SLOT_ALIGNMENT)
         return PipelineSpec(self.stages, (unit,), consumer_arrivals=0)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the ring holds, for the head of the generated source."""
+        """The contents of the ring, for the opening comment of the generated source."""
         return (
             f"ring: {self.stages} slots of {self.stage_bytes} bytes, {self.in_flight} of them may be in stores; "
             f"{self.smem_bytes} bytes of shared memory",
@@ -78,43 +78,41 @@ class CopyRing:
         return self.ring.smem_bytes
 
     def smem_layout(self) -> list[tuple[str, int, int]]:
-        """(name, offset, bytes) of each array in dynamic shared memory."""
+        """Return (name, offset, bytes) of each array in dynamic shared memory."""
         ring = self.ring
         return [("slots", 0, ring.barriers_offset), ("barriers", ring.barriers_offset, ring.barrier_bytes)]
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """(what, bytes) that one slot holds."""
+        """Return (description, bytes) of a slot."""
         return [("a work unit, at most", self.stage_bytes)]
 
     def check_target(self, target: Target) -> None:
-        """TargetError without TMA, ArgumentError if the ring does not fit."""
+        """Raise TargetError without TMA, ArgumentError if the ring does not fit."""
         target.require("tma", type(self).__name__)
-        self.ring.check_fits(target, least_stages=LEAST_STAGES)
+        self.ring.check_fits(target, least_stages=MIN_STAGES)
 
 
 def slot_bytes(payload_bytes: int) -> int:
-    """Size of a slot for so many bytes."""
+    """Return the size of a slot for this payload."""
     return -(-payload_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
 
 
-def stages_for(
-    target: Target, stage_bytes: int, ctas_per_sm: int = BLOCKS_PER_SM, most_stages: int = MOST_STAGES
-) -> int:
-    """How many slots of this size a CTA gets if so many CTAs share an SM; at least 2."""
-    return max(LEAST_STAGES, min(most_stages, target.smem_share_bytes(ctas_per_sm) // (stage_bytes + MBARRIER_BYTES)))
+def stages_for(target: Target, stage_bytes: int, ctas_per_sm: int = BLOCKS_PER_SM, max_stages: int = MAX_STAGES) -> int:
+    """Return the number of slots of a CTA if ``ctas_per_sm`` CTAs share an SM; at least 2."""
+    return max(MIN_STAGES, min(max_stages, target.smem_share_bytes(ctas_per_sm) // (stage_bytes + MBARRIER_BYTES)))
 
 
 def usual_ring(target: Target, slot_bytes: int = SLOT_BYTES) -> tuple[int, int, int]:
-    """(stage_bytes, stages, in_flight) of a CopyRing with slots of this size: half of them may be in stores."""
+    """Return (stage_bytes, stages, in_flight) of a CopyRing with slots of this size, half of which may be in stores."""
     stages = stages_for(target, slot_bytes)
     return slot_bytes, stages, stages // 2
 
 
 class BoxRing:
-    """Base of their configs.
+    """Base of the configs whose kernel copies boxes with one thread that loads and one that stores.
 
     element_bytes: bytes of an element, 1, 2, 4 or 8. box_rows, box_columns: elements of one box, at most 256 each; a
-    row of the box is a multiple of 16 bytes. stages: boxes in flight, 2 and up.
+    row of the box is a multiple of 16 bytes. stages: boxes in flight, 2 or more.
     """
 
     __slots__ = ()
@@ -125,7 +123,7 @@ class BoxRing:
     stages: int
 
     def check_box(self) -> None:
-        """ArgumentError unless the fields are as above."""
+        """Raise ArgumentError for invalid fields."""
         if self.element_bytes not in (1, 2, 4, 8):
             raise ArgumentError("element_bytes", self.element_bytes, "1, 2, 4, 8")
         for field in ("box_rows", "box_columns"):
@@ -135,11 +133,11 @@ class BoxRing:
             got = f"{self.box_columns} elements of {self.element_bytes} bytes"
             raise ArgumentError("box_columns", got, f"a multiple of {TMA_ALIGNMENT_BYTES} bytes")
         if self.stages < 2:
-            raise ArgumentError("stages", self.stages, "2 and up", "the kernel frees a slot one store later")
+            raise ArgumentError("stages", self.stages, "2 or more", "the kernel frees a slot one store later")
 
     @property
     def ring(self) -> PipelineSpec:
-        """One box a stage; one thread loads it, one stores it. What the load delivers is what the slot holds."""
+        """One box per stage: one thread loads it, and one stores it. A load fills the whole slot."""
         box_bytes = self.box_rows * self.box_columns * self.element_bytes
         return PipelineSpec(self.stages, (Operand("tile", box_bytes, box_bytes),))
 
@@ -149,7 +147,7 @@ class BoxRing:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the ring holds, for the head of the generated source."""
+        """The contents of the ring, for the opening comment of the generated source."""
         return self.ring.notes()
 
     @property
@@ -157,7 +155,7 @@ class BoxRing:
         return self.ring.smem_bytes
 
     def smem_layout(self) -> list[tuple[str, int, int]]:
-        """(name, offset, bytes) of what stands in dynamic shared memory."""
+        """Return (name, offset, bytes) of each array in dynamic shared memory."""
         ring = self.ring
         return [
             ("tiles", 0, ring.stages * ring.stage_bytes),
@@ -165,54 +163,53 @@ class BoxRing:
         ]
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """(what, bytes) that one stage holds."""
+        """Return (description, bytes) of a stage."""
         shape = f"{self.box_rows} x {self.box_columns}"
         return [(f"tile {shape} of {self.element_bytes}-byte elements", self.ring.stage_bytes)]
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The ring of a copy, and how many CTAs have one.
+    """The ring of a copy, and the number of CTAs.
 
-    slot_bytes: the most that one slot holds. ctas_per_sm: CTAs that share an SM. most_stages: slots of a CTA, if
-    shared memory holds them. in_flight: stores that may still read their slots; 0 is half of the slots. load_cache,
-    store_cache: L2 policies of a call that names none, "" for the GPU's default.
-    Raises ArgumentError.
+    slot_bytes: maximum size of a slot. ctas_per_sm: CTAs that share an SM. max_stages: slots of a CTA, if shared memory
+    holds them. in_flight: stores that may still read their slots; 0 for half of the slots. load_cache, store_cache: L2
+    policies of a call that does not name any, "" for the GPU's default. Raises ArgumentError.
     """
 
     slot_bytes: int = SLOT_BYTES
     ctas_per_sm: int = BLOCKS_PER_SM
-    most_stages: int = MOST_STAGES
+    max_stages: int = MAX_STAGES
     in_flight: int = 0
     load_cache: str = ""
     store_cache: str = ""
 
     def __post_init__(self) -> None:
         if self.ctas_per_sm < 1:
-            raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "1 and up")
-        if self.most_stages < 2:
-            raise ArgumentError("most_stages", self.most_stages, "2 and up", "one slot is filled, another stored")
+            raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "1 or more")
+        if self.max_stages < 2:
+            raise ArgumentError("max_stages", self.max_stages, "2 or more", "one slot is filled, another stored")
         if self.in_flight < 0:
-            raise ArgumentError("in_flight", self.in_flight, "0 and up", "0 is half of the slots")
+            raise ArgumentError("in_flight", self.in_flight, "0 or more", "0 is half of the slots")
 
     def slot(self, target: Target) -> int:
-        """Bytes of a slot on a target: fewer if two slots of slot_bytes do not fit."""
+        """Return the bytes of a slot on a target, which are fewer if two slots of slot_bytes do not fit."""
         share = target.smem_share_bytes(self.ctas_per_sm) // 2 - MBARRIER_BYTES
         return min(self.slot_bytes, share - share % SLOT_ALIGNMENT)
 
     def ring(self, target: Target, slot_bytes: int) -> tuple[int, int]:
-        """(stages, in_flight) on a target for slots of this size."""
-        stages = stages_for(target, slot_bytes, self.ctas_per_sm, self.most_stages)
+        """Return (stages, in_flight) on a target for slots of this size."""
+        stages = stages_for(target, slot_bytes, self.ctas_per_sm, self.max_stages)
         return stages, min(self.in_flight or stages // 2, stages - 1)
 
     def ctas(self, usual: int) -> int:
-        """CTAs of a launch if kernels with BLOCKS_PER_SM have ``usual`` ones."""
+        """Return the CTAs of a launch for which kernels with BLOCKS_PER_SM would have ``usual`` CTAs."""
         return max(1, usual * self.ctas_per_sm // BLOCKS_PER_SM)
 
 
-#: Copies of runs of bytes; small ones have slots of SMALL_SLOT_BYTES.
+#: Copies of runs of bytes. Small copies have slots of SMALL_SLOT_BYTES.
 RUN = Setting()
 #: Copies of windows as boxes: one CTA with many small slots on each SM.
-BOXES = Setting(slot_bytes=8 * KIB, ctas_per_sm=1, most_stages=10)
+BOXES = Setting(slot_bytes=8 * KIB, ctas_per_sm=1, max_stages=10)
 #: Reductions, of runs and of boxes.
 REDUCTIONS = Setting()

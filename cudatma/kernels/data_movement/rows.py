@@ -1,6 +1,7 @@
-"""Rows of a matrix by number, four an instruction: gather4 and scatter4 of sm_100 and, gather4 alone, sm_120.
+"""Gather and scatter rows of a matrix by number, four per instruction: gather4 and scatter4 of sm_100, gather4 of
+sm_120.
 
-Compiled and emulated; not run on a GPU that has these instructions.
+Compiled and emulated, but not run on a GPU with these instructions.
 
 [PTX ISA, cp.async.bulk.tensor, .tile::gather4, .tile::scatter4]
 """
@@ -22,7 +23,7 @@ from cudatma.kernels.data_movement.checks import check_device, check_out, check_
 from cudatma.kernels.data_movement.configs import check_choice
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import tensor_map
-from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, usual_ring
+from cudatma.kernels.data_movement.ring import MIN_STAGES, SLOT_BYTES, CopyRing, usual_ring
 from cudatma.kernels.data_movement.table import int_table
 from cudatma.kernels.data_movement.window import choose_box
 from cudatma.kernels.engine import run
@@ -33,15 +34,18 @@ from cudatma.target import Target
 
 TEMPLATE = "kernels/rows.cu.j2"
 OPS = ("gather", "scatter")
-#: Rows of a box: four instructions.
+#: Rows of a box, which four instructions load.
 BOX_ROWS = 16
 _INT32 = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
 class RowsConfig(CopyRing):
-    """One instance of ``kernels/rows.cu.j2``. op: "gather" or "scatter". rows: of a box, a multiple of 4.
-    stage_bytes: the most that a box may have. stages, in_flight: as in CopyRing. Raises ArgumentError."""
+    """A configuration of ``kernels/rows.cu.j2``.
+
+    op: "gather" or "scatter". rows: rows of a box, a multiple of 4. stage_bytes: maximum size of a box. stages,
+    in_flight: as in CopyRing. Raises ArgumentError.
+    """
 
     op: str
     stage_bytes: int
@@ -60,10 +64,10 @@ class RowsConfig(CopyRing):
         return f"{self.op}_rows"
 
     def check_target(self, target: Target) -> None:
-        """TargetError without TMA and the instruction, ArgumentError where the ring does not fit."""
+        """Raise TargetError without TMA and the instruction, ArgumentError if the ring does not fit."""
         target.require("tma", self.entry)
         target.require(f"{self.op}4", self.entry)
-        self.ring.check_fits(target, least_stages=LEAST_STAGES)
+        self.ring.check_fits(target, least_stages=MIN_STAGES)
 
 
 def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
@@ -91,6 +95,12 @@ def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, bac
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; TargetError without gather4, which sm_100 and sm_120 have.
+
+    Examples
+    --------
+    >>> x = np.arange(12, dtype=np.int32).reshape(3, 4)
+    >>> cudatma.gather_rows(x, [2, 0], backend="reference").tolist()
+    [[8, 9, 10, 11], [0, 1, 2, 3]]
     """
     info = _matrix(src, "src")
     index = int_table(rows, None, info, False, "rows").on_device(info, out, stream)
@@ -139,7 +149,7 @@ class GatherRows(Movement[_Problem]):
     inputs: ClassVar[tuple[str, ...]] = ("src", "index")
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
-        """Validate a call, whose index has been checked."""
+        """Validate a call. Its index has been checked."""
         info, index = _matrix(inputs[0], "src"), describe(inputs[1], "rows")
         shape = index.shape[0], info.shape[1]
         return checked(_Problem, (info, index), check_out(out, info, shape, dense=True), shape, index.shape[0])
@@ -161,7 +171,7 @@ class ScatterRows(Movement[_Problem]):
     inputs: ClassVar[tuple[str, ...]] = ("src", "index")
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
-        """Validate a call, whose index has been checked."""
+        """Validate a call. Its index has been checked."""
         into, info, index = _matrix(out, "dst"), _matrix(inputs[0], "src"), describe(inputs[1], "rows")
         check_device(into, info, "dst")
         if info.dtype != into.dtype or info.shape[1] != into.shape[1]:
@@ -173,7 +183,7 @@ class ScatterRows(Movement[_Problem]):
         return checked(_Problem, (info, index), into, into.shape, index.shape[0])
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        """Return the launch, none without rows."""
+        """Return the launch; none without rows."""
         return (plan_rows("scatter", *problem, place),) if problem.src.size_elems else ()
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
@@ -195,15 +205,15 @@ def _matrix(array: Any, field: str) -> ArrayInfo:
 
 
 def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, place: Place) -> Arguments:
-    """Return the launch for this many rows. Raises DescriptorError where TMA cannot."""
+    """Return the launch for this many rows. Raises DescriptorError if TMA cannot read or write the arrays."""
     if not src.size_elems:
         raise DescriptorError("src.shape", src.shape, "an array with elements", "fill the result yourself")
     itemsize, columns = src.dtype.itemsize, src.shape[1]
     kind = tma_type(f"uint{8 * itemsize}")
     # Four rows fill a multiple of 128 bytes: the next four begin where TMA may write.
     width = align_up(choose_box((columns,), itemsize, SLOT_BYTES // BOX_ROWS)[0], 32 // itemsize)
-    one, many = (1, width), (BOX_ROWS, width)
-    shapes = (one, many) if op == "gather" else (many, one)
+    row_box, rows_box = (1, width), (BOX_ROWS, width)
+    shapes = (row_box, rows_box) if op == "gather" else (rows_box, row_box)
     load = tensor_map("src", src, shapes[0], place, dtype=kind)
     store = tensor_map("out", dst, shapes[1], place, dtype=kind)
     check_load(load.spec, (0, 0))
@@ -220,5 +230,5 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, place: Place) 
 
 
 def dump_configs(target: Target) -> list[RowsConfig]:
-    """The configs for dumps and compile checks; none if the target cannot run them."""
+    """Return the configs for dumps and compile checks; none if the target cannot run them."""
     return [RowsConfig(op, *usual_ring(target)) for op in OPS if target.has(f"{op}4")]

@@ -1,4 +1,7 @@
-"""The operations with made-up arrays, for `cudatma emulate NAME`. Values are small integers: results are exact."""
+"""The operations with random arrays for `cudatma emulate NAME`.
+
+Values are small integers, so that results are exact.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ Array = np.ndarray[Any, Any]
 def window_sample(
     target: Target, *, rows: int = 300, columns: int = 208, pad: int = 8, dtype: str = "float32", blocks: int = 2
 ) -> Sample:
-    """A copy of an array with ``pad`` elements of zeros around it."""
+    """Return a copy of an array with ``pad`` zeros around it."""
     source = _numbers((rows, columns), dtype)
     shape = (rows + 2 * pad, columns + 2 * pad)
     result, starts = np.ones(shape, source.dtype), (-pad, -pad)
@@ -39,7 +42,7 @@ def window_sample(
 
 
 def run_sample(target: Target, *, elements: int = 100_000, dtype: str = "float32", blocks: int = 2) -> Sample:
-    """A copy of a run of bytes."""
+    """Return a copy of a run of bytes."""
     source = _numbers((elements,), dtype)
     result = np.ones_like(source)
     planned = plan_copy(describe(source), describe(result), (0,), _place(target, blocks), via="tma")
@@ -49,7 +52,7 @@ def run_sample(target: Target, *, elements: int = 100_000, dtype: str = "float32
 def transpose_sample(
     target: Target, *, rows: int = 304, columns: int = 208, dtype: str = "float32", blocks: int = 2
 ) -> Sample:
-    """The transpose of a matrix."""
+    """Return the transpose of a matrix."""
     source = _numbers((rows, columns), dtype)
     result = np.ones((columns, rows), source.dtype)
     planned = plan_transpose(describe(source), describe(result), _place(target, blocks), via="tma")
@@ -57,33 +60,34 @@ def transpose_sample(
 
 
 def gather_sample(target: Target, *, tile: int = 16, halo: int = 4, dtype: str = "float32", blocks: int = 2) -> Sample:
-    """Tiles of a matrix with a halo, as halo_tiles() makes them."""
+    """Return the tiles of a matrix with a halo, as halo_tiles() computes them."""
     source = _numbers((64, 64), dtype)
     side, counts = tile + 2 * halo, (-(-64 // tile),) * 2
     result = np.ones((*counts, side, side), source.dtype)
     axes = [(-halo, tile, count) for count in counts]
     planned = plan_boxes(describe(source), describe(result), (side, side), None, axes, _place(target, blocks))
     wide = np.pad(source, [(halo, halo + tile)] * 2)
-    wanted = np.lib.stride_tricks.sliding_window_view(wide, (side, side))[::tile, ::tile][: counts[0], : counts[1]]
-    return _sample(f"halo tiles, 64 x 64 {dtype}, tiles of {tile} with {halo}", target, planned, source, result, wanted)
+    expected = np.lib.stride_tricks.sliding_window_view(wide, (side, side))[::tile, ::tile][: counts[0], : counts[1]]
+    title = f"halo tiles, 64 x 64 {dtype}, tiles of {tile} with {halo}"
+    return _sample(title, target, planned, source, result, expected)
 
 
 def im2col_sample(
     target: Target, *, size: int = 12, channels: int = 16, taps: int = 3, stride: int = 1, blocks: int = 2
 ) -> Sample:
-    """The columns of a convolution over two images."""
+    """Return the columns of a convolution over two images."""
     source = _numbers((2, size, size, channels), "float32")
     conv = convolution((size, size), taps, stride, taps // 2, 1)
     shape = (2, *conv.out, *conv.taps, channels)
-    result, wanted = np.ones(shape, source.dtype), np.empty(shape, source.dtype)
-    columns_on_host(describe(source), describe(wanted), conv)
+    result, expected = np.ones(shape, source.dtype), np.empty(shape, source.dtype)
+    columns_on_host(describe(source), describe(expected), conv)
     planned = plan_im2col(describe(source), describe(result), conv, _place(target, blocks))
     title = f"im2col, 2 x {size} x {size} x {channels}, {taps} x {taps} taps"
-    return _sample(title, target, planned, source, result, wanted)
+    return _sample(title, target, planned, source, result, expected)
 
 
 def broadcast_sample(target: Target, *, elements: int = 40_000, copies: int = 2, clusters: int = 2) -> Sample:
-    """Copies of one array: 2, 4 or 8."""
+    """Return 2, 4 or 8 copies of one array."""
     source = _numbers((elements,), "float32")
     result = np.ones((copies, elements), source.dtype)
     plans = plan_broadcast(describe(source), describe(result), _place(target, clusters * copies))
@@ -93,21 +97,21 @@ def broadcast_sample(target: Target, *, elements: int = 40_000, copies: int = 2,
 
 
 def _numbers(shape: tuple[int, ...], dtype: str) -> Array:
-    """Small integers. Raises ArgumentError for no dtype, or extents below 1."""
+    """Return small integers. Raises ArgumentError for an unknown dtype, or for extents below 1."""
     kind = sample_dtype(dtype)
     if min(shape) < 1:
-        raise ArgumentError("shape", shape, "1 and more each")
+        raise ArgumentError("shape", shape, "1 or more each")
     return np.random.default_rng(0).integers(0, 100, shape).astype(kind)
 
 
 def _place(target: Target, blocks: int) -> Place:
     if blocks < 1:
-        raise ArgumentError("blocks", blocks, "1 and up")
+        raise ArgumentError("blocks", blocks, "1 or more")
     return Place(target, blocks)
 
 
-def _sample(title: str, target: Target, planned: Arguments, source: Array, result: Array, wanted: Array) -> Sample:
+def _sample(title: str, target: Target, planned: Arguments, source: Array, result: Array, expected: Array) -> Sample:
     planned.config.check_target(target)
     run = partial(planned.emulate, target, {"src": describe(source), "out": describe(result)})
-    shown = f"{title}, {counted(int(np.prod(planned.sizes.grid)), 'block')} of {planned.config.threads} threads"
-    return Sample(shown, planned.kernel(target), run, lambda: float((result != wanted).mean()), 0.0)
+    description = f"{title}, {counted(int(np.prod(planned.sizes.grid)), 'block')} of {planned.config.threads} threads"
+    return Sample(description, planned.kernel(target), run, lambda: float((result != expected).mean()), 0.0)

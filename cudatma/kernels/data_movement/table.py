@@ -1,4 +1,4 @@
-"""Small tables of ints that a kernel reads: lists and host arrays are uploaded for one launch."""
+"""Small tables of ints that a kernel reads. Lists and host arrays are uploaded for one launch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ _WORDS = "signed 32-bit integers"
 
 
 class Table(NamedTuple):
-    """values: the table's rows, None if only the device knows them. given: the array on the device, None for a table
-    that has to be uploaded."""
+    """A table of ints.
+
+    values: its rows, None if only the device knows them. given: the array on the device, None for a table that is
+    uploaded.
+    """
 
     values: NDArray[np.int32] | None
     given: Any
@@ -28,7 +31,7 @@ class Table(NamedTuple):
     def on_device(self, src: ArrayInfo, out: object, stream: object) -> Any:
         """Return the table as an int32 array of the source's library and device.
 
-        An upload is allocated and copied in the order of the call's stream. out: the call's.
+        An upload is allocated and copied in the order of the call's stream. ``out``: the call's.
         """
         words = self.values
         if self.given is not None or words is None:
@@ -51,8 +54,8 @@ def _uploaded(cupy: Any, words: NDArray[np.int32], device: int, stream: int) -> 
 def int_table(values: Any, columns: int | None, src: ArrayInfo, check: bool, field: str = "starts") -> Table:
     """Return a table of signed 32-bit integers of shape (rows, columns), or (rows,) if ``columns`` is None.
 
-    src: the operation's source, on whose device an array has to be. check: whether to read a table on the device back.
-    Raises ArgumentTypeError, ArgumentError.
+    An array must be on the device of ``src``, the operation's source. ``check``: whether to read back a table on the
+    device. Raises ArgumentTypeError, ArgumentError.
     """
     shape = "(rows,)" if columns is None else f"(rows, {columns})"
     on_device = None
@@ -64,22 +67,22 @@ def int_table(values: Any, columns: int | None, src: ArrayInfo, check: bool, fie
             values = host_array(info)
     if on_device is None:
         try:
-            made = np.asarray(values)
+            table = np.asarray(values)
         except ValueError:  # rows of different lengths
             raise ArgumentError(field, "rows of different lengths", f"integers of shape {shape}") from None
-        if made.size == 0:
-            made = made.reshape(0) if columns is None else made.reshape(0, columns)
-            made = made.astype(np.int32)
+        if table.size == 0:
+            table = table.reshape(0) if columns is None else table.reshape(0, columns)
+            table = table.astype(np.int32)
         # NumPy keeps ints of more than 64 bits as objects.
-        is_long = made.dtype == object and all(isinstance(value, int) for value in made.flat)
-        if made.dtype.kind not in "iu" and not is_long:
-            raise ArgumentTypeError(field, str(made.dtype), _WORDS)
-        _check_shape(made.shape, columns, shape, field)
-        if made.size:
-            low, high = int(made.min()), int(made.max())
+        is_long = table.dtype == object and all(isinstance(value, int) for value in table.flat)
+        if table.dtype.kind not in "iu" and not is_long:
+            raise ArgumentTypeError(field, str(table.dtype), _WORDS)
+        _check_shape(table.shape, columns, shape, field)
+        if table.size:
+            low, high = int(table.min()), int(table.max())
             if low < -_INT32 or high >= _INT32:
                 raise ArgumentError(field, f"{shown(low)}..{shown(high)}", _WORDS)
-        return Table(made.astype(np.int32, order="C"), None)
+        return Table(table.astype(np.int32, order="C"), None)
     if on_device.device != src.device or on_device.dtype != np.int32 or not on_device.is_contiguous:
         got = f"{on_device.dtype} on device {on_device.device}"
         raise ArgumentError(field, got, "int32 in C order on the device of src, or ints on the host")
@@ -87,16 +90,16 @@ def int_table(values: Any, columns: int | None, src: ArrayInfo, check: bool, fie
     return Table(_read(on_device) if check else None, values)
 
 
-def _check_shape(found: tuple[int, ...], columns: int | None, shape: str, field: str) -> None:
-    if len(found) != (1 if columns is None else 2) or (columns is not None and found[1] != columns):
-        raise ArgumentError(f"{field}.shape", found, shape)
+def _check_shape(got: tuple[int, ...], columns: int | None, shape: str, field: str) -> None:
+    if len(got) != (1 if columns is None else 2) or (columns is not None and got[1] != columns):
+        raise ArgumentError(f"{field}.shape", got, shape)
 
 
 def _read(info: ArrayInfo) -> NDArray[np.int32]:
     """Return the values of a table on the device, in the order of its library's stream."""
     owner: Any = info.owner
     if info.kind == "torch":
-        found = owner.cpu().numpy()
+        values = owner.cpu().numpy()
     else:
-        found = with_cupy("cupy.asnumpy", lambda cupy: cupy.asnumpy(cupy.asarray(owner)))
-    return np.asarray(found)
+        values = with_cupy("cupy.asnumpy", lambda cupy: cupy.asnumpy(cupy.asarray(owner)))
+    return np.asarray(values)

@@ -1,6 +1,6 @@
-"""A pipelined copy of a 2D array, box by box: what its template needs to know, and the public function.
+"""A pipelined copy of a 2D array, box by box: its config, and the public function.
 
-The smallest whole kernel: a config, a template, and a function that makes the tensor maps and launches.
+The smallest complete kernel: a config, a template, and a function that creates the tensor maps and launches.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ TEMPLATE = "kernels/tile_copy.cu.j2"
 
 @dataclass(frozen=True, slots=True)
 class TileCopyConfig(BoxRing):
-    """One instance of ``kernels/tile_copy.cu.j2``.
+    """A configuration of ``kernels/tile_copy.cu.j2``.
 
     element_bytes: bytes of an element, 1, 2, 4 or 8. box_rows, box_columns: elements of one box, at most 256 each; a
-    row of the box is a multiple of 16 bytes. stages: boxes in flight, 2 and up. Raises ArgumentError.
+    row of the box is a multiple of 16 bytes. stages: boxes in flight, 2 or more. Raises ArgumentError.
     """
 
     element_bytes: int
@@ -98,11 +98,11 @@ class TileCopy(Movement[_Problem]):
         if len(info.shape) != 2:
             raise ArgumentError("src.shape", info.shape, "two dimensions")
         if (info.shape, info.dtype, info.device) != (into.shape, into.dtype, into.device):
-            got, wanted = (f"{one.shape} of {one.dtype} on {place_name(one.device)}" for one in (into, info))
-            raise ArgumentError("dst", got, f"as src: {wanted}")
+            got, allowed = (f"{array.shape} of {array.dtype} on {place_name(array.device)}" for array in (into, info))
+            raise ArgumentError("dst", got, f"as src: {allowed}")
         check_written(into, info, "dst")
-        stages = checked_count(options[0], "stages", "an int, 2 and up")
-        # The reference refuses what no target holds.
+        stages = checked_count(options[0], "stages", "an int, 2 or more")
+        # The reference refuses a ring that fits no target.
         largest = max(TARGETS.values(), key=lambda target: target.smem_per_block_bytes)
         TileCopyConfig(info.dtype.itemsize, stages=stages).ring.check_fits(largest)
         return checked(_Problem, (info,), into, into.shape, stages)
@@ -122,24 +122,24 @@ def plan_tiles(src: ArrayInfo, dst: ArrayInfo, place: Place, stages: int = 4) ->
     config = TileCopyConfig(src.dtype.itemsize, stages=stages)
     box = config.box_rows, config.box_columns
     load, store = tensor_map("src", src, box, place), tensor_map("out", dst, box, place)
-    check_store(store.spec)  # a row that ends inside 16 bytes would let the store write past it
+    check_store(store.spec)  # the store would write past a row that ends inside of 16 bytes
     tiles_y, tiles_x = -(-src.shape[0] // config.box_rows), -(-src.shape[1] // config.box_columns)
     sizes = Sizes(min(place.ctas, tiles_x * tiles_y))
     return Arguments(TEMPLATE, config, (load, store, tiles_x, tiles_y), sizes)
 
 
 def dump_configs(target: Target) -> list[TileCopyConfig]:
-    """The instance that stands for all in dumps and compile checks; none where the target has no TMA."""
+    """Return the representative config; none if the target has no TMA."""
     return [TileCopyConfig(4)] if target.has("tma") else []
 
 
 def sample(
     target: Target, *, rows: int = 300, columns: int = 200, dtype: str = "float32", stages: int = 4, blocks: int = 2
 ) -> Sample:
-    """A copy of a random array, for `cudatma emulate tile_copy`. blocks: the most CTAs."""
+    """Return a copy of a random array with at most ``blocks`` CTAs, for `cudatma emulate tile_copy`."""
     kind = sample_dtype(dtype)
     if min(rows, columns, blocks) < 1:
-        raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "1 and more each")
+        raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "1 or more each")
     src = np.random.default_rng(0).integers(0, 100, (rows, columns)).astype(kind)
     dst = np.zeros_like(src)
     arrays = {"src": describe(src), "out": describe(dst)}

@@ -1,4 +1,4 @@
-"""The transpose of a matrix, or of each matrix of a batch, through shared memory: TMA loads and stores it.
+"""The transpose of each matrix of a batch, through shared memory: TMA loads and stores it.
 
 [PTX ISA, cp.async.bulk.tensor, ldmatrix, stmatrix]
 """
@@ -29,23 +29,23 @@ from cudatma.pipeline import Operand, PipelineSpec
 from cudatma.target import Target
 
 TEMPLATE = "kernels/transpose.cu.j2"
-#: A row of a panel: the span of the 128-byte swizzle. It holds 8 chunks of 16 bytes.
+#: Bytes of a row of a panel, the span of the 128-byte swizzle, which has 8 chunks of 16 bytes.
 LINE_BYTES = 128
-#: Alignment of a panel: the swizzle of its rows then depends on their number alone.
+#: Alignment of a panel, with which the swizzle of its rows depends on their number alone.
 _PANEL_ALIGNMENT = 1024
 _CUDA_TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 #: Element size -> squares of a tile, down and across: 16 KiB, rows of at least 256 bytes in the result.
 SQUARES = {1: (1, 1), 2: (2, 1), 4: (2, 2), 8: (4, 2)}
-_MOST_TILES = 1 << 31
+_MAX_TILES = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
 class TransposeConfig:
-    """One instance of ``kernels/transpose.cu.j2``.
+    """A configuration of ``kernels/transpose.cu.j2``.
 
-    element_bytes: 1, 2, 4 or 8. squares_y, squares_x: squares of a tile, of 128 bytes' elements, down and across.
-    stages: slots of the ring that loads fill. transposed_tiles: tiles that stores read. warps: that transpose tiles.
-    raster_group: rows of tiles that are taken column by column. Raises ArgumentError.
+    element_bytes: 1, 2, 4 or 8. squares_y, squares_x: squares of a tile, down and across, whose side is 128 bytes of
+    elements. stages: slots of the ring that loads fill. transposed_tiles: tiles that stores read. warps: warps that
+    transpose tiles. raster_group: rows of tiles that are taken column by column. Raises ArgumentError.
     """
 
     element_bytes: int
@@ -60,17 +60,17 @@ class TransposeConfig:
     def __post_init__(self) -> None:
         if self.element_bytes not in _CUDA_TYPES:
             raise ArgumentError("element_bytes", self.element_bytes, ", ".join(map(str, _CUDA_TYPES)))
-        most = 256 // self.side
-        for field, value, least, limit in (
-            ("squares_y", self.squares_y, 1, most),
-            ("squares_x", self.squares_x, 1, most),
+        max_squares = 256 // self.side
+        for field, value, minimum, limit in (
+            ("squares_y", self.squares_y, 1, max_squares),
+            ("squares_x", self.squares_x, 1, max_squares),
             ("stages", self.stages, 1, 16),
             ("transposed_tiles", self.transposed_tiles, 1, 16),
             ("warps", self.warps, 1, 31),
             ("raster_group", self.raster_group, 1, 1024),
         ):
-            if not least <= value <= limit:
-                raise ArgumentError(field, value, f"{least}..{limit}")
+            if not minimum <= value <= limit:
+                raise ArgumentError(field, value, f"{minimum}..{limit}")
 
     @property
     def cuda_type(self) -> str:
@@ -78,7 +78,7 @@ class TransposeConfig:
 
     @property
     def side(self) -> int:
-        """Elements of 128 bytes."""
+        """Elements in 128 bytes."""
         return LINE_BYTES // self.element_bytes
 
     @property
@@ -88,17 +88,17 @@ class TransposeConfig:
 
     @property
     def in_panel_bytes(self) -> int:
-        """One square's columns of all of a tile's rows."""
+        """Bytes of one square's columns in all rows of a tile."""
         return self.tile[0] * LINE_BYTES
 
     @property
     def out_panel_bytes(self) -> int:
-        """One square's rows of all of a tile's columns, transposed."""
+        """Bytes of one square's rows in all columns of a tile, transposed."""
         return self.tile[1] * LINE_BYTES
 
     @property
     def ring(self) -> PipelineSpec:
-        """A tile a stage; each warp that transposes releases it."""
+        """One tile per stage. Each warp that transposes releases it."""
         size = self.squares_x * self.in_panel_bytes
         tile = Operand("tile", size, size, alignment=_PANEL_ALIGNMENT)
         return PipelineSpec(self.stages, (tile,), consumer_arrivals=self.warps)
@@ -128,7 +128,7 @@ class TransposeConfig:
         return self.barriers_offset + self.ring.barrier_bytes
 
     def smem_layout(self) -> list[tuple[str, int, int]]:
-        """(name, offset, bytes) of what stands in dynamic shared memory."""
+        """Return (name, offset, bytes) of each array in dynamic shared memory."""
         size = self.ring.stage_bytes
         return [
             ("tiles", 0, self.stages * size),
@@ -137,21 +137,21 @@ class TransposeConfig:
         ]
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """(what, bytes) that one slot holds."""
+        """Return (description, bytes) of a slot."""
         return [(f"{self.squares_x} panels of {self.tile[0]} rows", self.ring.stage_bytes)]
 
     def check_target(self, target: Target) -> None:
-        """TargetError without TMA or stmatrix, ArgumentError where the tiles do not fit."""
+        """Raise TargetError without TMA or stmatrix, ArgumentError if the tiles do not fit."""
         target.require("tma", self.entry)
         target.require("stmatrix", self.entry)
         self.ring.check_fits(target, other_bytes=self.transposed_tiles * self.ring.stage_bytes)
 
 
 def choose_transpose(element_bytes: int, target: Target) -> TransposeConfig:
-    """Three slots and two transposed tiles if an SM holds two CTAs that have them; else two and one."""
-    most = target.smem_share_bytes(BLOCKS_PER_SM)
+    """Return a config with three slots and two transposed tiles if an SM holds two such CTAs, else with two and one."""
+    smem_bytes = target.smem_share_bytes(BLOCKS_PER_SM)
     larger = TransposeConfig(element_bytes, *SQUARES[element_bytes], 3, 2)
-    return larger if larger.smem_bytes <= most else replace(larger, stages=2, transposed_tiles=1)
+    return larger if larger.smem_bytes <= smem_bytes else replace(larger, stages=2, transposed_tiles=1)
 
 
 def transpose(src: Any, *, out: Any = None, via: str = "auto", stream: Any = None, backend: str | None = None) -> Any:
@@ -182,6 +182,11 @@ def transpose(src: Any, *, out: Any = None, via: str = "auto", stream: Any = Non
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``.
+
+    Examples
+    --------
+    >>> cudatma.transpose(np.arange(6).reshape(2, 3), backend="reference").tolist()
+    [[0, 3], [1, 4], [2, 5]]
     """
     return run(TRANSPOSE, (src,), out, as_key(via), stream=stream, backend=backend)
 
@@ -201,7 +206,7 @@ class Transpose(Movement[_Problem]):
         info, (via,) = described(inputs[0], "src"), options
         check_choice("via", via, VIAS)
         if len(info.shape) < 2:
-            raise ArgumentError("src.shape", info.shape, "two dimensions and more")
+            raise ArgumentError("src.shape", info.shape, "two dimensions or more")
         shape = exchanged(info).shape
         return checked(_Problem, (info,), check_out(out, info, shape), shape, via)
 
@@ -233,21 +238,21 @@ def plan_transpose(src: ArrayInfo, out: ArrayInfo, place: Place, via: str = "aut
 
 
 def tile_plan(src: ArrayInfo, out: ArrayInfo, place: Place, config: TransposeConfig | None = None) -> Arguments:
-    """Return the launch that transposes tiles by tensor maps. Raises DescriptorError where TMA cannot."""
+    """Return the launch that transposes tiles by tensor maps. Raises DescriptorError if TMA cannot."""
     size = src.dtype.itemsize
     if size not in _CUDA_TYPES:
         raise DescriptorError("dtype", str(src.dtype), "elements of 1, 2, 4 or 8 bytes", "view it as bytes")
     config = config or choose_transpose(size, place.target)
     source, destination = _as_batch(src, out)
     rows, columns = config.tile
-    # The next tile reads the rest of the 256-byte lines that a tile begins.
+    # The next tile reads the rest of the 256-byte lines that this tile begins.
     load = _tile_map("src", src, source, (1, rows, config.side), place, l2_promotion=L2Promotion.B256)
     store = _tile_map("out", out, destination, (1, columns, config.side), place)
     check_store(store.spec)
     tiles_y, tiles_x = -(-source.shape[1] // rows), -(-source.shape[2] // columns)
     tiles = tiles_x * tiles_y * source.shape[0]
     # place_of() of the template multiplies a row of tiles with a raster group.
-    if max(tiles, tiles_x * config.raster_group) >= _MOST_TILES:
+    if max(tiles, tiles_x * config.raster_group) >= _MAX_TILES:
         raise DescriptorError("src.shape", f"{tiles} tiles", "below 2**31", "transpose it in parts")
     return Arguments(TEMPLATE, config, (load, store, tiles_x, tiles_y, tiles), Sizes(min(place.ctas, tiles)))
 
@@ -269,22 +274,19 @@ def _as_batch(src: ArrayInfo, out: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
     kind = np.dtype(f"uint{8 * src.dtype.itemsize}")
     sizes = zip(src.shape[:-2], src.strides_bytes[:-2], out.strides_bytes[:-2], strict=True)
     axes = tuple(Axis(0, n, n, s, d) for n, s, d in sizes)
-    batch = simplify(Window(0, 0, src.dtype.itemsize, axes)).axes
-    if len(batch) > 1:
+    batch, *others = simplify(Window(0, 0, src.dtype.itemsize, axes)).axes
+    if others:
         raise DescriptorError("src.shape", src.shape, "batch axes without gaps between them", "transpose each matrix")
-    made = [
-        replace(
-            info,
-            shape=(batch[0].extent, *info.shape[-2:]),
-            strides_bytes=(stride, *info.strides_bytes[-2:]),
-            dtype=kind,
-        )
-        for info, stride in ((src, batch[0].source_stride), (out, batch[0].destination_stride))
-    ]
-    return made[0], made[1]
+
+    def batched(info: ArrayInfo, stride: int) -> ArrayInfo:
+        rows, columns = info.strides_bytes[-2:]
+        shape = batch.extent, *info.shape[-2:]
+        return replace(info, shape=shape, strides_bytes=(stride, rows, columns), dtype=kind)
+
+    return batched(src, batch.source_stride), batched(out, batch.destination_stride)
 
 
 def dump_configs(target: Target) -> list[TransposeConfig]:
-    """The configs for dumps and compile checks; none if the target cannot run them."""
+    """Return the configs for dumps and compile checks; none if the target cannot run them."""
     able = target.has("tma") and target.has("stmatrix")
     return [choose_transpose(size, target) for size in (1, 4)] if able else []

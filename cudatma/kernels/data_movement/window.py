@@ -1,8 +1,8 @@
-"""Windows of strided arrays: which part of a source goes where, axis by axis. Pure arithmetic, in NumPy order.
+"""Windows of strided arrays: the part of a source and its destination, axis by axis. Pure arithmetic, in NumPy order.
 
-A window begins at ``start`` in each axis of the source and has ``extent`` elements; what of it lies outside of the
-source is filled. The kernels get a simplified form: axes of one element are folded into the pointers, axes that are
-dense in both arrays are merged: a copy of whole rows is one long row, and more than five axes may become few.
+A window begins at ``start`` in each axis of the source and has ``extent`` elements; elements outside of the source are
+filled. The kernels get a simplified form: axes of one element are folded into the pointers, and axes that are dense in
+both arrays are merged. A copy of whole rows becomes one long row, and more than five axes may become few.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ _MAX_BOX = 256
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """start: where the window begins in the source, may be negative. extent: elements of the window, 1 and up.
-    size: elements of the source. source_stride, destination_stride: bytes."""
+    """An axis of a window.
+
+    start: first element of the window in the source, may be negative. extent: elements of the window, 1 or more. size:
+    elements of the source. source_stride, destination_stride: bytes.
+    """
 
     start: int
     extent: int
@@ -33,24 +36,27 @@ class Axis:
 
     @property
     def first(self) -> int:
-        """The source's first element in the window."""
+        """First element of the source that is in the window."""
         return max(0, self.start)
 
     @property
     def body(self) -> int:
-        """Elements of the window that the source has."""
+        """Elements of the window that are in the source."""
         return max(0, min(self.size, self.start + self.extent) - self.first)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the window takes all of the source, and nothing outside of it."""
+        """Whether the window covers all of the source and nothing else."""
         return self.start == 0 and self.extent == self.size
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """source, destination: addresses of element [0, ..] of the source array and of the window's result.
-    itemsize: bytes of an element. axes: outermost first."""
+    """A window of a source array and its destination.
+
+    source, destination: addresses of element [0, ..] of the source array and of the window's result. itemsize: bytes of
+    an element. axes: outermost first.
+    """
 
     source: int
     destination: int
@@ -59,22 +65,22 @@ class Window:
 
     @property
     def is_inside(self) -> bool:
-        """Whether nothing is filled."""
+        """Whether the window is inside of the source, so that nothing is filled."""
         return all(axis.body == axis.extent for axis in self.axes)
 
     @property
     def has_body(self) -> bool:
-        """Whether anything is copied."""
+        """Whether any element is copied."""
         return all(axis.body for axis in self.axes)
 
     @property
     def first_byte(self) -> int:
-        """Address of the first element that is copied; means something where has_body."""
+        """Address of the first copied element. Undefined unless has_body."""
         return self.source + sum(axis.first * axis.source_stride for axis in self.axes)
 
     @property
     def is_one_run(self) -> bool:
-        """Whether it is, simplified, one run of bytes in both arrays."""
+        """Whether this simplified window is one run of bytes in both arrays."""
         return self.is_inside and len(self.axes) == 1 and self.is_dense
 
     @property
@@ -93,7 +99,7 @@ class Window:
 
 
 def simplify(window: Window) -> Window:
-    """The same copy with as few axes as possible, the result's outermost first; at least one axis."""
+    """Return the same copy with the minimum number of axes, at least one; the result's outermost axis is first."""
     source, kept = window.source, []
     for axis in window.axes:
         if axis.extent == 1 and axis.body == 1:
@@ -113,7 +119,7 @@ def simplify(window: Window) -> Window:
 
 
 def _join(outer: Axis, inner: Axis) -> Axis | None:
-    """Two neighbours as one axis, where steps of the outer one follow the last element of the inner one."""
+    """Return two adjacent axes as one if each step of the outer axis follows the last element of the inner one."""
     follows = (
         inner.is_whole
         and outer.source_stride == inner.size * inner.source_stride
@@ -126,10 +132,10 @@ def _join(outer: Axis, inner: Axis) -> Axis | None:
 
 
 def carried(window: Window, widest: int = 4) -> Window:
-    """The same copy counted in the widest carrier, of 1, 2, 4 (and 8) bytes, that the innermost axis is whole in.
+    """Return the same copy with the widest element, of 1, 2, 4 (and 8) bytes, that divides the innermost axis.
 
-    Only for a dense and cropped window that is copied bit by bit: wider elements make wider boxes, which have at most
-    256 of them.
+    The window must be dense and cropped, and is copied bit by bit. Wider elements make wider boxes, which have at most
+    256 elements per axis.
     """
     *outer, inner = window.axes
     size = window.itemsize
@@ -140,8 +146,10 @@ def carried(window: Window, widest: int = 4) -> Window:
 
 
 def cropped(window: Window) -> Window:
-    """The part that the source has, as a window of an array that has no more than that, and none before: every start is
-    0 or minus what is filled."""
+    """Return the part of the window that is in the source, as a window of an array without further elements.
+
+    Every start is then 0, or minus the number of filled elements.
+    """
     axes = tuple(
         Axis(-axis.lead, axis.extent, axis.body, axis.source_stride, axis.destination_stride) for axis in window.axes
     )
@@ -149,9 +157,9 @@ def cropped(window: Window) -> Window:
 
 
 def folded(window: Window) -> Window:
-    """A long dense axis as rows of equal length, where window and source begin and end with whole rows.
+    """Return a long dense axis as rows of equal length, if window and source begin and end with whole rows.
 
-    What simplify() joins is one axis, of which a box takes 256 elements; as rows it takes many of them.
+    A box takes 256 elements of an axis that simplify() has merged, but many of its rows.
     """
     *outer, inner = window.axes
     width = gcd(inner.lead, inner.body, inner.extent)
@@ -169,9 +177,9 @@ def folded(window: Window) -> Window:
 
 
 def choose_box(extents: tuple[int, ...], itemsize: int, slot_bytes: int) -> tuple[int, ...]:
-    """A box of about ``slot_bytes`` for tensors of these extents, NumPy order; at most 256 elements an axis.
+    """Return a box of about ``slot_bytes`` for tensors of these extents in NumPy order, at most 256 elements per axis.
 
-    Rows of the box are whole 16-byte chunks. An axis that takes several boxes is divided evenly.
+    Rows of the box are whole 16-byte chunks. An axis with several boxes is divided evenly.
     """
     unit = max(1, CHUNK_BYTES // itemsize)
     widest = min(_MAX_BOX, max(unit, slot_bytes // itemsize // unit * unit))
@@ -183,12 +191,12 @@ def choose_box(extents: tuple[int, ...], itemsize: int, slot_bytes: int) -> tupl
     return tuple(reversed(box))
 
 
-def _even(extent: int, most: int, unit: int) -> int:
-    """The part of an axis that as few boxes of at most ``most`` as possible share evenly, whole units."""
-    parts = -(-extent // most)
-    return min(most, -(-extent // parts // unit) * unit)
+def _even(extent: int, max_extent: int, unit: int) -> int:
+    """Return the extent of a box, in whole units, with which the minimum number of boxes shares an axis evenly."""
+    parts = -(-extent // max_extent)
+    return min(max_extent, -(-extent // parts // unit) * unit)
 
 
 def tile_counts(extents: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, ...]:
-    """Boxes along each axis."""
+    """Return the number of boxes along each axis."""
     return tuple(-(-extent // size) for extent, size in zip(extents, box, strict=True))

@@ -20,7 +20,7 @@ from cudatma.target import get_target
 
 #: m n / (m + n) below which reading operands takes longer than multiplying. [H200]
 _BOUND_BY_MEMORY = 180
-#: Numbers of tiles whose sizes a plan keeps.
+#: Maximum number of tile counts whose sizes a plan keeps.
 _MAX_TILES = 4096
 
 
@@ -35,10 +35,10 @@ def gemm_arguments(problem: Problem, config: GemmConfig, gpu: Gpu) -> Arguments:
 
 
 def _parameter(name: str, problem: Problem, config: GemmConfig) -> Map | At | Value:
-    """Return what a parameter of the kernel receives. M is a dimension of every tensor map except B's."""
+    """Return the argument of a parameter. M is a dimension of every tensor map except B's."""
     m, n, k, operands = problem.m, problem.n, problem.k, problem.operands
     if name == "output_map" and not _is_stored_by_tma(problem, config):
-        name = "b_map"  # The kernel does not use the map, but it has to be valid.
+        name = "b_map"  # The kernel does not use the map, but it must be valid.
     if name == "a_map":
         swizzle = config.swizzle(config.is_a_k_major)
         dims, axis = ((k, m), 1) if config.is_a_k_major else ((m, k), 0)
@@ -72,20 +72,20 @@ def _matrices(
 def sizes_for(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[[Problem], Sizes]:
     """Return a function from any problem with this one's plan_key to its sizes.
 
-    Two M with the same number of tiles differ in one word of the struct and in the tensor maps.
+    Values of M with the same number of tiles differ in one word of the struct and in the tensor maps.
     """
-    of_tiles: Cache[Callable[[int], Sizes]] = Cache(_MAX_TILES)
+    by_tiles: Cache[Callable[[int], Sizes]] = Cache(_MAX_TILES)
     tile_m, max_box_rows = config.cluster_tile_m, config.max_a_box_rows
 
     def sizes(problem: Problem) -> Sizes:
         m, operands = problem.m, problem.operands
         box_rows, by_memory = min(max_box_rows, -(-m // 8) * 8), is_bound_by_memory(problem)
         key = -(-m // tile_m), box_rows, by_memory, operands.alpha, operands.beta
-        of_m = of_tiles.get(key)
-        if of_m is None:
-            of_m = _sizes_of_tiles(problem, config, gpu)
-            of_tiles.put(key, of_m)
-        return of_m(m)
+        sizes_at = by_tiles.get(key)
+        if sizes_at is None:
+            sizes_at = _sizes_of_tiles(problem, config, gpu)
+            by_tiles.put(key, sizes_at)
+        return sizes_at(m)
 
     return sizes
 
@@ -102,7 +102,7 @@ def _sizes_of_tiles(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[
         **work_values(
             work, problem.m, problem.n, problem.k, config.cluster_tile_m, output_pitch=pitch, output_vectors=vectors
         ),
-        # Which tiles go through K backwards depends on M.
+        # The tiles that traverse K backwards depend on M.
         "alternates": int(not problem.batch_invariant and not config.block_scales),
         "matrix_tiles_m": tiles_m,
         "by_matrix_tiles_m": tiles_m,
@@ -138,8 +138,8 @@ def _sizes_of_tiles(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[
 def is_bound_by_memory(problem: Problem) -> bool:
     """Return whether there are few rows or columns, and operands that L2 does not hold.
 
-    Such a launch is not a programmatic dependent: while the kernel before it ends, CTAs would be placed where SMs
-    become free, and share the paths to memory unevenly. [H200]
+    Such a launch is not a programmatic dependent: while the previous kernel ends, CTAs would be placed where SMs become
+    free, and share the paths to memory unevenly. [H200]
     """
     m, n = problem.m, problem.n
     nbytes = problem.batch * element_bytes(problem.dtype) * problem.k * (m + n)

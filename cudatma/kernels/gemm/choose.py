@@ -34,9 +34,9 @@ from cudatma.target import Target, get_target
 
 
 class Tile(NamedTuple):
-    """The fields of a configuration that are ranked.
+    """The ranked fields of a configuration.
 
-    k: tile_k for elements of two bytes. for_last_wave: whether only products of few waves take the tile, because it
+    k: tile_k for elements of two bytes. for_last_wave: whether the tile serves only products of few waves, because it
     may leave fewer SMs idle in their last wave.
     """
 
@@ -48,7 +48,7 @@ class Tile(NamedTuple):
     for_last_wave: bool = False
 
 
-#: Among tiles with equal predicted times the first one is chosen.
+#: Tiles in order of preference: of equal predicted times, the first one wins.
 _TILES = (
     Tile(m=64, n=64, k=128, warpgroups=1),
     Tile(m=64, n=64, warpgroups=1),
@@ -65,7 +65,7 @@ _TILES = (
     Tile(m=256, n=192, warpgroups=2),
     Tile(m=256, n=208, warpgroups=2),
 )
-#: Of all tiles with a multiple of 16 columns, those for the last wave are the fastest for some product.
+#: The tiles for the last wave are those with a multiple of 16 columns that are the fastest for some product.
 #: [benchmarks/results/gemm_tiles*.json]
 _TILES_OF = {
     "v3": (
@@ -100,8 +100,8 @@ _MANY_WAVES = 8
 #: measured product, except that version v5 is 10 % faster at 256 x 8192 x 28672 on an H100; the cost model would take
 #: version v6 all the same. [H100, H200]
 _LADDER, _LADDER_OF_SCALES, _MMA_SYNC = ("v6", "v7", "v5", "v4", "v3"), ("v5", "v4"), ("mma_sync",)
-#: Clusters that share loads may use every tile where rows split sectors, because they read a shared operand half as
-#: often. Elsewhere they use the first tile if TMA reads A's block scales (0.2 to 3 % faster than version v4 on an
+#: Clusters that share loads may use every tile if rows split sectors, because they read a shared operand half as often.
+#: Otherwise they use the first tile if TMA reads A's block scales (0.2 to 3 % faster than version v4 on an
 #: H100), else the second one (1 to 3 % faster on an H200).
 _TILE_OF_CLUSTERS, _WIDE_TILE_OF_CLUSTERS = Tile(m=256, n=128, warpgroups=2), Tile(m=256, n=160, warpgroups=2)
 _EVERY_M = np.ones(1, np.bool_)
@@ -110,27 +110,27 @@ _EVERY_M = np.ones(1, np.bool_)
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmConfig]:
     """Return ``Family.times``: each tile of each version, with as deep a ring as shared memory holds.
 
-    The problem may name a version. Otherwise several by wgmma compete, or mma_sync on targets without wgmma. Raises
-    TargetError if the target lacks a feature of the version or of the operands, and ArgumentError if the version has no
-    kernel for the problem.
+    The problem may name a version. Otherwise several versions with wgmma compete, or mma_sync on targets without wgmma.
+    Raises TargetError if the target lacks a feature of the version or of the operands, and ArgumentError if the version
+    has no kernel for the problem.
     """
-    found: list[tuple[GemmConfig, NDArray[np.float64]]] = []
+    configs: list[tuple[GemmConfig, NDArray[np.float64]]] = []
     kind = [getattr(problem, name) for name in PROBLEM_FIELDS]
     for version in _versions(problem, get_target(gpu.target)):
         tiles = _tiles_for(problem, version)
         served = {tile: _serves(problem, tile, ms, gpu) for tile in tiles}
         for tile, config, model in _candidates(version, tiles, gpu, *kind):
             if served[tile].any() and (config.cluster_k == 1 or _is_divided(config, problem)):
-                found.append((config, np.where(served[tile], model(ms, problem).us, np.inf)))
-    if not found:
+                configs.append((config, np.where(served[tile], model(ms, problem).us, np.inf)))
+    if not configs:
         raise no_kernel(problem, gpu)
-    # A ring of fewer stages loads nothing while one is computed, which the cost model does not count.
-    min_stages = min(MIN_STAGES, max([config.stages for config, _ in found]))
-    return [(config, us) for config, us in found if config.stages >= min_stages]
+    # A shorter ring loads nothing while a stage is computed, which the cost model ignores.
+    min_stages = min(MIN_STAGES, max([config.stages for config, _ in configs]))
+    return [(config, us) for config, us in configs if config.stages >= min_stages]
 
 
 def _versions(problem: Problem, target: Target) -> tuple[str, ...]:
-    """Return the versions to choose from. Raises as times() does."""
+    """Return the versions to choose from. Raises the errors of times()."""
     version = problem.version
     if problem.block_scales and version and version not in WITH_BLOCK_SCALES:
         allowed = f"{', '.join(WITH_BLOCK_SCALES)} for scales of blocks"
@@ -159,7 +159,7 @@ def _tiles_for(problem: Problem, version: str) -> tuple[Tile, ...]:
 
 
 def _serves(problem: Problem, tile: Tile, ms: NDArray[np.int64], gpu: Gpu) -> NDArray[np.bool_]:
-    """Return at which M the tile is worth ranking.
+    """Return the M at which the tile is worth ranking.
 
     A tile for the last wave serves products of few waves whose M is more than half of its rows.
     """
@@ -167,7 +167,7 @@ def _serves(problem: Problem, tile: Tile, ms: NDArray[np.int64], gpu: Gpu) -> ND
         return _EVERY_M
     has_few_waves = problem.batch * ms * problem.n <= _MANY_WAVES * gpu.sm_count * 128 * 256
     serves = has_few_waves & (tile.m < 2 * np.maximum(ms, 64))
-    # Three warpgroups on few columns read more than L2 sends, unless all CTAs run at once and read the same.
+    # Three warpgroups on few columns read more than L2 sends, unless all CTAs run at once and read the same data.
     tiles = problem.batch * ceil_div(ms, tile.m) * ceil_div(problem.n, tile.n)
     return np.asarray(serves & (tiles <= gpu.sm_count) if tile.warpgroups == 3 else serves)
 
@@ -187,15 +187,15 @@ def _candidates(
     """
     target = get_target(gpu.target)
     configs = (
-        (tile, config) for tile in tiles for config in _with_longest_ring(_of_tile(version, tile, *kind), target)
+        (tile, config) for tile in tiles for config in _with_longest_ring(_tile_configs(version, tile, *kind), target)
     )
     return [(tile, config, cost_model(config, gpu)) for tile, config in configs]
 
 
-def _of_tile(version: str, tile: Tile, *kind: Any) -> Iterator[GemmConfig]:
+def _tile_configs(version: str, tile: Tile, *kind: Any) -> Iterator[GemmConfig]:
     """Yield a version's configurations of a tile with the shortest ring; none if the version does not have the tile."""
     fields = dict(zip(PROBLEM_FIELDS, kind, strict=True))
-    for cluster_k in PRESETS[version].cluster_k:
+    for cluster_k in PRESETS[version].allowed["cluster_k"]:
         with contextlib.suppress(ArgumentError):
             yield GemmConfig.of(
                 version,
@@ -231,7 +231,7 @@ GEMM: Family[Problem, GemmConfig] = Family(
         Option("dtype", "float16", tuple(OPERAND_TYPES), "of operands"),
         Option("layout", "RC", LAYOUTS, "A and B, each row-major or column-major"),
         Option("out_dtype", "", ("", *RESULT_TYPES), "of the result, by default the operands', bfloat16 for fp8"),
-        Option("epilogue", "none", EPILOGUES, "what is applied to the sums: alpha, beta, bias, scales, an activation"),
+        Option("epilogue", "none", EPILOGUES, "the epilogue of the sums: alpha, beta, bias, scales, an activation"),
         Option("block_scales", False, (False, True), "fp8: a scale for each block of 128 of K"),
         Option("scales_by_tma", False, (False, True), "A's are column-major, as TMA reads them"),
         Option("batch", 1, (), "matrices"),
@@ -248,26 +248,27 @@ def dump_configs(version: str, target: Target) -> list[GemmConfig]:
     """
 
     def configs(*kind: Any) -> list[GemmConfig]:
-        return [config for tile in _tiles(version) for config in _of_tile(version, tile, *kind)]
+        return [config for tile in _tiles(version) for config in _tile_configs(version, tile, *kind)]
 
-    found: list[GemmConfig] = []
+    dumped: list[GemmConfig] = []
     tiles: dict[tuple[int, ...], list[GemmConfig]] = {}
     for config in configs("float16", "RC", "", "none", False, False):
         tiles.setdefault((config.tile_m, config.tile_n, config.tile_k, config.ctas_per_sm), []).append(config)
-    for index, same in zip(range(max(len(tiles), 2 * len(LAYOUTS))), cycle(tiles.values())):
+    for index, variants in zip(range(max(len(tiles), 2 * len(LAYOUTS))), cycle(tiles.values())):
         dtype, first = ("float16", "bfloat16")[index % 2], index // 2 % len(LAYOUTS)
         out_dtype, epilogue = ("", "", "float32")[index % 3], (*EPILOGUES, "none")[index % 7]
-        config = replace(same[index % len(same)], dtype=dtype)
-        if config.tile_m * config.tile_n <= MAX_SUMS * 128 * config.warpgroups:  # others have no epilogue
+        config = replace(variants[index % len(variants)], dtype=dtype)
+        if config.tile_m * config.tile_n <= MAX_SUMS * 128 * config.warpgroups:  # larger tiles have no epilogue
             config = replace(config, out_dtype=out_dtype, epilogue=epilogue)
         layouts = (*LAYOUTS[first:], *LAYOUTS[:first])
-        found += islice(_with_longest_ring((replace(config, layout=layout) for layout in layouts), target), 1)
+        dumped += islice(_with_longest_ring((replace(config, layout=layout) for layout in layouts), target), 1)
     for dtype, blocks, by_tma in (
         ("float8_e4m3fn", False, False),
         ("float8_e5m2", True, False),
         ("float8_e4m3fn", True, True),
     ):
         tile = 2 * SCALE_BLOCK if by_tma else SCALE_BLOCK, SCALE_BLOCK
-        of_fp8 = configs(dtype, "RC", "", "linear", blocks, by_tma)
-        found += _with_longest_ring((config for config in of_fp8 if (config.tile_m, config.tile_n) == tile), target)
-    return list(dict.fromkeys(found))
+        fp8_configs = configs(dtype, "RC", "", "linear", blocks, by_tma)
+        fp8_configs = [config for config in fp8_configs if (config.tile_m, config.tile_n) == tile]
+        dumped += _with_longest_ring(fp8_configs, target)
+    return list(dict.fromkeys(dumped))

@@ -1,13 +1,13 @@
-"""GemmConfig: one configuration of a kernel of the dense GEMM. PRESETS describes each version."""
+"""GemmConfig: a configuration of the dense GEMM's kernels. PRESETS describes the versions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from cudatma.errors import ArgumentError
-from cudatma.kernels.config import KernelConfig
+from cudatma.kernels.config import KernelConfig, Preset
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gemm.cost import cost_model
 from cudatma.kernels.gemm.problem import (
@@ -31,70 +31,74 @@ from cudatma.target import Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
-    """What distinguishes a version of the kernel.
+class GemmPreset(Preset):
+    """A version of gemm's kernel.
 
-    summary: its description in lists of kernels. loader: what fills the stages: all threads by cp.async ("cp_async"), a
-    consumer thread by TMA ("consumers"), or a warp of its own by TMA ("producer_warp"). schedule: a CTA computes one
-    tile ("one_tile"), one tile after the other ("persistent"), or so does each of its two warpgroups ("pingpong"). mma:
-    "wgmma" or "mma_sync". cluster: CTAs of a cluster that share the loads of the operand with the larger tile.
-    has_block_scales: whether it has a main loop for fp8 with block scales. The other fields list the values that a
-    field of GemmConfig may have.
+    cluster: CTAs of a cluster that share the loads of the operand with the larger tile. has_block_scales: whether the
+    kernel has a main loop for fp8 with block scales.
     """
 
-    summary: str
-    loader: Literal["cp_async", "consumers", "producer_warp"] = "producer_warp"
-    schedule: Literal["one_tile", "persistent", "pingpong"] = "one_tile"
-    mma: Literal["wgmma", "mma_sync"] = "wgmma"
     cluster: int = 1
     has_block_scales: bool = False
-    tile_m: tuple[int, ...] = (64, 128, 192, 256)
-    tile_n: Sequence[int] = (64, 128, 192, 256)
-    tile_k: tuple[int, ...] = (64, 128, 256)
-    stages: Sequence[int] = range(2, 13)
-    warpgroups: tuple[int, ...] = (1, 2, 3)
-    cluster_k: tuple[int, ...] = (1,)
-    ctas_per_sm: tuple[int, ...] = (1,)
 
 
 _MULTIPLES_OF_16 = range(64, 257, 16)
+#: Allowed values of fields, unless a version replaces them.
+_ALLOWED: Mapping[str, Sequence[int]] = {
+    "tile_m": (64, 128, 192, 256),
+    "tile_n": (64, 128, 192, 256),
+    "tile_k": (64, 128, 256),
+    "stages": range(2, 13),
+    "warpgroups": (1, 2, 3),
+    "cluster_k": (1,),
+    "ctas_per_sm": (1,),
+}
 #: Every version by its name: in calls, dumps, tuning files and docs/design/gemm.md.
-PRESETS: Mapping[str, Preset] = {
-    "v1": Preset(summary="dense GEMM, wgmma, version v1: operands by cp.async", loader="cp_async"),
-    "v2": Preset(summary="dense GEMM, wgmma, version v2: a ring filled by TMA", loader="consumers"),
-    "v3": Preset(summary="dense GEMM, wgmma, version v3: a producer warp", tile_n=_MULTIPLES_OF_16),
-    "v4": Preset(
+PRESETS: Mapping[str, GemmPreset] = {
+    "v1": GemmPreset(
+        summary="dense GEMM, wgmma, version v1: operands by cp.async", loader="cp_async", allowed=_ALLOWED
+    ),
+    "v2": GemmPreset(
+        summary="dense GEMM, wgmma, version v2: a ring filled by TMA", loader="consumers", allowed=_ALLOWED
+    ),
+    "v3": GemmPreset(
+        summary="dense GEMM, wgmma, version v3: a producer warp", allowed={**_ALLOWED, "tile_n": _MULTIPLES_OF_16}
+    ),
+    "v4": GemmPreset(
         summary="dense GEMM, wgmma, version v4: persistent, results by TMA where the tile allows it",
         schedule="persistent",
-        tile_n=_MULTIPLES_OF_16,
         has_block_scales=True,
+        allowed={**_ALLOWED, "tile_n": _MULTIPLES_OF_16},
     ),
-    "v5": Preset(
+    "v5": GemmPreset(
         summary="dense GEMM, wgmma, version v5: clusters that share tiles of A or B",
         schedule="persistent",
         cluster=2,
-        tile_n=_MULTIPLES_OF_16,
         has_block_scales=True,
+        allowed={**_ALLOWED, "tile_n": _MULTIPLES_OF_16},
     ),
-    "v6": Preset(
+    "v6": GemmPreset(
         summary="dense GEMM, wgmma, version v6: clusters that divide K",
-        cluster_k=(2, 4),
-        tile_n=(64, 128, 256),  # whose columns these CTAs share evenly
+        # The CTAs of a cluster share the columns of the tile evenly.
+        allowed={**_ALLOWED, "tile_n": (64, 128, 256), "cluster_k": (2, 4)},
     ),
-    "v7": Preset(
+    "v7": GemmPreset(
         summary="dense GEMM, wgmma, version v7: a tile for each warpgroup",
         schedule="pingpong",
-        warpgroups=(1,),
+        allowed={**_ALLOWED, "warpgroups": (1,)},
     ),
-    "mma_sync": Preset(
+    "mma_sync": GemmPreset(
         summary="dense GEMM, mma.sync: for SM120, a producer warp, persistent",
         schedule="persistent",
         mma="mma_sync",
-        tile_m=(64, 128, 256),
-        tile_n=(64, 128, 256),
-        tile_k=(32, 64, 128, 256),
-        warpgroups=(1, 2),
-        ctas_per_sm=(1, 2),
+        allowed={
+            **_ALLOWED,
+            "tile_m": (64, 128, 256),
+            "tile_n": (64, 128, 256),
+            "tile_k": (32, 64, 128, 256),
+            "warpgroups": (1, 2),
+            "ctas_per_sm": (1, 2),
+        },
     ),
 }
 WITH_BLOCK_SCALES = tuple(version for version, preset in PRESETS.items() if preset.has_block_scales)
@@ -114,7 +118,7 @@ _MAX_COLUMNS_OF_THREE = 192
 #: Registers of a thread after setmaxnreg: a consumer's by the number of warpgroups, and a producer's. The producer is
 #: then a whole warpgroup. Without setmaxnreg two consumer warpgroups and a producer have 168.
 _CONSUMER_REGISTERS, _PRODUCER_REGISTERS = {1: 232, 2: 240}, 24
-#: Nanoseconds that a wait for a stage may sleep for at a time. The barrier wakes the thread earlier.
+#: Maximum time in ns that a wait for a stage may sleep. The barrier wakes the thread earlier.
 _SUSPEND_NS = 10_000_000
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 
@@ -132,8 +136,8 @@ class GemmConfig(KernelConfig):
     version: a key of PRESETS. dtype, layout, out_dtype, epilogue, block_scales, scales_by_tma: as in Problem. tile_m,
     tile_n: tile of a CTA, or of a warpgroup if the schedule is "pingpong". tile_k: elements of K in a stage. stages:
     stages of the ring. warpgroups: consumer warpgroups of a tile, which divide it along M; with mma.sync, in both
-    directions. cluster_m, cluster_n: CTAs of a cluster along M, which share the loads of B, and along N, which share
-    loads of A. cluster_k: CTAs of a cluster that divide K. ctas_per_sm: CTAs on an SM. Raises ArgumentError,
+    directions. cluster_m: CTAs of a cluster along M, which share loads of B. cluster_n: CTAs along N, which share loads
+    of A. cluster_k: CTAs of a cluster that divide K. ctas_per_sm: CTAs on an SM. Raises ArgumentError,
     ArgumentTypeError.
     """
 
@@ -154,8 +158,8 @@ class GemmConfig(KernelConfig):
     block_scales: bool = False
     scales_by_tma: bool = False
 
-    family: ClassVar[str] = "gemm"
-    presets: ClassVar[Mapping[str, Preset]] = PRESETS
+    function: ClassVar[str] = "gemm"
+    presets: ClassVar[Mapping[str, GemmPreset]] = PRESETS
     struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
     revision: ClassVar[int] = 7
     #: No tile is divided among CTAs that do not form a cluster.
@@ -165,7 +169,11 @@ class GemmConfig(KernelConfig):
     def of(cls, version: str, **fields: Any) -> GemmConfig:
         """Return a configuration of a version, with its smallest clusters if the fields do not name any."""
         cluster_m, cluster_n = _clusters(version, fields["tile_m"], fields["tile_n"])
-        clusters = {"cluster_m": cluster_m, "cluster_n": cluster_n, "cluster_k": PRESETS[version].cluster_k[0]}
+        clusters = {
+            "cluster_m": cluster_m,
+            "cluster_n": cluster_n,
+            "cluster_k": PRESETS[version].allowed["cluster_k"][0],
+        }
         return cls(version=version, **clusters | fields)
 
     def __post_init__(self) -> None:
@@ -178,9 +186,9 @@ class GemmConfig(KernelConfig):
         if self.tile_m % (rows := WGMMA_M * self.warpgroups):
             raise ArgumentError("tile_m", self.tile_m, f"a multiple of {rows}, {WGMMA_M} a warpgroup")
         max_sums = _MAX_SUMS_WITHOUT_EPILOGUE if self.stores_asynchronously and not self.has_epilogue else MAX_SUMS
-        if (least := ceil_div(self.tile_m * self.tile_n, max_sums * 128)) > self.warpgroups:
-            allowed = f"{least} or more: a thread holds at most {max_sums} sums"
-            remedy = "use a smaller tile" if least > max(self.preset.warpgroups) else ""
+        if (min_warpgroups := ceil_div(self.tile_m * self.tile_n, max_sums * 128)) > self.warpgroups:
+            allowed = f"{min_warpgroups} or more: a thread holds at most {max_sums} sums"
+            remedy = "use a smaller tile" if min_warpgroups > max(self.preset.allowed["warpgroups"]) else ""
             raise ArgumentError("warpgroups", self.warpgroups, allowed, remedy)
         if self.warpgroups == 3 and self.producer_warps and self.tile_n > _MAX_COLUMNS_OF_THREE:
             allowed = f"at most {_MAX_COLUMNS_OF_THREE} for three warpgroups: a thread has 128 registers"
@@ -198,7 +206,7 @@ class GemmConfig(KernelConfig):
 
     def check_problem(self, problem: Problem) -> None:
         """Raise ArgumentError if the kernel cannot run a problem."""
-        if self.cluster_k > 1 and problem.batch_invariant:  # another order of the sums
+        if self.cluster_k > 1 and problem.batch_invariant:  # changes the order of the sums
             allowed = f"False for version {self.version}"
             raise ArgumentError("batch_invariant", True, allowed, "choose another version")
         if ceil_div(problem.k, self.tile_k) < self.cluster_k:
@@ -206,7 +214,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What the target must have."""
+        """Features that the target must have."""
         names = ["cluster"] if self.launch_cluster > 1 else []
         names += ["multicast"] if self.cluster > 1 else []
         names += ["tma", "wgmma", "stmatrix"] if self.has_wgmma else ["tma", "mma_sync"]
@@ -217,17 +225,13 @@ class GemmConfig(KernelConfig):
     # The version.
 
     @property
-    def preset(self) -> Preset:
+    def preset(self) -> GemmPreset:
         """The row of PRESETS."""
         return PRESETS[self.version]
 
     @property
     def template(self) -> str:
         return f"kernels/gemm_{self.version}.cu.j2"
-
-    @property
-    def has_wgmma(self) -> bool:
-        return self.preset.mma == "wgmma"
 
     @property
     def is_persistent(self) -> bool:
@@ -246,7 +250,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def suspend_ns(self) -> int:
-        """Nanoseconds that a wait for a slot may sleep for at a time; 0: the GPU decides."""
+        """Maximum time in ns that a wait for a slot may sleep; 0 leaves it to the GPU."""
         return _SUSPEND_NS if self.stores_asynchronously else 0
 
     @property
@@ -291,7 +295,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def has_epilogue(self) -> bool:
-        """Whether something is applied to the sums before they are rounded."""
+        """Whether an epilogue is applied to the sums before they are rounded."""
         return self.epilogue != "none"
 
     @property
@@ -301,17 +305,17 @@ class GemmConfig(KernelConfig):
 
     @property
     def ring_has_scales(self) -> bool:
-        """Whether TMA loads A's block scales into the stages. Threads of warpgroups with 64 rows load their few."""
+        """Whether TMA loads A's block scales into the stages. Threads of warpgroups with 64 rows load their own."""
         return self.scales_by_tma and self.tile_m > WGMMA_M * self.warpgroups
 
     @property
     def is_a_k_major(self) -> bool:
-        """Whether K is contiguous in A; if not, M is."""
+        """Whether K is contiguous in A; otherwise M is."""
         return self.layout[0] == "R"
 
     @property
     def is_b_k_major(self) -> bool:
-        """Whether K is contiguous in B; if not, N is."""
+        """Whether K is contiguous in B; otherwise N is."""
         return self.layout[1] == "C"
 
     # Parameters of a launch.
@@ -350,15 +354,15 @@ class GemmConfig(KernelConfig):
 
     @property
     def producer_warps(self) -> int:
-        """Warps that load; setmaxnreg acts on whole warpgroups."""
+        """Warps that load. setmaxnreg acts on whole warpgroups."""
         return (4 if self.consumer_registers else 1) if self.preset.loader == "producer_warp" else 0
 
     @property
     def consumer_registers(self) -> int:
-        """Registers of a consumer thread that setmaxnreg sets; 0 if registers stay as launched."""
+        """Registers of a consumer thread after setmaxnreg; 0 without setmaxnreg."""
         if self.has_wgmma:
             return _CONSUMER_REGISTERS[2] if self.is_persistent and self.consumer_warps == 8 else 0
-        # Two warps with 64 x 64 sums and a third one do not fit the registers of a quarter of an SM.
+        # Two warps with 64 x 64 sums and a third warp exceed the registers of a quarter of an SM.
         if self.warp_m * self.warp_n < 64 * 64 or self.warpgroups * self.ctas_per_sm == 1:
             return 0
         return _CONSUMER_REGISTERS[self.warpgroups]
@@ -369,7 +373,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def warps_n(self) -> int:
-        """Warps along N of a tile by mma.sync. With nearly square parts, warps read the least."""
+        """Warps along N of a tile with mma.sync. Nearly square parts minimize the warps' reads."""
         fits = [n for n in (1, 2, 4, 8) if n <= self.consumer_warps and self.tile_n // n >= 32]
         return min(fits, key=lambda n: self.tile_m * n // self.consumer_warps + self.tile_n // n)
 
@@ -391,7 +395,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def shares_a(self) -> bool:
-        """Whether the CTAs of a cluster are neighbors along N and share the loads of A; if not, along M, and of B."""
+        """Whether the CTAs of a cluster are neighbors along N and share loads of A; otherwise along M, and of B."""
         return self.cluster_n > 1
 
     # Boxes of TMA.
@@ -408,7 +412,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def slot_n(self) -> int:
-        """Columns of B in a slot: whole boxes if B is N-major."""
+        """Columns of B in a slot; whole boxes if B is N-major."""
         return self.tile_n if self.is_b_k_major else ceil_div(self.tile_n, self.span) * self.span
 
     @property
@@ -426,7 +430,7 @@ class GemmConfig(KernelConfig):
         return self.loaded_rows[0] if self.is_a_k_major else self.span
 
     def a_box_rows(self, m: int) -> int:
-        """Return the rows of A in a box: multiples of 8, and no more than A has."""
+        """Return the rows of A in a box: a multiple of 8, and no more than A has."""
         return min(self.max_a_box_rows, ceil_div(m, 8) * 8)
 
     def a_box(self, m: int) -> tuple[int, int, int]:
@@ -454,22 +458,25 @@ class GemmConfig(KernelConfig):
 
     @property
     def staged_n(self) -> int:
-        """Columns of the result that are staged at a time, no more than a CTA stores."""
+        """Columns of the result that are staged at a time, at most those that a CTA stores."""
         return min(_SPAN_BYTES // self.out_bytes, self.tile_n // self.cluster_k)
 
     @property
     def stores_by_tma(self) -> bool:
-        """Whether TMA stores the result, where it can. Boxes have whole rows of 128 bytes."""
+        """Whether TMA stores the result if its layout allows that. Boxes have whole rows of 128 bytes."""
         return self.stores_asynchronously and self.tile_n % self.staged_n == 0
 
     @property
     def stages_whole_tile(self) -> bool:
-        """Whether block scales leave shared memory for a whole tile. With elements of 4 bytes it would cost a stage."""
+        """Whether block scales leave shared memory for a whole tile.
+
+        With elements of 4 bytes, it would cost a stage.
+        """
         return self.ring_has_scales and self.stores_by_tma and self.out_bytes == 2
 
     @property
     def staging_buffers(self) -> int:
-        """Buffers of 64 rows x 128 bytes of a warpgroup. TMA reads one of two while the other is filled."""
+        """Buffers of 64 rows x 128 bytes of a warpgroup. With two, TMA reads one while the other is filled."""
         if self.stages_whole_tile:
             return self.tile_m // (WGMMA_M * self.warpgroups) * self.tile_n // self.staged_n
         return 2 if self.stores_by_tma else 1
@@ -481,7 +488,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def output_box(self) -> tuple[int, int, int]:
-        """Matrices, rows and columns that TMA stores at a time, of a warpgroup."""
+        """Matrices, rows and columns of a box that TMA stores for a warpgroup."""
         return (1, self.tile_m // self.warpgroups if self.stages_whole_tile else WGMMA_M, self.staged_n)
 
     # Shared memory.
@@ -510,7 +517,7 @@ class GemmConfig(KernelConfig):
         return (staging, ("cluster_sums", sums), ("cluster_barrier", 8))
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """(what, bytes) that one stage holds."""
+        """Return (description, bytes) of each array of a stage."""
         a, b, *scales = (size for _, size in self.stage_arrays())
         majors = "K" if self.is_a_k_major else "M", "K" if self.is_b_k_major else "N"
         swizzles = [self.swizzle(is_k_major) for is_k_major in (self.is_a_k_major, self.is_b_k_major)]
@@ -527,7 +534,7 @@ class GemmConfig(KernelConfig):
             share = min(share, _MAX_BYTES_BESIDE_L1)
         return min(_MAX_USEFUL_STAGES, self.max_stages(share))
 
-    # What choosing and tuning read.
+    # Choosing and tuning.
 
     def schedule(self, problem: Problem, sm_count: int) -> Schedule:
         """Return how the tiles of all matrices of the batch are divided among CTAs."""

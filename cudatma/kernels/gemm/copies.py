@@ -1,4 +1,4 @@
-"""Copies of operands that the kernels of a dense GEMM cannot read."""
+"""Copies of operands that the kernels of the dense GEMM cannot read."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from cudatma.kernels.gemm.matrices import ALIGNMENT, as_rows, letter_of, why_cop
 from cudatma.kernels.gpu import Gpu
 from cudatma.pipeline import align_up
 
-#: Rows of a for which layouts_up_to() has layouts, besides the bound: one row, and numbers of rows that are a multiple
-#: of 16 bytes and that are not. An aligned address far from 0.
+#: Numbers of rows for layouts_up_to(), besides the bound: one row, and numbers that are and are not a multiple of 16
+#: bytes. An aligned address far from 0.
 _ROWS, _FAR = (1, 2, 8, 16), 1 << 50
 
 
 def readable(info: ArrayInfo, field: str, backend: str, stream: int | None) -> ArrayInfo:
     """Return an operand (batch, rows, columns), or a copy that the kernels can read.
 
-    The copy uses ``stream``, as the launch does; None on the host. Raises what copy() raises, and LaunchError if the
-    stream is under capture, because the graph would keep the address of memory that is freed.
+    The copy uses the launch's stream; None on the host. Raises the errors of copy(), and LaunchError if the stream is
+    under capture, because the graph would keep the address of memory that is freed.
     """
     letter = letter_of(info, field)
     why = why_copied(info, letter)
@@ -53,7 +53,7 @@ def readable(info: ArrayInfo, field: str, backend: str, stream: int | None) -> A
 
 
 def copied(**operands: ArrayInfo) -> str:
-    """Return which of these operands readable() copies and why, in words."""
+    """Return the operands that readable() copies and the reasons, in words."""
     reasons = {field: why_copied(info, letter_of(info, field)) for field, info in operands.items()}
     return "; ".join(f"{field} is copied first: it has {why}" for field, why in reasons.items() if why)
 
@@ -61,7 +61,7 @@ def copied(**operands: ArrayInfo) -> str:
 def _copy(rows: ArrayInfo) -> tuple[Movement[Any], tuple[Any, ...], ArrayInfo, ArrayInfo]:
     """Return how rows are copied: the operation, its options, its source, and the layout of its result."""
     batch, count, columns = rows.shape
-    matrices = batch if rows.strides_bytes[0] else 1  # one that serves the whole batch is copied once
+    matrices = batch if rows.strides_bytes[0] else 1  # one matrix that serves the whole batch is copied once
     kind = np.dtype(np.uint8) if rows.dtype.itemsize == 1 else rows.dtype  # CuPy has no fp8
     source = replace(rows, shape=(matrices, count, columns), dtype=kind)
     pitch = align_up(columns * kind.itemsize, ALIGNMENT)
@@ -83,12 +83,12 @@ def copy_kernels(infos: Iterable[ArrayInfo], field: str, gpu: Gpu) -> Iterator[t
 
 
 def layouts_up_to(a: ArrayInfo, max_m: int) -> Iterator[ArrayInfo]:
-    """Yield layouts of a with up to ``max_m`` rows: one for each case in which it is copied differently.
+    """Yield layouts of a with up to ``max_m`` rows, one for each case in which it is copied differently.
 
-    Those are aligned and misaligned rows, dense ones and rows with gaps, and a single row.
+    The cases are aligned and misaligned rows, dense rows and rows with gaps, and a single row.
     """
     (batch, m, k), (step, down, across), element = a.shape, a.strides_bytes, a.dtype.itemsize
-    for rows in sorted({*(one for one in _ROWS if one <= max_m), max_m}):
+    for rows in sorted({*(count for count in _ROWS if count <= max_m), max_m}):
         if across == element or k == 1:
             dense = k * element
             pitches = [(pitch, element) for pitch in (down, dense, dense + element, align_up(dense, ALIGNMENT))]

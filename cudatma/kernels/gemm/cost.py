@@ -1,8 +1,8 @@
-"""Predict the time of a configuration of the dense GEMM on a GPU. The prediction ranks the tiles of all versions.
+"""Predict the time of a configuration of the dense GEMM on a GPU, in order to rank the tiles of all versions. Pure.
 
 Most factors were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``. The factors of split rows and of unused
 columns were fitted to ``gemm_middle.json``, and _UNHIDDEN_PART and the factors of block scales on H100s.
-tests/gemm/test_gemm_choice.py bounds what the choice loses. Pure.
+tests/gemm/test_gemm_choice.py bounds the loss of the choice.
 
 ``m`` is an int or an int64 array: a shape's choice table evaluates each tile at all M at once.
 """
@@ -27,56 +27,56 @@ _CLUSTER_LAUNCH_US, _CLUSTER_LAUNCH_OF_SCALES_US, _CLUSTER_K_LAUNCH_US, _MMA_SYN
 #: Clocks between two stages in which a single warpgroup does not multiply, by the loader, and with a tile for each
 #: warpgroup.
 _STAGE_GAPS, _PINGPONG_GAP = {"cp_async": 400, "consumers": 250, "producer_warp": 0}, 40
-#: Bytes of each operand that the tensor cores of an SM multiply in a clock. [H100 white paper]
+#: Bytes of each operand that the tensor cores of an SM multiply per clock. [H100 white paper]
 _MAC_BYTES = 4096
-#: wgmmas reach this part of _MAC_BYTES, if each is counted with this many additional columns.
+#: wgmmas reach this fraction of _MAC_BYTES if each counts with this number of additional columns.
 _RATE_PART = 0.92
 _MORE_COLUMNS = 12
-#: Bytes a clock of shared memory, which wgmmas read and TMA writes.
+#: Bytes per clock of shared memory, which wgmmas read and TMA writes.
 _SHARED_BYTES = 141
-#: Bytes a clock that an SM loads while it multiplies; of columns that are in a box of B and not in the tile.
+#: Bytes per clock that an SM loads while it multiplies, and of columns that are in a box of B but not in the tile.
 _LOADED_BYTES = 330
 _UNUSED_BYTES = 40
 #: Clocks that TMA takes for 128 bytes of a row that splits sectors of L2, and for 128 bytes of any other row.
 _SPLIT_ROW_CLOCKS, _ROW_CLOCKS = 4.3, 2.2
-#: Bytes a clock that L2 sends where neighboring CTAs do not read the same, as those that divide K.
+#: Bytes per clock that L2 sends if neighboring CTAs read different data, such as CTAs that divide K.
 _L2_BYTES = 6600
-#: Until the first stage of a tile is there; from the request of a later stage until it is there.
+#: Clocks until the first stage of a tile arrives, and from the request of a later stage to its arrival.
 _FIRST_STAGE_CLOCKS = 2700
 _LATENCY_CLOCKS = 2355
-#: A stage's scales of blocks, loaded by threads or by TMA; storing a thread's sum as 16 bits.
+#: Clocks of a stage's block scales, loaded by threads or by TMA, and of storing a thread's sum as 16 bits.
 _SCALES_CLOCKS, _RING_SCALES_CLOCKS = 168, 110
 _STORE_CLOCKS = 17.5
-#: Until CTAs of a cluster have met; bytes of sums a clock that they send.
+#: Clocks until the CTAs of a cluster have met; bytes of sums that they send per clock.
 _MEETING_CLOCKS = 380
 _SUMS_BYTES = 9.6
-#: A single wave on more than this part of all SMs leaves the next launch none to begin on, which costs microseconds.
+#: A single wave on more than this fraction of the SMs leaves no SM to the next launch, which costs microseconds.
 _FULL_PART = 0.97
 _FULL_US = 1.0
-#: Reading operands and multiplying them overlap: the part of the shorter time that the longer one does not hide.
+#: Reading operands overlaps with multiplying them. This fraction of the shorter time is not hidden.
 #: [H100, gemm.json]
 _UNHIDDEN_PART = 0.17
-#: Tiles of this many rows read the same columns one after the other. If L2 does not hold the operands, they take longer
-#: by this part of the time of reading them.
+#: Tiles with this number of rows read the same columns one after the other. If L2 does not hold the operands, they take
+#: longer by this fraction of the time of reading them.
 _DRIFT_PART = 0.23
 _DRIFTING_M = 64
-#: Clocks that an epilogue takes for each sum of a thread.
+#: Clocks of an epilogue for each sum of a thread.
 _EPILOGUE_CLOCKS = {"none": 0, "linear": 10, "relu": 10, "gelu": 52, "gelu_tanh": 38, "silu": 36}
 
 
-#: Floating-point operations a clock that the mma.syncs of one warp reach [H200: 559 TFLOP/s of four warps an SM], and
-#: the part of the tensor cores' rate that loads and waits leave (an estimate).
+#: Floating-point operations per clock of one warp with mma.sync [H200: 559 TFLOP/s of four warps per SM], and the
+#: fraction of the tensor cores' rate that loads and waits leave (an estimate).
 _WARP_FLOPS, _BESIDE_LOADS = 535, 0.92
-#: The part of it that two CTAs of an SM reach; clocks of a stage in which its warps do not multiply. [H200]
+#: The fraction of it that two CTAs of an SM reach; clocks of a stage in which its warps do not multiply. [H200]
 _TWO_CTAS, _STAGE_CLOCKS = 0.94, 60
-#: Until the first stage of a tile by mma.sync is there.
+#: Clocks until the first stage of a tile with mma.sync arrives.
 _FIRST_MMA_SYNC_STAGE_CLOCKS = 1900
-#: Bytes a clock that an SM reads from shared memory, from L2, and from L2 of a GeForce (estimate: 5 TB/s, 170 SMs);
-#: that it stores.
+#: Bytes per clock that an SM reads from shared memory, from L2, and from L2 of a GeForce (estimate: 5 TB/s, 170 SMs),
+#: and that it stores.
 _SMEM_BYTES, _SM_L2_BYTES, _GEFORCE_L2_BYTES, _STORED_BYTES = 128, 56, 12, 32
 
 
-#: Predicts one launch of a problem at M, an int or an int64 array, instead of the problem's.
+#: Predicts the time of a problem's launch at M, an int or an int64 array that replaces the problem's M.
 CostModel = Callable[[Any, Problem], Cost]
 
 
@@ -86,10 +86,10 @@ def cost_model(config: Any, gpu: Gpu) -> CostModel:
 
 
 def _wgmma_cost_model(config: Any, gpu: Gpu) -> CostModel:
-    """Return the cost model of a kernel by wgmma.
+    """Return the cost model of a kernel with wgmma.
 
-    Tiles run in waves. The tensor cores, the latency of loads, or L2 bounds their stages. Terms without sizes are
-    computed once: a table calls the model for every shape, of which there may be many.
+    Tiles run in waves. The tensor cores, the latency of loads, or L2 bound their stages. Terms that depend on no size
+    are computed once, because a table calls the model for every shape.
     """
     is_pingpong = config.preset.schedule == "pingpong"
     cluster_k = config.cluster_k
@@ -156,11 +156,11 @@ def _launch_us(config: Any) -> float:
 
 
 def _multiplying_clocks(config: Any) -> float:
-    """Return the clocks of a stage that has arrived: of the tensor cores, or of shared memory."""
+    """Return the clocks that a stage in shared memory takes: of the tensor cores, or of shared memory."""
     k_bytes, wgmmas = config.element_bytes * config.tile_k, config.tile_m // WGMMA_M
     products = config.tile_m * (config.tile_n + _MORE_COLUMNS) * k_bytes / (_MAC_BYTES * _RATE_PART)
     scales = _RING_SCALES_CLOCKS if config.ring_has_scales else _SCALES_CLOCKS
-    # The other warpgroups multiply meanwhile; scaling takes the place of what else there is between two stages.
+    # The other warpgroups multiply meanwhile. Scaling replaces the gap between two stages.
     one_gap = _PINGPONG_GAP if config.preset.schedule == "pingpong" else _STAGE_GAPS[config.preset.loader]
     gap = scales if config.block_scales else one_gap / config.warpgroups**2
     through_smem = k_bytes * (wgmmas * (WGMMA_M + config.tile_n) + config.tile_m + config.slot_n)
@@ -169,7 +169,7 @@ def _multiplying_clocks(config: Any) -> float:
 
 
 def _mma_sync_cost_model(config: Any, gpu: Gpu) -> CostModel:
-    """Return the cost model of a kernel by mma.sync.
+    """Return the cost model of a kernel with mma.sync.
 
     Tiles run in waves. The tensor cores, the warps' reads of shared memory, or the loads from L2 bound each stage.
     """

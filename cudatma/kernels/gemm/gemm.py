@@ -51,7 +51,7 @@ def gemm(
 ) -> Any:
     """Compute c = activation(alpha a_scale b_scale a b + beta c + bias), summed in fp32 and rounded once.
 
-    There is no backward pass: tensors that require grad raise while torch records.
+    The function has no backward pass: tensors that require grad raise while torch records.
 
     Parameters
     ----------
@@ -69,11 +69,11 @@ def gemm(
     activation : str, optional
         ``"relu"``, ``"gelu"`` (by erf), ``"gelu_tanh"`` or ``"silu"``.
     out_dtype : dtype, optional
-        float16, bfloat16 or float32. Default: that of ``out``, else of a, and bfloat16 for fp8.
+        float16, bfloat16 or float32. Default: the dtype of ``out``, else of a, and bfloat16 for fp8.
     a_scale, b_scale : float or fp32 array, optional
         One number, or one for each row (M,) and column (N,). For fp8 on SM90 also one for each block:
         (M, ceil(K / 128)) and (ceil(K / 128), ceil(N / 128)), with the batch in front if they differ within it. TMA
-        reads those of a if the scales of neighboring rows are adjacent and each block's begin at a multiple of 16
+        reads the scales of a if those of neighboring rows are adjacent and each block's begin at a multiple of 16
         bytes.
     batch_invariant : bool, default False
         Compute a row's bits independently of M.
@@ -106,10 +106,16 @@ def gemm(
     row-major a and a column-major b. Other operands are copied first, as gemm_explain() reports.
 
     wgmma adds fp8 products with fewer bits than fp32 has; with block scales only within each 128 of K.
+
+    Examples
+    --------
+    >>> a, b = np.ones((2, 64), np.float16), np.ones((64, 8), np.float16)
+    >>> float(cudatma.gemm(a, b, alpha=0.5, backend="reference")[0, 0])
+    32.0
     """
-    name, asked_by = CHOICE.chosen(version)
+    name, selected_by = CHOICE.chosen(version)
     inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, name)
-    with naming(asked_by):
+    with naming(selected_by):
         return run(GEMM_CALL, inputs, out, options, stream, backend)
 
 
@@ -135,13 +141,13 @@ class Gemm(Operation[Problem, GemmConfig]):
         if m > MAX_EXTENT or (out is not None and out[:-1] != a[:-1]):
             return None
         if problem.layout[0] == "C" and m * element_bytes(problem.dtype) > problem.operands.a.pitch_bytes:
-            return None  # columns overlap, or there is only one
+            return None  # columns overlap, or the only column
         if a_scale and a_scale[0] not in (1, m):
             return None
         return problem.with_m(m), (*a[:-1], problem.n), None
 
     def masks(self, problem: Problem) -> tuple[int, ...]:
-        """Return 15 for arrays that TMA may access; threads access the others by elements."""
+        """Return 15 for arrays that TMA may access. Threads access the other arrays by elements."""
         bias = NUMPY[problem.result_dtype].itemsize - 1
         return 15, 15, 15 if problem.block_scales else 3, 3, bias, 15
 
@@ -156,7 +162,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         return checked._replace(problem=replace(problem, operands=operands), arrays=(a, b, *checked.arrays[2:]))
 
     def plan_key(self, problem: Problem) -> Hashable:
-        """Return everything but M and the factors, which are in the struct."""
+        """Return everything except M and the factors, which are in the struct."""
         return problem.fixed, problem.operands._replace(alpha=1.0, beta=0.0)
 
     def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> GemmConfig:
@@ -164,7 +170,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         return choose(GEMM, problem, gpu, memo)
 
     def kernels(self, problem: Problem, config: GemmConfig) -> tuple[tuple[str, Any], ...]:
-        """Return the one kernel."""
+        """Return the kernel."""
         return ((config.template, config),)
 
     def kernels_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
@@ -178,17 +184,17 @@ class Gemm(Operation[Problem, GemmConfig]):
         # Whether TMA can read A's block scales depends on M, unless the caller pads them.
         by_tma = (False, True) if problem.block_scales else (False,)
         for letter, batch, scales_by_tma in product(letters, batches, by_tma):
-            one = replace(problem, m=1, layout=letter + problem.layout[1], batch=batch, operands=NO_OPERANDS)
-            table = choice_table(GEMM, replace(one, scales_by_tma=scales_by_tma), gpu, max_m)
+            shape = replace(problem, m=1, layout=letter + problem.layout[1], batch=batch, operands=NO_OPERANDS)
+            table = choice_table(GEMM, replace(shape, scales_by_tma=scales_by_tma), gpu, max_m)
             yield from ((config.template, config) for config in table.configs_up_to(max_m))
         yield from copy_kernels(layouts, "a", gpu)
         yield from copy_kernels([b], "b", gpu)
 
     def problems_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterable[Problem]:
-        """Return problems of all values of M that differ in more than M itself, where resized() serves them."""
+        """Return problems of all values of M that differ in more than M, if resized() serves them."""
         problem, operands = checked.problem, checked.problem.operands
         if not (operands.a.is_aligned and operands.b.is_aligned):
-            return ()  # the launch reads copies of the operands, which have a plan of their own
+            return ()  # the launch reads copies of the operands, which have another plan
         if problem.batch > 1 or problem.block_scales:
             return (problem,)
         return map(problem.with_m, choice_table(GEMM, problem, gpu, max_m).ms_up_to(max_m))
@@ -208,22 +214,22 @@ class Gemm(Operation[Problem, GemmConfig]):
 
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute the result in fp32, rounded once."""
-        given = {name: host_array(info) for name, info in arrays.items()}
-        a, b, out = given["a"].astype(np.float32), given["b"].astype(np.float32), given["out"]
-        one = np.ones((1, 1), np.float32)
-        scales = (given.get(name, one) for name in ("a_scale", "b_scale"))
+        host = {name: host_array(info) for name, info in arrays.items()}
+        a, b, out = host["a"].astype(np.float32), host["b"].astype(np.float32), host["out"]
+        unit = np.ones((1, 1), np.float32)
+        scales = (host.get(name, unit) for name in ("a_scale", "b_scale"))
         a_scale, b_scale = (scale.reshape(1, 1) if scale.size == 1 else scale for scale in scales)
-        with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
+        with np.errstate(all="ignore"):  # infinities and NaNs are results, as on the GPU
             if problem.block_scales:
                 a = a * np.repeat(a_scale, SCALE_BLOCK, -1)[..., : problem.k]
                 b_scale = np.repeat(b_scale, SCALE_BLOCK, -1)[..., : problem.n]
                 b = b * np.repeat(b_scale, SCALE_BLOCK, -2)[..., : problem.k, :]
-                a_scale = b_scale = one
+                a_scale = b_scale = unit
             values = np.float32(problem.operands.alpha) * (a @ b) * a_scale.reshape(-1, 1) * b_scale.reshape(1, -1)
             if problem.operands.beta:
                 values += np.float32(problem.operands.beta) * out.astype(np.float32)
-            if "bias" in given:
-                values += given["bias"].astype(np.float32)
+            if "bias" in host:
+                values += host["bias"].astype(np.float32)
             out[...] = _activated(values, problem.epilogue).reshape(out.shape).astype(out.dtype)
 
 
@@ -248,17 +254,15 @@ def gemm_explain(
     stream: Any = None,
     target: str | Target | None = None,
 ) -> Explanation:
-    """Explain what gemm() would run with these arguments, why, and how long it should take.
-
-    Launches and compiles nothing.
+    """Explain which kernel gemm() would run, why, and how long it should take. Nothing is compiled or launched.
 
     Parameters
     ----------
     a, b, out, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, version, backend, stream
-        As for ``gemm``. ``backend`` and ``stream`` change nothing.
+        As for ``gemm``. ``backend`` and ``stream`` have no effect.
     target : str or Target, optional
-        Target of an imagined GPU, such as ``"sm_120a"``. Default: the GPU of the arrays. For host arrays an H200, or a
-        GPU of ``$CUDATMA_TARGET``.
+        Target of an imagined GPU, such as ``"sm_120a"``. Default: the arrays' GPU; for host arrays an H200, or a GPU of
+        ``$CUDATMA_TARGET``.
 
     Returns
     -------
@@ -269,8 +273,14 @@ def gemm_explain(
     ------
     ArgumentError, ArgumentTypeError, TargetError
         As ``gemm`` does, and for a result without elements.
+
+    Examples
+    --------
+    >>> a, b = np.ones((4096, 4096), np.float16), np.ones((4096, 4096), np.float16)
+    >>> cudatma.gemm_explain(a, b, version="v4", target="sm_90a").kernel
+    'v4'
     """
-    name, asked_by = CHOICE.chosen(version)
+    name, selected_by = CHOICE.chosen(version)
     inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, name)
     checked = check_call(inputs, out, options)
     named = GEMM_CALL.named(checked)
@@ -279,11 +289,11 @@ def gemm_explain(
         check_backend(left, "a", backend_for("gemm", backend))
     problem = _with_elements(checked)
     gpu = explained_gpu(left.device, target)
-    with naming(asked_by):
-        found = explained(GEMM, problem, gpu, cut=lambda config: config.schedule(problem, gpu.sm_count))
-    why = found.decision.why + (f" by {asked_by}" if name else "")
+    with naming(selected_by):
+        explanation = explained(GEMM, problem, gpu, cut=lambda config: config.schedule(problem, gpu.sm_count))
+    why = explanation.decision.why + (f" by {selected_by}" if name else "")
     why += f"; {reasons}" if (reasons := copied(a=left, b=right)) else ""
-    return replace(found, decision=replace(found.decision, why=why))
+    return replace(explanation, decision=replace(explanation.decision, why=why))
 
 
 def _with_elements(checked: Checked[Problem]) -> Problem:
@@ -298,7 +308,7 @@ def _activated(x: Any, name: str) -> Any:
         return np.where(x < 0, np.float32(0), x)
     if name == "gelu":
         scaled = np.float32(0.5) * x * (1 + np.vectorize(math.erf, otypes=[np.float32])(x * np.float32(math.sqrt(0.5))))
-        return np.where(np.isneginf(x), np.float32(0), scaled)  # the limit, which the kernels return, too
+        return np.where(np.isneginf(x), np.float32(0), scaled)  # the kernels return this limit, too
     if name == "gelu_tanh":
         return (
             np.float32(0.5) * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)))

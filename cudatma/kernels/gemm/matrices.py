@@ -1,4 +1,4 @@
-"""The layout of the matrices of a batch in memory: row-major or column-major, and whether the kernels can read them."""
+"""The layout of a batch of matrices in memory: row-major or column-major, and whether the kernels can read it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from cudatma.arrays import ArrayInfo
 from cudatma.errors import ArgumentError
 from cudatma.pipeline import align_up
 
-#: Addresses and strides that TMA and copies of whole vectors take are multiples of this many bytes.
+#: Alignment in bytes of addresses and strides for TMA and for copies of whole vectors.
 ALIGNMENT = 16
 
 
 class Matrix(NamedTuple):
-    """The layout of a batch of matrices whose rows are contiguous, or whose columns are.
+    """The layout of a batch of matrices with contiguous rows or columns.
 
-    pitch_bytes: from one row, or column, to the next. batch_bytes: from one matrix to the next, 0 for a batch of one.
+    pitch_bytes: from one row, or column, to the next. batch_bytes: from one matrix to the next, 0 for a single matrix.
     is_aligned: whether every row begins at a multiple of 16 bytes.
     """
 
@@ -26,9 +26,9 @@ class Matrix(NamedTuple):
 
 
 def matrix_of(info: ArrayInfo, letter: str, alignment: int = ALIGNMENT) -> Matrix:
-    """Return the layout of (batch, rows, columns), which are row-major (R) or column-major (C).
+    """Return the layout of (batch, rows, columns), which is row-major (R) or column-major (C).
 
-    A single row has the pitch of a dense one, rounded up to the alignment.
+    A single row has the pitch of a dense row, rounded up to the alignment.
     """
     (batch, rows, columns), (step, pitch, across) = info.shape, info.strides_bytes
     if letter == "C":
@@ -40,7 +40,7 @@ def matrix_of(info: ArrayInfo, letter: str, alignment: int = ALIGNMENT) -> Matri
 
 
 def batched(info: ArrayInfo, batch: int) -> ArrayInfo:
-    """Return (rows, columns) or (batch, rows, columns) as the latter, with stride 0 for one matrix of all."""
+    """Return (batch, rows, columns), with stride 0 for one matrix that serves the whole batch."""
     if len(info.shape) == 2:
         return replace(info, shape=(batch, *info.shape), strides_bytes=(0, *info.strides_bytes))
     step = info.strides_bytes[0] if info.shape[0] == batch > 1 else 0
@@ -50,7 +50,7 @@ def batched(info: ArrayInfo, batch: int) -> ArrayInfo:
 def letter_of(info: ArrayInfo, field: str) -> str:
     """Return R for row-major operands (.., rows, columns), C for column-major ones, and R for others.
 
-    fp8 products need a row-major a and a column-major b. ``field``: which operand this is.
+    fp8 products need a row-major a and a column-major b. ``field`` is the operand's name.
     """
     (rows, columns), (down, across), element = info.shape[-2:], info.strides_bytes[-2:], info.dtype.itemsize
     if element == 1:
@@ -69,7 +69,7 @@ def as_rows(info: ArrayInfo, letter: str) -> ArrayInfo:
 
 
 def why_copied(info: ArrayInfo, letter: str) -> str:
-    """Return why the kernels cannot read an operand of this layout, in words, or an empty string if they can."""
+    """Return why the kernels cannot read an operand of this layout, in words; empty if they can."""
     rows = as_rows(info, letter)
     (batch, count, columns), (step, pitch, across), element = rows.shape, rows.strides_bytes, rows.dtype.itemsize
     if columns > 1 and across != element:

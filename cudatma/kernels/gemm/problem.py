@@ -1,4 +1,4 @@
-"""Problem: what a call of gemm() computes. The checks of a call, and the members of the kernels' launch struct."""
+"""Problem: the computation of a call of gemm(). The checks of a call, and the members of the kernels' launch struct."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def check_kind(fields: Any) -> None:
 
 
 class Operands(NamedTuple):
-    """The facts about a call's arrays that a launch depends on, besides sizes and addresses.
+    """The facts about a call's arrays that a launch depends on, except sizes and addresses.
 
     a, b, out: layouts. scale_strides: elements from one scale to the next, by the names of the struct's members.
     scale_rows: layout of A's block scales if TMA reads them. alpha, beta: factors.
@@ -185,8 +185,8 @@ class Problem:
     def split_rows(self) -> tuple[bool, bool]:
         """Whether every other row of a, and of b, begins in the middle of one of L2's 32-byte sectors.
 
-        TMA reads such rows at half the speed. The rows are taken to be packed. False for a column-major a, of which it
-        depends on m.
+        TMA reads such rows at half the speed. Rows are assumed to be packed. False for a column-major a, whose sectors
+        depend on m.
         """
         vector = ALIGNMENT // element_bytes(self.dtype)
         b_row = self.k if self.layout[1] == "C" else self.n
@@ -194,27 +194,27 @@ class Problem:
 
     @property
     def fixed(self) -> tuple[Any, ...]:
-        """All fields that the configuration depends on, except m."""
+        """All fields except m that the configuration depends on."""
         return _FIXED(self)
 
     @property
     def constraint(self) -> str:
-        """Why only some configurations may serve, in words; empty where all may."""
-        return f"version {self.version} is asked for" if self.version else ""
+        """Why only some configurations may serve, in words; empty without a constraint."""
+        return f"version {self.version} is selected" if self.version else ""
 
     @property
     def description(self) -> str:
         """The problem in words."""
-        told = [f"M = {self.m}, N = {self.n}, K = {self.k}, {self.dtype}, {self.layout}"]
-        told += [f"batch of {self.batch}"] if self.batch > 1 else []
-        told += [f"to {self.out_dtype}"] if self.out_dtype else []
-        told += [f"epilogue {self.epilogue}"] if self.epilogue != "none" else []
-        told += [f"block scales{' by TMA' if self.scales_by_tma else ''}"] if self.block_scales else []
-        told += ["batch-invariant"] if self.batch_invariant else []
-        return ", ".join(told)
+        parts = [f"M = {self.m}, N = {self.n}, K = {self.k}, {self.dtype}, {self.layout}"]
+        parts += [f"batch of {self.batch}"] if self.batch > 1 else []
+        parts += [f"to {self.out_dtype}"] if self.out_dtype else []
+        parts += [f"epilogue {self.epilogue}"] if self.epilogue != "none" else []
+        parts += [f"block scales{' by TMA' if self.scales_by_tma else ''}"] if self.block_scales else []
+        parts += ["batch-invariant"] if self.batch_invariant else []
+        return ", ".join(parts)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the form in which tuning entries keep it."""
+        """Return the problem as tuning entries store it."""
         return {name: getattr(self, name) for name in _FIELDS if name not in ("version", "operands")}
 
     @classmethod
@@ -233,8 +233,8 @@ _SCALE_STRIDES = ("a_scale_batch", "a_scale_row", "a_scale_k", "b_scale_batch", 
 class GemmOptions(NamedTuple):
     """The options of gemm(), which are part of a call's key.
 
-    a_scale, b_scale: scales that are numbers. kinds: classes of the numbers and the flag: 1 may be valid where True,
-    which is equal, is not.
+    a_scale, b_scale: scales that are numbers. kinds: classes of the numbers and the flag, because 1 may be valid where
+    the equal value True is not.
     """
 
     alpha: Any
@@ -261,7 +261,7 @@ def call_of(
     batch_invariant: Any = False,
     version: str = "",
 ) -> tuple[tuple[Any, ...], GemmOptions]:
-    """Return the inputs and the options of run() for these arguments of gemm(). Scales that are numbers are options."""
+    """Return the inputs and the options of run() for arguments of gemm(). Scales that are numbers are options."""
     a_factor = b_factor = None
     if a_scale is not None and isinstance(a_scale, numbers.Real):
         a_factor, a_scale = a_scale, None
@@ -295,15 +295,15 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
     a_scale, b_scale = (_scale(scale, field) for scale, field in zip(scales, _SCALES, strict=True))
     factor_fields = zip(factors, _SCALES, strict=True)
     factor = math.prod([real_number(value, field) for value, field in factor_fields if value is not None])
-    of_blocks = _are_of_blocks((a_scale, b_scale), factors, (m, n, k), batch)
-    if of_blocks and not is_fp8(left.dtype.name):
+    has_block_scales = _are_of_blocks((a_scale, b_scale), factors, (m, n, k), batch)
+    if has_block_scales and not is_fp8(left.dtype.name):
         raise ArgumentError("a_scale.shape", "scales of blocks", f"scales of one or of rows for {left.dtype.name}")
     scale_strides = _scale_strides(a_scale, b_scale)
-    if of_blocks and (m - 1) * scale_strides["a_scale_row"] >= 1 << 32:  # The kernels' offsets have 32 bits.
+    if has_block_scales and (m - 1) * scale_strides["a_scale_row"] >= 1 << 32:  # The kernels' offsets have 32 bits.
         raise ArgumentError("a_scale.strides", a_scale and a_scale.strides_bytes, "rows within 16 GiB", "copy it")
     dtype = _result_type(options.out_dtype, result, left)
     bias = None if bias is None else describe(bias, "bias")
-    # Adding 0.0 turns -0.0 into 0.0: equal options must mean the same.
+    # Adding 0.0 turns -0.0 into 0.0, because equal options must mean the same.
     alpha = real_number(options.alpha, "alpha") * factor + 0.0
     beta = real_number(options.beta, "beta") + 0.0
     if bias is not None:
@@ -334,10 +334,10 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
         else:
             c = matrix_of(result, "R", 1)
         scale_rows = None
-        if of_blocks and a_scale is not None and not a_scale_is_one:
+        if has_block_scales and a_scale is not None and not a_scale_is_one:
             rows = batched(a_scale, batch)
             scale_rows = None if why_copied(rows, "C") else matrix_of(rows, "C")
-        is_linear = bias is not None or alpha != 1 or beta or (not of_blocks and (a_scale or b_scale))
+        is_linear = bias is not None or alpha != 1 or beta or (not has_block_scales and (a_scale or b_scale))
         problem = Problem(
             m=m,
             n=n,
@@ -348,7 +348,7 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
             batch=batch,
             out_dtype=dtype,
             epilogue=EPILOGUES[EPILOGUES.index(activation)] if activation else "linear" if is_linear else "none",
-            block_scales=of_blocks,
+            block_scales=has_block_scales,
             scales_by_tma=scale_rows is not None,
             batch_invariant=is_invariant,
             operands=Operands(
@@ -383,7 +383,7 @@ def _operand(array: Any, field: str) -> ArrayInfo:
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), ", ".join(OPERAND_TYPES))
     if len(info.shape) not in (2, 3) or not info.shape[-1 if field == "a" else -2]:
         shape = "M, K" if field == "a" else "K, N"
-        raise ArgumentError(f"{field}.shape", info.shape, f"({shape}) or (batch, {shape}), with K of 1 and more")
+        raise ArgumentError(f"{field}.shape", info.shape, f"({shape}) or (batch, {shape}), with K of 1 or more")
     if any(stride % info.dtype.itemsize for stride in info.strides_bytes):
         raise ArgumentError(f"{field}.strides", info.strides_bytes, "whole elements", "copy it")
     check_pointer(info, field)
@@ -423,7 +423,7 @@ def _scale(value: Any, field: str) -> ArrayInfo | None:
     if info.dtype != np.float32:
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "float32")
     if any(stride < 0 or stride % 4 for stride in info.strides_bytes):
-        raise ArgumentError(f"{field}.strides", info.strides_bytes, "multiples of 4 bytes, 0 and up", "copy it")
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "multiples of 4 bytes, 0 or more", "copy it")
     check_pointer(info, field)
     return info
 
@@ -444,13 +444,13 @@ def _are_of_blocks(
     plain = [info is None or info.size_elems == 1 or info.shape in vectors for _, info, _, vectors, _ in cases]
     if all(plain):
         return False
-    # A scale whose shape is never allowed is reported before one that only does not fit the other scale.
+    # Report a scale whose shape is never allowed before one that does not fit the other scale.
     for is_plain, (field, info, factor, vectors, shape) in sorted(zip(plain, cases, strict=True), key=itemgetter(0)):
         if info is None:
             raise ArgumentError(field, factor, f"an array of {shape}, because the other scale is of blocks")
         if info.shape not in (shape, (batch, *shape)) and not info.size_elems == math.prod(shape) == 1:
-            of_all = f"one element, {vectors[0]}, or {shape} if both scales are of blocks"
-            allowed = f"{shape}, because the other scale is of blocks" if is_plain else of_all
+            any_shape = f"one element, {vectors[0]}, or {shape} if both scales are of blocks"
+            allowed = f"{shape}, because the other scale is of blocks" if is_plain else any_shape
             raise ArgumentError(f"{field}.shape", info.shape, allowed)
     return True
 

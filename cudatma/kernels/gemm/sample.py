@@ -1,4 +1,4 @@
-"""Made-up operands: a small dense GEMM for the emulator, and what the tuner launches."""
+"""Random operands: a small dense GEMM for the emulator, and operands for the tuner."""
 
 from __future__ import annotations
 
@@ -41,8 +41,11 @@ def sample(
     stages: int = 3,
     sm_count: int = 2,
 ) -> Sample:
-    """y = a b; m, n, k: multiples of 8. sm_count: of the GPU, whose CTAs take several tiles each. Raises ArgumentError,
-    ArgumentTypeError, TargetError, CompileError, DriverError (no NVRTC)."""
+    """Return a launch of y = a b, with multiples of 8 for m, n and k, on a GPU with ``sm_count`` SMs.
+
+    The CTAs take several tiles. Raises ArgumentError, ArgumentTypeError, TargetError, CompileError, and DriverError
+    without NVRTC.
+    """
     if dtype not in LIMITS:
         raise ArgumentError("dtype", dtype, ", ".join(LIMITS), 'for fp8 call gemm(.., backend="emulator")')
     Problem(m=m, n=n, k=k, dtype=dtype, layout=layout)
@@ -50,7 +53,7 @@ def sample(
         if size % 8:
             raise ArgumentError(name, size, "a multiple of 8")
     if sm_count < 1:
-        raise ArgumentError("sm_count", sm_count, "1 and more")
+        raise ArgumentError("sm_count", sm_count, "1 or more")
     random, kind = np.random.default_rng(0), activation_type(dtype).numpy
     a, b = (
         random.standard_normal(shape if letter == "R" else shape[::-1], np.float32).astype(kind)
@@ -100,7 +103,7 @@ class GemmTrial:
         return len(self._b)
 
     def prepare(self, problem: Problem) -> None:
-        """Random a; random b, unless it is there."""
+        """Create random a, and random b unless it exists."""
         import cupy
 
         m, n, k = problem.m, problem.n, problem.k
@@ -115,7 +118,7 @@ class GemmTrial:
         self._options = _options(problem)
 
     def launcher(self, candidate: Listed[GemmConfig], copies: int, stream: int) -> Launch:
-        """Load the candidate's kernel; return launch(i), which enqueues it on the i-th copy of b."""
+        """Load the candidate's kernel. Return launch(i), which enqueues it on the i-th copy of b."""
         named = [GEMM_CALL.named(checked_call(self._a, b, self.out, **self._options)) for b in self._b[:copies]]
         problem = checked_call(self._a, self._b[0], self.out, **self._options).problem
         with pinned(candidate.config):
@@ -124,7 +127,7 @@ class GemmTrial:
 
 
 def _operand(rows: int, columns: int, layout: str, problem: Problem, seed: int) -> ArrayInfo:
-    """Normally distributed; row-major, or column-major."""
+    """Return a normally distributed matrix, row-major or column-major."""
     if layout == "C":
         turned = _operand(columns, rows, "R", problem, seed)
         return replace(turned, shape=turned.shape[::-1], strides_bytes=turned.strides_bytes[::-1])
@@ -145,7 +148,7 @@ def _result(m: int, n: int, dtype: str) -> Any:
 
 
 def _options(problem: Problem) -> dict[str, Any]:
-    """Arguments of gemm that make the problem's epilogue and scales."""
+    """Return the arguments of gemm for the problem's epilogue and scales."""
     import cupy
 
     options: dict[str, Any] = {}

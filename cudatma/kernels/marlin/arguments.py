@@ -1,4 +1,4 @@
-"""Arguments of a Marlin GEMM's launches: the GEMM, and the copy of activations in front of it."""
+"""Arguments of a Marlin GEMM's launches: the GEMM, and the copy of activations that may precede it."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def gemm_arguments(problem: Problem, config: MarlinConfig, work: Schedule, targe
     Parameters
     ----------
     problem : Problem
-        What has to be computed.
+        The computation.
     config : MarlinConfig
         The kernel, in the form that the weight's scales allow.
     work : Schedule
-        How tiles are divided among CTAs.
+        Division of tiles among CTAs.
     target : Target
         Target of the kernel.
     """
@@ -75,8 +75,8 @@ def sizes_for(
 ) -> Callable[[Problem], Sizes]:
     """Return a function from any problem with this one's plan_key to its sizes.
 
-    ``work_of`` returns the schedule of M rows, which depends on the number of tiles only. Two M with the same number of
-    tiles differ in one word of the struct and in the tensor map.
+    ``work_of`` returns the schedule of M rows, which depends on the number of tiles only. Values of M with the same
+    number of tiles differ in one word of the struct and in the tensor map.
     """
     if config.scale_form not in ("none", problem.scale_form):
         why = "the range of these scales decides (quantization/scale_range.py)"
@@ -101,7 +101,7 @@ def sizes_for(
         return packer(members, fixed)
 
     @cache
-    def of_tiles(tiles_m: int, exponent: int) -> tuple[bytes, bytes, int, int, int]:
+    def by_tiles(tiles_m: int, exponent: int) -> tuple[bytes, bytes, int, int, int]:
         m = tiles_m * tile_m
         work = work_of(m)
         struct = packed(exponent)(
@@ -121,7 +121,7 @@ def sizes_for(
 
     def sizes(problem: Problem) -> Sizes:
         m = problem.m
-        head, tail, ctas, partials, flags = of_tiles(-(-m // tile_m), problem.scale_exponent)
+        head, tail, ctas, partials, flags = by_tiles(-(-m // tile_m), problem.scale_exponent)
         struct = head + m.to_bytes(4, "little") + tail
         return Sizes(ctas, (struct,), (m,) if has_map else (), shared, programmatic, partials, flags)
 
@@ -129,7 +129,7 @@ def sizes_for(
 
 
 def x_pitch_bytes(problem: Problem) -> int:
-    """Return the bytes from one row of activations to the next, as the GEMM reads them."""
+    """Return the bytes from one row of activations to the next, in the array that the GEMM reads."""
     return result_pitch_bytes(problem.layer.k) if problem.is_arranged else _source_pitch_bytes(problem)
 
 
@@ -150,7 +150,7 @@ def dependent_smem_bytes(config: MarlinConfig, target: Target) -> int:
 
 
 def _weights(layer: LinearShape, config: MarlinConfig) -> Map:
-    """Return the map of the weights: a whole tile a box, or one block of 64 columns after the other."""
+    """Return the map of the weights. A box is a whole tile, or a block of 64 columns."""
     if config.loads_weight_tiles:
         return _weight_tiles(layer, config, config.tile_n // 64)
     rows = part_shapes(layer.k, layer.n, layer.group_size)["qweight"][0]
@@ -158,7 +158,7 @@ def _weights(layer: LinearShape, config: MarlinConfig) -> Map:
 
 
 def _weight_tiles(layer: LinearShape, config: MarlinConfig, rows: int, *, half_rows: bool = False) -> Map:
-    """Return the map of whole tiles. Half rows are for N tiles that begin inside of a row of 64 columns of N."""
+    """Return the map of whole tiles. Half rows serve N tiles that begin inside of a row of 64 columns of N."""
     blocks = ceil_div(layer.k, 64), ceil_div(layer.n, 64)
     return Map("qweight", weight_tile_map_spec(*blocks, config.tile_k // 64, rows, half_rows=half_rows))
 
@@ -171,10 +171,10 @@ def _table(layer: LinearShape, config: MarlinConfig, name: str) -> Map:
 
 
 def _activations(problem: Problem, config: MarlinConfig) -> Map:
-    """Return the map of the activations, of which each CTA of a cluster loads a part of the rows for all.
+    """Return the map of the activations. Each CTA of a cluster loads a part of the rows for all.
 
-    With several blocks a box, K is divided into blocks of 64, which arrive one after another. Raises DescriptorError if
-    K is not a multiple of 64 then.
+    With several blocks per box, K is divided into blocks of 64, which arrive one after another. Raises DescriptorError
+    if K is not a multiple of 64 then.
     """
     k, pitch, rows = problem.layer.k, x_pitch_bytes(problem), config.loaded_m
     dims, strides, box = (k, problem.m), (pitch,), (_SPAN, rows)

@@ -1,6 +1,6 @@
 """The configurations of marlin_gemm's kernels that are worth ranking, and their predicted times.
 
-docs/lab/marlin.md has the measurements that tiles and limits come from.
+Tiles and limits come from the measurements in docs/lab/marlin.md.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import KIB, Target, get_target
 
-#: Stages beyond which a ring gains nothing.
+#: Maximum number of useful stages.
 MAX_STAGES = 12
 
 # ---- Skinny: one configuration for each division of N and K among CTAs -----------------------------------------------
 
-#: The largest M of each number of rows that a box may have. For larger M, mma.sync bounds the time instead of the loads
-#: of the weight.
+#: The largest M for each number of rows of a box. For larger M, mma.sync bounds the time instead of loads of the
+#: weight.
 _SIZES = (1, 2, 4, 8, 16, 32)
 _MAX_N_TILES = 8
-#: Bytes of outstanding weight loads of a CTA. More delay the first stage and gain nothing.
+#: Bytes of outstanding weight loads of a CTA. More would delay the first stage and gain nothing.
 _RING_WEIGHT_BYTES = 64 * KIB
 _TILE_KS = (1024, 512, 256, 128)
-#: Bytes of weights (for a tile_k of more than _SHORT_K) and of activations in one stage, at most: when the last loads
+#: Maximum bytes of weights (for a tile_k of more than _SHORT_K) and of activations in one stage: when the last loads
 #: have arrived, the warps still have one stage to compute.
 _STAGE_WEIGHT_BYTES, _STAGE_ACTIVATION_BYTES, _SHORT_K = 28 * KIB, 32 * KIB, 256
 #: A CTA of a cluster takes at least two stages of its part of K, unless tile_k is at most this.
 _SHORT_PART_K = 512
-#: Consumer warps of a CTA, at most; with slice_k 8.
+#: Maximum number of consumer warps of a CTA, and with slice_k 8.
 _MAX_WARPS, _MAX_SLICED_WARPS = 12, 8
 #: Two CTAs on an SM with slice_k > 1 have too few registers from this tile_m and group_size on, because they keep sums
 #: of a group and of all K: ptxas spills 250 to 440 bytes of a thread, and (3584, 37888) took 76 us instead
@@ -62,27 +62,27 @@ _SMEM_FOR_TWO_BYTES = 192 * KIB
 def skinny_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
     """Return ``Family.times`` of this kernel.
 
-    For each number of CTAs that may divide K, and each size, there is the best division of a stage.
+    Each size has the best division of a stage for each number of CTAs that may divide K.
     """
     target, layer = get_target(gpu.target), problem.layer
     if ms.min() > _SIZES[-1] or not target.has("mma_sync") or not target.has("tma"):
         return []
-    found: dict[MarlinConfig, NDArray[np.bool_]] = {}
+    configs: dict[MarlinConfig, NDArray[np.bool_]] = {}
     for division in _divisions(layer.n, target, gpu.sm_count):
         slices = list(_slices(layer, division))
         for size in _SIZES:
             if (config := _skinny_config(division, slices, layer, size, target)) is not None:
-                found.setdefault(config, ms <= config.tile_m)
-    us: Any = skinny_cost(columns_of(list(found), SKINNY_TERMS), ms, layer.n, layer.k, gpu).us
-    return [(config, np.where(serves, one, np.inf)) for (config, serves), one in zip(found.items(), us, strict=True)]
+                configs.setdefault(config, ms <= config.tile_m)
+    us: Any = skinny_cost(columns_of(list(configs), SKINNY_TERMS), ms, layer.n, layer.k, gpu).us
+    return [(config, np.where(serves, row, np.inf)) for (config, serves), row in zip(configs.items(), us, strict=True)]
 
 
 def ring_stages(k: int, n_tiles: int, tile_k: int) -> int:
     """Return the number of stages that a ring can use for a K of ``k``; shared memory may hold fewer."""
-    wanted = max(MIN_STAGES, ceil_div(_RING_WEIGHT_BYTES, N_TILE * n_tiles * tile_k // 2))
+    stages = max(MIN_STAGES, ceil_div(_RING_WEIGHT_BYTES, N_TILE * n_tiles * tile_k // 2))
     # Loading all of K at once would delay the first stage, too.
     iterations = ceil_div(k, tile_k)
-    return min(wanted, MAX_STAGES, max(iterations - 1, min(iterations, MIN_STAGES), 2))
+    return min(stages, MAX_STAGES, max(iterations - 1, min(iterations, MIN_STAGES), 2))
 
 
 def has_deep_box(layer: LinearShape, tile_m: int, n_tiles: int) -> bool:
@@ -94,7 +94,7 @@ def has_deep_box(layer: LinearShape, tile_m: int, n_tiles: int) -> bool:
 
 
 def tile_rows(layer: LinearShape, m: int, tile_k: int) -> int:
-    """Return tile_m: the fewest rows that a box may have, which saves shared memory and its bandwidth."""
+    """Return tile_m: the minimum number of rows of a box, which saves shared memory and its bandwidth."""
     if m > MMA_COLUMNS // 2 or layer.k % 64:
         return 8 if m <= 8 else 16 if m <= 16 else 32
     return max(min_tile_m(tile_k), 1 << (m - 1).bit_length())
@@ -136,7 +136,7 @@ def _slices(layer: LinearShape, division: _Division) -> Iterator[tuple[int, int]
         if n_tiles * slice_k > (_MAX_SLICED_WARPS if slice_k == 8 else _MAX_WARPS):
             continue
         for tile_k in _TILE_KS:
-            has_stage = tile_k <= max_k and tile_k * (cluster_k - 1) < layer.k  # each CTA of a cluster has one
+            has_stage = tile_k <= max_k and tile_k * (cluster_k - 1) < layer.k  # each CTA of a cluster has a stage
             fits = N_TILE * n_tiles * tile_k // 2 <= _STAGE_WEIGHT_BYTES or tile_k <= _SHORT_K
             if has_stage and fits and tile_k >= max(64 * slice_k, layer.group_size):
                 yield tile_k, slice_k
@@ -154,7 +154,7 @@ def _skinny_config(
             continue
         tile_m = tile_rows(layer, m, tile_k)
         stages = ring_stages(own_k, division.n_tiles, tile_k)
-        config = _of_layer(
+        config = _layer_config(
             layer,
             version="skinny",
             tile_m=tile_m,
@@ -171,22 +171,22 @@ def _skinny_config(
     return None
 
 
-def _of_layer(layer: LinearShape, **fields: Any) -> MarlinConfig:
+def _layer_config(layer: LinearShape, **fields: Any) -> MarlinConfig:
     """Return a config for the weights of a layer."""
     return MarlinConfig(dtype=layer.dtype, group_size=layer.group_size, has_zeros=layer.has_zeros, **fields)
 
 
 # ---- wgmma: tiles fitted to M, whole or divided by clusters ----------------------------------------------------------
 
-#: The skinny GEMM is faster with fewer rows of x: at M = 8 in 18 of 19 layers, by 1 to 10 %. [H200]
+#: Minimum M. Below it, the skinny GEMM is faster: at M = 8 in 18 of 19 layers, by 1 to 10 %. [H200]
 _MIN_M = 9
-#: tile_m: fine steps for small M, where few rows of the last tile may be empty.
+#: Values of tile_m. Steps are fine for small M, so that few rows of the last tile are empty.
 _WGMMA_SIZES = (*range(16, 65, 8), *range(80, 257, 16))
-#: Tiles of fewer rows are for problems that one of them covers.
+#: Tiles with fewer rows serve problems that one of them covers.
 _MIN_OF_SEVERAL = 48
-#: Up to this tile_m a tile has the pipeline for small M.
+#: Largest tile_m with the pipeline for small M.
 _SMALL_M = 64
-#: tile_m that dumps show of a tile in addition to the largest: its last 8 rows are stored without another 8.
+#: tile_m in dumps, in addition to the largest one: its last 8 rows are stored without another 8.
 _DUMPED_M = 40
 #: Accumulators of a thread from which ptxas spills unless setmaxnreg provides registers: with 64 columns of a
 #: warpgroup; with 128, whose weights take registers too.
@@ -195,10 +195,10 @@ _PLAIN_ACCUMULATORS, _STACKED_ACCUMULATORS, _REGISTERS = 96, 88, 232
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WgmmaTile:
-    """Fields of a config that go with any tile_m from ``min_m`` to ``max_m``.
+    """Fields of a config for any tile_m from ``min_m`` to ``max_m``.
 
-    n, k: tile_n and tile_k. stages: at most, fewer where shared memory does not hold them. small_m, large_m:
-    (mmas_per_commit, commits_in_flight) up to _SMALL_M rows, and of more; small_m None: the same. shared,
+    n, k: tile_n and tile_k. stages: maximum, fewer if shared memory does not hold them. small_m, large_m:
+    (mmas_per_commit, commits_in_flight) up to _SMALL_M rows, and for more; small_m None means the same. shared,
     shared_divided: values of tile_m that menus prefer (``Family.is_shared``), with cluster_k 1 and 2.
     """
 
@@ -228,12 +228,12 @@ class WgmmaTile:
         return first, tile_m if tile_m < _MIN_OF_SEVERAL else np.inf
 
     def config(self, layer: LinearShape, tile_m: int, cluster_k: int = 1) -> MarlinConfig:
-        """Return the tile's config with the most stages that it may have."""
+        """Return the tile's config with its maximum number of stages."""
         pipeline = self.small_m if self.small_m and tile_m <= _SMALL_M else self.large_m
         is_wide = self.n == 128 * self.warpgroups
-        several = self.warpgroups > 1 or self.pingpong  # one warpgroup has enough registers anyway
+        several = self.warpgroups > 1 or self.pingpong  # one warpgroup has enough registers without it
         spills = (tile_m if is_wide else tile_m // 2) > (_STACKED_ACCUMULATORS if is_wide else _PLAIN_ACCUMULATORS)
-        return _of_layer(
+        return _layer_config(
             layer,
             version="wgmma",
             tile_m=tile_m,
@@ -252,10 +252,10 @@ class WgmmaTile:
 
 
 _DIVIDED_64 = (16, 24, 32, 40, 48, 56, 64)
-#: In the first, warpgroups divide K. One warpgroup's 64 columns pay off with a large tile_m, for which it dequantizes
-#: once. 192 columns serve layers that 128 or 256 columns cut into slightly more than a wave; ptxas spills there with
-#: a tile_m of more than 128. For small M, MMAs are short, and fewer commit groups are 1 to 4 % faster. The last one is
-#: for M of several tiles: one warpgroup stores while the other multiplies. [H200]
+#: The warpgroups of the first tile divide K. One warpgroup's 64 columns pay off with a large tile_m, because it
+#: dequantizes once. 192 columns serve layers that 128 or 256 columns cut into slightly more than a wave; ptxas spills
+#: there with a tile_m of more than 128. For small M, MMAs are short, and fewer commit groups are 1 to 4 % faster. The
+#: last one is for M of several tiles: one warpgroup stores while the other multiplies. [H200]
 WGMMA_TILES = (
     WgmmaTile(
         n=64, k=256, warpgroups=1, slice_k=2, stages=8, min_m=16, max_m=64, small_m=(4, 1), shared_divided=_DIVIDED_64
@@ -297,9 +297,9 @@ _SHARED = frozenset(
 
 
 def is_shared(config: MarlinConfig) -> bool:
-    """Return ``Family.is_shared``: the kernels of a smallest menu for the four shapes of Llama-3-8B together.
+    """Return ``Family.is_shared``: whether a kernel is in the smallest common menu of the four shapes of Llama-3-8B.
 
-    By an exact solution of the set cover, other shapes of 4096 to 28672 need few others.
+    The menu is an exact solution of the set cover. Other shapes of 4096 to 28672 need few other kernels.
     """
     return _tile_of(config) in _SHARED
 
@@ -308,20 +308,20 @@ def wgmma_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Marl
     """Return ``Family.times`` of this kernel: each tile, with each number of CTAs that may divide K."""
     if not get_target(gpu.target).has_wgmma:
         return []
-    configs, of = _wgmma_candidates(replace(problem.layer, k=1, n=1), gpu)
-    stages = ceil_div(problem.k, of.tile_k)
+    configs, tiles = _wgmma_candidates(replace(problem.layer, k=1, n=1), gpu)
+    stages = ceil_div(problem.k, tiles.tile_k)
     # Small groups' scales and a cluster's sums leave less memory to the ring. With two stages, 128 x 64 x 256 is a
     # third slower. [H200]
-    has_ring = (stages >= of.cluster_k) & (of.stages >= np.minimum(MIN_STAGES, ceil_div(stages, of.cluster_k)))
+    has_ring = (stages >= tiles.cluster_k) & (tiles.stages >= np.minimum(MIN_STAGES, ceil_div(stages, tiles.cluster_k)))
     # All clusters run at once: a second wave takes twice as long.
-    last = np.minimum(of.last_m, of.tile_m * np.floor(of.at_once / ceil_div(problem.n, of.tile_n)))
-    able = np.flatnonzero(has_ring & (of.first_m <= last))
-    of = rows_of(of, able)
-    serves = (of.first_m <= ms) & (ms <= last[able])
+    last = np.minimum(tiles.last_m, tiles.tile_m * np.floor(tiles.at_once / ceil_div(problem.n, tiles.tile_n)))
+    able = np.flatnonzero(has_ring & (tiles.first_m <= last))
+    tiles = rows_of(tiles, able)
+    serves = (tiles.first_m <= ms) & (ms <= last[able])
     us = np.full(serves.shape, np.inf)
-    for group in (of.cluster_k == 1, of.cluster_k > 1):  # the second group serves few M
+    for group in (tiles.cluster_k == 1, tiles.cluster_k > 1):  # the second group serves few M
         part = np.ix_(group[:, 0], (serves & group).any(axis=0))
-        cost = wgmma_cost(rows_of(of, group[:, 0]), ms[part[1]], problem.n, problem.k, gpu)
+        cost = wgmma_cost(rows_of(tiles, group[:, 0]), ms[part[1]], problem.n, problem.k, gpu)
         us[part] = np.where(serves[part], cost.us, np.inf)
     return [(configs[able[row]], us[row]) for row in np.flatnonzero(serves.any(axis=1))]
 
@@ -331,7 +331,7 @@ def _wgmma_candidates(layer: LinearShape, gpu: Gpu) -> tuple[list[MarlinConfig],
     """Return the configs that a GPU runs for weights of a kind, and their columns.
 
     The columns contain the terms of the cost model, the first and the last M at which the tile is worth ranking, and
-    the clusters that run at once where they divide K, else inf.
+    the number of clusters that run at once if they divide K, else inf.
     """
     target, configs, limits = get_target(gpu.target), [], []
     for tile in WGMMA_TILES:
@@ -360,7 +360,7 @@ def fitted(config: MarlinConfig, target: Target, max_stages: int = 0) -> MarlinC
 
 #: Shared memory of a CTA that every target has (SM120: 99 KiB).
 _SMEM_BYTES = 99 * KIB
-#: Up to this tile_m the sums are scaled, once a group; above it the weights.
+#: Largest tile_m for which the sums are scaled, once per group; with a larger one, the weights are.
 _SCALED_SUMS_M = 32
 
 
@@ -389,13 +389,16 @@ MMA_SYNC_TILES = (
 
 
 def mma_sync_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
-    """Return ``Family.times`` of this kernel: each tile where it is no taller than the fewest tiles for M need."""
+    """Return ``Family.times`` of this kernel: each tile that is not taller than the minimum number of tiles for M
+    requires.
+    """
     target = get_target(gpu.target)
     if not target.has("mma_sync") or not target.has("tma"):
         return []
     heights = sorted({tile.m for tile in MMA_SYNC_TILES})
     tallest = np.asarray(heights)[np.minimum(np.searchsorted(heights, ms), len(heights) - 1)]
-    configs = [one for one in _mma_sync_configs(replace(problem.layer, k=1, n=1), target) if one.stages >= MIN_STAGES]
+    fitting = _mma_sync_configs(replace(problem.layer, k=1, n=1), target)
+    configs = [config for config in fitting if config.stages >= MIN_STAGES]
     columns = columns_of(configs, MMA_SYNC_TERMS)
     us = np.where(columns.tile_m <= tallest, mma_sync_cost(columns, ms, problem.n, problem.k, gpu).us, np.inf)
     return list(zip(configs, us, strict=True))
@@ -404,12 +407,12 @@ def mma_sync_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[M
 def choose_mma_sync(problem: Problem, gpu: Gpu, **changes: str) -> MarlinConfig:
     """Return the cheapest configuration of this kernel alone, on any target, with other load paths if they are given.
 
-    The comparison of load paths runs it.
+    The comparison of load paths uses it.
     """
-    found = cheapest_first(mma_sync_times, problem, gpu)
-    if not found:
+    ranked = cheapest_first(mma_sync_times, problem, gpu)
+    if not ranked:
         raise ArgumentError("target", gpu.target, "a target with TMA, mma.sync, and shared memory for a ring")
-    return replace(found[0][0], **changes)  # type: ignore[arg-type]
+    return replace(ranked[0][0], **changes)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=64)
@@ -417,7 +420,7 @@ def _mma_sync_configs(layer: LinearShape, target: Target) -> list[MarlinConfig]:
     """Return each tile's config with the most stages that shared memory holds."""
     smem_bytes = min(_SMEM_BYTES, target.smem_per_block_bytes)
     configs = (
-        _of_layer(
+        _layer_config(
             layer,
             version="mma_sync",
             tile_m=tile.m,
@@ -445,7 +448,7 @@ _SMALL = replace(_LARGE, k=4096, n=4096)
 
 
 def dump_configs(version: str, target: Target) -> list[MarlinConfig]:
-    """Return the configurations that dumps and compile checks cover: each tile of a kernel, and each feature once."""
+    """Return the configurations for dumps and compile checks: each tile of a kernel, and each feature once."""
     if not target.has("tma") or not target.has("wgmma" if version == "wgmma" else "mma_sync"):
         return []
     dumped = {"skinny": _skinny_dumps, "wgmma": _wgmma_dumps, "mma_sync": _mma_sync_dumps}[version]
@@ -465,8 +468,8 @@ def _skinny_dumps(target: Target, gpu: Gpu) -> list[MarlinConfig]:
         (replace(_SMALL, k=13824, n=5120, dtype="bfloat16"), 16),
         (replace(_SMALL, k=8192, n=1280, has_zeros=True), 32),
     ]
-    found = (cheapest_first(skinny_times, Problem(layer, m), gpu)[:1] for layer, m in cases)
-    return [config for first in found for config, _ in first]
+    cheapest = (cheapest_first(skinny_times, Problem(layer, m), gpu)[:1] for layer, m in cases)
+    return [config for first in cheapest for config, _ in first]
 
 
 def _wgmma_dumps(target: Target, gpu: Gpu) -> list[MarlinConfig]:
@@ -483,7 +486,7 @@ def _wgmma_dumps(target: Target, gpu: Gpu) -> list[MarlinConfig]:
     ]
     cases += [(_LARGE, 1024), (_LARGE, 128), (replace(_LARGE, dtype="bfloat16", group_size=-1), 256)]
     configs += [cheapest_first(wgmma_times, Problem(layer, m), gpu)[0][0] for layer, m in cases]
-    # Most weights have scales for "as_stored". The tiles that differ most are dumped for all.
+    # The scales of most weights allow "as_stored". The tiles that differ most are dumped in all forms.
     rest = [configs[i].in_form(form) for form in ("shifted", "none") for i in (2, 6, -9)]
     return [*(config.in_form("as_stored") for config in configs), *rest]
 

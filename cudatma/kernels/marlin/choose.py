@@ -25,25 +25,25 @@ from cudatma.kernels.schedule import ceil_div
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target, get_target
 
-#: The measured exceptions.
+#: File of the measured exceptions.
 SHIPPED = Path(__file__).with_name("tuned.json")
-#: Values of tile_m: the least that holds all of M, else several tiles of the last.
+#: Values of tile_m: the smallest one that holds all of M, else several tiles of the largest one.
 _WGMMA_SIZES, _MMA_SYNC_SIZES = (8, 16, 32, 64, 128, 256), (8, 16, 32, 64)
 
 
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
-    """Return ``Family.times`` of every kernel; of the only configuration for each M where rows must not depend on M."""
+    """Return ``Family.times`` of every kernel, or of the only configuration for each M if rows must not depend on M."""
     if problem.batch_invariant:
         return _invariant_times(problem, ms, gpu)
     # The mma.sync kernel is slower than the wgmma kernel at every M.
     versions = ("skinny", "wgmma" if get_target(gpu.target).has_wgmma else "mma_sync")
-    return [one for version in versions for one in TIMES[version](problem, ms, gpu)]
+    return [timed for version in versions for timed in TIMES[version](problem, ms, gpu)]
 
 
 def launched(config: MarlinConfig) -> MarlinConfig:
-    """Return the config to compile for weights whose scales allow one multiply-add, as most do.
+    """Return the config that is compiled for weights whose scales allow one multiply-add, as most do.
 
-    quantization/scale_range.py defines the range.
+    quantization/scale_range.py defines the range of such scales.
     """
     return config.in_form("as_stored")
 
@@ -68,7 +68,7 @@ MARLIN: Family[Problem, MarlinConfig] = Family(
 )
 
 
-#: The functions of every family, for (problem, gpu) of this one.
+#: decide() and choose_by_cost() of this family.
 decide, choose_by_cost = partial(choice.decide, MARLIN), partial(choice.choose_by_cost, MARLIN)
 
 
@@ -77,8 +77,8 @@ def _invariant_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times
 
     A sum in floating point depends on its order. Here every instance of a kernel adds up K in the same order: one warp
     or warpgroup computes its columns of W alone, 16 of K at a time from the first to the last, with weights that are
-    scaled already. No tile is divided among CTAs (``divide`` of schedule()), no K among warps, and the target alone
-    decides which kernel serves. If there are few tiles, this is slower.
+    already scaled. No tile is divided among CTAs (``divide`` of schedule()), no K among warps, and the target alone
+    determines the kernel. This is slower if there are few tiles.
     """
     target, layer = get_target(gpu.target), problem.layer
     uses_wgmma = target.has_wgmma and target.has_setmaxnreg
@@ -86,15 +86,15 @@ def _invariant_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times
     tile_m = np.asarray(sizes)[np.minimum(np.searchsorted(sizes, ms), len(sizes) - 1)]
     has_tile_for_each_sm = ceil_div(ms, tile_m) * ceil_div(layer.n, 128) >= gpu.sm_count
     given = {name: getattr(layer, name) for name in PROBLEM_FIELDS}
-    found: list[tuple[MarlinConfig, NDArray[np.float64]]] = []
+    configs: list[tuple[MarlinConfig, NDArray[np.float64]]] = []
     for size in sizes:
         for is_wide in (False, True):
             serves = (tile_m == size) & (has_tile_for_each_sm == is_wide)
             if serves.any():
                 fields = given | fields_of(layer, size, is_wide)
                 config = fitted(MarlinConfig(tile_m=size, stages=2, **fields), target, MAX_STAGES)
-                found.append((config, np.where(serves, config.cost_at(ms, problem, gpu).us, np.inf)))
-    return found
+                configs.append((config, np.where(serves, config.cost_at(ms, problem, gpu).us, np.inf)))
+    return configs
 
 
 def _wgmma(layer: LinearShape, tile_m: int, is_wide: bool) -> dict[str, Any]:
@@ -128,35 +128,66 @@ def marlin_explain(
     device: int | None = None,
     batch_invariant: bool = False,
 ) -> Explanation:
-    """What marlin_gemm would run for M rows of x, why, and how long that should take. Launches and compiles nothing.
+    """Explain which kernel marlin_gemm would run, why, and how long it should take. Nothing is compiled or launched.
 
-    w: PackedWeight, MarlinLinear, or a LinearShape where there are no weights; only weights show whether scale and
-    offset are one multiply-add (``_fused`` or ``_shifted`` in the entry). batch_invariant: as in marlin_gemm.
-    The GPU is the weight's device, or ``device``; or an imagined one: ``target`` and ``sm_count`` (None: of the first
-    GPU of the target that is known, 132 of sm_90a, 170 of sm_120a). With none of them: the first GPU of this machine,
-    else an H200 is imagined ($CUDATMA_TARGET names another target).
+    Parameters
+    ----------
+    w : PackedWeight, MarlinLinear or LinearShape
+        The weight, or its shape. A weight's scales decide whether scale and offset are one multiply-add (``_fused`` or
+        ``_shifted`` in the entry). A shape is explained with scales that allow it, as most do.
+    m : int
+        Rows of x.
+    target : str or Target, optional
+        Target of an imagined GPU. Default: the GPU of the weight's device, or else the first GPU of this machine, or
+        else an H200 or a known GPU of $CUDATMA_TARGET.
+    sm_count : int, optional
+        SMs of the imagined GPU. Default: those of the first known GPU of the target, 132 for sm_90a and 170 for
+        sm_120a.
+    device : int, optional
+        Ordinal of an installed GPU, instead of ``target`` and ``sm_count``.
+    batch_invariant : bool, default False
+        As in marlin_gemm.
 
-    Raises ArgumentError, ArgumentTypeError, TargetError; DriverError or LaunchError for a device that is not there.
+    Returns
+    -------
+    Explanation
+        ``str()`` is for people, ``as_dict()`` for programs.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, TargetError
+        If an argument is invalid, or no kernel serves the target.
+    DriverError, LaunchError
+        If ``device`` does not exist.
+
+    Examples
+    --------
+    >>> layer = cudatma.LinearShape(k=4096, n=4096, group_size=128, has_zeros=False, dtype="float16")
+    >>> cudatma.marlin_explain(layer, 1, target="sm_90a").kernel
+    'skinny'
     """
     layer, packed = _layer_of(w)
     if type(batch_invariant) is not bool:
         raise ArgumentTypeError("batch_invariant", type(batch_invariant).__name__, "bool")
     gpu = _gpu(packed, target, sm_count, device)
     problem = Problem(layer, m, batch_invariant)
-    form = "none" if packed is None else packed.scale_fit.form
-    found = explained(MARLIN, problem, gpu, launched=lambda config: config.in_form(form), divide=not batch_invariant)
-    work, is_divided = found.schedule, found.prediction.reduction_us > 0
+
+    def launched_with(config: MarlinConfig) -> MarlinConfig:
+        return launched(config) if packed is None else config.in_form(packed.scale_fit.form)
+
+    explanation = explained(MARLIN, problem, gpu, launched=launched_with, divide=not batch_invariant)
+    work, is_divided = explanation.schedule, explanation.prediction.reduction_us > 0
     alone = 0 < work.stream_tiles < min(work.work_ranges, work.tiles_m * work.tiles_n)
-    if found.config.cluster_k > 1 or (is_divided == (work.stream_tiles > 0) and not alone):
-        return found
-    why = f"{found.decision.why}; predicted as if tiles were divided as in one row of them"
-    return replace(found, decision=replace(found.decision, why=why))
+    if explanation.config.cluster_k > 1 or (is_divided == (work.stream_tiles > 0) and not alone):
+        return explanation
+    why = f"{explanation.decision.why}; predicted as if tiles were divided as in one row of them"
+    return replace(explanation, decision=replace(explanation.decision, why=why))
 
 
 def _layer_of(w: Any) -> tuple[LinearShape, PackedWeight | None]:
     if isinstance(w, LinearShape):
         return w, None
-    packed = getattr(w, "weight", w)  # a MarlinLinear's
+    packed = getattr(w, "weight", w)  # of a MarlinLinear
     if not isinstance(packed, PackedWeight):
         got = f"{type(w).__module__}.{type(w).__qualname__}"
         allowed = "PackedWeight, cudatma.MarlinLinear or LinearShape"
@@ -170,7 +201,7 @@ def _gpu(packed: PackedWeight | None, target: Any, sm_count: int | None, device:
         raise ArgumentError("device", device, "None with a target or sm_count", "name a GPU or imagine one")
     if named:
         if sm_count is not None and (type(sm_count) is not int or sm_count < 1):
-            raise ArgumentError("sm_count", sm_count, "1 and more")
+            raise ArgumentError("sm_count", sm_count, "1 or more")
         return imagined_gpu(default_target() if target is None else target, sm_count)
     if device is None and packed is not None:
         device = packed.device

@@ -1,4 +1,4 @@
-"""MarlinConfig: one configuration of a kernel of marlin_gemm. PRESETS describes each kernel.
+"""MarlinConfig: a configuration of marlin_gemm's kernels. PRESETS describes the kernels.
 
 Every kernel computes the transposed product, C^T = W^T X^T: N is the M dimension of the MMA, and M its N dimension.
 """
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from cudatma.dtypes import ActivationType, activation_type
 from cudatma.errors import ArgumentError, counted
-from cudatma.kernels.config import KernelConfig
+from cudatma.kernels.config import KernelConfig, Preset
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import RASTER, RESULT, STREAM_K, Member
@@ -22,87 +22,88 @@ from cudatma.pipeline import align_up
 from cudatma.quantization.scale_range import FORMS
 from cudatma.target import KIB
 
-#: CTAs of a cluster that every GPU supports. [CUDA C++ programming guide, Thread Block Clusters]
+#: Cluster sizes that every GPU supports. [CUDA C++ programming guide, Thread Block Clusters]
 _CLUSTERS = range(1, 9)
 _PRODUCER_REGISTERS = 40
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
-    """A kernel of marlin_gemm, called a version as in the other families.
-
-    summary: what the kernel is for. The other fields list the values that a field of MarlinConfig may have. A field
-    that a kernel does not use has one allowed value.
-    """
-
-    summary: str
-    tile_m: Sequence[int]
-    tile_n: Sequence[int]
-    tile_k: Sequence[int]
-    stages: Sequence[int] = range(2, 17)
-    group_size: Sequence[int] = GROUP_SIZES
-    slice_k: Sequence[int]
-    cluster_n: Sequence[int] = (1,)
-    cluster_k: Sequence[int] = (1,)
-    ctas_per_sm: Sequence[int] = (1,)
-    consumer_registers: Sequence[int] = (0,)
-    deep_box: Sequence[bool] = (False,)
-    warpgroups: Sequence[int] = (0,)
-    mmas_per_commit: Sequence[int] = (0,)
-    commits_in_flight: Sequence[int] = (0,)
-    scale_form: Sequence[str] = ("none",)
-    pingpong: Sequence[bool] = (False,)
-    warps_n: Sequence[int] = (0,)
-    scale_on: Sequence[str] = ("",)
-    weight_load_path: Sequence[str] = ("tma",)
-    scale_load_path: Sequence[str] = ("tma",)
-    activation_load_path: Sequence[str] = ("tma",)
-
-
 #: Paths from global to shared memory. Calls choose TMA; docs/lab/marlin.md compares the two.
 LOAD_PATHS = ("tma", "cp_async")
-#: Every kernel by its name: in dumps, tuning files and reports.
+#: Allowed values of fields, unless a kernel replaces them. A field that a kernel does not use has one.
+_ALLOWED: Mapping[str, Sequence[Any]] = {
+    "stages": range(2, 17),
+    "group_size": GROUP_SIZES,
+    "cluster_n": (1,),
+    "cluster_k": (1,),
+    "ctas_per_sm": (1,),
+    "consumer_registers": (0,),
+    "deep_box": (False,),
+    "warpgroups": (0,),
+    "mmas_per_commit": (0,),
+    "commits_in_flight": (0,),
+    "scale_form": ("none",),
+    "pingpong": (False,),
+    "warps_n": (0,),
+    "scale_on": ("",),
+    "weight_load_path": ("tma",),
+    "scale_load_path": ("tma",),
+    "activation_load_path": ("tma",),
+}
+#: Every kernel by its name, called a version as in the other families: in dumps, tuning files and reports.
 PRESETS: Mapping[str, Preset] = {
     "skinny": Preset(
         summary="W4A16 GEMM for small M, mma.sync, operands by TMA",
-        tile_m=(1, 2, 4, 8, 16, 32),
-        tile_n=range(32, 257, 32),
-        tile_k=(128, 256, 512, 1024),
-        slice_k=(1, 2, 4, 8, 16),
-        cluster_k=_CLUSTERS,
-        ctas_per_sm=(1, 2),
-        deep_box=(False, True),
+        mma="mma_sync",
+        allowed={
+            "tile_m": (1, 2, 4, 8, 16, 32),
+            "tile_n": range(32, 257, 32),
+            "tile_k": (128, 256, 512, 1024),
+            "slice_k": (1, 2, 4, 8, 16),
+            **_ALLOWED,
+            "cluster_k": _CLUSTERS,
+            "ctas_per_sm": (1, 2),
+            "deep_box": (False, True),
+        },
     ),
     "wgmma": Preset(
         summary="W4A16 GEMM for large M, wgmma, operands by TMA",
-        tile_m=range(8, 257, 8),
-        tile_n=(64, 128, 192, 256),
-        tile_k=(64, 128, 256),
-        slice_k=(1, 2),
-        cluster_n=(1, 2),
-        cluster_k=_CLUSTERS,
-        consumer_registers=(0, *range(_PRODUCER_REGISTERS, 241, 8)),
-        warpgroups=(1, 2, 3),
-        mmas_per_commit=(1, 2, 4),
-        commits_in_flight=(1, 3),
-        scale_form=("none", *FORMS),
-        pingpong=(False, True),
+        schedule="stream_k",
+        allowed={
+            "tile_m": range(8, 257, 8),
+            "tile_n": (64, 128, 192, 256),
+            "tile_k": (64, 128, 256),
+            "slice_k": (1, 2),
+            **_ALLOWED,
+            "cluster_n": (1, 2),
+            "cluster_k": _CLUSTERS,
+            "consumer_registers": (0, *range(_PRODUCER_REGISTERS, 241, 8)),
+            "warpgroups": (1, 2, 3),
+            "mmas_per_commit": (1, 2, 4),
+            "commits_in_flight": (1, 3),
+            "scale_form": ("none", *FORMS),
+            "pingpong": (False, True),
+        },
     ),
     "mma_sync": Preset(
         summary="W4A16 GEMM, mma.sync, operands by TMA or cp.async",
-        tile_m=(8, 16, 32, 48, 64, 128),
-        tile_n=(64, 128, 256),
-        tile_k=(64, 128, 256),
-        slice_k=(1, 2, 4),
-        consumer_registers=(0, 208, 216, 224, 232),
-        warps_n=(1, 2, 4, 8),
-        scale_on=("accumulator", "weight", "epilogue"),
-        weight_load_path=LOAD_PATHS,
-        scale_load_path=LOAD_PATHS,
-        activation_load_path=LOAD_PATHS,
+        schedule="stream_k",
+        mma="mma_sync",
+        allowed={
+            "tile_m": (8, 16, 32, 48, 64, 128),
+            "tile_n": (64, 128, 256),
+            "tile_k": (64, 128, 256),
+            "slice_k": (1, 2, 4),
+            **_ALLOWED,
+            "consumer_registers": (0, 208, 216, 224, 232),
+            "warps_n": (1, 2, 4, 8),
+            "scale_on": ("accumulator", "weight", "epilogue"),
+            "weight_load_path": LOAD_PATHS,
+            "scale_load_path": LOAD_PATHS,
+            "activation_load_path": LOAD_PATHS,
+        },
     ),
 }
-#: Columns of W of an N tile of the skinny kernel: two fragments of 16, which a warp keeps.
+#: Columns of W in an N tile of the skinny kernel: two fragments of 16, which a warp holds.
 N_TILE = 32
 #: Columns of an mma: rows of x.
 MMA_COLUMNS = 8
@@ -111,7 +112,7 @@ _WARPGROUP_THREADS = 128
 _REGISTERS_PER_CTA = 65536
 #: A thread of four warpgroups has too few registers: in 91 layers at 13 values of M, none is 2 % faster. [H200]
 _MAX_WARPGROUPS = 3
-#: Accumulators of a thread: with wgmma, and of two or more warpgroups without setmaxnreg.
+#: Maximum number of accumulators of a thread: with wgmma, and for two or more warpgroups without setmaxnreg.
 _MAX_ACCUMULATORS, _MAX_PLAIN_ACCUMULATORS = 128, 96
 #: Registers that a consumer thread needs besides its accumulators, for weights, fragments, scales and addresses.
 _WORKING_REGISTERS = 64
@@ -123,7 +124,7 @@ _MAX_STAGING_BYTES, _SHORT_M = 20 * KIB, 128
 _SWIZZLE_ROWS = 8
 #: fp32 sums of 16 columns of W x 8 rows of x: four of each lane.
 _FRAGMENT_BYTES = 32 * 16
-#: Bytes of weights from which two prefetched stages save more than they delay the first activations. [H200]
+#: Minimum bytes of weights for which two prefetched stages save more than they delay the first activations. [H200]
 _LONG_BYTES = 27 * 1024 * KIB
 #: Worth measuring: the longest ring of the skinny kernel; (mmas_per_commit, commits_in_flight) and (warpgroups,
 #: slice_k) of the wgmma kernel.
@@ -144,22 +145,23 @@ class MarlinConfig(KernelConfig):
     version: a key of PRESETS. dtype, group_size, has_zeros: as in LinearShape. tile_m, tile_n, tile_k: the tile of a
     CTA and K of a stage; a tile_m below 8 repeats rows of x in the columns of the mma. stages: stages of the ring.
     slice_k: warps, or warpgroups with wgmma, that compute the same columns and divide the K of each stage; their sums
-    are added up in shared memory. cluster_n: CTAs of a cluster along N that share the loads of activations. cluster_k:
-    CTAs of a cluster that divide the K of a tile by whole stages and exchange sums. ctas_per_sm: CTAs on an SM.
-    consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0 for none.
+    are added up in shared memory. cluster_n: CTAs of a cluster along N that share loads of activations. cluster_k: CTAs
+    of a cluster that divide the K of a tile by whole stages and exchange sums. ctas_per_sm: CTAs on an SM.
+    consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0 without
+    setmaxnreg.
 
-    Skinny only: deep_box: whether one box of three dimensions loads a stage's activations, which needs a K that is a
+    Skinny only: deep_box: whether one box of three dimensions loads a stage's activations, which requires that K is a
     multiple of 64.
 
-    wgmma only: warpgroups: warpgroups that divide N. mmas_per_commit: wgmmas of each accumulator in a commit
-    group. commits_in_flight: groups that the tensor cores work on while the next weights are dequantized. scale_form:
-    scale and offset of a weight in one multiply-add, in the form that quantization/scale_range.py finds for the scales,
-    or "none"; results have the same bits. pingpong: whether two warpgroups compute tiles in turn, so that one stores
-    its tile while the other multiplies.
+    wgmma only: warpgroups: warpgroups that divide N. mmas_per_commit: wgmmas of each accumulator in a commit group.
+    commits_in_flight: groups that the tensor cores work on while the next weights are dequantized. scale_form: scale
+    and offset of a weight in one multiply-add, in the form that quantization/scale_range.py returns for the scales, or
+    "none"; results have the same bits. pingpong: whether two warpgroups compute tiles in turn, so that one stores its
+    tile while the other multiplies.
 
-    mma.sync only: warps_n: warps that divide N. scale_on: what scales multiply: fp32 sums of a group
-    ("accumulator"), dequantized weights ("weight"), or the result ("epilogue", with whole-column scales only).
-    weight_load_path, scale_load_path, activation_load_path: one of LOAD_PATHS; zero points come with the scales.
+    mma.sync only: warps_n: warps that divide N. scale_on: the operand of scales: fp32 sums of a group ("accumulator"),
+    dequantized weights ("weight"), or the result ("epilogue", with whole-column scales only). weight_load_path,
+    scale_load_path, activation_load_path: one of LOAD_PATHS; zero points come with the scales.
 
     Raises ArgumentError, ArgumentTypeError.
     """
@@ -189,12 +191,11 @@ class MarlinConfig(KernelConfig):
     scale_load_path: str = "tma"
     activation_load_path: str = "tma"
 
-    family: ClassVar[str] = "marlin_gemm"
+    function: ClassVar[str] = "marlin_gemm"
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
     barriers: ClassVar[tuple[str, ...]] = ("full", "empty")
     revision: ClassVar[int] = 1
-    cluster_m: ClassVar[int] = 1
     is_persistent: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -203,7 +204,7 @@ class MarlinConfig(KernelConfig):
         if self.tile_k // 64 % self.slice_k:
             why = "each warp takes a multiple of 64 of K"
             raise ArgumentError("slice_k", self.slice_k, f"a divisor of tile_k / 64 = {self.tile_k // 64}", why)
-        if self.version == "wgmma":
+        if self.has_wgmma:
             self._check_wgmma()
         elif self.version == "skinny":
             self._check_boxes()
@@ -266,8 +267,8 @@ class MarlinConfig(KernelConfig):
     def _check_groups(self) -> None:
         """Raise ArgumentError unless every commit group is complete when the next iteration begins.
 
-        ptxas knows which registers a wgmma in flight reads only inside of the loop's body. Otherwise it assigns the
-        registers of operand A to the next weights, and results are wrong.
+        Only inside of the loop's body does ptxas know the registers that a wgmma in flight reads. Otherwise it assigns
+        the registers of operand A to the next weights, and results are wrong.
         """
         groups = self.k64_per_warpgroup * self.groups_per_k64
         if groups < self.commits_in_flight + 1:
@@ -285,12 +286,13 @@ class MarlinConfig(KernelConfig):
                 allowed = f"not 0 with {self.accumulators} accumulators a thread"
                 raise ArgumentError("consumer_registers", 0, allowed, "setmaxnreg provides registers for them")
             return
-        fewest, warpgroups = self.accumulators + _WORKING_REGISTERS, self.consumer_warps // 4
+        min_registers, warpgroups = self.accumulators + _WORKING_REGISTERS, self.consumer_warps // 4
         pool = _REGISTERS_PER_CTA // self.threads // 8 * 8 * self.threads
-        most = (pool // _WARPGROUP_THREADS - _PRODUCER_REGISTERS) // warpgroups // 8 * 8
-        if not fewest <= self.consumer_registers <= most:
+        max_registers = (pool // _WARPGROUP_THREADS - _PRODUCER_REGISTERS) // warpgroups // 8 * 8
+        if not min_registers <= self.consumer_registers <= max_registers:
             remedy = "fewer registers spill; setmaxnreg.inc waits forever for registers that the CTA does not have"
-            allowed = f"0, or {fewest} to {most} with {warpgroups} warpgroups of {self.accumulators} accumulators"
+            groups = f"{warpgroups} warpgroups of {self.accumulators} accumulators"
+            allowed = f"0, or {min_registers} to {max_registers} with {groups}"
             raise ArgumentError("consumer_registers", self.consumer_registers, allowed, remedy)
 
     def check_problem(self, problem: Problem) -> None:
@@ -303,7 +305,7 @@ class MarlinConfig(KernelConfig):
     @property
     def features(self) -> tuple[str, ...]:
         """Features that the target must have."""
-        names = ["tma", "shared_cta_destination", "wgmma" if self.version == "wgmma" else "mma_sync", "griddepcontrol"]
+        names = ["tma", "shared_cta_destination", self.preset.mma, "griddepcontrol"]
         names += ["stmatrix"] if self.version != "skinny" else []
         names += ["setmaxnreg"] if self.consumer_registers else []
         names += ["multicast"] if self.cluster_n > 1 else []
@@ -319,7 +321,7 @@ class MarlinConfig(KernelConfig):
     @property
     def gives_back_previous(self) -> bool:
         """Whether a slot is released amid the products of the next stage (see tools/sass_hazards.py)."""
-        return self.version == "wgmma"
+        return self.has_wgmma
 
     @property
     def entry(self) -> str:
@@ -371,10 +373,10 @@ class MarlinConfig(KernelConfig):
         if form == "none":
             return True
         is_symmetric = not self.has_zeros and self.has_stage_scales
-        return self.version == "wgmma" and is_symmetric and not (self.is_bf16 and form == "shifted")
+        return self.has_wgmma and is_symmetric and not (self.is_bf16 and form == "shifted")
 
     def in_form(self, form: str) -> MarlinConfig:
-        """Return the config with this ``scale_form`` if it allows that, else with "none".
+        """Return the config with this ``scale_form`` if it is allowed, else with "none".
 
         Choosing and tuning ignore the form, because the bits of a result do not depend on it.
         """
@@ -410,7 +412,7 @@ class MarlinConfig(KernelConfig):
     @property
     def has_workspace(self) -> bool:
         """Whether CTAs add up partial sums through global memory."""
-        return self.version != "skinny" and self.cluster_k == 1
+        return self.preset.schedule == "stream_k" and self.cluster_k == 1
 
     @property
     def copies_scales(self) -> bool:
@@ -463,19 +465,19 @@ class MarlinConfig(KernelConfig):
         With more stages, too many weights delay the first activations. [docs/lab/marlin.md, "Chains of
         dependent launches"] Two are 0 to 4 % faster for long layers up to M = 16 with wgmma. [H200]
         """
-        max_rows = 16 if self.version == "wgmma" and self.cluster_k == 1 else MMA_COLUMNS
+        max_rows = 16 if self.has_wgmma and self.cluster_k == 1 else MMA_COLUMNS
         return 2 if self.tile_m < 8 or (self.tile_m <= max_rows and weight_bytes >= _LONG_BYTES) else 1
 
     # Warps and registers.
 
     @property
     def warp_tiles(self) -> int:
-        """Parts of a tile that one warp computes, or several that divide K. Each has a flag in the workspace."""
+        """Parts of a tile that one warp, or several that divide K, compute. Each has a flag in the workspace."""
         return {"skinny": self.n_tiles, "wgmma": 4 * self.warpgroups, "mma_sync": self.warps_n}[self.version]
 
     @property
     def tiles_at_once(self) -> int:
-        """Tiles that a CTA's warpgroups hold."""
+        """Tiles that the warpgroups of a CTA hold."""
         return 2 if self.pingpong else 1
 
     @property
@@ -484,7 +486,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def producer_warps(self) -> int:
-        """Warps that load: one thread issues TMA, many are needed for cp.async; setmaxnreg acts on whole warpgroups."""
+        """Warps that load: one thread issues TMA, cp.async needs many, and setmaxnreg acts on whole warpgroups."""
         return 1 if self.all_tma and not self.consumer_registers else 4
 
     @property
@@ -502,7 +504,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def whole_rows(self) -> int:
-        """Rows of packed weights, 64 columns of W each, that a CTA computes as a whole."""
+        """Rows of packed weights, 64 columns of W each, that a CTA computes completely."""
         return self.tile_n // 64
 
     @property
@@ -527,7 +529,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def fix_up_unroll(self) -> int:
-        """Partial sums whose loads are in flight together in a fix-up: what some 64 registers hold."""
+        """Partial sums whose loads are in flight together in a fix-up, in about 64 registers."""
         return max(1, 64 // self.accumulators)
 
     @property
@@ -574,18 +576,18 @@ class MarlinConfig(KernelConfig):
 
     @property
     def empty_arrivals(self) -> int:
-        """Arrivals that release a slot, of the consumer warps that read it in each CTA of the cluster."""
+        """Arrivals of consumer warps, in each CTA of the cluster, that release a slot."""
         return self.cluster_n * self.consumer_warps // self.tiles_at_once
 
     @property
     def transaction_bytes(self) -> int:
-        """Bytes that a stage's full barrier expects, including those that TMA fills in outside of a tensor."""
+        """Bytes that a stage's full barrier expects, including bytes outside of a tensor, which TMA fills in."""
         paths = self._stage_load_paths
         return sum(size for name, size in self._stage_bytes() if paths[name] == "tma")
 
     @property
     def activation_box_blocks(self) -> int:
-        """Blocks of 64 of K that one load of activations fills."""
+        """Blocks of 64 of K in one load of activations."""
         return self.tile_k // 64 if self.deep_box else 1
 
     @property
@@ -631,9 +633,9 @@ class MarlinConfig(KernelConfig):
         return align_up(self.zero_stage_bytes, 128)
 
     def _stage_bytes(self) -> list[tuple[str, int]]:
-        """Return (name, bytes) of what each load of a stage delivers.
+        """Return (name, bytes) of each load of a stage.
 
-        Activations come first: their 128-byte swizzle needs an alignment of 1024 bytes.
+        Activations come first, because their 128-byte swizzle needs an alignment of 1024 bytes.
         """
         sizes = [("activations", self.activation_stage_bytes), ("weights", self.weight_stage_bytes)]
         sizes += [("scales", self.scale_stage_bytes)] if self.has_stage_scales else []
@@ -659,7 +661,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def column_bytes(self) -> int:
-        """Partial sums of an N tile of the skinny kernel, which warps and CTAs add up in shared memory."""
+        """Bytes of partial sums of an N tile of the skinny kernel, which warps and CTAs add up in shared memory."""
         return N_TILE // 16 * max(MMA_COLUMNS, self.tile_m) // 8 * _FRAGMENT_BYTES
 
     @property
@@ -669,7 +671,10 @@ class MarlinConfig(KernelConfig):
 
     @property
     def staging_rows(self) -> int:
-        """Rows that a warp or a warpgroup stores together. Many save barriers, but leave fewer bytes to the stages."""
+        """Rows that a warp or a warpgroup stores together.
+
+        More rows save barriers, but leave fewer bytes to the stages.
+        """
         if self.version == "mma_sync":
             return 8
         if self.cluster_k > 1:
@@ -681,7 +686,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def staging_pitch_bytes(self) -> int:
-        """A row of a warp's result, or a warpgroup's, and 16 bytes that keep stmatrix free of bank conflicts."""
+        """Bytes of a row of a warp's or warpgroup's result, and 16 bytes that keep stmatrix free of bank conflicts."""
         return self.warp_n * 2 + 16
 
     @property
@@ -689,7 +694,7 @@ class MarlinConfig(KernelConfig):
         return self.staging_rows * self.staging_pitch_bytes
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """Return (what, bytes) of a stage."""
+        """Return (description, bytes) of each array of a stage."""
         words = {
             "activations": f"activations {self.tile_m} x {self.tile_k} {self.dtype}, 128B swizzle",
             "weights": f"weights {self.tile_n} x {self.tile_k} int4, packed layout 1",
@@ -711,12 +716,13 @@ class MarlinConfig(KernelConfig):
         return wgmma_stage_clocks(self)
 
     def division(self, others: int, tiles_m: int) -> tuple[float, float]:
-        """Return, in stages of whole tiles, what dividing tiles costs a CTA once and what a divided stage takes.
+        """Return the one-time cost of dividing tiles for a CTA, and the time of a divided stage, in stages of whole
+        tiles.
 
         ``others`` CTAs share a tile with the one that stores it; ``tiles_m`` counts rows of tiles. By default, storing
-        and loading partial sums takes about as long as stages with the same number of bytes.
+        and loading partial sums takes about the time of stages with the same number of bytes.
         """
-        if self.version == "wgmma":
+        if self.has_wgmma:
             return wgmma_division(self, others, tiles_m)
         return self.partial_bytes // self.loaded_stage_bytes, 1.0
 
@@ -728,7 +734,7 @@ class MarlinConfig(KernelConfig):
         """Return the same tile for weights of another dtype, with other groups or zero points.
 
         Returns None for a tile that was measured with zero points, because its gain comes from their cost, and for the
-        mma.sync kernel, whose ``scale_on`` and ring depend on the groups. Other gains come from how work is divided.
+        mma.sync kernel, whose ``scale_on`` and ring depend on the groups. Other gains come from the division of work.
         """
         if self.has_zeros or self.version == "mma_sync":
             return None
@@ -739,7 +745,7 @@ class MarlinConfig(KernelConfig):
         if self.version == "skinny":
             yield from self._skinny_variants(problem.k)
             return
-        if self.version == "wgmma":
+        if self.has_wgmma:
             yield from ({"mmas_per_commit": mmas, "commits_in_flight": groups} for mmas, groups in _PIPELINES)
             yield from ({"warpgroups": groups, "slice_k": slice_k} for groups, slice_k in _WARPGROUPS)
         yield from super(MarlinConfig, self).variants(problem)

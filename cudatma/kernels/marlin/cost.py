@@ -1,10 +1,10 @@
-"""Predict the time of a Marlin GEMM on a GPU, to rank every configuration of every kernel.
+"""Predict the time of a Marlin GEMM on a GPU, in order to rank every configuration of every kernel.
 
 A time is a sum: the launch, the clocks of the busiest SM, the bytes of all memory, the operations of all tensor cores.
-Memory and tensor cores work while the SMs do, which hides a part of their time; the rest adds to the sum. The
-factors were fitted on an H200 to 8,800 readings, which ``benchmarks/results/marlin_readings.json`` holds;
-docs/lab/marlin.md compares them with the predictions, and tests/marlin/test_marlin_cost.py bounds what the
-choice loses. Pure: no device, no file.
+Memory and tensor cores work at the same time as the SMs, which hides a part of their time; the rest adds to the sum.
+The factors were fitted on an H200 to the 8,800 readings in ``benchmarks/results/marlin_readings.json``.
+docs/lab/marlin.md compares them with the predictions, and tests/marlin/test_marlin_cost.py bounds the loss of
+the choice. Pure: no device, no file.
 
 A choice table evaluates all configurations of a kernel at all M at once: ``m`` is an int or an int64 array, and
 ``config`` is a config or the ``columns_of()`` several configs.
@@ -23,19 +23,19 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 
 _LAUNCH_US = 2.68
-#: From so many rows of x on, kernels run long enough for the power limit to lower the clock.
+#: Rows of x from which kernels run long enough for the power limit to lower the clock.
 #: [docs/lab/method.md]
 _SUSTAINED_FROM = 256
-#: int4 weights and one 16-bit scale for 128 of them.
+#: Bytes of an int4 weight with one 16-bit scale for 128 weights.
 _WEIGHT_BYTES = 0.516
-#: TMA fills the rows of a box beyond M with zeros: clocks for 64 elements of a row, in the skinny GEMM's boxes and in
-#: the wgmma kernel's. At M = 2 of 14336 x 4096, a box of 8 rows takes 14 % longer than one of 2 rows. [H200]
+#: Clocks in which TMA fills 64 elements of a row beyond M with zeros, in the boxes of the skinny and the wgmma kernel.
+#: At M = 2 of 14336 x 4096, a box of 8 rows takes 14 % longer than one of 2 rows. [H200]
 _SKINNY_FILL, _WGMMA_FILL = 8, 6
 
 
 def columns_of(configs: Sequence[Any], names: Sequence[str]) -> SimpleNamespace:
     """Return these fields and properties of configs, each as an array of shape (configs, 1)."""
-    return SimpleNamespace(**{name: np.array([getattr(one, name) for one in configs])[:, None] for name in names})
+    return SimpleNamespace(**{name: np.array([getattr(config, name) for config in configs])[:, None] for name in names})
 
 
 def rows_of(columns: SimpleNamespace, index: Any) -> SimpleNamespace:
@@ -51,7 +51,7 @@ def _memory_us(k: int, n: int, gpu: Gpu) -> float:
 def _with_fill(us: Any, clocks: Any, gpu: Gpu) -> Any:
     """Return the microseconds of a CTA's loop while TMA also fills rows for ``clocks``.
 
-    The two overlap, but not perfectly: a norm of order 4 adds them up.
+    The two overlap imperfectly, which a norm of order 4 describes.
     """
     fill_us = clocks / gpu.sm_clock_mhz
     return np.sqrt(np.hypot(us * us, fill_us * fill_us))
@@ -60,11 +60,11 @@ def _with_fill(us: Any, clocks: Any, gpu: Gpu) -> Any:
 # ---- Skinny GEMM: N tiles of warps, the whole of K in a CTA or a cluster ---------------------------------------------
 
 
-#: Clocks of one step in K for each 32 columns of N that a CTA has, and for each column of its MMAs.
+#: Clocks of one step in K for each 32 columns of N of a CTA, and for each column of its MMAs.
 _SKINNY_N32, _SKINNY_MMA = 0.316, 0.0223
 #: Microseconds of the first activations and of the result, for each column of the MMAs.
 _SKINNY_COLUMN_US = 0.0106
-#: A cluster's barrier, and clocks for 32 x 8 sums of each CTA that sends some.
+#: Clocks of a cluster's barrier, and of 32 x 8 sums of each CTA that sends sums.
 _SKINNY_CLUSTER_US, _SKINNY_SUMS = 0.027, 100
 _SKINNY_MEMORY = 0.475
 _MMA_N = 8
@@ -78,7 +78,7 @@ def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     clock = gpu.sm_clock_mhz
     ctas = ceil_div(n, 32 * n_tiles) * tiles_m * config.cluster_k
     steps = ceil_div(ctas, gpu.sm_count) * ceil_div(ceil_div(k, config.tile_k), config.cluster_k) * config.tile_k
-    # Where mma.sync is slower than on the GPU of the fit, the instruction itself is the bound.
+    # If mma.sync is slower than on the GPU of the fit, the instruction itself is the bound.
     mma = max(_SKINNY_MMA, 2 * 32 / gpu.mma_sync_flops)
     sums = (config.cluster_k - 1) * ceil_div(n_tiles, config.cluster_k) * columns / _MMA_N
     memory_us = _SKINNY_MEMORY * _memory_us(k, n, gpu)
@@ -95,32 +95,32 @@ def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
 # ---- wgmma -----------------------------------------------------------------------------------------------------------
 
 
-#: Multiply-adds that the tensor cores of an SM do in a clock. [H100 white paper]
+#: Multiply-adds per clock of the tensor cores of an SM. [H100 white paper]
 _WGMMA_MACS = 2048
-#: Clocks in which a warpgroup alone dequantizes 64 x 64 weights; the part of them that each further warpgroup adds, for
-#: all share the schedulers. MMAs and dequantization overlap, but not perfectly: the norm that adds them up.
+#: Clocks in which one warpgroup dequantizes 64 x 64 weights, and the fraction that each further warpgroup adds, because
+#: all share the schedulers. The norm that adds MMAs and dequantization, which overlap imperfectly.
 _DEQUANTIZE, _FURTHER, _NORM = 142, 0.8, 2.6
-#: Further clocks of a stage: in any case; those in which a warpgroup waits for its last MMAs, divided by the number of
-#: warpgroups, which take turns; and for each byte.
+#: Further clocks of a stage: a constant; the wait of a warpgroup for its last MMAs, divided by the number of
+#: warpgroups, which take turns; and clocks for each byte.
 _STAGE, _DRAIN, _BYTE = 30, 50, 0.0032
-#: Factor of a stage of a divided tile, with one row of tiles and with several: CTAs are at different places in K then,
-#: and share less in L2. The other factors were fitted to readings that are older than the second one: where tiles are
-#: divided, they are ranked as if they had one row.
+#: Factor of a stage of a divided tile, with one row of tiles and with several: CTAs are then at different places in K
+#: and share less data in L2. The other factors were fitted to readings that are older than the second factor: divided
+#: tiles are ranked as if they formed one row.
 _DIVIDED_STAGE, _DIVIDED_STAGE_OF_ROWS, _RANKED_ROWS = 1.06, 1.15, 1
-#: Partial sums are stored and loaded again: clocks once, and bytes a clock for each CTA that shares a tile with the one
-#: that stores it.
+#: Storing and loading partial sums: clocks once, and bytes per clock for each CTA that shares a tile with the one that
+#: stores it.
 _DIVISION, _PARTIAL_BYTES = 4850, 50
-#: Clocks of each tile's result: in any case, and for 128 x 128 elements.
+#: Clocks of each tile's result: a constant, and for 128 x 128 elements.
 _TILE, _RESULT = 700, 700
-#: Ping-pong warpgroups: clocks that a stage adds to its products; clocks of the first stage and of the last result, the
-#: only ones that nothing hides.
+#: Ping-pong warpgroups: clocks that a stage adds to its products; clocks of the first stage and of the last result,
+#: which nothing hides.
 _PINGPONG_STAGE, _PINGPONG_ENDS = 170, 4000
-#: Clocks for which the CTAs of a cluster that share activations wait for each other before the first stage.
+#: Clocks that the CTAs of a cluster with shared activations wait for each other before the first stage.
 _MULTICAST = 2000
-#: CTAs of a cluster that divide K exchange sums: clocks for each of them, and bytes a clock of what they send.
+#: Exchange of sums among the CTAs of a cluster that divide K: clocks for each CTA, and bytes per clock.
 _MEETING, _SUMS_BYTES = 45, 12.7
-#: Parts of each time that add to the whole: clocks of the busiest SM, memory, operations, and operations at the power
-#: limit.
+#: Fractions of each time that add to the total: clocks of the busiest SM, memory, operations, and operations at the
+#: power limit.
 _WGMMA_SM, _WGMMA_MEMORY, _WGMMA_TENSOR, _WGMMA_POWER = 0.676, 0.168, 0.417, 0.319
 #: Fields and properties of a config that wgmma_cost() reads.
 WGMMA_TERMS = ("tile_m", "tile_n", "tile_k", "cluster_n", "cluster_k", "pingpong", "own_rows", "stage_clocks")
@@ -129,7 +129,7 @@ WGMMA_TERMS = ("tile_m", "tile_n", "tile_k", "cluster_n", "cluster_k", "pingpong
 def wgmma_stage_clocks(config: Any) -> float:
     """Return the clocks of one stage of a whole tile, with the ring full."""
     products: float = config.tile_m * config.tile_n * config.tile_k / _WGMMA_MACS
-    squares = config.tile_n / 64 * config.tile_k / 64  # of 64 x 64 weights; each warpgroup has the same number
+    squares = config.tile_n / 64 * config.tile_k / 64  # squares of 64 x 64 weights; each warpgroup has the same number
     warpgroups = config.warpgroups * config.slice_k
     dequantize: float = squares / warpgroups * _DEQUANTIZE * (1 + _FURTHER * (warpgroups - 1))
     if config.pingpong:  # one warpgroup at a time, which dequantizes while its wgmmas run
@@ -149,7 +149,8 @@ def wgmma_division(config: Any, others: Any, tiles_m: int) -> tuple[Any, float]:
 def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     """Predict one launch of the wgmma kernel.
 
-    Tiles are whole or divided, as is cheaper, or a cluster of ``cluster_k`` CTAs computes each tile, all at once.
+    Tiles are whole or divided, whichever is cheaper, or a cluster of ``cluster_k`` CTAs computes each tile, all at
+    once.
     """
     tiles_m, k_iterations = ceil_div(m, config.tile_m), ceil_div(k, config.tile_k)
     tiles = tiles_m * ceil_div(n, config.tile_n * config.cluster_n)
@@ -169,7 +170,7 @@ def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     alone = waves * k_iterations + rest_stages * each_of_rows + once_alone
     pays = (divided + once < whole) & ((tiles_m == 1) | (np.minimum(together, alone) < whole))
     is_divided = (rest > 0) & pays & np.logical_not(is_cluster)
-    # Each CTA of a cluster adds up the sums of all for its own rows, and stores them.
+    # Each CTA of a cluster adds up the sums of all CTAs for its own rows, and stores them.
     elements = config.own_rows * config.tile_n
     exchanged = _MEETING * is_cluster * config.cluster_k + 4 * (config.cluster_k - 1) * elements / _SUMS_BYTES
     around = results * (_TILE + _RESULT * elements / (128 * 128)) + _MULTICAST * (config.cluster_n > 1)
@@ -193,12 +194,14 @@ def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
 # ---- mma.sync --------------------------------------------------------------------------------------------------------
 
 
-#: Instructions for one weight, and with its scale; fp32 sums that are scaled instead, for one MMA in a group of 128.
+#: Instructions for a weight, and for a weight with its scale; instructions for the fp32 sums of an MMA in a group of
+#: 128, if sums are scaled instead.
 _WEIGHT_INSTRUCTIONS, _SCALED_WEIGHT_INSTRUCTIONS, _SCALED_SUMS = 9 / 8, 13 / 8, 1.5
 _SCHEDULERS = 4
-#: Of a stage: parts of the tensor cores' and of the issue slots' clocks that add up, clocks a byte, and clocks once.
+#: Clocks of a stage: fractions of the tensor cores' and of the issue slots' clocks that add up, clocks per byte, and a
+#: constant.
 _MMA_PRODUCTS, _MMA_ISSUE, _MMA_BYTE, _MMA_STAGE = 0.914, 0.445, 0.013, 114
-#: Partial sums: microseconds once, and for each byte of each CTA that shares a tile. A tile's result.
+#: Partial sums: microseconds once, and for each byte of each CTA that shares a tile. Microseconds of a tile's result.
 _MMA_DIVIDED_US, _MMA_PARTIAL_US, _MMA_TILE_US = 1.69, 7.75e-6, 0.34
 _MMA_MEMORY, _MMA_POWER = 0.129, 0.139
 #: Fields of a config that mma_sync_cost() reads.
@@ -234,7 +237,7 @@ def mma_sync_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     )
 
 
-#: Predicts one launch of a kernel: config, m, n, k, GPU.
+#: Functions that predict one launch of a kernel from config, m, n, k and GPU.
 COST_MODELS: Mapping[str, Callable[[Any, Any, int, int, Gpu], Cost]] = {
     "skinny": skinny_cost,
     "wgmma": wgmma_cost,

@@ -1,7 +1,7 @@
 """A packed weight as a dense matrix (K, N) on the GPU: TMA loads packed tiles and stores dequantized ones.
 
-The values are those of PackedWeight.dequantize(), rounded once to the weight's type, bit for bit. Rows are in the order
-of the activation's columns, whatever order the weight was packed in. Bound by memory: docs/design/marlin.md.
+The values have the bits of PackedWeight.dequantize(), rounded once to the weight's type. Rows are in the order of the
+activation's columns for any order of the packed weight. Bound by memory: docs/design/marlin.md.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from cudatma.target import Target
 TEMPLATE = "kernels/dequantize.cu.j2"
 _ELEMENT_BYTES, _CHUNK_BYTES = 2, 16
 _BLOCK, _BLOCK_BYTES = 64, 2048
-#: A row of 64 columns in a buffer, and the gap after it that avoids bank conflicts without a swizzle.
+#: Bytes of a row of 64 columns in a buffer, and the gap after it, which avoids bank conflicts without a swizzle.
 _ROW_BYTES, _GAP_BYTES = 128, 16
 
 
 @dataclass(frozen=True, slots=True)
 class DequantizeConfig:
-    """One instance of ``kernels/dequantize.cu.j2``.
+    """A configuration of ``kernels/dequantize.cu.j2``.
 
-    dtype, group_size, has_zeros: the weight's. has_permutation: rows are stored one by one, in the order of the
+    dtype, group_size, has_zeros: the weight's. has_permutation: whether rows are stored one by one, in the order of the
     permutation, instead of whole tiles. warps: 64 x 64 blocks of a tile along N. stages: tiles in flight. Raises
     ArgumentError.
     """
@@ -73,12 +73,12 @@ class DequantizeConfig:
 
     @property
     def threads(self) -> int:
-        """Warps that dequantize, and one that loads."""
+        """Threads of the warps that dequantize, and of one warp that loads."""
         return 32 * (self.warps + 1)
 
     @property
     def groups_per_tile(self) -> int:
-        """Rows of scales that a tile needs, for 64 rows of W."""
+        """Rows of scales for the 64 rows of W in a tile."""
         return 2 if self.group_size == 32 else 1
 
     @property
@@ -87,12 +87,12 @@ class DequantizeConfig:
 
     @property
     def staging_bytes(self) -> int:
-        """Two buffers for each warp: the warp fills one while TMA reads the other."""
+        """Bytes of two buffers for each warp, which fills one while TMA reads the other."""
         return 2 * self.warps * _BLOCK * self.row_bytes
 
     @property
     def ring(self) -> PipelineSpec:
-        """A packed tile, its scales and zero points a stage; one thread loads, each warp releases the slot."""
+        """A packed tile, its scales and zero points per stage. One thread loads, and each warp releases the slot."""
         columns = self.warps * _BLOCK
         sizes = {"weight": self.warps * _BLOCK_BYTES, "scales": self.groups_per_tile * columns * _ELEMENT_BYTES}
         if self.has_zeros:
@@ -103,7 +103,7 @@ class DequantizeConfig:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What shared memory holds, for the head of the generated source."""
+        """The contents of shared memory, for the opening comment of the generated source."""
         buffers = f"buffers: {2 * self.warps} x 64 rows x 64 columns, {self.row_bytes} bytes a row"
         return (buffers, f"after them, at +{self.staging_bytes}:", *self.ring.notes())
 
@@ -112,7 +112,7 @@ class DequantizeConfig:
         return self.staging_bytes + self.ring.smem_bytes
 
     def smem_layout(self) -> list[tuple[str, int, int]]:
-        """(name, offset, bytes) of what stands in dynamic shared memory."""
+        """Return (name, offset, bytes) of each array in dynamic shared memory."""
         ring, at = self.ring, self.staging_bytes
         return [
             ("buffers", 0, at),
@@ -121,11 +121,11 @@ class DequantizeConfig:
         ]
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """(what, bytes) that one stage holds."""
+        """Return (description, bytes) of each array of a stage."""
         return [(operand.name, operand.footprint_bytes) for operand in self.ring.operands]
 
     def check_target(self, target: Target) -> None:
-        """Raise TargetError or ArgumentError unless the target has what the kernel uses and the memory it takes."""
+        """Raise TargetError or ArgumentError unless the target has the kernel's features and enough shared memory."""
         for feature in ("tma", "stmatrix"):
             target.require(feature, "dequantize() on the GPU")
         self.ring.check_fits(target, other_bytes=self.staging_bytes)
@@ -166,9 +166,15 @@ def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend:
     LaunchError
         For a first call inside a graph capture, and in a forked process.
     TargetError, CompileError, DriverError
-        If there is no kernel for the GPU, or it does not compile or load.
+        If no kernel exists for the GPU, or it does not compile or load.
     HazardError
         On the emulator.
+
+    Examples
+    --------
+    >>> w = cudatma.quantize(np.ones((128, 64), np.float32))
+    >>> cudatma.dequantize(w, backend="reference").shape
+    (128, 64)
     """
     weight = weight_of(w)
     chosen = selected_backend(backend)
@@ -191,7 +197,7 @@ class DenseProblem(NamedTuple):
 
     @classmethod
     def of(cls, w: PackedWeight, out: ArrayInfo) -> DenseProblem:
-        """Return the problem of a weight and a result that check_dense() has returned."""
+        """Return the problem of a weight and a result of check_dense()."""
         return cls(LinearShape.of(w), w.perm is not None, out.strides_bytes[0])
 
 
@@ -208,7 +214,7 @@ class Dequantize(Operation[DenseProblem, DequantizeConfig]):
         return Checked(DenseProblem.of(subject, info), (), info, info.shape, info.dtype)
 
     def configure(self, problem: DenseProblem, gpu: Gpu, memo: dict[Any, Any]) -> DequantizeConfig:
-        """Return the kernel. Its stages fill 99 KiB of shared memory, which SM90 has twice."""
+        """Return the kernel. Its stages fill 99 KiB of shared memory, half of SM90's."""
         return _config(problem.layer, problem.has_permutation)
 
     def kernels(self, problem: DenseProblem, config: DequantizeConfig) -> tuple[tuple[str, Any], ...]:
@@ -237,7 +243,7 @@ def _config(layer: LinearShape, has_permutation: bool) -> DequantizeConfig:
 
 
 def dequantize_arguments(problem: DenseProblem, config: DequantizeConfig, resident: int) -> Arguments:
-    """Return the launch. resident: CTAs that run at a time."""
+    """Return the launch. ``resident``: CTAs that run at the same time."""
     layer = problem.layer
     k, n, columns = layer.k, layer.n, config.warps * _BLOCK
     k64, n64 = -(-k // _BLOCK), -(-n // _BLOCK)
@@ -246,7 +252,7 @@ def dequantize_arguments(problem: DenseProblem, config: DequantizeConfig, reside
     tables = {"scales": layer.dtype} | ({"zeros": "uint8"} if layer.has_zeros else {})
     for name, dtype in tables.items():
         maps.append(Map(name, scale_map_spec(shapes[name], dtype, columns, config.groups_per_tile)))
-    # The padding of a row is written too: a store that ended inside of 16 bytes would break the driver's rules.
+    # The padding of a row is written, too, because a store must not end inside of 16 bytes.
     width = dense_pitch_bytes(n) // _ELEMENT_BYTES
     place: tuple[Any, ...] = At("out"), problem.pitch_bytes, At("perm"), k
     if not config.has_permutation:
@@ -263,7 +269,10 @@ def dequantize_arguments(problem: DenseProblem, config: DequantizeConfig, reside
 def on_host(
     w: PackedWeight, out: object, *, config: DequantizeConfig | None = None, resident: int = 132
 ) -> tuple[Arguments, dict[str, ArrayInfo]]:
-    """Return the launch for a weight in host memory, and its arrays by name. config: None is the usual kernel."""
+    """Return the launch for a weight in host memory, and its arrays by name.
+
+    ``config``: by default the usual kernel.
+    """
     info = check_dense(out, w)
     problem = DenseProblem.of(w, info)
     config = config or _config(problem.layer, problem.has_permutation)
@@ -287,18 +296,21 @@ def check_dense(out: object, w: PackedWeight) -> ArrayInfo:
     pitch, step = info.strides_bytes
     if step != _ELEMENT_BYTES and w.shape[1] > 1:
         raise ArgumentError("out.strides", info.strides_bytes, f"{_ELEMENT_BYTES} in the last dimension")
-    least = dense_pitch_bytes(w.shape[1])
-    if w.shape[0] > 1 and (pitch < least or pitch % _CHUNK_BYTES):
-        allowed = f"rows a multiple of {_CHUNK_BYTES} bytes apart, at least {least}"
+    min_pitch = dense_pitch_bytes(w.shape[1])
+    if w.shape[0] > 1 and (pitch < min_pitch or pitch % _CHUNK_BYTES):
+        allowed = f"rows a multiple of {_CHUNK_BYTES} bytes apart, at least {min_pitch}"
         raise ArgumentError("out.strides", info.strides_bytes, allowed, "leave out= away, or give it wider rows")
     if info.pointer % _CHUNK_BYTES:
         raise ArgumentError("out.pointer", hex(info.pointer), f"a multiple of {_CHUNK_BYTES} bytes")
-    strides = pitch if w.shape[0] > 1 else least, _ELEMENT_BYTES
-    return replace(info, shape=(w.shape[0], least // _ELEMENT_BYTES), strides_bytes=strides)
+    strides = pitch if w.shape[0] > 1 else min_pitch, _ELEMENT_BYTES
+    return replace(info, shape=(w.shape[0], min_pitch // _ELEMENT_BYTES), strides_bytes=strides)
 
 
 def _new_result(w: PackedWeight, stream: int | None = None) -> Any:
-    """Return a new (K, N) array, each row padded to whole 16-byte chunks. stream: as in empty_like_library()."""
+    """Return a new (K, N) array with each row padded to whole 16-byte chunks.
+
+    ``stream``: as in empty_like_library().
+    """
     k, n = w.shape
     shape, dtype = (k, dense_pitch_bytes(n) // _ELEMENT_BYTES), activation_type(w.dtype).numpy
     if w.device is None:
@@ -307,7 +319,7 @@ def _new_result(w: PackedWeight, stream: int | None = None) -> Any:
 
 
 def dump_configs(target: Target) -> list[DequantizeConfig]:
-    """The instances that stand for all in dumps and compile checks; none where the target cannot run them."""
+    """Return the representative configs; none if the target cannot run them."""
     if not target.has("tma") or not target.has("stmatrix"):
         return []
     return [
@@ -329,13 +341,13 @@ def sample(
     permute: bool = False,
     blocks: int = 2,
 ) -> Sample:
-    """Dequantize a random weight, for `cudatma emulate dequantize`.
+    """Return the dequantization of a random weight, for `cudatma emulate dequantize`.
 
-    zeros: with zero points. permute: packed in another order of its rows. blocks: the maximum number of CTAs. Raises
-    ArgumentError.
+    ``zeros``: with zero points. ``permute``: packed in another order of its rows. ``blocks``: maximum number of CTAs.
+    Raises ArgumentError.
     """
     if min(k, n, blocks) < 1:
-        raise ArgumentError("k, n, blocks", (k, n, blocks), "1 and more each")
+        raise ArgumentError("k, n, blocks", (k, n, blocks), "1 or more each")
     random = np.random.default_rng(0)
     values = random.standard_normal((k, n), np.float32)
     w = quantize(values, group_size=group_size, symmetric=not zeros, dtype=dtype)

@@ -31,7 +31,7 @@ from cudatma.kernels.workspace import Workspace, check_workspace
 from cudatma.quantization import PackedWeight
 from cudatma.target import get_target
 
-#: The attachment of a weight: what a launch needs of it.
+#: The attachment of a weight that holds its arrays for launches.
 _WEIGHT = "launch"
 #: Alignment of a weight's arrays, which TMA requires.
 _ALIGNMENT = 16
@@ -52,7 +52,7 @@ def marlin_gemm(
 ) -> Any:
     """Compute y = x W + bias with an int4 weight and fp32 accumulation; the same bits every time.
 
-    There is no backward pass: tensors that require grad raise while torch records.
+    The function has no backward pass: tensors that require grad raise while torch records.
 
     Parameters
     ----------
@@ -98,11 +98,18 @@ def marlin_gemm(
     LaunchError
         For a first call inside a graph capture, and in a forked process.
     TargetError, CompileError, DriverError
-        If there is no kernel for the GPU, or it does not compile or load.
+        If no kernel exists for the GPU, or it does not compile or load.
     HazardError
         On the emulator.
     PipelineHang
         With ``debug``.
+
+    Examples
+    --------
+    >>> w = cudatma.quantize(np.ones((128, 64), np.float32), group_size=128)
+    >>> x = np.ones((1, 128), np.float16)
+    >>> cudatma.marlin_gemm(x, w, backend="reference").shape
+    (1, 64)
     """
     options = _NO_OPTIONS
     if programmatic is not False or batch_invariant is not False:
@@ -125,13 +132,16 @@ class MarlinOptions(NamedTuple):
     batch_invariant: bool
 
 
-#: The options of most calls: making a tuple takes as long as finding the call.
+#: The options of most calls, because creating a tuple takes as long as finding the call.
 _NO_OPTIONS = MarlinOptions(programmatic=False, batch_invariant=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The kernels of a call. gemm: in the form that the weight's scales allow. copy: of activations, None for none."""
+    """The kernels of a call.
+
+    gemm: the GEMM, in the form that the weight's scales allow. copy: the copy of activations, or None.
+    """
 
     gemm: MarlinConfig
     copy: PermuteColumnsConfig | None
@@ -146,7 +156,7 @@ class MarlinGemm(Operation[Problem, Config]):
     fixed_axes: ClassVar[tuple[int | None, ...]] = (1, None, 1)
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: Any, subject: Any) -> Checked[Problem]:
-        """Validate a call. options: MarlinOptions. subject: the weight."""
+        """Validate a call. ``options``: MarlinOptions. ``subject``: the weight."""
         w, (x, bias) = subject, inputs
         rows = check_input(x, w)
         shape = *rows.info.shape[:-1], w.shape[1]
@@ -171,17 +181,20 @@ class MarlinGemm(Operation[Problem, Config]):
         x, _, out = shapes
         rows = x[:-1]
         m = rows[0] if len(rows) == 1 else prod(rows)
-        # A single axis is K, not M.
+        # The only axis is K, not M.
         if not rows or m > MAX_ROWS or (out is not None and out[:-1] != rows):
             return None
         return problem.with_m(m), (*rows, problem.layer.n), None
 
     def masks(self, problem: Problem) -> tuple[int, ...]:
-        """TMA reads x and vectors write out; the bias is read by elements."""
+        """Return the alignment of x, which TMA reads, and out, which vectors write.
+
+        Threads read the bias by elements.
+        """
         return 15, 1, 15
 
     def plan_key(self, problem: Problem) -> Hashable:
-        """All but M and the exponent of the scales, which is in the struct."""
+        """Return everything except M and the exponent of the scales, which is in the struct."""
         return problem.plan_key
 
     def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> Config:
@@ -194,7 +207,7 @@ class MarlinGemm(Operation[Problem, Config]):
             _, config = memo[key] = (
                 chosen,
                 Config(chosen.in_form(problem.scale_form), copy),
-            )  # keeps the id of chosen in use
+            )  # keeps the id of the chosen config in use
         return config
 
     def kernels(self, problem: Problem, config: Config) -> tuple[tuple[str, Any], ...]:
@@ -214,7 +227,7 @@ class MarlinGemm(Operation[Problem, Config]):
                     yield COPY, choose_copy(copied, target, gpu.sm_count)
 
     def problems_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterable[Problem]:
-        """Return problems of all values of M that differ in more than M itself."""
+        """Return problems of all values of M that differ in more than M."""
         table = choice_table(MARLIN, checked.problem, gpu, max_m)
         return map(checked.problem.with_m, table.ms_up_to(max_m))
 
@@ -238,7 +251,7 @@ class MarlinGemm(Operation[Problem, Config]):
         """Compute fp32 products of the dequantized weight, rounded once."""
         named: dict[str, Any] = {name: host_array(info) for name, info in arrays.items()}
         w = host_weight(problem.layer, arrays)
-        with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
+        with np.errstate(all="ignore"):  # infinities and NaNs are results, as on the GPU
             values = named["x"].astype(np.float32) @ w.dequantize(dtype=np.float32)
             if "bias" in named:
                 values += named["bias"].astype(np.float32)
@@ -271,7 +284,7 @@ class _Formats(dict[Hashable, _Format]):
 def weight_of(w: object) -> Weight:
     """Return the arrays of a weight for a launch.
 
-    Raises ArgumentTypeError for an object that is no weight, and ArgumentError for misaligned arrays.
+    Raises ArgumentTypeError for an object that is not a weight, and ArgumentError for misaligned arrays.
     """
     weight = check_weight(w)
     known: Weight | None = weight.attachments.get(_WEIGHT)
@@ -285,5 +298,5 @@ def weight_of(w: object) -> Weight:
     addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
     key = weight.device, LinearShape.of(weight), weight.scale_fit, weight.perm is None
     formats: _Formats = context.runtime().part(_Formats)
-    made = weight.attachments[_WEIGHT] = Weight(formats.setdefault(key, _Format()), addresses, infos)
-    return made
+    launched = weight.attachments[_WEIGHT] = Weight(formats.setdefault(key, _Format()), addresses, infos)
+    return launched

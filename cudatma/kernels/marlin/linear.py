@@ -25,10 +25,21 @@ from cudatma.target import detect
 
 
 class MarlinLinear:
-    """y = x W + b with W in int4; called like a function.
+    """A linear layer y = x W + b with W in int4, called like a function.
 
-    weight: PackedWeight (K, N). bias: (N,) of the weight's dtype on its device, or None. batch_invariant: as in
-    marlin_gemm. in_features is K, out_features N. Raises ArgumentError, ArgumentTypeError.
+    Parameters
+    ----------
+    weight : PackedWeight
+        The weight (K, N): ``in_features`` is K, ``out_features`` is N.
+    bias : array (N,), optional
+        The bias, of the weight's dtype, on its device.
+    batch_invariant : bool, default False
+        As in marlin_gemm.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If the bias does not fit the weight.
     """
 
     def __init__(
@@ -63,10 +74,21 @@ class MarlinLinear:
         dtype: str = "float16",
         clip_search: bool = False,
     ) -> MarlinLinear:
-        """Quantize a dense layer as torch and Hugging Face keep it: weight (N, K), bias (N,) or None.
+        """Quantize a dense layer of torch or Hugging Face.
 
-        group_size, symmetric, dtype, clip_search: as in quantize(). The layer lies where ``weight`` does; to_device()
-        moves it.
+        Parameters
+        ----------
+        weight : array (N, K)
+            The weight. The layer is on its device; to_device() moves it.
+        bias : array (N,), optional
+            The bias.
+        group_size, symmetric, dtype, clip_search
+            As in quantize().
+
+        Returns
+        -------
+        MarlinLinear
+            The layer.
         """
         packed = quantize_linear(
             weight, group_size=group_size, symmetric=symmetric, dtype=dtype, clip_search=clip_search
@@ -77,7 +99,18 @@ class MarlinLinear:
         return cls(packed, values if packed.device is None else _upload(values, packed.device))
 
     def to_device(self, device: int | None = None) -> MarlinLinear:
-        """This layer with weight and bias on ``device`` (an ordinal; None is CuPy's current one)."""
+        """Return this layer with weight and bias on a device.
+
+        Parameters
+        ----------
+        device : int, optional
+            Ordinal of the device. Default: CuPy's current device.
+
+        Returns
+        -------
+        MarlinLinear
+            The layer on the device.
+        """
         weight = self.weight.to_device(device)
         if weight is self.weight or self.bias is None:
             return MarlinLinear(weight, self.bias, batch_invariant=self.batch_invariant)
@@ -85,7 +118,24 @@ class MarlinLinear:
         return MarlinLinear(weight, bias, batch_invariant=self.batch_invariant)
 
     def __call__(self, x: Any, out: Any = None, stream: Any = None, **options: Any) -> Any:
-        """x (..., K) -> (..., N); options: those of marlin_gemm, ``backend`` among them."""
+        """Compute the layer's result.
+
+        Parameters
+        ----------
+        x : array (..., K)
+            Activations, as in marlin_gemm.
+        out : array (..., N), optional
+            The result. Default: a new array.
+        stream : stream, optional
+            Default: the current stream of x's library.
+        **options
+            Further options of marlin_gemm, including ``backend``.
+
+        Returns
+        -------
+        array (..., N)
+            ``out``.
+        """
         return marlin_gemm(x, self.weight, out, self.bias, stream, batch_invariant=self.batch_invariant, **options)
 
     def warm_up(self, m_values: int | Iterable[int], *, stream: Any = None) -> None:
@@ -115,7 +165,7 @@ class MarlinLinear:
                 return
             raise ArgumentError("weight.device", "the host", "a CUDA device", "call to_device() first")
         device = self.weight.device
-        detect(device)  # first: a missing driver is the error to report
+        detect(device)  # first, so that a missing driver is reported
         if isinstance(m_values, int) and m_values:
             warm_up([self.weight], m_values, batch_invariant=self.batch_invariant)
         handle = stream_handle(stream, "cupy", device)
@@ -133,7 +183,7 @@ class MarlinLinear:
 
 
 def converted_bias(bias: Any, dtype: str) -> NDArray[Any]:
-    """A dense layer's bias on the host, rounded to the weight's dtype, which must hold it."""
+    """Return a dense layer's bias on the host, rounded to the weight's dtype, which must hold it."""
     values, kind = host_array(bias, "bias"), activation_type(dtype)
     if not is_float(values.dtype):
         raise ArgumentTypeError("bias.dtype", str(values.dtype), "float16, bfloat16, float32 or float64")

@@ -1,4 +1,4 @@
-"""What a GEMM's arrays must be, stated once: x, out and bias as rows with a pitch."""
+"""Checks of a GEMM's arrays: x, out and bias as rows with a pitch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Rows:
 
     @property
     def is_vectorised(self) -> bool:
-        """Whether rows lie multiples of 16 bytes apart, as TMA and 16-byte accesses require."""
+        """Whether the pitch is a multiple of 16 bytes, as TMA and 16-byte accesses require."""
         return self.pitch_bytes % _ALIGNMENT == 0
 
     @property
@@ -37,14 +37,14 @@ class Rows:
 
 
 def check_weight(w: object) -> PackedWeight:
-    """ArgumentTypeError unless ``w`` is a PackedWeight."""
+    """Return ``w``. Raises ArgumentTypeError unless it is a PackedWeight."""
     if not isinstance(w, PackedWeight):
         raise ArgumentTypeError("w", type(w).__name__, "PackedWeight", "quantize() or an importer makes one")
     return w
 
 
 def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
-    """Fold the leading dimensions of an array into rows; a layout that has no single pitch is refused, never copied."""
+    """Return an array with its leading dimensions folded into rows. Raises ArgumentError without a single pitch."""
     if not info.shape or info.shape[-1] != columns:
         raise ArgumentError(f"{field}.shape", info.shape, f"(..., {columns})", "the last dimension is the weight's")
     if columns > 1 and info.size_elems and info.strides_bytes[-1] != _ELEMENT_BYTES:
@@ -52,7 +52,7 @@ def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
             f"{field}.strides", info.strides_bytes, f"{_ELEMENT_BYTES} in the last dimension", "make it contiguous"
         )
     rows, pitch = 1, 0
-    # From the innermost leading dimension outwards: each must continue where the one inside it ends.
+    # From the innermost leading dimension outwards, each must continue where the inner one ends.
     for extent, stride in zip(reversed(info.shape[:-1]), reversed(info.strides_bytes[:-1]), strict=True):
         if extent == 1:
             continue
@@ -69,7 +69,7 @@ def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
         raise ArgumentError(f"{field}.shape", info.shape, f"at most {MAX_ROWS} rows", "split the batch")
     pitch = columns * _ELEMENT_BYTES if rows <= 1 else pitch
     if pitch < 0 and info.size_elems:
-        raise ArgumentError(f"{field}.strides", info.strides_bytes, "strides of 0 and up", "copy it first")
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "strides of 0 or more", "copy it first")
     if pitch % _ELEMENT_BYTES and info.size_elems:
         raise ArgumentError(f"{field}.strides", info.strides_bytes, "whole elements from row to row", "copy it first")
     return Rows(info, rows, pitch)
@@ -79,9 +79,9 @@ def _check_common(info: ArrayInfo, w: PackedWeight, field: str) -> None:
     if info.dtype.name != w.dtype or not info.dtype.isnative:
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), w.dtype, "convert it, or quantize for its dtype")
     if info.device != w.device:
-        got, wanted = place_name(info.device), f"{place_name(w.device)}, where w is"
+        got, required = place_name(info.device), f"{place_name(w.device)}, where w is"
         remedy = "move the weight with w.to_device()" if w.device is None else f"move {field} to the weight's device"
-        raise ArgumentError(f"{field}.device", got, wanted, remedy)
+        raise ArgumentError(f"{field}.device", got, required, remedy)
     check_gradient(info.owner, field, "marlin_gemm")
 
 
@@ -96,7 +96,10 @@ def _check_aligned(rows: Rows, field: str, alignment: int) -> None:
 
 
 def check_input(x: object, w: PackedWeight) -> Rows:
-    """x as rows of K. ArgumentError or ArgumentTypeError for a wrong shape, dtype, device, layout or alignment."""
+    """Return x as rows of K.
+
+    Raises ArgumentError or ArgumentTypeError for a wrong shape, dtype, device, layout or alignment.
+    """
     info = describe(x, "x")
     _check_common(info, w, "x")
     rows = _rows(info, w.shape[0], "x")
@@ -105,12 +108,15 @@ def check_input(x: object, w: PackedWeight) -> Rows:
 
 
 def check_output(out: object, x: Rows, w: PackedWeight) -> Rows:
-    """out as rows of N: same leading shape as x, rows that do not overlap, no byte in common with x."""
+    """Return out as rows of N.
+
+    It must have the leading shape of x and rows that do not overlap, and share no byte with x.
+    """
     info = describe(out, "out")
     _check_common(info, w, "out")
-    wanted = (*x.info.shape[:-1], w.shape[1])
-    if info.shape != wanted:
-        raise ArgumentError("out.shape", info.shape, str(wanted))
+    shape = (*x.info.shape[:-1], w.shape[1])
+    if info.shape != shape:
+        raise ArgumentError("out.shape", info.shape, str(shape))
     if info.readonly:
         raise ArgumentError("out", "a read-only array", "a writable array")
     rows = _rows(info, w.shape[1], "out")
@@ -126,7 +132,7 @@ def check_output(out: object, x: Rows, w: PackedWeight) -> Rows:
 
 
 def check_bias(bias: object, w: PackedWeight, out: ArrayInfo | None) -> ArrayInfo:
-    """Return bias as (N,), dense, of the weight's dtype, on its device, apart from out if the caller gives one."""
+    """Return bias as (N,), dense, of the weight's dtype, on its device, without overlap with the caller's ``out``."""
     info = describe(bias, "bias")
     _check_common(info, w, "bias")
     if info.shape != (w.shape[1],):

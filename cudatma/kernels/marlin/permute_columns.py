@@ -1,9 +1,9 @@
-"""Rows of 16-bit elements copied to aligned rows, columns in the order of a permutation: out[t, k] = x[t, perm[k]].
+"""Copy rows of 16-bit elements to aligned rows, with permuted columns: out[t, k] = x[t, perm[k]].
 
-It runs before a GEMM whose weight was quantized in activation order, and before one whose activations TMA cannot read
-because their rows are not aligned to 16 bytes. There are two launches: the GEMM is a programmatic dependent of the
-copy, and loads its weights while the copy runs. Aligned activations get the same GEMM, and the same bits of the result.
-The copy is bound by memory; docs/design/marlin.md.
+This precedes a GEMM whose weight was quantized in activation order, or whose activations TMA cannot read because their
+rows are not aligned to 16 bytes. The GEMM is a programmatic dependent of the copy, and loads its weights while the copy
+runs. Aligned activations get the same GEMM, and the same bits of the result. The copy is bound by memory;
+docs/design/marlin.md.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from cudatma.target import KIB, Target
 
 TEMPLATE = "kernels/permute_columns.cu.j2"
 ELEMENT_BYTES = 2
-#: Elements of a 16-byte chunk: what one thread writes at a time.
+#: Elements of a 16-byte chunk, which one thread writes at a time.
 CHUNK_ELEMS = 8
-#: From one row of the result to the next: whole cache lines, which TMA reads without splitting any.
+#: The pitch of the result is a multiple of whole cache lines, so that TMA splits none.
 PITCH_ALIGNMENT_BYTES = 128
-#: A row of 128 KiB; longer ones are read from global memory.
+#: Maximum number of staged columns, a row of 128 KiB. Longer rows are read from global memory.
 MAX_STAGED_COLUMNS = 65536
-#: Shared memory of a CTA with several stages: what every target has, and an SM of SM90 twice.
+#: Shared memory of a CTA with several stages, which every target has; an SM of SM90 holds two such CTAs.
 _SMEM_BYTES = 97 * KIB
-#: Slots are made for a multiple of this many columns: layers of similar K share a kernel.
+#: Slots have a multiple of this number of columns, so that layers of similar K share a kernel.
 _COLUMN_STEP = 4096
 #: Rows for which the permutation is read once, if there are enough rows for every SM.
 _ROWS = 4
@@ -39,12 +39,12 @@ _ROWS = 4
 
 @dataclass(frozen=True, slots=True)
 class PermuteColumnsConfig:
-    """One instance of ``kernels/permute_columns.cu.j2``.
+    """A configuration of ``kernels/permute_columns.cu.j2``.
 
-    has_permutation: columns in the order of a permutation, or as they are. staged_columns: columns of a row that bulk
-    copies load into shared memory, a multiple of 64; 0: elements are read from global memory one by one, which takes
-    any alignment. rows: rows taken at a time. stages: groups of rows in flight. consumers: threads that write, whole
-    warps. Raises ArgumentError.
+    has_permutation: whether columns are permuted. staged_columns: columns of a row that bulk copies load into shared
+    memory, a multiple of 64; 0 if elements are read from global memory one by one, with any alignment. rows: rows that
+    are copied at a time. stages: groups of rows in flight. consumers: threads that write, in whole warps. Raises
+    ArgumentError.
     """
 
     has_permutation: bool
@@ -73,7 +73,7 @@ class PermuteColumnsConfig:
 
     @property
     def row_bytes(self) -> int:
-        """From one row to the next in a slot."""
+        """Bytes from one row to the next in a slot."""
         return self.staged_columns * ELEMENT_BYTES
 
     @property
@@ -82,19 +82,21 @@ class PermuteColumnsConfig:
 
     @property
     def threads(self) -> int:
-        """Those that write, and a warp that loads."""
+        """Consumer threads plus one producer warp."""
         return self.consumers + 32 * self.is_staged
 
     @property
     def ring(self) -> PipelineSpec:
-        """One group of rows a stage; one thread loads it, each warp of consumers releases it. A launch whose rows are
-        shorter, or fewer, expects fewer bytes."""
+        """One group of rows per stage: one thread loads it, and each consumer warp releases it.
+
+        A launch with shorter or fewer rows expects fewer bytes.
+        """
         size = self.rows * self.row_bytes
         return PipelineSpec(self.stages, (Operand("rows", size, size),), consumer_arrivals=self.warps)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the ring holds, for the head of the generated source."""
+        """The contents of the ring, for the opening comment of the generated source."""
         return self.ring.notes() if self.is_staged else ("no ring: elements come from global memory",)
 
     @property
@@ -102,7 +104,7 @@ class PermuteColumnsConfig:
         return self.ring.smem_bytes if self.is_staged else 0
 
     def smem_layout(self) -> list[tuple[str, int, int]]:
-        """(name, offset, bytes) of what stands in dynamic shared memory."""
+        """Return (name, offset, bytes) of each array in dynamic shared memory."""
         if not self.is_staged:
             return []
         ring = self.ring
@@ -112,7 +114,7 @@ class PermuteColumnsConfig:
         ]
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """(what, bytes) that one stage holds."""
+        """Return (description, bytes) of a stage."""
         shape = f"{self.rows} x {self.staged_columns}"
         return [(f"rows {shape} of 2-byte elements", self.ring.stage_bytes)] if self.is_staged else []
 
@@ -127,10 +129,10 @@ class PermuteColumnsConfig:
 def choose_permute(
     rows: int, columns: int, *, has_permutation: bool, is_aligned: bool, target: Target, sm_count: int
 ) -> PermuteColumnsConfig:
-    """The instance for (rows, columns). is_aligned: every row begins at a multiple of 16 bytes.
+    """Return the configuration for (rows, columns). ``is_aligned``: every row begins at a multiple of 16 bytes.
 
-    Staged where a permutation meets aligned rows that shared memory holds: its banks serve scattered elements several
-    at a time, global memory one by one (docs/design/marlin.md).
+    Aligned rows that shared memory holds are staged before they are permuted: its banks serve several scattered
+    elements at a time, global memory one by one (docs/design/marlin.md).
     """
     group = _ROWS if rows >= _ROWS * sm_count else 1
     direct = PermuteColumnsConfig(has_permutation, rows=group)
@@ -138,8 +140,8 @@ def choose_permute(
         return direct
     staged = align_up(columns, _COLUMN_STEP)
     if staged <= MAX_STAGED_COLUMNS:
-        for taken, stages in ((group, 2), (min(group, 2), 2), (1, 2), (1, 1)):
-            config = PermuteColumnsConfig(True, staged, taken, stages)
+        for threads, stages in ((group, 2), (min(group, 2), 2), (1, 2), (1, 1)):
+            config = PermuteColumnsConfig(True, staged, threads, stages)
             limit = _SMEM_BYTES if stages > 1 else target.smem_per_block_bytes
             if config.smem_bytes <= min(limit, target.smem_per_block_bytes):
                 return config
@@ -147,20 +149,24 @@ def choose_permute(
 
 
 def permute_grid(config: PermuteColumnsConfig, rows: int, columns: int, resident_ctas: int) -> tuple[int, int]:
-    """(CTAs along the columns, CTAs along the rows), no more than run at the same time. CTAs divide the columns only
-    if there are fewer rows than CTAs."""
+    """Return (CTAs along the columns, CTAs along the rows), at most those that run at the same time.
+
+    CTAs divide the columns only if there are fewer rows than CTAs.
+    """
     down = min(-(-rows // config.rows), resident_ctas)
     chunks = -(-columns // CHUNK_ELEMS)
     return max(1, min(-(-chunks // config.consumers), resident_ctas // down)), down
 
 
 def result_pitch_bytes(columns: int) -> int:
-    """From one row of the result to the next."""
+    """Return the bytes from one row of the result to the next."""
     return align_up(columns * ELEMENT_BYTES, PITCH_ALIGNMENT_BYTES)
 
 
 def permute_arguments(config: PermuteColumnsConfig, sizes: Sizes) -> Arguments:
-    """Return the launch that copies "x" to the workspace's rows, in the order of "perm" if the config has one."""
+    """Return the launch that copies "x" to the workspace's rows, in the order of "perm" if the config has a
+    permutation.
+    """
     order = (At("perm"),) if config.has_permutation else ()
     parameters = *order, At("x"), At(ROWS), *(Value(index) for index in range(4))
     return Arguments(TEMPLATE, config, parameters, sizes, early=("perm",))
@@ -183,7 +189,7 @@ def permute_sizes(
 
 
 def dump_configs(target: Target) -> list[PermuteColumnsConfig]:
-    """Each path, for layers of 8192 and 28672 columns; none if the target has no TMA."""
+    """Return each path for layers of 8192 and 28672 columns; none if the target has no TMA."""
     if not target.has("tma") or not target.has("griddepcontrol"):
         return []
     cases = [(1, 8192, True, True), (4096, 8192, True, True), (4096, 28672, True, True), (4096, 8192, True, False)]
@@ -196,15 +202,15 @@ def dump_configs(target: Target) -> list[PermuteColumnsConfig]:
 
 
 def sample(target: Target, *, rows: int = 9, columns: int = 520, path: str = "staged", blocks: int = 2) -> Sample:
-    """Copy random rows, for `cudatma emulate permute_columns`. blocks: the maximum number of CTAs.
+    """Return a copy of random rows with at most ``blocks`` CTAs, for `cudatma emulate permute_columns`.
 
-    path: "staged", permuted through shared memory if the columns are a multiple of 8, else as "direct"; "direct",
+    ``path``: "staged", permuted through shared memory if the columns are a multiple of 8, else as "direct"; "direct",
     permuted from global memory; "copy", not permuted. Raises ArgumentError.
     """
     if path not in ("staged", "direct", "copy"):
         raise ArgumentError("path", path, "staged, direct, copy")
     if min(rows, columns, blocks) < 1:
-        raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "1 and more each")
+        raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "1 or more each")
     permute = path != "copy"
     through = align_up(columns, 64) if path == "staged" and columns % CHUNK_ELEMS == 0 else 0
     config = PermuteColumnsConfig(permute, through, rows=2, consumers=64)

@@ -17,7 +17,7 @@ from cudatma.kernels.schedule import ceil_div
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
 
-#: Elements of K that share a scale; -1: one scale for each column of N.
+#: Elements of K that share a scale; -1 for one scale for each column of N.
 GROUP_SIZES = (32, 64, 128, -1)
 #: Fields that a weight and the configs of its kernels have in common.
 PROBLEM_FIELDS = ("group_size", "has_zeros", "dtype")
@@ -41,9 +41,21 @@ MEMBERS = WORK_MEMBERS | {
 class LinearShape:
     """Shape and format of a weight.
 
-    k, n: elements. group_size: elements of K that share a scale; -1: one scale for each column of N. has_zeros: whether
-    the weight has zero points. dtype: ``"float16"`` or ``"bfloat16"``, of activations, scales and results. Raises
-    ArgumentError, ArgumentTypeError.
+    Parameters
+    ----------
+    k, n : int
+        Elements.
+    group_size : int
+        Elements of K that share a scale; -1 for one scale for each column of N.
+    has_zeros : bool
+        Whether the weight has zero points.
+    dtype : {"float16", "bfloat16"}
+        Type of activations, scales and results.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If a field is invalid.
     """
 
     k: int
@@ -68,7 +80,7 @@ class LinearShape:
 
     @classmethod
     def of(cls, w: PackedWeight) -> LinearShape:
-        """A weight's."""
+        """Return the shape and format of a weight."""
         return cls(*w.shape, w.group_size, not w.symmetric, w.dtype)
 
 
@@ -76,7 +88,8 @@ class LinearShape:
 class Problem:
     """One GEMM: M rows of x times a layer's weight.
 
-    layer, m, batch_invariant decide the configuration; the rest is what a launch depends on, besides addresses.
+    layer, m and batch_invariant determine the configuration. A launch also depends on the other fields, and on
+    addresses.
 
     Parameters
     ----------
@@ -95,7 +108,7 @@ class Problem:
     scale_form, scale_exponent : str, int
         ``scale_fit`` of the weight.
     programmatic : bool
-        Whether the launch is a programmatic dependent of the kernel before it.
+        Whether the launch is a programmatic dependent of the previous kernel.
 
     Raises
     ------
@@ -123,7 +136,7 @@ class Problem:
 
     @classmethod
     def of(cls, w: PackedWeight, m: int, **others: Any) -> Problem:
-        """Return the problem of M dense rows of x times a weight; others: further fields."""
+        """Return the problem of M dense rows of x times a weight. ``others``: further fields."""
         fit = w.scale_fit
         facts: dict[str, Any] = {"has_perm": w.perm is not None, "scale_form": fit.form, "scale_exponent": fit.exponent}
         return cls(LinearShape.of(w), m, **(facts | others))
@@ -156,35 +169,35 @@ class Problem:
 
     @property
     def fixed(self) -> tuple[LinearShape, bool]:
-        """All but M: what stays from call to call."""
+        """Everything except M."""
         return self.layer, self.batch_invariant
 
     @property
     def constraint(self) -> str:
-        """Why only some configurations may serve, in words; empty where all may."""
+        """Why only some configurations may serve, in words; empty without a constraint."""
         return "batch invariance: one order of additions, whatever M is" if self.batch_invariant else ""
 
     @property
     def description(self) -> str:
-        """In words, for people."""
+        """The problem in words."""
         layer = self.layer
         scales = "whole-column scales" if layer.group_size == -1 else f"groups of {layer.group_size}"
         points = "zero points" if layer.has_zeros else "symmetric"
         return f"M = {self.m}, K = {self.k}, N = {self.n}, int4 weights, {layer.dtype}, {scales}, {points}"
 
     def as_json(self) -> dict[str, Any]:
-        """As a tuning entry keeps it."""
+        """Return the problem as tuning entries store it."""
         return asdict(self.layer) | {"m": self.m}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Problem:
-        """From a tuning entry. Raises KeyError, ArgumentError, ArgumentTypeError."""
+        """Return the problem of a tuning entry. Raises KeyError, ArgumentError, ArgumentTypeError."""
         layer = LinearShape(*(raw[name] for name in ("k", "n", "group_size", "has_zeros", "dtype")))
         return cls(layer, raw["m"])
 
 
 class WeightReader(Protocol):
-    """The part of a config that the values of the weight depend on."""
+    """The fields of a config that determine the values of the weight."""
 
     @property
     def dtype(self) -> str: ...
@@ -203,8 +216,8 @@ def weight_values(
 ) -> dict[str, Any]:
     """Return the values of the struct's members, by name, that do not depend on M.
 
-    activation_pitch: elements. programmatic: a dependent launch. scale_exponent: p of 2^-p, by which a fused kernel
-    multiplies scales (``PackedWeight.scale_fit``).
+    ``activation_pitch``: elements. ``programmatic``: a dependent launch. ``scale_exponent``: p of 2^-p, by which a
+    fused kernel multiplies scales (``PackedWeight.scale_fit``).
     """
     weight_row_blocks = ceil_div(k, 64)
     offset = np.array(-SYMMETRIC_ZERO * 2.0**-scale_exponent, activation_type(config.dtype).numpy).view(np.uint16)

@@ -1,4 +1,4 @@
-"""Made-up operands: a small Marlin GEMM for the emulator, and what the tuner launches."""
+"""Random operands: a small Marlin GEMM for the emulator, and operands for the tuner."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ def sample(
     sm_count: int = 1,
     seed: int = 0,
 ) -> Sample:
-    """y = x W with x (m, k) and W (k, n) in int4, on one of the kernels. k: a multiple of 8.
+    """Return a launch of y = x W with x (m, k) and W (k, n) in int4 on one of the kernels; k is a multiple of 8.
 
-    sm_count: SMs of the imagined GPU. With few of them each gets many stages, and the ring wraps.
-    Raises ArgumentError, QuantizationError, TargetError, CompileError, DriverError (no NVRTC).
+    The imagined GPU has ``sm_count`` SMs. If there are few, each gets many stages, and the ring wraps. Raises
+    ArgumentError, QuantizationError, TargetError, CompileError, and DriverError without NVRTC.
     """
     if version == "wgmma":
         target.require("wgmma", "marlin_wgmma")
-    if k % 8:  # marlin_gemm copies other rows first
+    if k % 8:  # marlin_gemm first copies other rows
         raise ArgumentError("k", k, "a multiple of 8", "TMA loads rows of whole 16-byte chunks")
     for field, value in (("m", m), ("n", n), ("k", k), ("sm_count", sm_count)):
         if value < 1:
-            raise ArgumentError(field, value, "1 and more")
+            raise ArgumentError(field, value, "1 or more")
     random = np.random.default_rng(seed)
     weight = quantize(random.standard_normal((k, n), np.float32) * 0.05, group_size=group_size, dtype=dtype)
     x = random.standard_normal((m, k), np.float32).astype(activation_type(dtype).numpy)
     out = np.full((m, n), np.nan, x.dtype)
     problem = Problem.of(weight, m, has_aligned_out=n % 8 == 0)
-    found = cheapest_first(TIMES[version], problem, imagined_gpu(target, sm_count))
-    if not found:
+    ranked = cheapest_first(TIMES[version], problem, imagined_gpu(target, sm_count))
+    if not ranked:
         raise ArgumentError("m", m, "a number of rows that this kernel takes", "the kernels divide them: see --help")
-    config = found[0][0].in_form(weight.scale_fit.form)
+    config = ranked[0][0].in_form(weight.scale_fit.form)
     work = schedule(config, m, n, k, sm_count)
     arguments = gemm_arguments(problem, config, work, target)
     arrays = {"x": describe(x), "out": describe(out), **weight_of(weight).arrays, **host_workspace(arguments.sizes)}
@@ -89,7 +89,7 @@ class MarlinTrial:
         return len(self._weights)
 
     def prepare(self, problem: Problem) -> None:
-        """Random weights, unless they are there, and M rows of x."""
+        """Create M rows of x, and random weights unless they exist."""
         import cupy
 
         layer, m = problem.layer, problem.m
@@ -102,9 +102,11 @@ class MarlinTrial:
         self._x, self.out = random_rows(m, layer.k, layer.dtype, m), empty_rows(m, layer.n, layer.dtype)
 
     def launcher(self, candidate: Listed[MarlinConfig], copies: int, stream: int) -> Launch:
-        """launch(i) enqueues the candidate on the i-th of so many copies of the weight; its kernel is loaded now.
+        """Load the candidate's kernel.
 
-        Raises LaunchError if it would not be launched as it says, and what a launch raises.
+        Return launch(i), which enqueues it on the i-th of ``copies`` copies of the weight.
+
+        Raises LaunchError if the call would launch another kernel, and the errors of a launch.
         """
         x, out, weight = describe(self._x), describe(self.out), self._weights[0]
         problem = Problem.of(weight, x.shape[0], has_aligned_out=weight.shape[1] % 8 == 0)
@@ -113,13 +115,15 @@ class MarlinTrial:
             launch = launch_of(MARLIN_GEMM, problem, self.device, stream, named, weight_of(weight))
         config = launch.replays[-1].config
         if config.in_form("none") != candidate.config:
-            raise LaunchError("candidate", config.entry, f"what was asked for: {candidate.label}")
+            raise LaunchError("candidate", config.entry, f"the candidate, {candidate.label}")
         addresses = MARLIN_GEMM.addresses(named)
         return in_turn([partial(launch.run, addresses, stream, weight_of(w)) for w in self._weights[:copies]])
 
 
 def random_weight(layer: LinearShape) -> PackedWeight:
-    """A weight of random values on the host whose results are near 1: what a tensor core draws depends on them."""
+    """Return a weight of random values on the host whose results are near 1, because the power of tensor cores depends
+    on them.
+    """
     rng = np.random.default_rng((layer.k, layer.n))
     k64, n64 = -(-layer.k // 64), -(-layer.n // 64)
     groups = 1 if layer.group_size == -1 else -(-layer.k // layer.group_size)

@@ -17,14 +17,14 @@ from cudatma.kernels.tuning import FILE_VARIABLE
 from cudatma.kernels.warm_up import check_max_m, prepare
 from cudatma.quantization import PackedWeight
 
-#: Elements of 16 bytes.
+#: Elements in 16 bytes.
 _ALIGNED_ELEMS = 16 // ELEMENT_BYTES
 
 
 class _WarmedUp(set[tuple[Any, ...]]):
     """The warm-ups that are complete, a part of the Runtime: a model has many layers of few shapes."""
 
-    #: forget() of choice_table drops it.
+    #: choice.forget() drops it.
     holds_choices = True
 
 
@@ -79,7 +79,7 @@ def warm_up(
 
 
 def dense_problem(w: PackedWeight, m: int, *, batch_invariant: bool) -> Problem:
-    """Return the problem of M dense rows of an x that begins at a multiple of 16 bytes, and a dense result."""
+    """Return the problem of M dense rows of an x that begins at a multiple of 16 bytes, with a dense result."""
     k, n = w.shape
     return Problem.of(
         w,
