@@ -1,7 +1,7 @@
-"""The sequence diagram of a call, drawn for docs/path_of_a_call.md.
+"""Draw the sequence diagram of a call for docs/path_of_a_call.md.
 
 python -m tools.dev.call_picture            # writes docs/pictures/path_of_a_call.svg
-python -m tools.dev.call_picture --check    # exit status 1 where the file shows something else
+python -m tools.dev.call_picture --check    # exit status 1 if the file differs
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One of the ways in which the engine serves a call."""
+    """A way in which the engine serves a call."""
 
     title: str
     fill: str
@@ -43,7 +43,7 @@ class Level:
     steps: tuple[Message | Note, ...]
 
 
-#: (key, name, where it is, center of the lifeline)
+#: Key, name, location and center of each lifeline.
 LIFELINES = (
     ("call", "public function", "gemm(), copy(), ...", 90),
     ("run", "run()", "kernels/engine.py", 290),
@@ -152,7 +152,7 @@ def _note(out: Drawing, note: Note, y: float, color: str) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the picture; with --check compare it with the file."""
+    """Write the picture; with --check, compare it with the file."""
     return write_picture(PICTURE, picture(), __doc__ or "", argv)
 
 

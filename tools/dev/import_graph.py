@@ -1,7 +1,7 @@
-"""The imports among cudatma's packages: read from the source, and drawn for docs/architecture.md.
+"""Read the imports among cudatma's packages from the source, and draw them for docs/architecture.md.
 
 python -m tools.dev.import_graph            # writes docs/pictures/architecture.svg
-python -m tools.dev.import_graph --check    # exit status 1 where the file shows something else
+python -m tools.dev.import_graph --check    # exit status 1 if the file differs
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "docs" / "pictures" / "architecture.svg"
 
-#: What cudatma/ is made of, lowest first: each imports only from those before it. The first row is single modules.
+#: Parts of cudatma/, lowest first: each imports only from earlier ones. The first row holds single modules.
 LAYERS: tuple[tuple[str, str], ...] = (
     ("facts", "errors, element types, targets, contexts, arrays and streams of other libraries, layouts, pipelines"),
     ("descriptor", "tensor maps: spec, rules, codec (128 bytes to fields and back), driver"),
@@ -36,27 +36,27 @@ FACTS = (
     *("mbarrier_bits", "library_streams", "arrays", "backend"),
 )
 TOP = ("cli", "__main__", "pytest_plugin")
-#: The emulator's packages in the same order; "" is the modules next to them, which use all.
+#: The emulator's packages in the same order; "" stands for its top-level modules, which use all packages.
 EMULATOR = ("errors", "ptx", "arithmetic", "machine", "async_copy", "tensor_core", "hazards", "trace", "")
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
-    """Dotted name -> file, of cudatma and tools; a package has the name of its folder."""
-    found = {}
+    """Return the file of each module of cudatma and tools by dotted name; a package has the name of its folder."""
+    files = {}
     for folder in ("cudatma", "tools"):
         for path in sorted((root / folder).rglob("*.py")):
             parts = path.relative_to(root).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+            files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return files
 
 
 def imported(text: str, importer: str, is_package: bool, known: Iterable[str]) -> set[str]:
-    """Which of the ``known`` modules a source imports, inside functions and for type checkers too."""
+    """Return the ``known`` modules that a source imports, including imports in functions and for type checkers."""
     names = set(known)
-    found: set[str] = set()
+    targets: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name in names}
+            targets |= {alias.name for alias in node.names if alias.name in names}
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
@@ -65,12 +65,12 @@ def imported(text: str, importer: str, is_package: bool, known: Iterable[str]) -
                 base = ".".join([*stem, base] if base else stem)
             for alias in node.names:
                 inside = f"{base}.{alias.name}"
-                found |= {inside} if inside in names else {base} & names
-    return found - {importer}
+                targets |= {inside} if inside in names else {base} & names
+    return targets - {importer}
 
 
 def import_graph(root: Path = ROOT) -> dict[str, set[str]]:
-    """Module -> modules that it imports."""
+    """Return the modules that each module imports."""
     files = modules(root)
     return {
         name: imported(path.read_text(encoding="utf-8"), name, path.name == "__init__.py", files)
@@ -79,7 +79,7 @@ def import_graph(root: Path = ROOT) -> dict[str, set[str]]:
 
 
 def cycle(graph: Mapping[str, set[str]]) -> list[str]:
-    """Modules that import each other in a ring, first and last the same; empty where there is none."""
+    """Return a cycle of imports, with the same first and last module, or an empty list."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -88,7 +88,7 @@ def cycle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def layer_of(module: str) -> str:
-    """The row of LAYERS that a module belongs to; "" for the facade ``cudatma``."""
+    """Return the row of LAYERS that contains a module; "" for the facade ``cudatma``."""
     top, _, rest = module.partition(".")
     if top == "tools":
         return "tools"
@@ -99,7 +99,7 @@ def layer_of(module: str) -> str:
 
 
 def emulator_part(module: str) -> str:
-    """The row of EMULATOR that a module of the emulator belongs to."""
+    """Return the row of EMULATOR that contains a module of the emulator."""
     name = module.removeprefix("cudatma.emulator").lstrip(".").split(".")[0]
     return name if name in EMULATOR else ""
 
@@ -111,7 +111,7 @@ _BOX_WIDTH, _FAINT = 700, "#52606d"
 
 
 def picture(graph: Mapping[str, set[str]]) -> str:
-    """An SVG: a box for each layer, lowest at the bottom, and an arc for the imports between each two."""
+    """Return an SVG with a box for each layer, lowest at the bottom, and an arc for the imports between two layers."""
     names = [name for name, _ in LAYERS]
     layers = {(layer_of(importer), layer_of(target)) for importer, targets in graph.items() for target in targets}
     pairs = sorted(pair for pair in layers if pair[0] != pair[1] and "" not in pair and "cudatma" not in pair)
@@ -149,9 +149,9 @@ def picture(graph: Mapping[str, set[str]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the picture; with --check compare it with the file."""
+    """Write the picture; with --check, compare it with the file."""
     parser = argparse.ArgumentParser(prog="tools.dev.import_graph", description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit status 1 where the file shows something else")
+    parser.add_argument("--check", action="store_true", help="exit status 1 if the file differs")
     options = parser.parse_args(argv)
     text = picture(import_graph())
     if options.check:

@@ -1,7 +1,7 @@
-"""The pipelines of the wgmma kernel (SM90) and of the mma.sync kernel (SM120), drawn for README.md.
+"""Draw the pipelines of the wgmma kernel (SM90) and of the mma.sync kernel (SM120) for README.md.
 
 python -m tools.dev.pipeline_picture            # writes docs/images/pipeline.svg
-python -m tools.dev.pipeline_picture --check    # exit status 1 where the file shows something else
+python -m tools.dev.pipeline_picture --check    # exit status 1 if the file differs
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TITLE = "TMA fills a ring of shared-memory stages; warpgroups with wgmma or warp
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What differs between the two kernels. ldmatrix: whether activations pass through registers."""
+    """Differences between the two kernels. ``ldmatrix`` says whether activations pass through registers."""
 
     title: str
     consumers: str
@@ -43,7 +43,7 @@ KERNELS = (
         ldmatrix=True,
     ),
 )
-#: PTX instructions that the picture names; the templates contain each.
+#: PTX instructions that the picture names; the templates contain each of them.
 INSTRUCTIONS = ("wgmma.mma_async", "mma.sync", "ldmatrix", "stmatrix", "mbarrier.try_wait", "cp.async.bulk.tensor")
 
 _WIDTH, _PANEL, _TOP, _FOOT = 1000, 384, 8, 40
@@ -60,7 +60,7 @@ _STAGES = (
 
 
 def _load_side(out: Drawing, top: float) -> None:
-    """Global memory, the producer warp and TMA: the same for both kernels."""
+    """Draw global memory, the producer warp and TMA, which are the same for both kernels."""
     out.text(90, top + 52, "global memory", size=13.5, fill=INK, bold=True)
     operands = (("weights", "int4, packed"), ("scales", "one per group"), ("activations", "fp16 or bf16"))
     for number, (name, what) in enumerate(operands):
@@ -96,10 +96,10 @@ def _ring(out: Drawing, top: float) -> None:
         out.text(_RING_X + 10, y + 19, name, size=13, fill=INK, anchor="start", bold=True)
         out.text(_RING_X + 10, y + 36, state, anchor="start")
         barriers = ((_FULL_X, "full", GREEN, is_full), (_EMPTY_X, "empty", BLUE, is_empty))
-        for x, what, colour, is_complete in barriers:
-            inside = colour if is_complete else "#ffffff"
+        for x, what, color, is_complete in barriers:
+            inside = color if is_complete else "#ffffff"
             out.lines.append(
-                f'<circle cx="{x}" cy="{y + 14:g}" r="6.5" fill="{inside}" stroke="{colour}" stroke-width="2"/>'
+                f'<circle cx="{x}" cy="{y + 14:g}" r="6.5" fill="{inside}" stroke="{color}" stroke-width="2"/>'
             )
             out.text(x, y + 37, what, size=11.5)
     out.arrow(f"M373 {top + 200:g} C404 {top + 200:g} 384 {top + 92:g} {_RING_X - 2} {top + 92:g}", "g")
@@ -109,7 +109,7 @@ def _ring(out: Drawing, top: float) -> None:
 
 
 def _consumer_side(out: Drawing, top: float, kernel: Variant) -> None:
-    """From a full stage through the product to the result."""
+    """Draw the path from a full stage through the product to the result."""
     right, middle = _RING_X + _RING_WIDTH, _CONSUMER_X + _CONSUMER_WIDTH / 2
     out.text(middle, top + 52, kernel.consumers, size=13.5, fill=INK, bold=True)
     out.box(_CONSUMER_X, top + 66, _CONSUMER_WIDTH, 226, "#eef4fc", BLUE)
@@ -143,7 +143,7 @@ def _consumer_side(out: Drawing, top: float, kernel: Variant) -> None:
 
 
 def picture() -> str:
-    """Both pipelines, one below the other, as an SVG."""
+    """Return both pipelines, one above the other, as an SVG."""
     height = _TOP + _PANEL * len(KERNELS) + _FOOT
     out = Drawing()
     for number, kernel in enumerate(KERNELS):
@@ -160,7 +160,7 @@ def picture() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the picture; with --check compare it with the file."""
+    """Write the picture; with --check, compare it with the file."""
     return write_picture(PICTURE, picture(), __doc__ or "", argv)
 
 

@@ -1,8 +1,8 @@
 """Write the tables of README.md and of some pages of docs from the files of benchmarks/results.
 
-A marker pair ``<!-- table: NAME -->`` .. ``<!-- end table -->`` holds what benchmarks/results/NAME.json says under
-``"table"``: ``{"columns": [text], "rows": [[text or number]], "note": text}``, and the machine under ``"machine"``.
-``<!-- table: NAME, first 5 rows -->`` takes the first rows only.
+A marker pair ``<!-- table: NAME -->`` .. ``<!-- end table -->`` shows the contents of benchmarks/results/NAME.json
+under ``"table"``: ``{"columns": [text], "rows": [[text or number]], "note": text}``, and the machine under
+``"machine"``. ``<!-- table: NAME, first 5 rows -->`` shows only the first rows.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _MARKED = re.compile(
     re.DOTALL,
 )
 
-#: How a page names an entry of "machine".
+#: Names of the entries of "machine" on a page.
 _NAMES = {"card": ""}
 
 EXAMPLES = """examples:
   python tools/dev/readme_tables.py            rewrite the tables of all pages
-  python tools/dev/readme_tables.py --check    only say whether they are current
+  python tools/dev/readme_tables.py --check    only report whether they are current
 """
 
 
 def table_text(name: str, result: Any, rows: int | None = None) -> str:
-    """A result as a Markdown table, with its note and its machine below it.
+    """Return a result as a Markdown table, with its note and its machine below it.
 
-    rows: how many rows of the table to take; None takes all. Raises ArgumentError if the file holds no such table.
+    ``rows`` limits the number of rows. Raise ArgumentError if the file holds no such table.
     """
     table = result.get("table") if isinstance(result, dict) else None
     if not isinstance(table, dict) or not {"columns", "rows"} <= set(table):
@@ -70,16 +70,16 @@ def _cell(value: object) -> str:
 
 def _machine(machine: object) -> str:
     if isinstance(machine, dict):
-        known = {_NAMES.get(name, name): value for name, value in machine.items() if value != "none"}
+        facts = {_NAMES.get(name, name): value for name, value in machine.items() if value != "none"}
         measured = "Measured on " if machine.get("card") != "none" else "Compiled without a GPU: "
-        return measured + ", ".join(f"{name} {value}".strip() for name, value in known.items()) + "."
+        return measured + ", ".join(f"{name} {value}".strip() for name, value in facts.items()) + "."
     return f"Measured on {machine}." if machine else ""
 
 
 def filled(page: str, results: Path) -> str:
-    """The page with every marked table rewritten; where a result is missing, the page says so.
+    """Return the page with every marked table rewritten; a missing result becomes a note.
 
-    Raises ArgumentError for a result file that is not JSON or holds no table.
+    Raise ArgumentError for a result file that is not JSON or holds no table.
     """
 
     def replace(match: re.Match[str]) -> str:
@@ -97,7 +97,7 @@ def filled(page: str, results: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Rewrite both pages, or with ``--check`` return 1 where one differs from the results."""
+    """Rewrite the pages, or with ``--check`` return 1 if one differs from the results."""
     parser = argparse.ArgumentParser(
         prog="readme_tables.py",
         description=__doc__,

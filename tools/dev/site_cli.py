@@ -1,4 +1,4 @@
-"""The command-line reference of the documentation site, from the parsers that the commands use."""
+"""Write the command-line reference of the documentation site from the parsers of the commands."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tools.dev.site_docstrings import inline
 
 TITLE = "Command line"
 INTRODUCTION = """\
-``cudatma COMMAND --help`` shows what this page says of a command. The exit status is 0 where all is well, 1 where a
-check failed, and 2 for a wrong call or an error, which is one line on standard error.
+This page has the text of ``cudatma COMMAND --help``. The exit status is 0 for success, 1 for a failed check, and 2 for
+a wrong call or an error, which is one line on standard error.
 """
 
 
@@ -27,7 +27,7 @@ class _Reached(Exception):  # noqa: N818
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
-    """The parser that a subcommand of ``cudatma`` reads its arguments with."""
+    """Return the parser of a subcommand of ``cudatma``."""
     tools = cli.tools_package().__name__
     parser = importlib.import_module(f"{tools}.command_line").Parser
 
@@ -43,7 +43,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 
 def page() -> str:
-    """The page as reStructuredText: a section for each subcommand."""
+    """Return the page as reStructuredText, with a section for each subcommand."""
     commands = cli.available()
     lines = [TITLE, "=" * len(TITLE), "", INTRODUCTION, ".. list-table::", ""]
     for command, summary in commands.items():

@@ -1,7 +1,7 @@
-"""Docstrings for the documentation site: cudatma's are plain text with ``code``, Sphinx reads reStructuredText.
+"""Convert docstrings for the documentation site: cudatma's are plain text with ``code``, Sphinx reads reStructuredText.
 
-What a docstring says of a parameter or field ("name: text") becomes an item of a list, the rest paragraphs. Public
-names of cudatma become links.
+A description of a parameter or field ("name: text") becomes an item of a list, everything else paragraphs. Public names
+of cudatma become links.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-#: A line of a docstring that could have taken the next line's first word ends a paragraph.
+#: A docstring line that had room for the next line's first word ends a paragraph.
 LINE_WIDTH = 108
 _CODE = re.compile(r"(``.+?``)", re.DOTALL)
 _SPECIAL = re.compile(r"[\\*|]|_(?=_*(?!\w))")
@@ -22,10 +22,10 @@ _NAME = re.compile(r"(?<![\w.])([A-Za-z]\w+)(\(\))?(?![\w(])")
 
 
 def to_rst(docstring: Sequence[str], parameters: Collection[str], public: Mapping[str, str]) -> list[str]:
-    """The lines of a docstring as lines of reStructuredText.
+    """Convert the lines of a docstring to reStructuredText.
 
-    parameters: names of parameters and fields. public: the role ("func", "class", "exc") of each public name; functions
-    are linked where they are written with parentheses.
+    ``parameters`` are the names of parameters and fields. ``public`` maps each public name to its role ("func",
+    "class", "exc"); functions are linked if they are written with parentheses.
     """
     lines: list[str] = []
     for paragraph in _paragraphs(docstring):
@@ -39,16 +39,16 @@ def to_rst(docstring: Sequence[str], parameters: Collection[str], public: Mappin
 
 
 def _paragraphs(docstring: Sequence[str]) -> list[list[str]]:
-    """Lines between empty lines; a line that ends early after a sentence ends its paragraph too."""
-    found: list[list[str]] = [[]]
+    """Split lines at empty lines, and after a sentence that ends before the end of its line."""
+    paragraphs: list[list[str]] = [[]]
     for line, after in zip(docstring, [*docstring[1:], ""], strict=True):
         if line.strip():
-            found[-1].append(line)
+            paragraphs[-1].append(line)
         word = after.partition(" ")[0]
         ends_early = line.endswith(".") and word[:1].isupper() and len(line) + 1 + len(word) <= LINE_WIDTH
-        if found[-1] and (not line.strip() or ends_early):
-            found.append([])
-    return [paragraph for paragraph in found if paragraph]
+        if paragraphs[-1] and (not line.strip() or ends_early):
+            paragraphs.append([])
+    return [paragraph for paragraph in paragraphs if paragraph]
 
 
 def _bold(parameter: re.Match[str]) -> str:
@@ -57,20 +57,20 @@ def _bold(parameter: re.Match[str]) -> str:
 
 
 def _items(text: str, parameters: Collection[str]) -> list[tuple[str, str]]:
-    """(names, what is said of them), in order; no names where the text is not about parameters."""
-    found: list[tuple[str, str]] = []
+    """Return the names and the text about them, in order; no names if the text is not about parameters."""
+    items: list[tuple[str, str]] = []
     names, begin = "", 0
     for match in _ITEM.finditer(text):
-        said = " ".join((match[1] or "").split())
-        if {name.partition(" ")[0] for name in re.findall(_PARAMETER, said)} <= set(parameters):
-            found.append((names, text[begin : match.start()]))
-            names, begin = said, match.end()
-    found.append((names, text[begin:]))
-    return [(names, said) for names, said in found if said.strip()]
+        label = " ".join((match[1] or "").split())
+        if {name.partition(" ")[0] for name in re.findall(_PARAMETER, label)} <= set(parameters):
+            items.append((names, text[begin : match.start()]))
+            names, begin = label, match.end()
+    items.append((names, text[begin:]))
+    return [(names, text) for names, text in items if text.strip()]
 
 
 def inline(text: str, public: Mapping[str, str]) -> str:
-    """Plain text with ``code`` as reStructuredText, public names as links."""
+    """Convert plain text with ``code`` to reStructuredText, with links for public names."""
     parts = _CODE.split(text)
     for index in range(0, len(parts), 2):
         pieces = re.split(r"(`[^`]+`)", parts[index])
