@@ -1,4 +1,4 @@
-"""The cost model of the Marlin GEMM against the committed measurements: the table of docs/lab/cost_model.md."""
+"""The Marlin GEMM's cost model against the committed measurements: the table of docs/lab/cost_model.md."""
 
 from __future__ import annotations
 
@@ -29,68 +29,68 @@ _MARKED = re.compile(r"(<!-- table: model -->\n).*?(<!-- end table -->)", re.DOT
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured cell, and the cost of the configuration that the cost model chooses."""
+    """A measured cell, and the cost of the configuration that the cost model chooses."""
 
     layer: LinearShape
     m: int
     us: float
-    said: Cost
+    predicted: Cost
 
     @property
     def error(self) -> float:
-        """Prediction over measurement, less one."""
-        return self.said.us / self.us - 1
+        """Prediction over measurement, minus one."""
+        return self.predicted.us / self.us - 1
 
 
 def rows(results: Sequence[Path] = RESULTS) -> list[Row]:
-    """Every cell of the results that was measured."""
-    found = []
+    """Return every measured cell of the results."""
+    measured = []
     for path in results:
         for cell in json.loads(path.read_text())["cells"]:
             if cell.get("us"):
                 layer = LinearShape(cell["k"], cell["n"], 128, False, cell["dtype"])
                 config = choose_by_cost(Problem(layer, cell["m"]), H200)
                 cost = config.cost(Problem(layer, cell["m"]), H200)
-                found.append(Row(layer, cell["m"], cell["us"], cost))
-    return found
+                measured.append(Row(layer, cell["m"], cell["us"], cost))
+    return measured
 
 
-def summary(found: Sequence[Row]) -> str:
-    errors = [abs(row.error) for row in found]
-    median, most = statistics.median(errors), max(errors)
-    return f"{len(found)} cells: median error {median:.1%}, largest {most:.1%}."
+def summary(cells: Sequence[Row]) -> str:
+    errors = [abs(row.error) for row in cells]
+    median, largest = statistics.median(errors), max(errors)
+    return f"{len(cells)} cells: median error {median:.1%}, largest {largest:.1%}."
 
 
-def table(found: Sequence[Row]) -> str:
+def table(measured: Sequence[Row]) -> str:
     """Return Markdown with a row for each layer and dtype, and a column for each M."""
-    ms = sorted({row.m for row in found})
+    ms = sorted({row.m for row in measured})
     cells: dict[str, dict[int, str]] = {}
-    for row in found:
+    for row in measured:
         layer = f"{row.layer.k} x {row.layer.n}" + (", bf16" if row.layer.dtype == "bfloat16" else "")
-        times = (f"{us:.3g}" if us < 1000 else f"{us:.0f}" for us in (row.said.us, row.us))
+        times = (f"{us:.3g}" if us < 1000 else f"{us:.0f}" for us in (row.predicted.us, row.us))
         cells.setdefault(layer, {})[row.m] = " / ".join(times)
     head = " | ".join(["K x N", *(f"M = {m}" for m in ms)])
-    lines = [" | ".join([layer, *(of_layer.get(m, "") for m in ms)]) for layer, of_layer in cells.items()]
+    lines = [" | ".join([layer, *(times_by_m.get(m, "") for m in ms)]) for layer, times_by_m in cells.items()]
     return "\n".join(f"| {line} |" for line in (head, " | ".join(["---", *["---:"] * len(ms)]), *lines))
 
 
-def filled(page: str, found: Sequence[Row]) -> str:
-    """The page with its table written anew. ArgumentError for a page without one."""
+def filled(page: str, measured: Sequence[Row]) -> str:
+    """Return the page with its table rewritten. Raise ArgumentError for a page without a table."""
     if not _MARKED.search(page):
-        raise ArgumentError("page", "no <!-- table: model -->", "a page with the two marks of the table")
-    text = f"{summary(found)}\n\n{table(found)}\n"
+        raise ArgumentError("page", "no <!-- table: model -->", "a page with the two markers of the table")
+    text = f"{summary(measured)}\n\n{table(measured)}\n"
     return _MARKED.sub(lambda match: f"{match[1]}{text}{match[2]}", page)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench model``: print the comparison, or with ``--write`` put it into the page."""
+    """Run ``cudatma bench model``: print the comparison, or with ``--write`` put it into the page."""
     parser = argparse.ArgumentParser(prog="cudatma bench model", description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     options = parser.parse_args(argv)
-    found = rows()
+    measured = rows()
     if options.write:
-        PAGE.write_text(filled(PAGE.read_text(), found))
-    print(summary(found) if options.write else f"{table(found)}\n\n{summary(found)}")
+        PAGE.write_text(filled(PAGE.read_text(), measured))
+    print(summary(measured) if options.write else f"{table(measured)}\n\n{summary(measured)}")
     return 0
 
 

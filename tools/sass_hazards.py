@@ -90,9 +90,7 @@ def _merge(left: Pending, right: Pending) -> Pending:
 
 
 def _remaining(step: Step, pending: Pending) -> dict[tuple[int, bool], int]:
-    """Return the reads still in flight when the step is issued. A wait applies whether or not the guard lets the step
-    run.
-    """
+    """Return the reads still in flight when the step is issued. A wait applies even if the guard skips the step."""
     return {load: scoreboards for load, scoreboards in pending.items() if not scoreboards & step.waits}
 
 
