@@ -286,7 +286,7 @@ def rates_line(cell: Cell, beginning: str) -> str:
     if (over := times_as_fast(with_best(cell, RIVALS), BEST)) is not None:
         line += f", {AUTO} / {BEST} {over:.3f}"
     if (error := cell.get("rms_error", {}).get(AUTO)) is not None:
-        line += f", {AUTO} {error:.1e} error"
+        line += f", {AUTO} {error:.1e} off"
     return line + refusals(cell)
 
 

@@ -113,7 +113,7 @@ def timing_method(stream: Any, replays: int, rest_s: float, seconds: float = 0.0
 def timed(
     method: Method, entrants: Sequence[Entrant], cell: Cell, refused: dict[str, str], required: Sequence[str]
 ) -> None:
-    """Add each rival's time to the cell: that of its fastest entrant, with the entrant's detail.
+    """Add each rival's time, which its fastest entrant reaches, and that entrant's detail to the cell.
 
     A rival without a time gets a reason. A required contender without a time is an error.
     """

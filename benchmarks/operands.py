@@ -44,7 +44,7 @@ def _narrow(xp: Any, values: Any, dtype: str) -> Any:
 
 def filled(xp: Any, shape: tuple[int, ...], block: Any) -> Any:
     """Return an array of ``shape`` that repeats the 1D ``block``."""
-    # As integers, because copying bf16 would need a compiler.
+    # Copy integers, because copying bf16 would need a compiler.
     bits = block.view(f"uint{8 * block.dtype.itemsize}")
     out = xp.empty(shape, dtype=bits.dtype)
     flat = out.reshape(-1)

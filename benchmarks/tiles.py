@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("tiles", __doc__, EXAMPLES)
     parser.add_argument("family", choices=tuple(FAMILIES), help="family of kernels")
     parser.add_argument("products", type=Path, metavar="FILE", help="results whose cells name the products")
-    parser.add_argument("--replays", type=int, default=5, help="timed turns kernel_family problem (default: 5)")
+    parser.add_argument("--replays", type=int, default=5, help="timed turns of each (default: 5)")
     options = parser.parse_args(argv)
     kernel_family = family(options.family)
     try:

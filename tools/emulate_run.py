@@ -264,7 +264,8 @@ def _saved(launch: LaunchFile, operands: Operands) -> list[Path]:
             try:
                 np.save(path, operands.arrays[name])
             except OSError as error:
-                raise ArgumentError(f"arrays.{name}.save", str(path), "a file that can be paths", str(error)) from error
+                field = f"arrays.{name}.save"
+                raise ArgumentError(field, str(path), "a file that can be written", str(error)) from error
             paths.append(path)
     return paths
 

@@ -133,7 +133,7 @@ def test_a_line_names_choices_and_reasons() -> None:
         (["--fp8", "--transformer"], "--fp8 has its own shapes"),
         (["--fp8", "--version", "v4"], "--fp8 has its own shapes"),
         (["--seconds", "nan"], "nan; allowed: seconds, more than 0"),
-        (["--seconds", "1"], "1.0; allowed: 1.2 and more"),
+        (["--seconds", "1"], "1.0; allowed: at least 1.2"),
         (["--version", "v9"], "invalid choice"),
     ],
 )
@@ -226,7 +226,7 @@ def test_the_best_algorithms_of_cublaslt_take_part(monkeypatch: pytest.MonkeyPat
     assert not contest.chosen(cell, found)["cuBLASLt"].isnan().any()
     assert [launch[0] for launch in library.launches] == [103]
     monkeypatch.setattr(dense, "_cublaslt", lambda: CublasLt(NumpyLt(states=(15,))))
-    with pytest.raises(RuntimeError, match="nothing that runs"):
+    with pytest.raises(RuntimeError, match="no proposed algorithm runs"):
         dense.cublaslt(None, operands)
 
 
