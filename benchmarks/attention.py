@@ -25,16 +25,16 @@ from benchmarks.contest import (
     BEST,
     Entrant,
     Rival,
-    chosen,
-    entered,
+    add_errors,
+    add_times,
+    chosen_results,
     field_of,
-    judged,
-    measured,
+    find_entrants,
+    measure_calls,
     precompile,
     present,
     refusals,
     summary_line,
-    timed,
     times_as_fast,
     timing_method,
     with_best,
@@ -211,13 +211,13 @@ def _rows(operands: Operands, batch: int, head: int, rows: Any) -> Any:
 def measure(stream: Any, shape: Shape, field: Mapping[str, Rival], versions: Sequence[str], replays: int) -> Cell:
     """Measure one call with all contenders."""
     operands = Operands(shape)
-    entrants, refused = entered(stream, operands, field)
+    entrants, refused = find_entrants(stream, operands, field)
     configs = configs_of(shape, versions, refused)
-    ours, unable = entered(stream, operands, {name: partial(_ours, name) for name in configs})
+    ours, unable = find_entrants(stream, operands, {name: partial(_ours, name) for name in configs})
     refused |= unable
     cell: Cell = {**shape.facts}
-    timed(timing_method(stream, replays, REST_S), [*entrants, *ours], cell, refused, (AUTO,))
-    judged(cell, errors(operands, chosen(cell, [*entrants, *ours])), ALLOWED[shape.dtype])
+    add_times(timing_method(stream, replays, REST_S), [*entrants, *ours], cell, refused, (AUTO,))
+    add_errors(cell, errors(operands, chosen_results(cell, [*entrants, *ours])), ALLOWED[shape.dtype])
     cell["entries"] = {name: config.entry for name, config in configs.items() if name in cell["us"]}
     return cell
 
@@ -327,7 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = Result(settings, attention_table, options.json, attention_summary)
     with measuring_stream() as stream:
         result.say(precompile(lambda: [config for call in calls for config in configs_of(call, versions, {}).values()]))
-        measured(
+        measure_calls(
             result,
             calls,
             lambda call: measure(stream, call, field, versions, options.replays),

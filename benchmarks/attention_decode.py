@@ -24,14 +24,14 @@ from benchmarks.contest import (
     BEST,
     Entrant,
     Rival,
-    chosen,
-    entered,
+    add_errors,
+    add_times,
+    chosen_results,
     field_of,
-    judged,
-    measured,
+    find_entrants,
+    measure_calls,
     present,
     summary_line,
-    timed,
     times_as_fast,
     timing_method,
     with_best,
@@ -248,12 +248,12 @@ def errors(caches: Caches, outs: Mapping[str, Any]) -> dict[str, tuple[float, fl
 def measure(stream: Any, call: Decoding, field: Mapping[str, Rival], replays: int) -> Cell:
     """Measure one call with all contenders."""
     caches = Caches(call)
-    entrants, refused = entered(stream, caches, field)
-    ours, unable = entered(stream, caches, {name: partial(_ours, name) for name in (OURS, PAGED, FP8)})
+    entrants, refused = find_entrants(stream, caches, field)
+    ours, unable = find_entrants(stream, caches, {name: partial(_ours, name) for name in (OURS, PAGED, FP8)})
     refused |= unable
     cell = _facts(call)
-    timed(timing_method(stream, replays, REST_S), [*entrants, *ours], cell, refused, (OURS,))
-    judged(cell, errors(caches, chosen(cell, [*entrants, *ours])), _ALLOWED)
+    add_times(timing_method(stream, replays, REST_S), [*entrants, *ours], cell, refused, (OURS,))
+    add_errors(cell, errors(caches, chosen_results(cell, [*entrants, *ours])), _ALLOWED)
     return cell
 
 
@@ -320,7 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = Result(settings, decode_table, options.json, decode_summary)
     calls = calls_of(options.batch or BATCHES, options.length or LENGTHS)
     with measuring_stream() as stream:
-        measured(result, calls, lambda call: measure(stream, call, field, options.replays), _facts, _rates_line)
+        measure_calls(result, calls, lambda call: measure(stream, call, field, options.replays), _facts, _rates_line)
     return result.finish("Attention, one query a sequence")
 
 

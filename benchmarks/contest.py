@@ -88,7 +88,7 @@ def precompile(configs: Callable[[], Iterable[Any]]) -> str:
     return f"{line}, {len(refused)} refused by the compiler" if refused else line
 
 
-def entered(stream: Any, operands: Any, field: Mapping[str, Rival]) -> tuple[list[Entrant], dict[str, str]]:
+def find_entrants(stream: Any, operands: Any, field: Mapping[str, Rival]) -> tuple[list[Entrant], dict[str, str]]:
     """Return the rivals' entrants, and the reason of each rival that has none."""
     entrants: list[Entrant] = []
     refused: dict[str, str] = {}
@@ -110,7 +110,7 @@ def timing_method(stream: Any, replays: int, rest_s: float, seconds: float = 0.0
     return partial(cold, stream, replays=replays, rest_s=rest_s)
 
 
-def timed(
+def add_times(
     method: Method, entrants: Sequence[Entrant], cell: Cell, refused: dict[str, str], required: Sequence[str]
 ) -> None:
     """Add each rival's time, which its fastest entrant reaches, and that entrant's detail to the cell.
@@ -137,7 +137,7 @@ def timed(
         cell["error"] = "; ".join(failed)
 
 
-def chosen(cell: Cell, entrants: Sequence[Entrant]) -> dict[str, Any]:
+def chosen_results(cell: Cell, entrants: Sequence[Entrant]) -> dict[str, Any]:
     """Return each rival's result from the entrant that counts. The entrants of a rival share one array."""
     outs = {}
     for entrant in entrants:
@@ -149,7 +149,7 @@ def chosen(cell: Cell, entrants: Sequence[Entrant]) -> dict[str, Any]:
     return outs
 
 
-def judged(cell: Cell, errors: Mapping[str, tuple[float, float]], allowed: float) -> None:
+def add_errors(cell: Cell, errors: Mapping[str, tuple[float, float]], allowed: float) -> None:
     """Add the errors of results to the cell: root mean square and maximum, relative to the exact root mean square.
 
     Incorrect results lose their time.
@@ -164,7 +164,7 @@ def judged(cell: Cell, errors: Mapping[str, tuple[float, float]], allowed: float
             cell["error"] = f"{cell['error']}; {wrong}" if cell.get("error") else wrong
 
 
-def measured(
+def measure_calls(
     result: Result,
     calls: Sequence[Call],
     measure: Callable[[Call], Cell],

@@ -26,16 +26,16 @@ from benchmarks.contest import (
     AUTO,
     Entrant,
     Rival,
-    chosen,
-    entered,
+    add_errors,
+    add_times,
+    chosen_results,
     field_of,
-    judged,
-    measured,
+    find_entrants,
+    measure_calls,
     precompile,
     present,
     refusals,
     summary_line,
-    timed,
     times_as_fast,
     timing_method,
 )
@@ -218,12 +218,12 @@ def measure(
 ) -> Cell:
     """Measure one product: the rivals of the field, and our versions."""
     operands = Operands(product, is_cold)
-    entrants, refused = entered(stream, operands, field)
+    entrants, refused = find_entrants(stream, operands, field)
     configs = _configs(*operands.pair(0), names, refused)
     entrants += [_ours(operands, name) for name in configs]
     cell: Cell = {**product.facts}
-    timed(method, entrants, cell, refused, (TORCH, *configs))
-    judged(cell, errors(operands.a[0], operands.b[0], chosen(cell, entrants)), ALLOWED[product.dtype])
+    add_times(method, entrants, cell, refused, (TORCH, *configs))
+    add_errors(cell, errors(operands.a[0], operands.b[0], chosen_results(cell, entrants)), ALLOWED[product.dtype])
     cell["entries"] = {name: config.entry for name, config in configs.items() if name in cell["us"]}
     return cell
 
@@ -367,7 +367,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     products, names = _products(options), [AUTO, *(options.version or LADDER)]
     with measuring_stream() as stream:
         result.say(precompile(lambda: all_configs(products, names)))
-        measured(
+        measure_calls(
             result,
             products,
             lambda product: measure(stream, product, field, names, method_of(stream, product), options.cold),

@@ -19,13 +19,13 @@ from benchmarks.contest import (
     BEST,
     Entrant,
     Rival,
-    chosen,
-    entered,
-    judged,
-    measured,
+    add_errors,
+    add_times,
+    chosen_results,
+    find_entrants,
+    measure_calls,
     present,
     summary_line,
-    timed,
     times_as_fast,
     with_best,
 )
@@ -196,11 +196,11 @@ def field_of(scaling: str, versions: Mapping[str, str]) -> dict[str, Rival]:
 def measure(stream: Any, product: Fp8Product, versions: Mapping[str, str], method: Method, is_cold: bool) -> Cell:
     """Measure one product with all contenders."""
     operands = Fp8Operands(product, is_cold)
-    entrants, refused = entered(stream, operands, field_of(product.scaling, versions))
+    entrants, refused = find_entrants(stream, operands, field_of(product.scaling, versions))
     entrants.append(ours(operands))
     cell = _facts(product)
-    timed(method, entrants, cell, refused, (AUTO,))
-    judged(cell, errors(*operands.wide, chosen(cell, entrants)), ALLOWED)
+    add_times(method, entrants, cell, refused, (AUTO,))
+    add_errors(cell, errors(*operands.wide, chosen_results(cell, entrants)), ALLOWED)
     return cell
 
 
@@ -236,7 +236,7 @@ def run(options: argparse.Namespace, settings: Mapping[str, Any], method_of: Cal
     result = Result(settings, partial(fp8_table, operands=operands), options.json, fp8_summary)
     products = [Fp8Product(*shape, "RC", FP8, scaling=scaling) for shape in SHAPES for scaling in SCALINGS]
     with measuring_stream() as stream:
-        measured(
+        measure_calls(
             result,
             products,
             lambda product: measure(stream, product, versions, method_of(stream, product), options.cold),

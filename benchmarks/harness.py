@@ -169,7 +169,7 @@ def capture(stream: Any, contender: Contender) -> Any:
     return graph
 
 
-def _captured(stream: Any, contenders: Sequence[Contender], into: Measured) -> dict[str, tuple[Any, int]]:
+def _capture_all(stream: Any, contenders: Sequence[Contender], into: Measured) -> dict[str, tuple[Any, int]]:
     graphs = {}
     for contender in contenders:
         try:
@@ -186,7 +186,7 @@ def cold(stream: Any, contenders: Sequence[Contender], replays: int = REPLAYS, r
     contender that cannot run has an error in the result; nothing is raised.
     """
     measured = Measured()
-    graphs = _captured(stream, contenders, measured)
+    graphs = _capture_all(stream, contenders, measured)
     try:
         orders = _orders(graphs)
         spans = [_turn(stream, graphs, {}, next(orders), rest_s) for _ in range(replays)]
@@ -210,7 +210,7 @@ def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0
     changing order. Only the second half of the rounds counts.
     """
     measured = Measured()
-    graphs = _captured(stream, contenders, measured)
+    graphs = _capture_all(stream, contenders, measured)
     try:
         orders = _orders(graphs)
         first = _turn(stream, graphs, {}, next(orders))

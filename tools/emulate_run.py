@@ -132,7 +132,7 @@ def _options(options: argparse.Namespace, trace: Trace | None) -> dict[str, Any]
     return settings | {"hazards": "collect"}
 
 
-def _watched(run: Callable[..., Report], options: argparse.Namespace) -> tuple[Report, float, list[Path]]:
+def _run_with_progress(run: Callable[..., Report], options: argparse.Namespace) -> tuple[Report, float, list[Path]]:
     """Run with a progress bar, and return the report, the seconds and the written traces."""
     for path in options.trace:
         if path.suffix not in (".svg", ".json"):
@@ -163,7 +163,7 @@ def run_sample(
 ) -> Outcome:
     """Run a registry kernel with generated operands and compare it with its reference."""
     sample = make(target, **sizes)
-    report, seconds, written = _watched(sample.run, options)
+    report, seconds, written = _run_with_progress(sample.run, options)
     compared = [Comparison("result", sample.error(), sample.limit)] if report.is_clean else []
     title = f"{sample.title}, {target.name}"
     return Outcome(title, report, seconds, compared, written)
@@ -183,7 +183,7 @@ class FileLaunch:
         entry = find_name(self.source.entry, list(kernels), "--entry", "kernels")
         parameters = kernels[entry]
         if len(operands.values) != len(parameters):
-            listed = ", ".join(map(_described, parameters)) or "none"
+            listed = ", ".join(map(_parameter_text, parameters)) or "none"
             remedy = "give one --arg for each, in order, such as --arg x:float32[64]=arange --arg n:int32=64"
             got = counted(len(operands.values), "argument")
             raise ArgumentError("--arg", got, f"{len(parameters)} for kernel {entry} ({listed})", remedy)
@@ -201,7 +201,7 @@ class FileLaunch:
         )
 
 
-def _described(parameter: Parameter) -> str:
+def _parameter_text(parameter: Parameter) -> str:
     if parameter.is_pointer_wide:
         return f"{parameter.name}: a pointer or an 8-byte integer"
     kind = {"int": "integer", "float": "float"}.get(parameter.kind, "structure")
@@ -240,9 +240,9 @@ def run_launch(options: argparse.Namespace) -> Outcome:
             described |= {field_name: str(Path(target).absolute())}
     operands = make_operands(launch)
     run = partial(file.call(operands).run, load(source.ptx, lines=source.lines))
-    report, seconds, written = _watched(run, options)
-    written += _saved(launch, operands)
-    compared = _compared(launch, operands, options.tolerance)
+    report, seconds, written = _run_with_progress(run, options)
+    written += _save_arrays(launch, operands)
+    compared = _compare_arrays(launch, operands, options.tolerance)
     return Outcome(f"{kernel.name}, {report.kernel}", report, seconds, compared, written)
 
 
@@ -256,7 +256,7 @@ def _kernel_of(path: Path, launch: LaunchFile) -> Path:
     return launch.folder / kernel
 
 
-def _saved(launch: LaunchFile, operands: Operands) -> list[Path]:
+def _save_arrays(launch: LaunchFile, operands: Operands) -> list[Path]:
     paths = []
     for name, described in launch.arrays.items():
         if "save" in described:
@@ -270,7 +270,7 @@ def _saved(launch: LaunchFile, operands: Operands) -> list[Path]:
     return paths
 
 
-def _compared(launch: LaunchFile, operands: Operands, tolerance: float) -> list[Comparison]:
+def _compare_arrays(launch: LaunchFile, operands: Operands, tolerance: float) -> list[Comparison]:
     comparisons = []
     for name, described in launch.arrays.items():
         if "expect" not in described:

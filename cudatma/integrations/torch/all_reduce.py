@@ -114,18 +114,18 @@ class AllReduce:
 
         Otherwise a rank could write beyond another's inbox, or wait for a rank that has none.
         """
-        limits = [int(limit) for limit, _, _ in self._gathered((str(self.max_bytes), b"", ""))]
+        limits = [int(limit) for limit, _, _ in self._gather((str(self.max_bytes), b"", ""))]
         if len(set(limits)) > 1:
             raise ArgumentError("max_bytes", self.max_bytes, f"the same on all ranks, which have {limits}")
 
     def _connect(self) -> None:
         """Create the inbox and map the peers' inboxes. A failure on one rank is an error on all of them."""
         inbox = Inbox(self.ranks, self.max_bytes)
-        handle, error = self._attempt(lambda: self._make(inbox))
-        everyone = self._gathered((socket.gethostname(), handle, error))
+        handle, error = self._attempt(lambda: self._create_inbox(inbox))
+        everyone = self._gather((socket.gethostname(), handle, error))
         if not any(error for _, _, error in everyone):
-            _, error = self._attempt(lambda: self._map(inbox, [(host, peer) for host, peer, _ in everyone]))
-            everyone = self._gathered((socket.gethostname(), b"", error))
+            _, error = self._attempt(lambda: self._map_peers(inbox, [(host, peer) for host, peer, _ in everyone]))
+            everyone = self._gather((socket.gethostname(), b"", error))
         if errors := [f"rank {rank}: {error}" for rank, (_, _, error) in enumerate(everyone) if error]:
             self._disconnect()
             raise DriverError(
@@ -139,18 +139,18 @@ class AllReduce:
         except Exception as error:  # any error, because the other ranks wait for this one
             return b"", str(error)
 
-    def _gathered(self, own: tuple[str, bytes, str]) -> list[tuple[str, bytes, str]]:
+    def _gather(self, own: tuple[str, bytes, str]) -> list[tuple[str, bytes, str]]:
         everyone: list[Any] = [None] * self.ranks
         dist.all_gather_object(everyone, own, group=self.group)
         return everyone
 
-    def _make(self, inbox: Inbox) -> bytes:
+    def _create_inbox(self, inbox: Inbox) -> bytes:
         """Allocate this rank's memory and return its handle."""
         self._memory = shareable_memory(inbox.nbytes, self._device)
         self._memory.write(initial_state())
         return memory_handle(self._memory)
 
-    def _map(self, inbox: Inbox, everyone: Sequence[tuple[str, bytes]]) -> bytes:
+    def _map_peers(self, inbox: Inbox, everyone: Sequence[tuple[str, bytes]]) -> bytes:
         """Map the peers' memory, and load the kernels now because a graph capture cannot load them."""
         memories = []
         for peer, (host, handle) in enumerate(everyone):

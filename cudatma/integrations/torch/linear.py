@@ -228,7 +228,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         MarlinLinear
             The layer.
         """
-        return cls._imported(from_gptq, tensors, bias, batch_invariant, options)
+        return cls._import(from_gptq, tensors, bias, batch_invariant, options)
 
     @classmethod
     def from_awq(cls, *tensors: Any, bias: Any = None, batch_invariant: bool = False, **options: Any) -> MarlinLinear:
@@ -250,7 +250,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         MarlinLinear
             The layer.
         """
-        return cls._imported(from_awq, tensors, bias, batch_invariant, options)
+        return cls._import(from_awq, tensors, bias, batch_invariant, options)
 
     @classmethod
     def from_compressed_tensors(
@@ -274,7 +274,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         MarlinLinear
             The layer.
         """
-        return cls._imported(from_compressed_tensors, tensors, bias, batch_invariant, options)
+        return cls._import(from_compressed_tensors, tensors, bias, batch_invariant, options)
 
     @classmethod
     def from_marlin(
@@ -298,10 +298,10 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         MarlinLinear
             The layer.
         """
-        return cls._imported(from_marlin, tensors, bias, batch_invariant, options)
+        return cls._import(from_marlin, tensors, bias, batch_invariant, options)
 
     @classmethod
-    def _imported(
+    def _import(
         cls,
         function: Callable[..., PackedWeight],
         tensors: tuple[Any, ...],
