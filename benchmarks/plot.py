@@ -241,8 +241,8 @@ def label_place(
     return min(candidates)[1] if candidates else None
 
 
-def _overlap(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def _overlap(first: Box, second: Box) -> bool:
+    return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]
 
 
 def draw_panel(out: Svg, panel: Panel, x: float, y: float) -> list[Line]:

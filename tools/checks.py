@@ -191,8 +191,8 @@ def check_bindings(machine: Machine) -> list[Check]:
     try:
         machine.import_module("cuda.bindings.driver")
     except ImportError as error:
-        found = f"cannot be imported ({error}): nothing compiles or launches"
-        return [Check("cuda-bindings", "fail", found, INSTALL_CUDA, missing=True)]
+        result = f"cannot be imported ({error}): nothing compiles or launches"
+        return [Check("cuda-bindings", "fail", result, INSTALL_CUDA, missing=True)]
     return [Check("cuda-bindings", "ok", package_version("cuda-bindings") or "installed, version unknown")]
 
 
@@ -206,10 +206,10 @@ def check_driver(machine: Machine) -> list[Check]:
             "install NVIDIA's driver; without it kernels run on the emulator, and compile for a --target that you name"
         )
         return [Check("driver", status, f"none: no kernel can be launched ({_why(error)})", remedy, missing=True)]
-    found = f"CUDA {version[0]}.{version[1]}"
+    result = f"CUDA {version[0]}.{version[1]}"
     if version < (12, 0):
-        return [Check("driver", "fail", f"{found}: TMA needs 12.0", "install a newer driver", missing=True)]
-    return [Check("driver", "ok", found)]
+        return [Check("driver", "fail", f"{result}: TMA needs 12.0", "install a newer driver", missing=True)]
+    return [Check("driver", "ok", result)]
 
 
 def _why(error: DriverError | ImportError) -> str:
@@ -232,17 +232,17 @@ def check_gpus(machine: Machine) -> list[Check]:
 
 def _gpu_check(gpu: Gpu) -> Check:
     capability = ".".join(map(str, gpu.compute_capability))
-    found = f"{gpu.index}: {gpu.name}, compute capability {capability}, {gpu.memory_bytes / 2**30:.0f} GiB, "
-    found += f"{gpu.smem_optin_bytes} bytes of shared memory a block"
+    result = f"{gpu.index}: {gpu.name}, compute capability {capability}, {gpu.memory_bytes / 2**30:.0f} GiB, "
+    result += f"{gpu.smem_optin_bytes} bytes of shared memory a block"
     try:
         target = target_for(gpu.compute_capability)
     except TargetError as error:
-        return Check("GPU", "warn", found, str(error), missing=True)
-    found += f", target {target.name}"
+        return Check("GPU", "warn", result, str(error), missing=True)
+    result += f", target {target.name}"
     if gpu.smem_optin_bytes < target.smem_per_block_bytes:
         remedy = f"{target.name} assumes {target.smem_per_block_bytes}: kernels that use all of it will not launch"
-        return Check("GPU", "warn", found, remedy)
-    return Check("GPU", "ok", found)
+        return Check("GPU", "warn", result, remedy)
+    return Check("GPU", "ok", result)
 
 
 def check_nvrtc(machine: Machine) -> list[Check]:
@@ -263,13 +263,13 @@ def check_nvrtc(machine: Machine) -> list[Check]:
 
 
 def _nvrtc_check(version: tuple[int, int], driver: tuple[int, int] | None) -> Check:
-    found = f"{version[0]}.{version[1]}"
+    result = f"{version[0]}.{version[1]}"
     if driver is not None and version[0] > driver[0]:
         packages = CUDA_PACKAGES[12 if driver[0] < 13 else 13]
         remedy = f"pip install {packages} instead of the packages of CUDA {version[0]}, or install a newer driver"
-        found += f": its cubins may not load on this driver (CUDA {driver[0]}.{driver[1]})"
-        return Check("NVRTC", "fail", found, remedy)
-    return Check("NVRTC", "ok", found)
+        result += f": its cubins may not load on this driver (CUDA {driver[0]}.{driver[1]})"
+        return Check("NVRTC", "fail", result, remedy)
+    return Check("NVRTC", "ok", result)
 
 
 def _cuda_of_driver(machine: Machine) -> tuple[int, int] | None:
@@ -295,8 +295,8 @@ def check_cupy(machine: Machine) -> list[Check]:
             warnings.simplefilter("ignore")  # CuPy warns without a CUDA toolkit, which arrays do not need
             cupy = machine.import_module("cupy")
     except ImportError as error:
-        found = f"cannot be imported ({error}): CuPy arrays and weights on the GPU do not work"
-        return [Check("CuPy", "warn", found, INSTALL_CUDA, missing=True)]
+        result = f"cannot be imported ({error}): CuPy arrays and weights on the GPU do not work"
+        return [Check("CuPy", "warn", result, INSTALL_CUDA, missing=True)]
     return [Check("CuPy", "ok", str(cupy.__version__))]
 
 
@@ -333,17 +333,17 @@ def check_cache(root: Path | None = None) -> Check:
     except CudaTmaError as error:
         return Check("cache", "fail", str(error), "set CUDATMA_CACHE_DIR to a folder of your own")
     if cache.folder is None:
-        found = f"{folder} cannot be written: kernels are compiled again in each process"
-        return Check("cache", "warn", found, "set CUDATMA_CACHE_DIR to a folder of your own")
+        result = f"{folder} cannot be written: kernels are compiled again in each process"
+        return Check("cache", "warn", result, "set CUDATMA_CACHE_DIR to a folder of your own")
     took = duration(time.perf_counter() - started)
     size = f"{megabytes(used.size_bytes)} of {megabytes(used.limit_bytes)}"
     return Check("cache", "ok", f"{folder}: {counted(used.entries, 'kernel')}, {size}, private, opened in {took}")
 
 
 def check_disassembler() -> Check:
-    found = [str(path) for path in (find_program("nvdisasm"), find_program("cuobjdump")) if path]
-    if not found:
+    result = [str(path) for path in (find_program("nvdisasm"), find_program("cuobjdump")) if path]
+    if not result:
         return Check(
             "disassembler", "warn", "none: dumps come without SASS", f"pip install {SASS_PACKAGES}", missing=True
         )
-    return Check("disassembler", "ok", ", ".join(found))
+    return Check("disassembler", "ok", ", ".join(result))

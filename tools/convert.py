@@ -49,9 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma convert`` and return the exit status. Raise the errors of convert_checkpoint()."""
     options = _parser().parse_args(argv)
     if not options.quantize:
-        given = [name for field, name in _QUANTIZING.items() if getattr(options, field)]
-        if given:
-            raise ArgumentError(given[0], "without --quantize", "with --quantize", "a quantized model keeps its layers")
+        float_options = [name for field, name in _QUANTIZING.items() if getattr(options, field)]
+        if float_options:
+            raise ArgumentError(
+                float_options[0], "without --quantize", "with --quantize", "a quantized model keeps its layers"
+            )
     console = Console(stderr=True)
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), *times)

@@ -224,9 +224,14 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> Outcome:
     name = options.kernel
     if name in REGISTRY:
         sizes = _sample_options(name, rest)
-        given = [field for field in ("entry", "grid", "block", "cluster", "shared_bytes") if getattr(options, field)]
-        if given or options.arg or options.array or options.save or options.expect:
-            refused = ", ".join(f"--{field.replace('_', '-')}" for field in given) or "--arg, --array, --save, --expect"
+        file_options = [
+            field for field in ("entry", "grid", "block", "cluster", "shared_bytes") if getattr(options, field)
+        ]
+        if file_options or options.arg or options.array or options.save or options.expect:
+            refused = (
+                ", ".join(f"--{field.replace('_', '-')}" for field in file_options)
+                or "--arg, --array, --save, --expect"
+            )
             raise ArgumentError("KERNEL", name, f"only its sizes, without {refused}", "they are for kernels of files")
         target = get_target(options.target) if options.target else default_target()
         return run_sample(_sample_of(name), target, sizes, options)

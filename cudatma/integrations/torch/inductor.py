@@ -20,13 +20,15 @@ _IMPORT = f"from {marlin_gemm.__module__} import {marlin_gemm.__name__} as {_NAM
 
 
 class _Call(ir.ExternKernelOut):  # type: ignore[misc]  # torch's class is not typed here
-    """A call whose result Inductor allocates. ``given`` marks the operator's tensors that are not None."""
+    """A call whose result Inductor allocates. ``is_given`` marks the operator's tensors that are not None."""
 
-    given: tuple[bool, ...] = ()
+    is_given: tuple[bool, ...] = ()
 
     def codegen_args(self) -> list[str]:
         tensors = iter(self.inputs)
-        arguments = [V.graph.wrapper_code.val_to_arg_str(next(tensors) if given else None) for given in self.given]
+        arguments = [
+            V.graph.wrapper_code.val_to_arg_str(next(tensors) if present else None) for present in self.is_given
+        ]
         return [*arguments, *self.codegen_const_args()]
 
     def codegen(self, wrapper: Any) -> None:
@@ -57,7 +59,7 @@ def _lowered(
         python_kernel_name=_NAME,
         op_overload=MARLIN_GEMM,
     )
-    node.given = tuple([tensor is not None for tensor in tensors])
+    node.is_given = tuple([tensor is not None for tensor in tensors])
     return ir.TensorBox.create(node)
 
 

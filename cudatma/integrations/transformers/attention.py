@@ -346,8 +346,8 @@ def _unsupported(query: Any, key: Any, value: Any, mask: Any, dropout: float, op
         return f"tensors of {query.dtype}"
     if (query.shape[-1], value.shape[-1]) not in HEAD_DIMS:
         return f"a head dimension of {query.shape[-1]}"
-    given = [name for name in ("position_bias", "head_mask") if options.get(name) is not None]
-    return given[0] if given else ""
+    unsupported = [name for name in ("position_bias", "head_mask") if options.get(name) is not None]
+    return unsupported[0] if unsupported else ""
 
 
 def _fall_back(

@@ -123,9 +123,9 @@ def convert_checkpoint(
     check_group_size(group_size)
     if isinstance(exclude, str):
         raise ArgumentTypeError("exclude", "str", "a list of patterns")
-    for name, given in (("exclude", list(exclude)), ("vision_tower", vision_tower)):
-        if given and not quantize:
-            raise ArgumentError(name, given, "with quantize=True", "a quantized checkpoint keeps its layers")
+    for name, value in (("exclude", list(exclude)), ("vision_tower", vision_tower)):
+        if value and not quantize:
+            raise ArgumentError(name, value, "with quantize=True", "a quantized checkpoint keeps its layers")
     if type(shard_bytes) is not int or shard_bytes < 1:
         raise ArgumentError("shard_bytes", shard_bytes, "bytes, at least 1")
     origin = open_source(folder, quantize=quantize, exclude=exclude, vision_tower=vision_tower)
