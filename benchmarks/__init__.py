@@ -1,1 +1,1 @@
-"""Measurements of a checkout: each script is ``cudatma bench NAME``. docs/lab/method.md says how."""
+"""Benchmarks of a checkout: each script is ``cudatma bench NAME``. docs/lab/method.md describes the method."""

@@ -1,4 +1,4 @@
-"""GEMM and all-reduce of a layer that GPUs divide by rows, in bf16: AllReduce, NCCL and torch's one-shot (no fp16)."""
+"""GEMM and all-reduce of a layer divided by rows among GPUs, bf16: AllReduce, NCCL and torch's one-shot (no fp16)."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from cudatma.errors import counted
 
 K, N = 28672, 8192
 M_VALUES = (1, 16, 64, 256, 512, 1024, 4096)
-#: Layers that take turns: together their weights are larger than any L2. Times that a graph runs all of them; replays.
+#: Layers that take turns, with more weights than any L2 holds; runs of all of them in a graph; replays of the graph.
 LAYERS, REPEATS, ROUNDS = 4, 4, 15
 EQUAL_RUNS = 200
-#: Above it torch's one-shot is not measured: it is not meant for such messages.
-_MOST_ONE_SHOT_M = 256
+#: Limit of torch's one-shot, which is not meant for larger messages.
+_MAX_ONE_SHOT_M = 256
 _TIMEOUT_S = 400
-# NVLink multicast stays off, and entries of a user's tuning file are not used.
+# Keep NVLink multicast off, and ignore a user's tuning file.
 _ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "CUDATMA_TUNE_FILE": "none"}
 
 Step = Callable[[int], object]
-#: Numbers of groups. AllReduce uses positive ones.
+#: Numbers of groups. AllReduce uses positive numbers.
 _numbers = itertools.count(-1, -1)
 
 
 class Loopback:
-    """AllReduce for two ranks on one GPU: what goes to the peer arrives as the peer's. Its times lack the link."""
+    """AllReduce for two ranks on one GPU: packets for the peer return as the peer's. Its times lack the link."""
 
     def __init__(self) -> None:
         import torch
@@ -50,7 +50,7 @@ class Loopback:
 
         self.device, self.max_bytes = torch.cuda.current_device(), longest_message_bytes(2)
         inbox = Inbox(2, self.max_bytes)
-        shift = inbox.slot_packets * PACKET_BYTES  # from where rank 0's packets go to where rank 1's are looked for
+        shift = inbox.slot_packets * PACKET_BYTES  # from rank 0's packets to the place where rank 1's are expected
         self._memory = DeviceMemory(inbox.nbytes + shift, self.device)
         self._memory.clear(0, self._memory.nbytes)
         self._memory.write(initial_state())
@@ -60,7 +60,7 @@ class Loopback:
         self._number = next(_numbers)
 
     def __call__(self, x: Any) -> Any:
-        """Twice x, in place."""
+        """Double x in place."""
         from cudatma.kernels.all_reduce.config import ALL_REDUCE
         from cudatma.kernels.engine import run
 
@@ -68,11 +68,11 @@ class Loopback:
         return x
 
     def close(self) -> None:
-        """Nobody else has its memory."""
+        """Do nothing: no other rank uses the memory."""
 
 
 def steps(layers: Sequence[Any], reduce: Any, x: Any) -> dict[str, Step]:
-    """Name -> GEMM and all-reduce of the i-th layer for x."""
+    """Return, by name, the GEMM and all-reduce of the i-th layer for x."""
     if isinstance(reduce, Loopback):
         return {"gemm": lambda i: layers[i](x), "cudatma": lambda i: reduce(layers[i](x))}
     import torch
@@ -84,12 +84,12 @@ def steps(layers: Sequence[Any], reduce: Any, x: Any) -> dict[str, Step]:
     def nccl(i: int) -> None:
         dist.all_reduce(layers[i](x))
 
-    found: dict[str, Step] = {
+    calls: dict[str, Step] = {
         "gemm": lambda i: layers[i](x),
         "nccl": nccl,
         "cudatma": lambda i: reduce(layers[i](x)),
     }
-    if len(x) <= _MOST_ONE_SHOT_M:
+    if len(x) <= _MAX_ONE_SHOT_M:
         shared = symm_mem.empty((len(x), N), dtype=x.dtype, device=x.device)
         symm_mem.rendezvous(shared, group)
 
@@ -100,12 +100,15 @@ def steps(layers: Sequence[Any], reduce: Any, x: Any) -> dict[str, Step]:
             torch.ops.cudatma.marlin_gemm_out(x, *parts, *sizes, out=shared)
             torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", group.group_name)
 
-        found["torch"] = torch_one_shot
-    return found
+        calls["torch"] = torch_one_shot
+    return calls
 
 
 def timed(calls: dict[str, Step]) -> Cell:
-    """Microseconds of a layer for each, in turns, of the slower rank; what fails on a rank fails on all of them."""
+    """Return the microseconds of a layer for each call, measured in turns, on the slower rank.
+
+    A failure on one rank is an error on all of them.
+    """
     import torch
     import torch.distributed as dist
 
@@ -118,7 +121,7 @@ def timed(calls: dict[str, Step]) -> Cell:
                 step(i)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            # Threads of NCCL call CUDA at any time.
+            # NCCL's threads may call CUDA at any time.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 for i in range(LAYERS * REPEATS):
                     step(i % LAYERS)
@@ -137,7 +140,7 @@ def timed(calls: dict[str, Step]) -> Cell:
         for name, graph in graphs.items():
             dist.barrier()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            graph.replay()  # ranks begin together after it
+            graph.replay()  # aligns the ranks
             begin.record()
             graph.replay()
             end.record()
@@ -151,7 +154,7 @@ def timed(calls: dict[str, Step]) -> Cell:
 
 
 def unequal_runs(layer: Any, reduce: Any, x: Any) -> int:
-    """How many of EQUAL_RUNS results on all ranks differ from the first one of rank 0 in any bit."""
+    """Return how many of EQUAL_RUNS results, over all ranks, differ from rank 0's first one in any bit."""
     import torch
     import torch.distributed as dist
 
@@ -164,7 +167,7 @@ def unequal_runs(layer: Any, reduce: Any, x: Any) -> int:
 
 
 def rank_main(folder: Path, rank: int, gpus: int, m_values: Sequence[int]) -> int:
-    """One rank; on one GPU, the only one, with a Loopback. Rank 0 prints a cell a line."""
+    """Run one rank. The only rank on one GPU uses a Loopback. Rank 0 prints one cell per line."""
     import torch
     import torch.distributed as dist
 
@@ -204,7 +207,7 @@ def rank_main(folder: Path, rank: int, gpus: int, m_values: Sequence[int]) -> in
 
 
 def cells(gpus: int, m_values: Sequence[int]) -> Iterator[Cell]:
-    """Start a rank for each GPU and give rank 0's cells as they come; a cell with an error where a rank fails."""
+    """Start a rank for each GPU and yield rank 0's cells as they come. A failed rank yields a cell with an error."""
     paths = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
     environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": paths}
     command = [sys.executable, str(Path(__file__).resolve()), "--gpus", str(gpus), "--m", ",".join(map(str, m_values))]
@@ -214,15 +217,15 @@ def cells(gpus: int, m_values: Sequence[int]) -> Iterator[Cell]:
             place = ["--rank", str(rank), "--folder", folder]
             with Path(folder, f"rank{rank}").open("w") as out, Path(folder, f"log{rank}").open("w") as log:
                 running.append(subprocess.Popen([*command, *place], env=environment, stdout=out, stderr=log))
-        taken, until = 0, time.monotonic() + _TIMEOUT_S
+        count, deadline = 0, time.monotonic() + _TIMEOUT_S
         codes: list[int | None] = [None] * gpus
         try:
-            while None in codes and not any(codes) and time.monotonic() < until:
+            while None in codes and not any(codes) and time.monotonic() < deadline:
                 time.sleep(0.2)
                 codes = [process.poll() for process in running]
-                whole = [line for line in printed.read_text().splitlines(keepends=True) if line.endswith("\n")]
-                yield from map(json.loads, whole[taken:])
-                taken = len(whole)
+                lines = [line for line in printed.read_text().splitlines(keepends=True) if line.endswith("\n")]
+                yield from map(json.loads, lines[count:])
+                count = len(lines)
         finally:
             for process in running:
                 process.kill()
@@ -247,11 +250,11 @@ def all_reduce_table(cells: Sequence[Cell]) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench all_reduce``; returns the exit status: 1 if a rank failed, or ranks have different bits."""
+    """Run ``cudatma bench all_reduce`` and return the exit status: 1 if a rank failed or ranks have different bits."""
     parser = make_parser("all_reduce", __doc__)
     add = parser.add_argument
-    add("--gpus", type=int, default=2, help="a rank on each; 1: the kernel alone, its packets come back (default: 2)")
-    add("--m", default=",".join(map(str, M_VALUES)), help="values of M, with commas (default: %(default)s)")
+    add("--gpus", type=int, default=2, help="one rank on each; 1: the kernel alone, in a loopback (default: 2)")
+    add("--m", default=",".join(map(str, M_VALUES)), help="values of M, separated by commas (default: %(default)s)")
     add("--rank", type=int, help=argparse.SUPPRESS)
     add("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -263,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if (count := torch.cuda.device_count()) < options.gpus:
         remedy = "--gpus 1 measures the kernel alone, without a peer"
-        parser.exit(2, f"{parser.prog} measures on {options.gpus} GPUs, and torch sees {count}; {remedy}\n")
+        parser.exit(2, f"{parser.prog} measures on {options.gpus} GPUs, but torch sees {count}; {remedy}\n")
     result = Result({"gpus": options.gpus, "k": K, "n": N, "rounds": ROUNDS}, all_reduce_table, options.json)
     for cell in cells(options.gpus, m_values):
         times = ", ".join(f"{name[:-3]} {shown(us)} us" for name, us in cell.items() if name.endswith("_us"))

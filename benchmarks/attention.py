@@ -1,9 +1,8 @@
-"""Attention, forward: each version of the ladder and what `attention` chooses, cuDNN, FlashAttention-2 and -3, in one
-run, taking turns.
+"""Attention, forward: the ladder's versions, `attention`'s choice, cuDNN, FlashAttention-2 and -3, taking turns.
 
-A batch has 16384 tokens, all heads together 2048 columns; grouped heads are 32 of q and 8 of k and v. Operands are
-normally distributed. cuDNN and FA2 take part through torch, FA3 if a package brings its library. Rows of each result
-are compared with float64.
+A batch has 16384 tokens, and all heads together 2048 columns; grouped heads are 32 of q and 8 of k and v. Operands are
+normally distributed. cuDNN and FA2 run through torch, FA3 if a package provides its library. Rows of each result are
+compared with float64.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from benchmarks.contest import (
     BEST,
     Entrant,
     Rival,
-    chosen,
-    entered,
+    add_errors,
+    add_times,
+    chosen_results,
     field_of,
-    judged,
-    measured,
+    find_entrants,
+    measure_calls,
     precompile,
     present,
     refusals,
     summary_line,
-    timed,
     times_as_fast,
     timing_method,
     with_best,
@@ -49,21 +48,21 @@ from cudatma.kernels.attention.config import CHOICE
 
 LADDER = CHOICE.names
 CUDNN, FA2, FA3, FA4, FLASHINFER = RIVALS = ("cuDNN", "FA2", "FA3", "FA4", "FlashInfer")
-#: Queries and keys of a sequence. A batch has TOKENS of them, or one sequence; all heads together have HIDDEN columns.
+#: Queries and keys of a sequence. A batch has TOKENS of them, or one sequence. All heads together have HIDDEN columns.
 LENGTHS, TOKENS, HIDDEN = (512, 1024, 2048, 4096, 8192, 16384, 32768), 16384, 2048
 LONGEST = 1 << 17
 HEAD_DIMS = (64, 128, 256)
-#: Grouped heads: of q, of k and v, and their dim.
+#: Grouped heads: heads of q, heads of k and v, and their dimension.
 GROUPED = (32, 8, 128)
-#: Lengths over which the summary of all calls is taken.
+#: Lengths in the summary of all calls.
 SUMMED = (512, 16384)
-#: A graph takes about this long, and has no more launches. A contender that takes _MAX_US for a launch is not timed.
+#: Duration and maximum launches of a graph. A contender with a launch of _MAX_US or more is not timed.
 _GRAPH_US, _MAX_LAUNCHES, _MAX_US = 3000.0, 200, 250e3
-#: Seconds that the GPU rests before a turn.
+#: Seconds of rest for the GPU before a turn.
 REST_S = 0.006
 #: Rows of a head, and heads, that are compared with float64.
 _ROWS, _HEADS = 256, 4
-#: Allowed error as a part of the result's root mean square; probabilities and the result are rounded.
+#: Allowed error relative to the result's root mean square; probabilities and the result are rounded.
 ALLOWED = {"float16": 2e-3, "bfloat16": 1.2e-2}
 
 EXAMPLES = """examples:
@@ -93,7 +92,7 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """Operations of both products; half of them in a causal call."""
+        """Floating-point operations of both products; half of them in a causal call."""
         whole = 4.0 * self.batch * self.heads * self.length**2 * self.head_dim
         return whole / 2 if self.is_causal else whole
 
@@ -106,7 +105,7 @@ class Shape:
 def shapes(
     lengths: Sequence[int], head_dims: Sequence[int], masks: Sequence[bool], dtypes: Sequence[str], is_grouped: bool
 ) -> list[Shape]:
-    """Return calls of TOKENS tokens. is_grouped: also with GROUPED heads, if their head dim is measured."""
+    """Return calls of TOKENS tokens, with ``is_grouped`` also with GROUPED heads if their dimension is measured."""
     kinds = [(HIDDEN // dim, HIDDEN // dim, dim) for dim in head_dims]
     kinds += [GROUPED] if is_grouped and GROUPED[2] in head_dims else []
     return [
@@ -127,7 +126,7 @@ class Operands:
         self.k, self.v = (_random(shape, shape.kv_heads) for _ in range(2))
 
     def out(self) -> Any:
-        """Return an array like q full of NaN, so that elements that are not written are noticed."""
+        """Return an array like q full of NaN, which reveals elements that are not written."""
         import torch
 
         return torch.full_like(self.q, math.nan)
@@ -146,12 +145,14 @@ def _random(shape: Shape, heads: int) -> Any:
 
 
 def entrant(stream: Any, name: str, run: Callable[[int], object], out: Any) -> Entrant:
-    """Return an entrant; a first launch decides how many launches its graph has. Raises RuntimeError if it does not
-    run, or takes too long."""
-    found = quick(stream, Contender(name, run, 1, 1), 1, 1)
-    us = found.us(name)
+    """Return an entrant whose first launch determines the launches of its graph.
+
+    Raise RuntimeError if it does not run or takes too long.
+    """
+    timing = quick(stream, Contender(name, run, 1, 1), 1, 1)
+    us = timing.us(name)
     if us is None:
-        raise RuntimeError(found.errors.get(name, "not measured"))
+        raise RuntimeError(timing.errors.get(name, "not measured"))
     if us > _MAX_US:
         raise RuntimeError(f"not timed, one launch takes {duration(1e-6 * us)}")
     launches = max(1, min(_MAX_LAUNCHES, round(_GRAPH_US / max(us, 1.0))))
@@ -159,14 +160,14 @@ def entrant(stream: Any, name: str, run: Callable[[int], object], out: Any) -> E
 
 
 def errors(operands: Operands, outs: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return the errors of results by name, against float64: root mean square and largest difference, as parts of the
-    result's root mean square, NaN if a result has one anywhere.
+    """Return the errors of each result against float64: root mean square and maximum, over the exact root mean square.
 
-    Rows of a few heads are compared, spread evenly, the first and the last row among them.
+    Both are NaN if the result contains one. The comparison covers evenly spaced rows of a few heads, including the
+    first and last row.
     """
     import torch
 
-    shape, found = operands.shape, {}
+    shape, relative_errors = operands.shape, {}
     rows = torch.linspace(0, shape.length - 1, min(shape.length, _ROWS), dtype=torch.float64).round().long()
     rows = rows.to(operands.q.device)
     places = _places(shape)
@@ -174,17 +175,17 @@ def errors(operands: Operands, outs: Mapping[str, Any]) -> dict[str, tuple[float
     rms = math.sqrt(sum(float(each.square().mean()) for each in exact) / len(exact)) or 1.0
     for name, out in outs.items():
         if bool(out.isnan().any()):
-            found[name] = (math.nan, math.nan)
+            relative_errors[name] = (math.nan, math.nan)
             continue
         pairs = zip(places, exact, strict=True)
-        off = [out[batch, rows, head].double() - each for (batch, head), each in pairs]
-        squared = sum(float(each.square().mean()) for each in off) / len(off)
-        found[name] = (math.sqrt(squared) / rms, max(float(each.abs().max()) for each in off) / rms)
-    return found
+        differences = [out[batch, rows, head].double() - each for (batch, head), each in pairs]
+        squared = sum(float(each.square().mean()) for each in differences) / len(differences)
+        relative_errors[name] = (math.sqrt(squared) / rms, max(float(each.abs().max()) for each in differences) / rms)
+    return relative_errors
 
 
 def _places(shape: Shape) -> list[tuple[int, int]]:
-    """Return a few (sequence, head), from the first to the last."""
+    """Return a few evenly spaced pairs (sequence, head), including the first and the last."""
     total = shape.batch * shape.heads
     count = min(_HEADS, total)
     spread = [round(index * (total - 1) / max(1, count - 1)) for index in range(count)]
@@ -192,12 +193,12 @@ def _places(shape: Shape) -> list[tuple[int, int]]:
 
 
 def _rows(operands: Operands, batch: int, head: int, rows: Any) -> Any:
-    """Rows of a head of the result, in float64."""
+    """Return rows of one head of the result, in float64."""
     import torch
 
     shape = operands.shape
-    of_kv = head * shape.kv_heads // shape.heads
-    q, k, v = operands.q[batch, rows, head], operands.k[batch, :, of_kv], operands.v[batch, :, of_kv]
+    kv_head = head * shape.kv_heads // shape.heads
+    q, k, v = operands.q[batch, rows, head], operands.k[batch, :, kv_head], operands.v[batch, :, kv_head]
     logits = q.double() @ k.double().T * shape.head_dim**-0.5
     if shape.is_causal:
         logits.masked_fill_(torch.arange(shape.length, device=rows.device) > rows[:, None], -math.inf)
@@ -208,34 +209,35 @@ def _rows(operands: Operands, batch: int, head: int, rows: Any) -> Any:
 
 
 def measure(stream: Any, shape: Shape, field: Mapping[str, Rival], versions: Sequence[str], replays: int) -> Cell:
-    """Measure one call by all contenders."""
+    """Measure one call with all contenders."""
     operands = Operands(shape)
-    entrants, refused = entered(stream, operands, field)
+    entrants, refused = find_entrants(stream, operands, field)
     configs = configs_of(shape, versions, refused)
-    ours, unable = entered(stream, operands, {name: partial(_ours, name) for name in configs})
+    ours, unable = find_entrants(stream, operands, {name: partial(_ours, name) for name in configs})
     refused |= unable
     cell: Cell = {**shape.facts}
-    timed(timing_method(stream, replays, REST_S), [*entrants, *ours], cell, refused, (AUTO,))
-    judged(cell, errors(operands, chosen(cell, [*entrants, *ours])), ALLOWED[shape.dtype])
+    add_times(timing_method(stream, replays, REST_S), [*entrants, *ours], cell, refused, (AUTO,))
+    add_errors(cell, errors(operands, chosen_results(cell, [*entrants, *ours])), ALLOWED[shape.dtype])
     cell["entries"] = {name: config.entry for name, config in configs.items() if name in cell["us"]}
     return cell
 
 
 def configs_of(shape: Shape, versions: Sequence[str], refused: dict[str, str]) -> dict[str, Any]:
-    """Return the configuration of each version; put versions without a kernel for the call into ``refused``."""
+    """Return the configuration of each version. Versions without a kernel for the call go into ``refused``."""
     import torch
 
     sizes = shape.batch, shape.length, shape.head_dim
-    kind, found = getattr(torch, shape.dtype), {}
+    dtype, configs = getattr(torch, shape.dtype), {}
     q, k = (
-        torch.empty((*sizes[:2], heads, sizes[2]), dtype=kind, device="cuda") for heads in (shape.heads, shape.kv_heads)
+        torch.empty((*sizes[:2], heads, sizes[2]), dtype=dtype, device="cuda")
+        for heads in (shape.heads, shape.kv_heads)
     )
     for name in (*versions, AUTO):
         try:
-            found[name] = attention_explain(q, k, k, causal=shape.is_causal, version=name).config
+            configs[name] = attention_explain(q, k, k, causal=shape.is_causal, version=name).config
         except (ArgumentError, TargetError) as error:
             refused[name] = failure(error)
-    return found
+    return configs
 
 
 def _ours(name: str, stream: Any, operands: Operands) -> list[Entrant]:
@@ -266,7 +268,7 @@ def kind_of(cell: Cell) -> str:
 
 
 def attention_table(cells: Sequence[Cell]) -> Table:
-    """Return TFLOP/s of each contender, and how many times as fast as the fastest rival the choice is."""
+    """Return TFLOP/s of each contender, and the speedup of our choice over the fastest rival."""
     names = [*present(cells, RIVALS), *present(cells, LADDER), *present(cells, (AUTO,))]
     rows = []
     for cell in cells:
@@ -278,19 +280,21 @@ def attention_table(cells: Sequence[Cell]) -> Table:
 
 
 def rates_line(cell: Cell, beginning: str) -> str:
-    """Describe a cell: TFLOP/s, the error of ours, and why contenders were not measured."""
+    """Describe a cell: TFLOP/s, our error, and why contenders were not measured."""
     rates = ", ".join(f"{name} {shown(tflops(cell, name), 0)}" for name in cell.get("us", {}))
     line = f"{beginning}: {rates} TFLOP/s" if rates else f"{beginning}: nothing measured"
     if (over := times_as_fast(with_best(cell, RIVALS), BEST)) is not None:
         line += f", {AUTO} / {BEST} {over:.3f}"
-    if (off := cell.get("rms_error", {}).get(AUTO)) is not None:
-        line += f", {AUTO} {off:.1e} off"
+    if (error := cell.get("rms_error", {}).get(AUTO)) is not None:
+        line += f", {AUTO} {error:.1e} off"
     return line + refusals(cell)
 
 
 def attention_summary(cells: Sequence[Cell]) -> list[str]:
-    """Compare ``auto`` with the fastest rival of each cell and with each rival, over all calls of the lengths SUMMED
-    and over each kind of call."""
+    """Compare ``auto`` with the fastest rival of each cell and with each rival.
+
+    The groups are all calls with lengths in SUMMED, and each kind of call.
+    """
     cells = [with_best(cell, RIVALS) for cell in cells]
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
@@ -300,9 +304,9 @@ def attention_summary(cells: Sequence[Cell]) -> list[str]:
         groups.setdefault(kind_of(cell), []).append(cell)
     return [
         line
-        for group, its in groups.items()
-        for rival in (BEST, *present(its, RIVALS))
-        for line in summary_line(group, its, rival, lambda cell: f"{cell['length']}, {kind_of(cell)}")
+        for group, members in groups.items()
+        for rival in (BEST, *present(members, RIVALS))
+        for line in summary_line(group, members, rival, lambda cell: f"{cell['length']}, {kind_of(cell)}")
     ]
 
 
@@ -310,20 +314,20 @@ def attention_summary(cells: Sequence[Cell]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench attention``; returns the exit status: 1 if ours failed, or a result was wrong."""
+    """Run ``cudatma bench attention`` and return the exit status: 1 if ours failed or a result was wrong."""
     parser = _parser()
     options = parser.parse_args(argv)
     require_gpu(parser)
     require_torch(parser)
     from benchmarks.rivals.attention import OPTIONAL, always
 
-    field, found = field_of(always(options.fa3), OPTIONAL, options.rivals)
+    field, versions_of_rivals = field_of(always(options.fa3), OPTIONAL, options.rivals)
     calls, versions = calls_of(options), options.version or LADDER
-    settings = {"replays": options.replays, "rivals": found}
+    settings = {"replays": options.replays, "rivals": versions_of_rivals}
     result = Result(settings, attention_table, options.json, attention_summary)
     with measuring_stream() as stream:
         result.say(precompile(lambda: [config for call in calls for config in configs_of(call, versions, {}).values()]))
-        measured(
+        measure_calls(
             result,
             calls,
             lambda call: measure(stream, call, field, versions, options.replays),
@@ -334,23 +338,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def calls_of(options: argparse.Namespace) -> list[Shape]:
-    """Return the calls that the command line asks for."""
+    """Return the calls that the command line selects."""
     masks = [is_causal for is_causal in (True, False) if options.mask in (None, is_causal)]
     head_dims, lengths = options.head_dim or HEAD_DIMS, options.length or LENGTHS
     return shapes(lengths, head_dims, masks, options.dtype or ("bfloat16",), not options.no_gqa)
 
 
 def parse_length(text: str) -> int:
-    """Raises ArgumentTypeError of argparse."""
+    """Return a length, or raise argparse's ArgumentTypeError."""
     if not text.isdigit() or not 1 <= int(text) <= LONGEST:
         raise argparse.ArgumentTypeError(f"{text}: 1 to {LONGEST}")
     return int(text)
 
 
 def add_rivals(parser: argparse.ArgumentParser) -> None:
-    """Add the options for rivals that packages bring."""
+    """Add the options for rivals from other packages."""
     add = parser.add_argument
-    add("--rivals", choices=("fa4", "flashinfer"), nargs="+", default=[], help="further rivals, if they are installed")
+    add("--rivals", choices=("fa4", "flashinfer"), nargs="+", default=[], help="further rivals, if installed")
     add("--fa3", type=Path, metavar="FILE.so", help="FlashAttention-3's library (default: found in the packages)")
     add("--replays", type=int, default=11, help="timed turns of each (default: 11)")
 
@@ -367,7 +371,7 @@ def _parser() -> argparse.ArgumentParser:
     mask.add_argument("--causal", dest="mask", action="store_const", const=True, help="causal calls only")
     mask.add_argument("--full", dest="mask", action="store_const", const=False, help="calls without a mask only")
     add("--no-gqa", action="store_true", help="no calls with 32 heads of q and 8 of k and v")
-    add("--version", choices=LADDER, action="append", help="which versions take part, repeatable (default: all)")
+    add("--version", choices=LADDER, action="append", help="versions to measure, repeatable (default: all)")
     return parser
 
 

@@ -1,8 +1,8 @@
-"""Attention of one new query a sequence to a cache of keys and values, and rivals, the cache cold in L2.
+"""Attention of one new query per sequence to a cache of keys and values, and rivals, with the cache cold in L2.
 
-Ours reads a contiguous cache, one in pages of 16 keys, and such pages in e4m3. cuDNN and FlashAttention-2 take part
-through torch, FlashAttention-3 if a package brings its library, and on request FlashAttention-4, which on Hopper does
-not split the keys, and FlashInfer, in pages, also in e4m3. Launches rotate over copies of the cache that exceed L2.
+Ours reads a contiguous cache, pages of 16 keys, and such pages in e4m3. cuDNN and FlashAttention-2 run through torch,
+FlashAttention-3 if a package provides its library, and on request FlashAttention-4, which does not split the keys on
+Hopper, and FlashInfer, in pages, also in e4m3. Launches rotate over copies of the cache that exceed L2.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from benchmarks.contest import (
     BEST,
     Entrant,
     Rival,
-    chosen,
-    entered,
+    add_errors,
+    add_times,
+    chosen_results,
     field_of,
-    judged,
-    measured,
+    find_entrants,
+    measure_calls,
     present,
     summary_line,
-    timed,
     times_as_fast,
     timing_method,
     with_best,
@@ -50,15 +50,15 @@ FLASHINFER_CUDA_CORES = f"{FLASHINFER}, CUDA cores"
 FLASHINFER_FP8 = f"{FLASHINFER}, e4m3"
 IN_E4M3 = (FP8, FLASHINFER_FP8)
 RIVALS = (CUDNN, FA2, FA3, FA4, FLASHINFER, FLASHINFER_CUDA_CORES)
-#: Allowed error as a part of the result's root mean square; probabilities and the result are rounded.
+#: Allowed error relative to the result's root mean square; probabilities and the result are rounded.
 _ALLOWED = 1.2e-2
-#: Sequences that are compared with float64.
+#: Number of sequences that are compared with float64.
 _SEQUENCES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Sequences of ``length`` keys, one query each, with GROUPED heads."""
+    """Sequences of ``length`` keys and one query each, with GROUPED heads."""
 
     batch: int
     length: int
@@ -74,7 +74,7 @@ class Decoding:
 
 
 class Caches:
-    """q, copies of the cache, and the same memory as pages in any order."""
+    """q, copies of the cache, and the same memory as pages in random order."""
 
     def __init__(self, call: Decoding) -> None:
         import torch
@@ -83,10 +83,10 @@ class Caches:
         self.call, self.copies = call, copies_for(call.bytes)
         self.launches = launches_for(call.bytes, self.copies)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        made = partial(torch.randn, device=device, dtype=torch.bfloat16)
-        self.q = made((call.batch, 1, heads, dim))
-        of_k = call.batch, call.length, kv_heads, dim
-        self.contiguous = [(made(of_k), made(of_k)) for _ in range(self.copies)]
+        random = partial(torch.randn, device=device, dtype=torch.bfloat16)
+        self.q = random((call.batch, 1, heads, dim))
+        kv_shape = call.batch, call.length, kv_heads, dim
+        self.contiguous = [(random(kv_shape), random(kv_shape)) for _ in range(self.copies)]
         self.seqlens = torch.full((call.batch,), call.length, device=device, dtype=torch.int32)
         pages = -(-call.length // PAGE)
         order = torch.randperm(call.batch * pages, device=device).to(torch.int32)
@@ -94,27 +94,27 @@ class Caches:
         self.is_paged = call.length % PAGE == 0
 
     def pages(self, copy: int) -> tuple[Any, Any]:
-        """Return keys and values (pages, PAGE, kv_heads, dim). Raises ValueError if pages would not be whole."""
+        """Return keys and values (pages, PAGE, kv_heads, dim). Raise ValueError if PAGE does not divide the length."""
         if not self.is_paged:
-            raise ValueError(f"{self.call.length} keys are no whole pages of {PAGE}")
+            raise ValueError(f"PAGE = {PAGE} does not divide {self.call.length} keys")
         k, v = self.contiguous[copy]
         return k.reshape(-1, PAGE, *k.shape[2:]), v.reshape(-1, PAGE, *v.shape[2:])
 
     def out(self) -> Any:
-        """Return an array like q full of NaN, so that elements that are not written are noticed."""
+        """Return an array like q full of NaN, which reveals elements that are not written."""
         import torch
 
         return torch.full_like(self.q, math.nan)
 
-    def given(self, name: str) -> list[tuple[Any, Any]]:
-        """Return the copies that a contender reads. In e4m3 there are more of them, because each has half the bytes."""
+    def copies_of(self, name: str) -> list[tuple[Any, Any]]:
+        """Return the copies that a contender reads. e4m3 has more of them, because each has half the bytes."""
         if name in IN_E4M3:
             return self._rounded
         return self.contiguous if name == OURS else [self.pages(copy) for copy in range(self.copies)]
 
     @cached_property
     def _rounded(self) -> list[tuple[Any, Any]]:
-        """The last copy is the last one of all contenders."""
+        """Pages in e4m3. The last copy equals the last copy of all contenders."""
         copies = copies_for(self.call.bytes // 2)
         pages = [self.pages((copy - copies) % self.copies) for copy in range(copies)]
         return [(in_e4m3(k), in_e4m3(v)) for k, v in pages]
@@ -134,10 +134,10 @@ def in_e4m3(cache: Any) -> Any:
 
 
 def _ours(name: str, stream: Any, caches: Caches) -> list[Entrant]:
-    out, table, given = caches.out(), None if name == OURS else caches.table, caches.given(name)
+    out, table, copies = caches.out(), None if name == OURS else caches.table, caches.copies_of(name)
 
     def run(index: int) -> None:
-        attention_decode(caches.q, *given[index % len(given)], caches.seqlens, page_table=table, out=out)
+        attention_decode(caches.q, *copies[index % len(copies)], caches.seqlens, page_table=table, out=out)
 
     return [caches.entrant(name, run, out)]
 
@@ -146,13 +146,13 @@ def _sdpa(name: str, backend: str, stream: Any, caches: Caches) -> list[Entrant]
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    chosen_one, out = getattr(SDPBackend, backend), caches.out()
-    given = [tuple(each.transpose(1, 2) for each in pair) for pair in caches.contiguous]
+    sdp_backend, out = getattr(SDPBackend, backend), caches.out()
+    copies = [tuple(each.transpose(1, 2) for each in pair) for pair in caches.contiguous]
     q = caches.q.transpose(1, 2)
 
     def compute(index: int) -> Any:
-        with sdpa_kernel(chosen_one):
-            return torch.nn.functional.scaled_dot_product_attention(q, *given[index % caches.copies], enable_gqa=True)
+        with sdpa_kernel(sdp_backend):
+            return torch.nn.functional.scaled_dot_product_attention(q, *copies[index % caches.copies], enable_gqa=True)
 
     out.copy_(compute(caches.copies - 1).transpose(1, 2))
     return [caches.entrant(name, compute, out)]
@@ -188,26 +188,26 @@ def _flashinfer_on(name: str, caches: Caches) -> Entrant:
     from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
     heads, kv_heads, dim = GROUPED
-    given = caches.given(name)
+    copies = caches.copies_of(name)
     batch, pages = caches.table.shape
     tensor_cores = name != FLASHINFER_CUDA_CORES
     wrapper = BatchDecodeWithPagedKVCacheWrapper(flashinfer_workspace(name), "NHD", use_tensor_cores=tensor_cores)
     device = caches.table.device
     begins = torch.arange(batch + 1, device=device, dtype=torch.int32) * pages
     last = torch.full((batch,), PAGE, device=device, dtype=torch.int32)
-    kinds = {"q_data_type": caches.q.dtype, "kv_data_type": given[0][0].dtype}
+    kinds = {"q_data_type": caches.q.dtype, "kv_data_type": copies[0][0].dtype}
     wrapper.plan(begins, caches.table.flatten(), last, heads, kv_heads, dim, PAGE, **kinds)
     out = caches.out()
-    to = out.flatten(0, 1)
+    flat_out = out.flatten(0, 1)
 
     def run(index: int) -> None:
-        wrapper.run(caches.q.flatten(0, 1), given[index % len(given)], out=to)
+        wrapper.run(caches.q.flatten(0, 1), copies[index % len(copies)], out=flat_out)
 
     run(0)
     return caches.entrant(name, run, out)
 
 
-#: Values of --rivals, each with its name in the table, its package, and its function.
+#: Values of --rivals, each with its name in the table, its package and its function.
 OPTIONAL: dict[str, tuple[str, str, Rival]] = {
     "fa4": (FA4, "flash_attn.cute", _fa4),
     "flashinfer": (FLASHINFER, "flashinfer", _flashinfer(FLASHINFER, FLASHINFER_CUDA_CORES)),
@@ -215,15 +215,15 @@ OPTIONAL: dict[str, tuple[str, str, Rival]] = {
 
 
 def errors(caches: Caches, outs: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return the errors of results as attention.errors() does, of a few sequences and the last copy of the cache."""
+    """Return the errors of results as attention.errors() does, for a few sequences and the last copy of the cache."""
     import torch
 
-    found, (k, v) = {}, caches.contiguous[-1]
-    taken = sorted({round(index * (caches.call.batch - 1) / (_SEQUENCES - 1)) for index in range(_SEQUENCES)})
+    relative_errors, (k, v) = {}, caches.contiguous[-1]
+    sequences = sorted({round(index * (caches.call.batch - 1) / (_SEQUENCES - 1)) for index in range(_SEQUENCES)})
     heads, kv_heads, dim = GROUPED
     for name, out in outs.items():
-        wanted = []
-        for sequence in taken:
+        exact_rows = []
+        for sequence in sequences:
             keys, values = k[sequence], v[sequence]
             if name in (PAGED, FP8, FLASHINFER, FLASHINFER_CUDA_CORES, FLASHINFER_FP8):
                 pages = caches.table[sequence].long()
@@ -232,25 +232,28 @@ def errors(caches: Caches, outs: Mapping[str, Any]) -> dict[str, tuple[float, fl
                 keys, values = in_e4m3(keys), in_e4m3(values)
             q = caches.q[sequence, 0].double().reshape(kv_heads, heads // kv_heads, dim)
             logits = torch.einsum("hgd,khd->hgk", q, keys.double()) * dim**-0.5
-            wanted.append(torch.einsum("hgk,khd->hgd", logits.softmax(-1), values.double()).reshape(heads, dim))
-        exact = torch.stack(wanted)
-        off = out[taken, 0].double() - exact
+            exact_rows.append(torch.einsum("hgk,khd->hgd", logits.softmax(-1), values.double()).reshape(heads, dim))
+        exact = torch.stack(exact_rows)
+        differences = out[sequences, 0].double() - exact
         rms = math.sqrt(float(exact.square().mean())) or 1.0
-        found[name] = (math.sqrt(float(off.square().mean())) / rms, float(off.abs().max()) / rms)
+        relative_errors[name] = (
+            math.sqrt(float(differences.square().mean())) / rms,
+            float(differences.abs().max()) / rms,
+        )
         if bool(out.isnan().any()):
-            found[name] = (math.nan, math.nan)
-    return found
+            relative_errors[name] = (math.nan, math.nan)
+    return relative_errors
 
 
 def measure(stream: Any, call: Decoding, field: Mapping[str, Rival], replays: int) -> Cell:
-    """Measure one call by all contenders."""
+    """Measure one call with all contenders."""
     caches = Caches(call)
-    entrants, refused = entered(stream, caches, field)
-    ours, unable = entered(stream, caches, {name: partial(_ours, name) for name in (OURS, PAGED, FP8)})
+    entrants, refused = find_entrants(stream, caches, field)
+    ours, unable = find_entrants(stream, caches, {name: partial(_ours, name) for name in (OURS, PAGED, FP8)})
     refused |= unable
     cell = _facts(call)
-    timed(timing_method(stream, replays, REST_S), [*entrants, *ours], cell, refused, (OURS,))
-    judged(cell, errors(caches, chosen(cell, [*entrants, *ours])), _ALLOWED)
+    add_times(timing_method(stream, replays, REST_S), [*entrants, *ours], cell, refused, (OURS,))
+    add_errors(cell, errors(caches, chosen_results(cell, [*entrants, *ours])), _ALLOWED)
     return cell
 
 
@@ -268,7 +271,7 @@ def _rate(cell: Cell, name: str) -> float:
 
 
 def decode_table(cells: Sequence[Cell]) -> Table:
-    """Return microseconds and TB/s of each contender, and how many times as fast as the fastest rival ours is."""
+    """Return microseconds and TB/s of each contender, and the speedup over the fastest rival."""
     names = [*present(cells, RIVALS), *present(cells, (FLASHINFER_FP8, OURS, PAGED, FP8))]
     rows = []
     for cell in cells:
@@ -280,7 +283,7 @@ def decode_table(cells: Sequence[Cell]) -> Table:
 
 
 def decode_summary(cells: Sequence[Cell]) -> list[str]:
-    """Compare ours with the fastest rival and with each one, pages with a contiguous cache, and e4m3 with pages."""
+    """Compare ours with the fastest rival and with each rival, pages with a contiguous cache, and e4m3 with pages."""
     cells = [with_best(cell, RIVALS) for cell in cells]
     pairs = [*((OURS, rival) for rival in (BEST, *RIVALS)), (PAGED, OURS), (FP8, PAGED), (FP8, FLASHINFER_FP8)]
     return [
@@ -295,7 +298,7 @@ def calls_of(batches: Iterable[int], lengths: Sequence[int]) -> list[Decoding]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench attention_decode``; returns the exit status: 1 if ours failed, or a result was wrong."""
+    """Run ``cudatma bench attention_decode`` and return the exit status: 1 if ours failed or a result was wrong."""
     parser = make_parser("attention_decode", __doc__)
     add = parser.add_argument
     add_rivals(parser)
@@ -317,7 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = Result(settings, decode_table, options.json, decode_summary)
     calls = calls_of(options.batch or BATCHES, options.length or LENGTHS)
     with measuring_stream() as stream:
-        measured(result, calls, lambda call: measure(stream, call, field, options.replays), _facts, _rates_line)
+        measure_calls(result, calls, lambda call: measure(stream, call, field, options.replays), _facts, _rates_line)
     return result.finish("Attention, one query a sequence")
 
 

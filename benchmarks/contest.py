@@ -1,4 +1,4 @@
-"""A run in which contenders take turns: who takes part, the cell of each call, the check of results, the comparison."""
+"""A run in which contenders take turns: its rivals, the cell of each call, the check of results, and the comparison."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cudatma.errors import counted, duration
 from cudatma.target import detect
 
 AUTO = "auto"
-#: The fastest rival of a cell.
+#: Name of the fastest rival of a cell.
 BEST = "best"
 
 Call = TypeVar("Call")
@@ -28,8 +28,10 @@ Call = TypeVar("Call")
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """One candidate of a rival. The candidates of a rival differ in ``detail``, their algorithm. out: the array that
-    holds its result."""
+    """One candidate of a rival.
+
+    The candidates of a rival differ in ``detail``, their algorithm. ``out`` is the array that holds the result.
+    """
 
     rival: str
     contender: Contender
@@ -37,20 +39,20 @@ class Entrant:
     detail: str = ""
 
 
-#: Returns a rival's entrants, given a stream and operands; raises the reason if it has none.
+#: Returns a rival's entrants for a stream and operands, or raises the reason if it has none.
 Rival = Callable[[Any, Any], list[Entrant]]
 
 
-# ---- Who takes part -------------------------------------------------------------------------------------------------
+# ---- Rivals ---------------------------------------------------------------------------------------------------------
 
 
 def field_of(
     always: Mapping[str, Rival], optional: Mapping[str, tuple[str, str, Rival]], names: Sequence[str]
 ) -> tuple[dict[str, Rival], dict[str, str]]:
-    """Return the rivals by name, and for each optional one its version or why it is absent.
+    """Return the rivals by name, and the version of each optional rival or the reason for its absence.
 
-    optional: for each value of --rivals: name, package, rival. An absent rival stays in the field, so that every cell
-    names it with the reason.
+    ``optional`` maps each value of --rivals to name, package and rival. An absent rival stays in the field, so that
+    every cell shows the reason.
     """
     field, versions = dict(always), {}
     for option in names:
@@ -72,8 +74,10 @@ def _version(package: str) -> str:
 
 
 def precompile(configs: Callable[[], Iterable[Any]]) -> str:
-    """Compile the kernels of these configs on all cores, and return how that went. If it fails, each call compiles its
-    own kernel."""
+    """Compile the kernels of these configs on all cores, and return a report.
+
+    If this fails, each call compiles its own kernel.
+    """
     began, refused = time.monotonic(), list[Any]()
     try:
         orders = {(config.template, config): None for config in configs()}
@@ -84,8 +88,8 @@ def precompile(configs: Callable[[], Iterable[Any]]) -> str:
     return f"{line}, {len(refused)} refused by the compiler" if refused else line
 
 
-def entered(stream: Any, operands: Any, field: Mapping[str, Rival]) -> tuple[list[Entrant], dict[str, str]]:
-    """Return the rivals' entrants, and by rival why it has none."""
+def find_entrants(stream: Any, operands: Any, field: Mapping[str, Rival]) -> tuple[list[Entrant], dict[str, str]]:
+    """Return the rivals' entrants, and the reason of each rival that has none."""
     entrants: list[Entrant] = []
     refused: dict[str, str] = {}
     for name, rival in field.items():
@@ -100,28 +104,30 @@ def entered(stream: Any, operands: Any, field: Mapping[str, Rival]) -> tuple[lis
 
 
 def timing_method(stream: Any, replays: int, rest_s: float, seconds: float = 0.0) -> Method:
-    """Return how contenders are timed: in turns with rests, or for ``seconds`` each in a run at the power limit."""
+    """Return the timing method: in turns with rests, or for ``seconds`` each in a run at the power limit."""
     if seconds:
         return lambda contenders: sustained(stream, contenders, seconds * len(contenders))
     return partial(cold, stream, replays=replays, rest_s=rest_s)
 
 
-def timed(
+def add_times(
     method: Method, entrants: Sequence[Entrant], cell: Cell, refused: dict[str, str], required: Sequence[str]
 ) -> None:
-    """Put into the cell each rival's time, which its fastest entrant reaches, the detail of that entrant, and why a
-    rival has no time. A required contender without a time is an error."""
-    found = method([each.contender for each in entrants])
+    """Add each rival's time, which its fastest entrant reaches, and that entrant's detail to the cell.
+
+    A rival without a time gets a reason. A required contender without a time is an error.
+    """
+    timing = method([entrant.contender for entrant in entrants])
     us, details = dict[str, float](), dict[str, str]()
-    for each in sorted(entrants, key=lambda each: found.us(each.contender.name) or 0.0):
-        took = found.us(each.contender.name)
-        if took is None:
-            refused.setdefault(each.rival, found.errors.get(each.contender.name, "not measured"))
-        elif each.rival not in us:
-            us[each.rival] = took
-            if each.detail:
-                details[each.rival] = each.detail
-    cell["us"] = {name: us[name] for name in dict.fromkeys(each.rival for each in entrants) if name in us}
+    for entrant in sorted(entrants, key=lambda entrant: timing.us(entrant.contender.name) or 0.0):
+        time_us = timing.us(entrant.contender.name)
+        if time_us is None:
+            refused.setdefault(entrant.rival, timing.errors.get(entrant.contender.name, "not measured"))
+        elif entrant.rival not in us:
+            us[entrant.rival] = time_us
+            if entrant.detail:
+                details[entrant.rival] = entrant.detail
+    cell["us"] = {name: us[name] for name in dict.fromkeys(entrant.rival for entrant in entrants) if name in us}
     cell["chosen"] = details
     absent = {name: why for name, why in refused.items() if name not in us}
     failed = [f"{name}: {absent.pop(name)}" for name in required if name in absent]
@@ -131,21 +137,23 @@ def timed(
         cell["error"] = "; ".join(failed)
 
 
-def chosen(cell: Cell, entrants: Sequence[Entrant]) -> dict[str, Any]:
-    """Return by rival the result of the entrant that counts. The entrants of a rival write into one array."""
+def chosen_results(cell: Cell, entrants: Sequence[Entrant]) -> dict[str, Any]:
+    """Return each rival's result from the entrant that counts. The entrants of a rival share one array."""
     outs = {}
-    for each in entrants:
-        if each.rival in cell["us"] and each.detail == cell["chosen"].get(each.rival, ""):
-            if each.detail:
-                each.out.fill_(math.nan)
-                each.contender.run(0)
-            outs[each.rival] = each.out
+    for entrant in entrants:
+        if entrant.rival in cell["us"] and entrant.detail == cell["chosen"].get(entrant.rival, ""):
+            if entrant.detail:
+                entrant.out.fill_(math.nan)
+                entrant.contender.run(0)
+            outs[entrant.rival] = entrant.out
     return outs
 
 
-def judged(cell: Cell, errors: Mapping[str, tuple[float, float]], allowed: float) -> None:
-    """Put into the cell the errors of results by name (root mean square and largest), as parts of the root mean square
-    of the exact result. Incorrect results lose their time."""
+def add_errors(cell: Cell, errors: Mapping[str, tuple[float, float]], allowed: float) -> None:
+    """Add the errors of results to the cell: root mean square and maximum, relative to the exact root mean square.
+
+    Incorrect results lose their time.
+    """
     cell["rms_error"], cell["largest_error"] = {}, {}
     for name, (rms, largest) in errors.items():
         if rms <= allowed:
@@ -156,15 +164,18 @@ def judged(cell: Cell, errors: Mapping[str, tuple[float, float]], allowed: float
             cell["error"] = f"{cell['error']}; {wrong}" if cell.get("error") else wrong
 
 
-def measured(
+def measure_calls(
     result: Result,
     calls: Sequence[Call],
     measure: Callable[[Call], Cell],
     facts: Callable[[Call], Cell],
     line: Callable[[Cell, str], str],
 ) -> None:
-    """Add a cell for each call. facts: the cell of a call that could not be measured. line: describes a cell, given the
-    text that it begins with."""
+    """Add a cell for each call.
+
+    ``facts`` returns the cell of a call that could not be measured. ``line`` describes a cell, given the beginning of
+    the line.
+    """
     import torch
 
     for number, call in enumerate(calls, 1):
@@ -172,7 +183,7 @@ def measured(
             cell = measure(call)
         except Exception as error:
             cell = {**facts(call), "us": {}, "error": failure(error)}
-        with contextlib.suppress(Exception):  # after a trap not even memory can be given back
+        with contextlib.suppress(Exception):  # after a trap even freeing memory fails
             torch.cuda.empty_cache()
         result.add(cell, line(cell, f"[{number}/{len(calls)}] {call}"))
 
@@ -181,19 +192,19 @@ def measured(
 
 
 def times_as_fast(cell: Cell, rival: str, ours: str = AUTO) -> float | None:
-    """Return the rival's time over ours; None if one of them was not measured."""
+    """Return the rival's time divided by ours, None if one was not measured."""
     us = cell.get("us", {})
     return ratio(us.get(rival) or None, us.get(ours))
 
 
 def present(cells: Sequence[Cell], names: Iterable[str]) -> list[str]:
-    """Return the names for which a cell has a time, or the reason why it has none."""
-    found = {name for cell in cells for part in ("us", "refused") for name in cell.get(part, {})}
-    return [name for name in names if name in found]
+    """Return the names that have a time, or a reason for its absence, in some cell."""
+    known = {name for cell in cells for part in ("us", "refused") for name in cell.get(part, {})}
+    return [name for name in names if name in known]
 
 
 def with_best(cell: Cell, rivals: Sequence[str]) -> Cell:
-    """Return the cell with its fastest rival as a further contender BEST."""
+    """Return the cell with its fastest rival as an additional contender BEST."""
     us = {name: cell["us"][name] for name in rivals if name in cell.get("us", {})}
     if not us:
         return cell
@@ -208,22 +219,24 @@ def with_best(cell: Cell, rivals: Sequence[str]) -> Cell:
 def summary_line(
     group: str, cells: Sequence[Cell], rival: str, place: Callable[[Cell], str], ours: str = AUTO
 ) -> list[str]:
-    """Return one line: how many times as fast as a rival ours is over these cells, and how its errors compare; no line
-    if the rival was never measured. place: names a cell."""
-    known = [(times, cell) for cell in cells if (times := times_as_fast(cell, rival, ours)) is not None]
-    if not known:
+    """Return a line with our speedup over a rival on these cells and the ratio of errors, or no line.
+
+    ``place`` names a cell.
+    """
+    measured_cells = [(times, cell) for cell in cells if (times := times_as_fast(cell, rival, ours)) is not None]
+    if not measured_cells:
         return []
-    least, where = min(known, key=lambda each: each[0])
-    line = f"{group}: {ours} / {rival}: geometric mean {geometric_mean([times for times, _ in known]):.3f}, "
-    line += f"least {least:.3f} at {place(where)}, {counted(len(known), 'cell')}"
-    if missing := len(cells) - len(known):
+    minimum, where = min(measured_cells, key=lambda each: each[0])
+    line = f"{group}: {ours} / {rival}: geometric mean {geometric_mean([times for times, _ in measured_cells]):.3f}, "
+    line += f"least {minimum:.3f} at {place(where)}, {counted(len(measured_cells), 'cell')}"
+    if missing := len(cells) - len(measured_cells):
         line += f" ({missing} more not measured)"
-    pairs = [(cell.get("rms_error", {}).get(ours), cell.get("rms_error", {}).get(rival)) for _, cell in known]
+    pairs = [(cell.get("rms_error", {}).get(ours), cell.get("rms_error", {}).get(rival)) for _, cell in measured_cells]
     if errors := [part for pair in pairs if (part := ratio(*pair)) is not None]:
         line += f"; errors at most {max(errors):.2f} times as large"
     return [line]
 
 
 def refusals(cell: Cell) -> str:
-    """Return which contenders of a cell were not measured, with the reasons, as the end of its line."""
+    """Return the end of a cell's line: contenders that were not measured, with reasons."""
     return "".join(f"; no {name}: {why}" for name, why in cell.get("refused", {}).items())

@@ -1,8 +1,7 @@
-"""Bandwidth of copy, transpose, reduce_into and broadcast on arrays of 256 MB and more, of CuPy in the same run, and
-what a call costs on the host.
+"""Bandwidth of copy, transpose, reduce_into and broadcast on arrays of 256 MB and more, against CuPy, and host cost.
 
-Both are timed as a graph of launches and as calls that the host makes one by one, and the better time counts: what the
-driver does for a copy on a stream need not be what it does for a node of a graph.
+Both are timed as a graph of launches and as single calls from the host, and the better time counts: the driver may
+treat a copy on a stream and a copy node of a graph differently.
 """
 
 from __future__ import annotations
@@ -23,17 +22,20 @@ from benchmarks.host_cost import quantiles_us, time_calls
 from benchmarks.report import Cell, Result, Table, failure, make_parser, ratio, shown
 
 OURS, CUPY = "cudatma", "cupy"
-#: Launches of one graph. Each moves hundreds of megabytes, so that L2 holds nothing of the previous one.
+#: Launches of one graph. Each moves hundreds of megabytes, so L2 holds nothing of the previous one.
 LAUNCHES = 10
 SIDE = 16384
-#: Calls whose host time is measured: fewer than a launch queue holds, so that none waits for the GPU.
+#: Calls whose host time is measured. A launch queue holds more, so none waits for the GPU.
 HOST_CALLS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """ours, cupys: enqueue the operation on the current stream, each overwriting the result. right: whether the result
-    that ``ours`` has just written is right."""
+    """Operations to compare.
+
+    ``ours`` and ``cupys`` enqueue the operation on the current stream and overwrite the result. ``right`` returns
+    whether the result that ``ours`` has just written is correct.
+    """
 
     ours: Callable[[], object]
     cupys: Callable[[], object]
@@ -42,7 +44,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One operation. moved_bytes: read and written by one call."""
+    """An operation, with the bytes that one call reads and writes."""
 
     name: str
     moved_bytes: int
@@ -50,12 +52,12 @@ class Case:
 
 
 def _random(shape: tuple[int, ...], dtype: str) -> Any:
-    """Return bytes without a pattern, made in place on the GPU."""
+    """Return bytes without a pattern, created on the GPU."""
     import cupy
 
     words = cupy.arange(int(_size(shape, dtype)) // 4, dtype=cupy.uint32)
     words *= cupy.uint32(2654435761)
-    words >>= cupy.uint32(1)  # no NaN: they would not be equal to themselves
+    words >>= cupy.uint32(1)  # no NaN, which would not equal itself
     words &= cupy.uint32(0x3BFF3BFF)
     return words.view(dtype).reshape(shape)
 
@@ -110,7 +112,7 @@ def _reduce(shape: tuple[int, ...], columns: int) -> Callable[[], Prepared]:
         part = wide[:, :columns]
 
         def right() -> bool:
-            """Each call adds 1; small whole numbers are exact."""
+            """Return whether a call added 1; small whole numbers are exact."""
             before = float(part[0, 0])
             cudatma.reduce_into(wide, source, "add")
             return bool((part == before + 1).all())
@@ -180,9 +182,10 @@ def measure(stream: Any, case: Case, replays: int) -> Cell:
 
 
 def called(stream: Any, contenders: Sequence[Contender], replays: int) -> dict[str, float | None]:
-    """Return the median microseconds of a launch that the host enqueues by a call, LAUNCHES of them between two events.
+    """Return the median microseconds of LAUNCHES launches between two events, each enqueued by a call from the host.
 
-    Contenders take turns. Each turn begins with another contender, and each contender makes LAUNCHES untimed calls.
+    Contenders take turns. Each turn begins with another contender, and each contender makes LAUNCHES untimed calls
+    first.
     """
     import cupy
 
@@ -197,22 +200,22 @@ def called(stream: Any, contenders: Sequence[Contender], replays: int) -> dict[s
                 event.record(stream)
             spans[contender.name].append((begin, end))
         stream.synchronize()
-    times = {name: [cupy.cuda.get_elapsed_time(*span) for span in some] for name, some in spans.items()}
-    return {name: statistics.median(some) * 1e3 / LAUNCHES for name, some in times.items()}
+    times = {name: [cupy.cuda.get_elapsed_time(*span) for span in elapsed] for name, elapsed in spans.items()}
+    return {name: statistics.median(elapsed) * 1e3 / LAUNCHES for name, elapsed in times.items()}
 
 
 def better(ways: Mapping[str, Mapping[str, float | None]]) -> Cell:
-    """Return the better time of each contender and its way, from microseconds by way and contender."""
+    """Return the better time of each contender and how it was measured."""
     us: dict[str, float | None] = {}
     way: dict[str, str | None] = {}
     for name in (OURS, CUPY):
-        found = [(time, each) for each, times in ways.items() if (time := times.get(name)) is not None]
-        us[name], way[name] = min(found) if found else (None, None)
+        candidates = [(time, label) for label, times in ways.items() if (time := times.get(name)) is not None]
+        us[name], way[name] = min(candidates) if candidates else (None, None)
     return {"us": us, "way": way}
 
 
 def host_us(call: Callable[[], object], drain: Callable[[], object]) -> float:
-    """Return the median microseconds of a repeated call on the host, which waits for the GPU before and after all."""
+    """Return the median microseconds of a repeated call on the host, with the GPU idle before and after all calls."""
     return quantiles_us(time_calls(lambda _: call(), drain, HOST_CALLS))["median_us"]
 
 
@@ -239,7 +242,7 @@ def data_movement_table(cells: Sequence[Cell]) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench data_movement``; returns the exit status: 1 if a case could not be measured or was wrong."""
+    """Run ``cudatma bench data_movement`` and return the exit status: 1 if a case failed or was wrong."""
     parser = make_parser("data_movement", __doc__)
     add = parser.add_argument
     add("--replays", type=int, default=11, help="timed turns of each (default: 11)")

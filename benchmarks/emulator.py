@@ -1,4 +1,4 @@
-"""CPU time of the emulator on one core, hazards on, one schedule: GEMMs, TMA operations, plain kernels, loading PTX."""
+"""CPU time of the emulator on one core, one schedule, hazards on: GEMMs, TMA operations, plain kernels, loading PTX."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cudatma.kernels.marlin.candidates import dump_configs
 
 if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
-    # One core: NumPy's matrix products would take more.
+    # NumPy's matrix products would use more than one core.
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
 
 import platform
@@ -37,7 +37,7 @@ from cudatma.target import get_target
 REPEATS = 5
 TARGET = "sm_90a"
 SWIZZLES = ("none", "32B", "64B", "128B")
-#: TMA loads and stores of one launch of the tma cases.
+#: TMA loads and stores in one launch of the tma cases.
 COPIES = 64
 _BOX_BYTES = 16384
 
@@ -147,13 +147,13 @@ tma(const __grid_constant__ TensorMap from, const __grid_constant__ TensorMap to
 """
 
 
-#: The timed call, and the largest error of its result.
+#: The timed call, and a function that returns the largest error of its result.
 Prepared = tuple[Callable[[], object], Callable[[], float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """tolerance: the largest error allowed. operations: in one call."""
+    """A case. ``tolerance`` is the largest allowed error, ``operations`` the number of operations in one call."""
 
     name: str
     prepare: Callable[[], Prepared]
@@ -172,8 +172,8 @@ def _launcher(source: str, entry: str, grid: Any, block: Any, args: Any, **optio
     return lambda: module.launch(entry, grid, block, args, schedules=1, **options)
 
 
-def _worst(found: Any, wanted: Any) -> float:
-    return float(np.abs(found.astype(np.float64) - wanted).max())
+def _worst(result: Any, expected: Any) -> float:
+    return float(np.abs(result.astype(np.float64) - expected).max())
 
 
 def _normal(seed: int, shape: tuple[int, ...], dtype: type) -> Any:
@@ -181,15 +181,15 @@ def _normal(seed: int, shape: tuple[int, ...], dtype: type) -> Any:
 
 
 def _marlin() -> Prepared:
-    """M = 16, N = 256, K = 512, group 128, as a caller runs it: PTX is parsed in every call."""
+    """Prepare M = 16, N = 256, K = 512, group 128, as a caller runs it: every call parses PTX."""
     w = quantize(_normal(0, (512, 256), np.float32) * 0.05)
     x, out = _normal(1, (16, 512), np.float16), np.zeros((16, 256), np.float16)
-    wanted = x.astype(np.float64) @ w.dequantize()
-    return lambda: marlin_gemm(x, w, out, backend="emulator"), lambda: _worst(out, wanted)
+    expected = x.astype(np.float64) @ w.dequantize()
+    return lambda: marlin_gemm(x, w, out, backend="emulator"), lambda: _worst(out, expected)
 
 
 def _wgmma() -> Prepared:
-    """The probe of tests/: TMA with the 128-byte swizzle, one producer warp, m64n128k16."""
+    """Prepare the probe of tests/: TMA with the 128-byte swizzle, one producer warp, m64n128k16."""
     sys.path.insert(0, str(ROOT / "tests" / "shared"))
     config = import_module("probe_configs").WgmmaGemm()
     module = load(load_kernel("probes/wgmma_gemm.cu.j2", config, get_target(TARGET)).ptx)
@@ -228,7 +228,7 @@ def _copy() -> Prepared:
 
 
 def _tma(mode: str, loads: int, stores: int) -> Prepared:
-    """One thread moves the same 16 KB box again and again."""
+    """Prepare one thread that moves the same 16 KB box repeatedly."""
     inner = {"none": 128, "32B": 16, "64B": 32, "128B": 64}[mode]
     rows = min(256, _BOX_BYTES // 2 // inner)
     source = np.arange(rows * inner, dtype=np.uint32).astype(np.uint16).reshape(rows, inner)
@@ -242,11 +242,11 @@ def _tma(mode: str, loads: int, stores: int) -> Prepared:
 
 @lru_cache(maxsize=1)
 def _large_ptx() -> str:
-    """Copies of the Marlin kernel under other names, two million characters."""
+    """Return copies of the Marlin kernel under other names, two million characters."""
     config = dump_configs("mma_sync", get_target(TARGET))[0]
     head, entry = load_kernel("kernels/marlin_mma_sync.cu.j2", config, get_target(TARGET)).ptx.split(".visible", 1)
-    one = ".visible" + entry.split(".section")[0]
-    return head + "".join(one.replace(config.entry, f"{config.entry}_{i}") for i in range(2_000_000 // len(one)))
+    kernel = ".visible" + entry.split(".section")[0]
+    return head + "".join(kernel.replace(config.entry, f"{config.entry}_{i}") for i in range(2_000_000 // len(kernel)))
 
 
 def _load() -> Prepared:
@@ -293,7 +293,7 @@ def make_table(cells: Sequence[Cell]) -> Table:
 
 
 def processor() -> str:
-    """The processor's model, as Linux names it."""
+    """Return the processor's model as Linux names it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -303,10 +303,10 @@ def processor() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench emulator``; returns the exit status: 1 if a result is wrong."""
+    """Run ``cudatma bench emulator`` and return the exit status: 1 if a result is wrong."""
     parser = make_parser("emulator", __doc__)
     parser.add_argument("--repeats", type=int, default=REPEATS, help=f"calls after the first one (default {REPEATS})")
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name holds this text")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains this text")
     options = parser.parse_args(argv)
     repeats = max(1, options.repeats)
     machine = {**machine_facts(), "processor": processor()}
@@ -316,7 +316,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         try:
             cell = measure(case, repeats)
-        except Exception as error:  # one case that fails does not end the run
+        except Exception as error:  # a failed case does not end the run
             cell = {"case": case.name, "error": failure(error)}
         result.add(cell, f"{case.name:<44} {shown(cell.get('first_ms'))} {shown(cell.get('ms'))}")
     return result.finish("The emulator on one core")

@@ -25,7 +25,7 @@ K, N = 8192, 28672
 M_VALUES = (1, 1024)
 WARM_RUNS = 5
 _TIMEOUT_S = 120
-#: Steps that a child times, and their names in the table.
+#: Steps that a child process times, and their names in the table.
 _STEPS = ("load", "module", "call", "second call")
 _LABELS = {
     "load": "load_kernel: render, compile or find the artifact",
@@ -36,9 +36,9 @@ _LABELS = {
 
 
 def child(m: int, target_name: str | None) -> dict[str, Any]:
-    """Return, in a fresh process, milliseconds of each step and of the compiler, without imports and the weight.
+    """Return milliseconds of each step and of the compiler, excluding imports and the weight. Run in a fresh process.
 
-    With a target, nothing touches a GPU.
+    With a target, nothing uses a GPU.
     """
     from cudatma.build.kernel import load_kernel
     from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
@@ -50,12 +50,12 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
     if target_name is None:
         call, device = _prepared(m)
     target = detect() if target_name is None else get_target(target_name)
-    import cuda.bindings.nvrtc  # noqa: F401  imports are not what is timed
+    import cuda.bindings.nvrtc  # noqa: F401  imported before timing
 
     times: dict[str, Any] = {}
     begin = time.perf_counter()
     gpu = imagined_gpu(target, H200.sm_count) if call is None else gpu_of(device)
-    # The weight of _prepared() has scales that differ by little.
+    # The scales of _prepared()'s weight vary little.
     config = decide(Problem(layer, m), gpu).config.in_form("as_stored")
     kernel = load_kernel(config.template, config, target)
     times["load"] = _ms_since(begin)
@@ -73,7 +73,7 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
 
 
 def _prepared(m: int) -> tuple[Any, int]:
-    """Make context and arrays; return a call of marlin_gemm that waits for its result, and its device."""
+    """Create context and arrays, and return a call of marlin_gemm that waits for its result, and its device."""
     import cupy
 
     from benchmarks.operands import random_packed
@@ -96,21 +96,21 @@ def _ms_since(begin: float) -> float:
 
 
 def run_child(m: int, target_name: str | None, cache: Path) -> dict[str, Any]:
-    """Run child() in a process of its own with this artifact cache. Raises RuntimeError with its last words."""
+    """Run child() in its own process with this artifact cache. Raise RuntimeError with the last line of its errors."""
     command = [sys.executable, str(Path(__file__).resolve()), "--child", str(m)]
     command += ["--target", target_name] if target_name else []
     paths = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
     environment = {**os.environ, "CUDATMA_CACHE_DIR": str(cache), "PYTHONPATH": paths}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
-    if done.returncode:
-        words = done.stderr.strip().splitlines()
-        raise RuntimeError(f"child ended with {done.returncode}: {words[-1] if words else 'no message'}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+    if process.returncode:
+        words = process.stderr.strip().splitlines()
+        raise RuntimeError(f"child ended with {process.returncode}: {words[-1] if words else 'no message'}")
+    times: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
+    return times
 
 
 def measure(m: int, target_name: str | None, warm_runs: int) -> Cell:
-    """Run one process with an empty cache and ``warm_runs`` with the cache that it leaves; medians of the latter."""
+    """Run one process with an empty cache and ``warm_runs`` with the filled cache; keep medians of the latter."""
     cell: Cell = {"m": m, "k": K, "n": N}
     try:
         with tempfile.TemporaryDirectory(prefix="cudatma-first-call-") as folder:
@@ -139,10 +139,10 @@ def first_call_table(cells: Sequence[Cell]) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench first_call``; returns the exit status: 1 if a process failed."""
+    """Run ``cudatma bench first_call`` and return the exit status: 1 if a process failed."""
     parser = make_parser("first_call", __doc__)
     add = parser.add_argument
-    add("--target", metavar="NAME", help="compile for this architecture and use no GPU (default without one: sm_90a)")
+    add("--target", metavar="NAME", help="compile for this architecture without a GPU (default without one: sm_90a)")
     add("--m", type=int, action="append", metavar="M", help="rows of x, repeatable (default: 1 and 1024)")
     add("--warm-runs", type=int, default=WARM_RUNS, help=f"processes with a warm cache (default: {WARM_RUNS})")
     add("--child", type=int, metavar="M", help=argparse.SUPPRESS)

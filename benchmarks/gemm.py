@@ -1,8 +1,8 @@
-"""The dense GEMM: each version of the ladder and what `gemm` chooses, and cuBLAS, in one run, taking turns.
+"""The dense GEMM: the ladder's versions, `gemm`'s choice and cuBLAS, taking turns in one run.
 
-Operands are normally distributed and the same bits for all; they are as warm in L2 as a launch leaves them, with --cold
-they come from memory. The GPU rests before each turn; with --seconds it does not, and its power limit decides. cuBLAS
-takes part through torch.mm and as the fastest of the algorithms that cuBLASLt's heuristic returns. Every result is
+Operands are normally distributed and have the same bits for all contenders. They are as warm in L2 as a launch leaves
+them; with --cold they come from memory. The GPU rests before each turn; with --seconds it does not, and its power limit
+decides. cuBLAS runs through torch.mm and as the fastest algorithm that cuBLASLt's heuristic returns. Every result is
 compared with float64. --fp8 measures scaled fp8 products instead.
 """
 
@@ -26,16 +26,16 @@ from benchmarks.contest import (
     AUTO,
     Entrant,
     Rival,
-    chosen,
-    entered,
+    add_errors,
+    add_times,
+    chosen_results,
     field_of,
-    judged,
-    measured,
+    find_entrants,
+    measure_calls,
     precompile,
     present,
     refusals,
     summary_line,
-    timed,
     times_as_fast,
     timing_method,
 )
@@ -62,9 +62,9 @@ LADDER = tuple(PRESETS)
 TORCH, CUBLASLT = "torch.mm", "cuBLASLt"
 RIVALS = (TORCH, CUBLASLT, "DeepGEMM", "QuACK")
 WARM, COLD = "operands warm in L2", "operands cold in L2"
-#: M = N = K unless --size names others, which go up to LARGEST; the sizes of a single product go up to LONGEST.
+#: M = N = K unless --size names other sizes, up to LARGEST. The sizes of a single product go up to LONGEST.
 SIZES, LARGEST, LONGEST = (256, 512, 1024, 2048, 4096, 8192), 16384, 131072
-#: The summary leaves out smaller squares, which take as long as a launch.
+#: The summary omits smaller squares, which are as short as a launch.
 SQUARES_FROM = 512
 #: Layers of decoders with M rows of activations: prefill, then decode.
 _LAYERS = (
@@ -73,17 +73,17 @@ _LAYERS = (
     *((2048, "llama3-70b", "down"), (2048, "qwen2.5-7b", "gate_up")),
     *((128, "llama3-70b", "down"), (64, "llama3-8b", "o"), (16, "llama3-8b", "gate_up"), (16, "qwen2.5-7b", "down")),
 )
-#: TFLOP/s and bytes per microsecond from which times are guessed, and the shortest launch.
+#: TFLOP/s and bytes per microsecond for estimating times, and the shortest launch.
 _GUESS_FLOPS, _GUESS_BYTES, _LAUNCH_US = 600e6, 3e6, 2.0
-#: A graph takes about this long, and has no more launches.
+#: Duration and maximum launches of a graph.
 _GRAPH_US, _MAX_LAUNCHES = 3000.0, 400
-#: Seconds that the GPU rests before a turn; the third number if a launch takes less than the second.
+#: Seconds of rest for the GPU before a turn; the third number applies if a launch is shorter than the second.
 _REST_S, _SHORT_US, _SHORT_REST_S = 0.006, 10.0, 0.002
-#: Rows of a result that are compared with float64, spread evenly, and elements of B that are float64 at a time.
+#: Evenly spaced rows of a result to compare with float64, and elements of B converted to float64 at a time.
 _ROWS, _ELEMENTS = 4096, 1 << 27
-#: The shortest long run of a contender.
+#: Shortest long run of a contender.
 _MIN_SECONDS = MIN_ROUNDS * BLOCK_S
-#: Allowed error as a part of the product's root mean square; a result is rounded once.
+#: Allowed error relative to the product's root mean square; a result is rounded once.
 ALLOWED = {"float16": 1e-3, "bfloat16": 6e-3}
 
 EXAMPLES = """examples:
@@ -100,7 +100,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """y (m, n) = a (m, k) b (k, n). name: of the layer, empty for a square."""
+    """y (m, n) = a (m, k) b (k, n). ``name`` is the layer's name, empty for a square."""
 
     m: int
     n: int
@@ -124,7 +124,7 @@ class Product:
 
     @property
     def expected_us(self) -> float:
-        """About the time of a launch; it decides how many launches are timed, and nothing else."""
+        """Estimated microseconds of a launch, used only to choose the number of launches."""
         moved = self.operand_bytes + 2 * self.m * self.n
         return _LAUNCH_US + max(2 * self.m * self.n * self.k / _GUESS_FLOPS, moved / _GUESS_BYTES)
 
@@ -133,7 +133,7 @@ class Product:
         return _SHORT_REST_S if self.expected_us < _SHORT_US else _REST_S
 
     def copies(self, is_cold: bool) -> int:
-        """Return the pairs of operands that launches rotate over; 1 leaves them as warm in L2 as a launch does."""
+        """Return the number of operand pairs to rotate over. One pair is as warm in L2 as a launch leaves it."""
         return copies_for(self.operand_bytes) if is_cold else 1
 
     def launches(self, copies: int = 1) -> int:
@@ -147,15 +147,15 @@ def squares(sizes: Sequence[int], layouts: Sequence[str], dtype: str) -> list[Pr
 
 def transformer(layouts: Sequence[str], dtype: str) -> list[Product]:
     """Return twelve layers of public decoders, in each layout."""
-    found = []
+    products = []
     for m, model, projection in _LAYERS:
         k, n = MODELS[model].projections[projection]
-        found += [Product(m, n, k, layout, dtype, f"{model} {projection}") for layout in layouts]
-    return found
+        products += [Product(m, n, k, layout, dtype, f"{model} {projection}") for layout in layouts]
+    return products
 
 
 class Operands:
-    """One product's operands on the GPU: torch tensors, ``copies`` of the same normally distributed numbers."""
+    """Operands of one product on the GPU: torch tensors, ``copies`` of the same normally distributed numbers."""
 
     def __init__(self, product: Product, is_cold: bool) -> None:
         self.product, self.copies = product, product.copies(is_cold)
@@ -168,7 +168,7 @@ class Operands:
         return self.a[index % self.copies], self.b[index % self.copies]
 
     def out(self) -> Any:
-        """Return an array (m, n) full of NaN, so that elements that are not written are noticed."""
+        """Return an array (m, n) full of NaN, which reveals elements that are not written."""
         import torch
 
         return torch.full((self.product.m, self.product.n), math.nan, dtype=self.a[0].dtype, device=self.a[0].device)
@@ -187,28 +187,27 @@ def _random(rows: int, columns: int, letter: str, dtype: str) -> Any:
 
 
 def errors(a: Any, b: Any, outs: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return the errors of results by name, against the product in float64: root mean square and largest difference, as
-    parts of the product's root mean square, NaN if a result has one.
+    """Return the errors of each result against float64: root mean square and maximum, over the exact root mean square.
 
-    At most _ROWS rows are compared, spread evenly.
+    Both are NaN if the result contains one. At most _ROWS evenly spaced rows are compared.
     """
     import torch
 
     (m, k), n = a.shape, b.shape[1]
     rows = torch.linspace(0, m - 1, min(m, _ROWS), dtype=torch.float64, device=a.device).round().long()
     left, step = a[rows].double(), max(1, _ELEMENTS // k)
-    total, squared, most = 0.0, dict.fromkeys(outs, 0.0), dict.fromkeys(outs, 0.0)
+    total, squared, maximum = 0.0, dict.fromkeys(outs, 0.0), dict.fromkeys(outs, 0.0)
     for begin in range(0, n, step):
         part = slice(begin, begin + step)
         exact = left @ b[:, part].double()
         total += float(exact.square().sum())
         for name, out in outs.items():
-            off = out[rows, part].double() - exact
-            squared[name] += float(off.square().sum())
-            largest = float(off.abs().max())
-            most[name] = largest if math.isnan(largest) else max(most[name], largest)
+            difference = out[rows, part].double() - exact
+            squared[name] += float(difference.square().sum())
+            largest = float(difference.abs().max())
+            maximum[name] = largest if math.isnan(largest) else max(maximum[name], largest)
     rms = math.sqrt(total / (len(rows) * n)) or 1.0
-    return {name: (math.sqrt(squared[name] / (len(rows) * n)) / rms, most[name] / rms) for name in outs}
+    return {name: (math.sqrt(squared[name] / (len(rows) * n)) / rms, maximum[name] / rms) for name in outs}
 
 
 # ---- A cell ---------------------------------------------------------------------------------------------------------
@@ -217,27 +216,27 @@ def errors(a: Any, b: Any, outs: Mapping[str, Any]) -> dict[str, tuple[float, fl
 def measure(
     stream: Any, product: Product, field: Mapping[str, Rival], names: Sequence[str], method: Method, is_cold: bool
 ) -> Cell:
-    """Measure one product: the rivals of the field, and ours by the names of the versions."""
+    """Measure one product: the rivals of the field, and our versions."""
     operands = Operands(product, is_cold)
-    entrants, refused = entered(stream, operands, field)
+    entrants, refused = find_entrants(stream, operands, field)
     configs = _configs(*operands.pair(0), names, refused)
     entrants += [_ours(operands, name) for name in configs]
     cell: Cell = {**product.facts}
-    timed(method, entrants, cell, refused, (TORCH, *configs))
-    judged(cell, errors(operands.a[0], operands.b[0], chosen(cell, entrants)), ALLOWED[product.dtype])
+    add_times(method, entrants, cell, refused, (TORCH, *configs))
+    add_errors(cell, errors(operands.a[0], operands.b[0], chosen_results(cell, entrants)), ALLOWED[product.dtype])
     cell["entries"] = {name: config.entry for name, config in configs.items() if name in cell["us"]}
     return cell
 
 
 def _configs(a: Any, b: Any, names: Sequence[str], refused: dict[str, str]) -> dict[str, Any]:
-    """Return the configuration of each contender; put versions without a kernel for the product into ``refused``."""
-    found = {}
+    """Return the configuration of each contender. Versions without a kernel for the product go into ``refused``."""
+    configs = {}
     for name in names:
         try:
-            found[name] = gemm_explain(a, b, version=name).config
+            configs[name] = gemm_explain(a, b, version=name).config
         except (ArgumentError, TargetError) as error:
             refused[name] = failure(error)
-    return found
+    return configs
 
 
 def _ours(operands: Operands, name: str) -> Entrant:
@@ -251,7 +250,7 @@ def _ours(operands: Operands, name: str) -> Entrant:
 
 
 def all_configs(products: Sequence[Product], names: Sequence[str]) -> list[Any]:
-    """Return the configurations of all products, so that their kernels are compiled together."""
+    """Return the configurations of all products, so that their kernels compile together."""
     import torch
 
     configs: list[Any] = []
@@ -280,19 +279,18 @@ def size_of(cell: Cell) -> str:
 
 
 def gemm_table(cells: Sequence[Cell], operands: str = "") -> Table:
-    """Return TFLOP/s of each contender by product, over its layouts, and how many times as fast as cuBLAS the choice
-    is, in the mean and at least."""
+    """Return TFLOP/s by product and contender, means over layouts, and the mean and least speedup over cuBLAS."""
     names = [*present(cells, RIVALS), *present(cells, LADDER), *present(cells, (AUTO,))]
     over = [name for name in (CUBLASLT, TORCH) if name in names and AUTO in names]
     products: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         products.setdefault((size_of(cell), cell["dtype"]), []).append(cell)
     rows = []
-    for (size, dtype), its in products.items():
-        rates = [shown(_mean([tflops(cell, name) for cell in its]), 0) for name in names]
-        times = [[times_as_fast(cell, name) for cell in its] for name in over]
-        ratios = [shown(found, 3) for each in times for found in (_mean(each), min(filter(None, each), default=None))]
-        rows.append((size, dtype, " ".join(cell["layout"] for cell in its), *rates, *ratios))
+    for (size, dtype), members in products.items():
+        rates = [shown(_mean([tflops(cell, name) for cell in members]), 0) for name in names]
+        times = [[times_as_fast(cell, name) for cell in members] for name in over]
+        ratios = [shown(part, 3) for each in times for part in (_mean(each), min(filter(None, each), default=None))]
+        rows.append((size, dtype, " ".join(cell["layout"] for cell in members), *rates, *ratios))
     columns = ("M x N x K", "dtype", "layouts", *names)
     columns += tuple(title for name in over for title in (f"auto / {name}", "least"))
     note = "TFLOP/s, geometric mean over the layouts"
@@ -300,13 +298,13 @@ def gemm_table(cells: Sequence[Cell], operands: str = "") -> Table:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Return the geometric mean of the values that were measured."""
+    """Return the geometric mean of the measured values."""
     known = [value for value in values if value]
     return geometric_mean(known) if known else None
 
 
 def rates_line(cell: Cell, beginning: str) -> str:
-    """Describe a cell: TFLOP/s, the algorithms that rivals have chosen, and why contenders were not measured."""
+    """Describe a cell: TFLOP/s, the algorithms that rivals chose, and why contenders were not measured."""
     rates = ", ".join(f"{name} {shown(tflops(cell, name), 0)}" for name in cell.get("us", {}))
     line = f"{beginning}: {rates} TFLOP/s" if rates else f"{beginning}: nothing measured"
     if (over := times_as_fast(cell, CUBLASLT)) is not None:
@@ -325,9 +323,9 @@ def gemm_summary(cells: Sequence[Cell]) -> list[str]:
             groups.setdefault(f"{cell['dtype']}, squares from {SQUARES_FROM} on", []).append(cell)
     return [
         line
-        for group, its in groups.items()
-        for rival in present(its, RIVALS)
-        for line in summary_line(group, its, rival, lambda cell: f"{size_of(cell)} {cell['layout']}")
+        for group, members in groups.items()
+        for rival in present(members, RIVALS)
+        for line in summary_line(group, members, rival, lambda cell: f"{size_of(cell)} {cell['layout']}")
     ]
 
 
@@ -335,17 +333,17 @@ def gemm_summary(cells: Sequence[Cell]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench gemm``; returns the exit status: 1 if ours or torch.mm failed, or a result was wrong."""
+    """Run ``cudatma bench gemm`` and return the exit status: 1 if ours or torch.mm failed or a result was wrong."""
     parser = _parser()
     options = parser.parse_args(argv)
     shaped = options.size or options.product or options.layout or options.dtype or options.transformer
     if options.fp8 and (shaped or options.version):
         parser.error(
-            "--fp8 has its own shapes and contenders, and neither --size, --product, --layout, --dtype, --transformer "
-            "nor --version"
+            "--fp8 has its own shapes and contenders and excludes --size, --product, --layout, --dtype, --transformer "
+            "and --version"
         )
     if 0 < options.seconds < _MIN_SECONDS:
-        parser.error(f"argument --seconds: {options.seconds}; allowed: {_MIN_SECONDS} and more, {MIN_ROUNDS} blocks")
+        parser.error(f"argument --seconds: {options.seconds}; allowed: at least {_MIN_SECONDS}, {MIN_ROUNDS} blocks")
     require_gpu(parser)
     require_torch(parser)
     from benchmarks.rivals.dense import ALWAYS, OPTIONAL
@@ -369,7 +367,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     products, names = _products(options), [AUTO, *(options.version or LADDER)]
     with measuring_stream() as stream:
         result.say(precompile(lambda: all_configs(products, names)))
-        measured(
+        measure_calls(
             result,
             products,
             lambda product: measure(stream, product, field, names, method_of(stream, product), options.cold),
@@ -380,15 +378,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _products(options: argparse.Namespace) -> list[Product]:
-    """Return, by type, the squares, then the transformer layers, then single products. --transformer without --size
-    measures the squares, too."""
-    found, layouts = [], options.layout or LAYOUTS
+    """Return, by type, the squares, the transformer layers, and single products.
+
+    --transformer without --size also measures the squares.
+    """
+    products, layouts = [], options.layout or LAYOUTS
     sizes = options.size or (() if options.product and not options.transformer else SIZES)
     for dtype in options.dtype or ("float16",):
-        found += squares(sizes, layouts, dtype)
-        found += transformer(layouts, dtype) if options.transformer else []
-        found += [Product(m, n, k, layout, dtype) for m, n, k in options.product for layout in layouts]
-    return found
+        products += squares(sizes, layouts, dtype)
+        products += transformer(layouts, dtype) if options.transformer else []
+        products += [Product(m, n, k, layout, dtype) for m, n, k in options.product for layout in layouts]
+    return products
 
 
 def _size(text: str, largest: int = LARGEST) -> int:
@@ -401,7 +401,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = make_parser("gemm", __doc__, EXAMPLES)
     add = parser.add_argument
     sizes = ", ".join(map(str, SIZES))
-    long_run = f"instead of turns a long run at the power limit, S for each contender, in blocks of {BLOCK_S} s"
+    long_run = f"a long run at the power limit instead of turns, S for each contender, in blocks of {BLOCK_S} s"
     add("--replays", type=int, default=11, help="timed turns of each (default: 11)")
     add("--size", type=_size, action="append", metavar="N", help=f"N cubed, repeatable (default: {sizes})")
     length = partial(_size, largest=LONGEST)
@@ -410,10 +410,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--layout", choices=LAYOUTS, action="append", help=f"repeatable (default: {', '.join(LAYOUTS)})")
     add("--dtype", choices=tuple(ACTIVATION_TYPES), action="append", help="repeatable (default: float16)")
     add("--transformer", action="store_true", help="also twelve layers of Llama-3 and Qwen2.5, prefill and decode")
-    add("--version", choices=LADDER, action="append", help="which versions take part, repeatable (default: all)")
+    add("--version", choices=LADDER, action="append", help="versions to measure, repeatable (default: all)")
     add("--seconds", type=seconds, default=0.0, metavar="S", help=long_run)
-    add("--cold", action="store_true", help="launches rotate over copies of the operands that L2 cannot hold")
-    add("--rivals", choices=("deepgemm", "quack"), nargs="+", default=[], help="further rivals, if they are installed")
+    add("--cold", action="store_true", help="rotate over copies of the operands that exceed L2")
+    add("--rivals", choices=("deepgemm", "quack"), nargs="+", default=[], help="further rivals, if installed")
     add("--fp8", action="store_true", help="scaled fp8 products instead, against torch's and DeepGEMM's")
     return parser
 

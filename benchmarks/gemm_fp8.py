@@ -1,8 +1,8 @@
-"""Scaled fp8 products: `gemm`, torch's scaled_mm (cuBLASLt) and DeepGEMM, with one scale a tensor and with blocks.
+"""Scaled fp8 products: `gemm`, torch's scaled_mm (cuBLASLt) and DeepGEMM, with one scale per tensor and with blocks.
 
-A (M, K) is row-major and B (K, N) column-major, float8_e4m3fn, the result bf16. Blocks are 1 x 128 of A and 128 x 128
-of B, as in DeepSeek-V3. Within one scaling all contenders get the same bits; scales are converted beforehand to the
-layout that each needs.
+A (M, K) is row-major and B (K, N) column-major, float8_e4m3fn; the result is bf16. Blocks are 1 x 128 of A and 128 x
+128 of B, as in DeepSeek-V3. Within one scaling all contenders get the same bits. Scales are converted beforehand to the
+layout that each contender needs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from benchmarks.contest import (
     BEST,
     Entrant,
     Rival,
-    chosen,
-    entered,
-    judged,
-    measured,
+    add_errors,
+    add_times,
+    chosen_results,
+    find_entrants,
+    measure_calls,
     present,
     summary_line,
-    timed,
     times_as_fast,
     with_best,
 )
@@ -35,16 +35,16 @@ from benchmarks.report import Cell, Result, Table, shown
 from cudatma.kernels.gemm.gemm import gemm
 
 FP8 = "float8_e4m3fn"
-#: (M, N, K): layers of DeepSeek-V3, as DeepGEMM's README has them, and one with few rows.
+#: (M, N, K) of layers of DeepSeek-V3, from DeepGEMM's README, and of one with few rows.
 SHAPES = ((4096, 7168, 16384), (4096, 24576, 1536), (4096, 4096, 7168), (64, 7168, 16384))
 TENSOR, BLOCK = "tensor", "1x128, 128x128"
 SCALINGS = (TENSOR, BLOCK)
 FAST, EXACT, TORCH_BLOCK, DEEPGEMM = "scaled_mm fast", "scaled_mm", "scaled_mm blocks", "DeepGEMM"
 RIVALS = (EXACT, FAST, TORCH_BLOCK, DEEPGEMM)
-#: Allowed error as a part of the product's root mean square: tensor cores add fp8 products inexactly.
+#: Allowed error relative to the product's root mean square: tensor cores add fp8 products inexactly.
 ALLOWED = 2e-2
 _BLOCK, _LARGEST = 128, 448.0
-#: The rate of fp8 over the rate of fp16, from which times are guessed.
+#: Ratio of the rates of fp8 and fp16, for estimating times.
 _TWICE = 2
 
 
@@ -63,8 +63,7 @@ class Fp8Product(Product):
 
 
 def quantized(matrix: Any, rows: int, columns: int) -> tuple[Any, Any]:
-    """Return a matrix (R, C) as float8_e4m3fn values and float32 scales (R / rows, C / columns), one for each block of
-    rows x columns."""
+    """Quantize a matrix (R, C) to float8_e4m3fn and float32 scales (R / rows, C / columns), one per block."""
     import torch
 
     blocks = matrix.float().view(matrix.shape[0] // rows, rows, matrix.shape[1] // columns, columns)
@@ -74,14 +73,17 @@ def quantized(matrix: Any, rows: int, columns: int) -> tuple[Any, Any]:
 
 
 def widened(values: Any, scales: Any) -> Any:
-    """Return values x scales in float32; the shape of the scales implies the blocks."""
+    """Return values x scales in float32. The shape of the scales implies the blocks."""
     rows, columns = (values.shape[axis] // scales.shape[axis] for axis in (0, 1))
     return values.float() * scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
 
 
 class Fp8Operands:
-    """One product's operands and scales. b is (K, N), column-major; b_scale is (K / 128, N / 128) or, as a_scale, has
-    one element. wide: the operands times their scales, in float32."""
+    """Operands and scales of one product.
+
+    b is (K, N), column-major. b_scale is (K / 128, N / 128) or, like a_scale, one element. ``wide`` holds the operands
+    times their scales, in float32.
+    """
 
     def __init__(self, product: Fp8Product, is_cold: bool) -> None:
         import torch
@@ -103,14 +105,14 @@ class Fp8Operands:
 
     @property
     def a_scale_columns(self) -> Any:
-        """Return a_scale in columns, the order that all contenders read fastest."""
+        """a_scale in columns, the order that all contenders read fastest."""
         return self.a_scale.T.contiguous().T
 
     def pair(self, index: int) -> tuple[Any, Any]:
         return self.a[index % self.copies], self.b[index % self.copies]
 
     def entrant(self, name: str, call: Callable[[Any, Any, Any], object]) -> Entrant:
-        """Return an entrant that is called with a, b and its own result, which is full of NaN at first."""
+        """Return an entrant that is called with a, b and its own result, which initially is full of NaN."""
         import torch
 
         shape = self.product.m, self.product.n
@@ -135,7 +137,7 @@ def ours(operands: Fp8Operands) -> Entrant:
 
 
 def scaled_mm(operands: Fp8Operands, *, fast: bool) -> list[Entrant]:
-    """torch._scaled_mm with one scale a tensor; fast: sums stay in the tensor cores' own precision."""
+    """Return torch._scaled_mm with one scale per tensor; ``fast`` keeps sums in the tensor cores' own precision."""
     import torch
 
     a_scale, b_scale = operands.a_scale.reshape(()), operands.b_scale.reshape(())
@@ -149,7 +151,7 @@ def scaled_mm(operands: Fp8Operands, *, fast: bool) -> list[Entrant]:
 
 
 def scaled_mm_blocks(operands: Fp8Operands) -> list[Entrant]:
-    """cuBLASLt's block scaling through torch: scales of A in columns, of B in columns of a multiple of four scales."""
+    """Return cuBLASLt's block scaling through torch, with the columns of B's scales padded to a multiple of four."""
     import torch
     from torch.nn.functional import ScalingType
 
@@ -181,7 +183,7 @@ def deepgemm(operands: Fp8Operands) -> list[Entrant]:
 
 
 def field_of(scaling: str, versions: Mapping[str, str]) -> dict[str, Rival]:
-    """Return the rivals with this scaling. versions: of the optional rivals that take part."""
+    """Return the rivals for this scaling. ``versions`` holds the optional rivals."""
     if scaling == TENSOR:
         return {
             EXACT: lambda _, operands: scaled_mm(operands, fast=False),
@@ -192,13 +194,13 @@ def field_of(scaling: str, versions: Mapping[str, str]) -> dict[str, Rival]:
 
 
 def measure(stream: Any, product: Fp8Product, versions: Mapping[str, str], method: Method, is_cold: bool) -> Cell:
-    """Measure one product by all contenders."""
+    """Measure one product with all contenders."""
     operands = Fp8Operands(product, is_cold)
-    entrants, refused = entered(stream, operands, field_of(product.scaling, versions))
+    entrants, refused = find_entrants(stream, operands, field_of(product.scaling, versions))
     entrants.append(ours(operands))
     cell = _facts(product)
-    timed(method, entrants, cell, refused, (AUTO,))
-    judged(cell, errors(*operands.wide, chosen(cell, entrants)), ALLOWED)
+    add_times(method, entrants, cell, refused, (AUTO,))
+    add_errors(cell, errors(*operands.wide, chosen_results(cell, entrants)), ALLOWED)
     return cell
 
 
@@ -207,7 +209,7 @@ def _facts(product: Fp8Product) -> Cell:
 
 
 def fp8_table(cells: Sequence[Cell], operands: str = "") -> Table:
-    """Return TFLOP/s of each contender, and how many times as fast as the fastest rival ours is."""
+    """Return TFLOP/s of each contender, and the speedup over the fastest rival."""
     names = [*present(cells, RIVALS), AUTO]
     rows = []
     for cell in cells:
@@ -222,19 +224,19 @@ def fp8_summary(cells: Sequence[Cell]) -> list[str]:
     groups = {scaling: [cell for cell in cells if cell["scaling"] == scaling] for scaling in SCALINGS}
     return [
         line
-        for scaling, its in groups.items()
-        for rival in present(its, RIVALS)
-        for line in summary_line(f"fp8, scales: {scaling}", its, rival, size_of)
+        for scaling, members in groups.items()
+        for rival in present(members, RIVALS)
+        for line in summary_line(f"fp8, scales: {scaling}", members, rival, size_of)
     ]
 
 
 def run(options: argparse.Namespace, settings: Mapping[str, Any], method_of: Callable[[Any, Product], Method]) -> int:
-    """Run the benchmark with ``--fp8``; return its exit status. method_of: how contenders of a product are timed."""
+    """Run the benchmark with ``--fp8`` and return its exit status. ``method_of`` returns a product's timing method."""
     operands, versions = settings["operands"], settings["rivals"]
     result = Result(settings, partial(fp8_table, operands=operands), options.json, fp8_summary)
     products = [Fp8Product(*shape, "RC", FP8, scaling=scaling) for shape in SHAPES for scaling in SCALINGS]
     with measuring_stream() as stream:
-        measured(
+        measure_calls(
             result,
             products,
             lambda product: measure(stream, product, versions, method_of(stream, product), options.cold),

@@ -1,10 +1,10 @@
 """Timing on the GPU: CUDA graphs of launches that rotate over buffers larger than L2, contenders in turns, medians.
 
-Each launch of a graph reads another buffer, so that L2 (60 MB on an H200) has dropped a buffer before it is read again.
-The GPU rests for some milliseconds before each turn; otherwise its power limit would decide. Each turn begins with an
-untimed replay, because the TLBs still hold the addresses of the previous contender. Long runs have no rests: they
-measure at the power limit. There the previous contender decides how much power is left, which changes a kernel's time
-by up to 12 %. The order is therefore shuffled for each turn, and every second turn reverses the one before it.
+Each launch of a graph reads another buffer, so L2 (60 MB on an H200) has dropped a buffer before it is read again. The
+GPU rests for some milliseconds before each turn; otherwise its power limit would decide. Each turn begins with an
+untimed replay, because the TLBs still hold the addresses of the previous contender. Long runs have no rests and measure
+at the power limit. The previous contender then decides how much power is left, which changes a kernel's time by up to
+12 %. The order is therefore shuffled for each turn, and every second turn reverses the previous one.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from benchmarks.report import failure
 from cudatma.errors import CudaTmaError, DriverError
 from cudatma.target import detect
 
-#: The buffers of one graph are together at least this large, which is several times any L2.
+#: Minimum size of a graph's buffers together, several times any L2.
 ROTATION_BYTES = 350_000_000
-#: A graph reads about this much, so that the gap of some microseconds between two graphs is negligible.
+#: Approximate bytes that a graph reads, so that the gap of some microseconds between two graphs is negligible.
 GRAPH_BYTES = 2_000_000_000
 MIN_LAUNCHES, MAX_LAUNCHES = 20, 200
-#: While one copy is read, it evicts the other from L2: both are larger than L2, or there are many copies.
+#: Minimum copies of a buffer. Reading one evicts the other from L2, because both are larger than L2 or there are many.
 MIN_COPIES = 2
 REPLAYS = 11
 #: Untimed replays at the beginning of a turn.
 WARM_REPLAYS = 1
-#: Seconds that the GPU rests before each turn. Without a rest its power limit decides for M above about 32.
+#: Seconds of rest for the GPU before each turn. Without a rest its power limit decides for M above about 32.
 REST_S = 0.006
 #: Contenders of a long run alternate in periods of BLOCK_S; a graph takes at most GRAPH_S. In periods of 0.04 s the
 #: power limit gives all contenders one clock; in periods of 0.2 s and more each has the clock of its own power. [H200]
@@ -43,9 +43,16 @@ MIN_ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A kernel to be timed. ``run(i)`` enqueues one launch on the current stream, which reads buffer i % copies.
+    """A kernel to time.
 
-    copies: buffers that the launches rotate over. launches: launches in the graph, a multiple of copies.
+    Attributes
+    ----------
+    run : callable
+        ``run(i)`` enqueues one launch on the current stream, which reads buffer i % copies.
+    copies : int
+        Buffers that the launches rotate over.
+    launches : int
+        Launches in the graph, a multiple of copies.
     """
 
     name: str
@@ -66,7 +73,7 @@ class Timing:
 
 @dataclass(slots=True)
 class Measured:
-    """By contender: a timing, or the error that kept it from being timed."""
+    """Timings by contender, and the errors of contenders that could not be timed."""
 
     timings: dict[str, Timing] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
@@ -75,26 +82,26 @@ class Measured:
         return self.timings[name].us if name in self.timings else None
 
 
-#: Times contenders.
+#: A function that times contenders.
 Method = Callable[[Sequence[Contender]], Measured]
 
 
 def require_gpu(parser: argparse.ArgumentParser) -> None:
-    """End the script with status 2 and the reason unless CuPy and a GPU that cudatma launches on are present."""
+    """End the script with status 2 and the reason unless CuPy and a supported GPU are present."""
     try:
         import cupy  # noqa: F401
 
         detect()
     except (CudaTmaError, ImportError) as error:
-        # The remedy of a DriverError is about computing, not about measuring.
+        # The remedy of a DriverError concerns computing, not measuring.
         why = f"{error.call}: {error.detail}" if isinstance(error, DriverError) else str(error)
         parser.exit(2, f"{parser.prog} measures on a GPU: {why}\n")
 
 
 def require_torch(parser: argparse.ArgumentParser) -> None:
-    """End the script with status 2 and the reason unless torch reaches the GPU.
+    """End the script with status 2 and the reason unless torch can use the GPU.
 
-    Call it before measuring_stream(), which makes its stream current for torch, too.
+    Call this before measuring_stream(), which also makes its stream current for torch.
     """
     try:
         import torch
@@ -106,20 +113,20 @@ def require_torch(parser: argparse.ArgumentParser) -> None:
 
 
 def copies_for(bytes_per_launch: int) -> int:
-    """Return how many buffers of this size exceed ROTATION_BYTES together, at least MIN_COPIES."""
+    """Return the number of buffers of this size that together exceed ROTATION_BYTES, at least MIN_COPIES."""
     return max(MIN_COPIES, ROTATION_BYTES // bytes_per_launch + 1)
 
 
 def launches_for(bytes_per_launch: int, copies: int, expected_us: float = 0.0) -> int:
     """Return the launches of one graph, a multiple of ``copies``.
 
-    There are at least MIN_LAUNCHES, and up to about MAX_LAUNCHES while the graph reads less than GRAPH_BYTES; fewer,
-    down to ``copies``, if the graph would take more than GRAPH_S.
+    There are at least MIN_LAUNCHES, and up to about MAX_LAUNCHES while the graph reads less than GRAPH_BYTES. If the
+    graph would take more than GRAPH_S, there are fewer, down to ``copies``.
     """
     count = min(MAX_LAUNCHES, max(MIN_LAUNCHES, GRAPH_BYTES // bytes_per_launch))
     launches = max(-(-MIN_LAUNCHES // copies), count // copies) * copies
-    fitting = int(GRAPH_S * 1e6 / expected_us) // copies * copies if expected_us else launches
-    return max(copies, min(launches, fitting))
+    limit = int(GRAPH_S * 1e6 / expected_us) // copies * copies if expected_us else launches
+    return max(copies, min(launches, limit))
 
 
 def summary(samples_us: Sequence[float]) -> Timing:
@@ -129,7 +136,7 @@ def summary(samples_us: Sequence[float]) -> Timing:
 
 @contextlib.contextmanager
 def measuring_stream() -> Iterator[Any]:
-    """Make a non-blocking CuPy stream that is current for CuPy and, if it is imported, for torch."""
+    """Create a non-blocking CuPy stream that is current for CuPy and, if it is imported, for torch."""
     import cupy
 
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -137,13 +144,13 @@ def measuring_stream() -> Iterator[Any]:
     on_torch: Any = torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)) if torch else contextlib.nullcontext()
     with stream, on_torch:
         yield stream
-        # After a trap no call to the GPU succeeds, but earlier measurements are still shown.
+        # After a trap no call to the GPU succeeds, but earlier measurements remain valid.
         with contextlib.suppress(Exception):
             stream.synchronize()
 
 
 def capture(stream: Any, contender: Contender) -> Any:
-    """Return the contender's launches as an instantiated CUDA graph; run each buffer once before the capture."""
+    """Return the contender's launches as an instantiated CUDA graph. Each buffer is used once before the capture."""
     for index in range(contender.copies):
         contender.run(index)
     stream.synchronize()
@@ -152,7 +159,7 @@ def capture(stream: Any, contender: Contender) -> Any:
         for index in range(contender.launches):
             contender.run(index)
     except BaseException:
-        # On a stream that stays in capture every later call would fail.
+        # If the stream stayed in capture, every later call would fail.
         with contextlib.suppress(Exception):
             stream.end_capture()
         raise
@@ -162,7 +169,7 @@ def capture(stream: Any, contender: Contender) -> Any:
     return graph
 
 
-def _captured(stream: Any, contenders: Sequence[Contender], into: Measured) -> dict[str, tuple[Any, int]]:
+def _capture_all(stream: Any, contenders: Sequence[Contender], into: Measured) -> dict[str, tuple[Any, int]]:
     graphs = {}
     for contender in contenders:
         try:
@@ -173,13 +180,13 @@ def _captured(stream: Any, contenders: Sequence[Contender], into: Measured) -> d
 
 
 def cold(stream: Any, contenders: Sequence[Contender], replays: int = REPLAYS, rest_s: float = REST_S) -> Measured:
-    """Time contenders with cold weights. Their graphs take turns, ``replays`` times, in a changing order, each after
-    the GPU has rested for ``rest_s``.
+    """Time contenders with cold weights.
 
-    A contender that cannot run has an error in the result; nothing is raised.
+    Their graphs take turns, ``replays`` times, in a changing order, each after a rest of ``rest_s`` seconds. A
+    contender that cannot run has an error in the result; nothing is raised.
     """
     measured = Measured()
-    graphs = _captured(stream, contenders, measured)
+    graphs = _capture_all(stream, contenders, measured)
     try:
         orders = _orders(graphs)
         spans = [_turn(stream, graphs, {}, next(orders), rest_s) for _ in range(replays)]
@@ -192,18 +199,18 @@ def cold(stream: Any, contenders: Sequence[Contender], replays: int = REPLAYS, r
 
 
 def quick(stream: Any, contender: Contender, launches: int, replays: int = 2) -> Measured:
-    """Time one contender roughly, with ``launches`` launches in its graph, to choose among many."""
+    """Time one contender roughly, with ``launches`` launches in its graph, for a choice among many."""
     return cold(stream, [replace(contender, copies=1, launches=launches)], replays, 0.0)
 
 
 def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0, block_s: float = BLOCK_S) -> Measured:
-    """Time contenders on a GPU that is as warm, and its clock as low, as in long runs.
+    """Time contenders under the heat and clocks of long runs.
 
-    They alternate in periods of about ``block_s``, or less if ``seconds`` would not hold MIN_ROUNDS rounds, in a
-    changing order. The second half of the rounds counts.
+    They alternate in periods of about ``block_s``, or less if ``seconds`` is too short for MIN_ROUNDS rounds, in a
+    changing order. Only the second half of the rounds counts.
     """
     measured = Measured()
-    graphs = _captured(stream, contenders, measured)
+    graphs = _capture_all(stream, contenders, measured)
     try:
         orders = _orders(graphs)
         first = _turn(stream, graphs, {}, next(orders))
@@ -214,7 +221,7 @@ def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0
         rounds = []
         for _ in range(max(MIN_ROUNDS, round(seconds / round_s)) if round_s else 0):
             rounds.append(_turn(stream, graphs, repeats, next(orders)))
-            stream.synchronize()  # a period is far longer than the host needs to begin the next one
+            stream.synchronize()  # a period is much longer than the host needs to begin the next one
         for name, (_, launches) in graphs.items():
             samples = [_us(each[name]) / (launches * repeats[name]) for each in rounds[len(rounds) // 2 :]]
             measured.timings[name] = summary(samples)
@@ -224,10 +231,10 @@ def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0
 
 
 def _orders(names: Iterable[str]) -> Iterator[list[str]]:
-    """Yield a shuffled order and then its reverse, again and again, the same in each run."""
-    each, shuffled = list(names), random.Random(1)
+    """Yield a shuffled order and then its reverse, repeatedly and the same in each run."""
+    contenders, generator = list(names), random.Random(1)
     while True:
-        order = shuffled.sample(each, len(each))
+        order = generator.sample(contenders, len(contenders))
         yield order
         yield order[::-1]
 
@@ -239,8 +246,10 @@ def _turn(
     order: Sequence[str],
     rest_s: float = 0.0,
 ) -> dict[str, tuple[Any, Any]]:
-    """Enqueue each graph in this order, WARM_REPLAYS times and then ``repeats`` times (default once) between two
-    events, each after the GPU has been idle for ``rest_s``."""
+    """Enqueue each graph in this order, WARM_REPLAYS times and then ``repeats`` times (default 1) between two events.
+
+    The GPU is idle for ``rest_s`` seconds before each graph.
+    """
     import cupy
 
     spans = {}
@@ -261,7 +270,7 @@ def _turn(
 
 
 def _us(span: tuple[Any, Any]) -> float:
-    """Return the microseconds between two events that have happened."""
+    """Return the microseconds between two completed events."""
     import cupy
 
     return float(cupy.cuda.get_elapsed_time(*span)) * 1e3

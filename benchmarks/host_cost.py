@@ -1,5 +1,4 @@
-"""Host time of a repeated call: marlin_gemm with x and out changing every call, torch.mm, and torch's operators over
-direct calls."""
+"""Host time of a repeated call: marlin_gemm with changing x and out, torch.mm, and torch's operators."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from benchmarks.report import Cell, Result, Table, failure, make_parser, shown
 K = N = 4096
 PAIRS = 64
 CALLS, ROUNDS = 2000, 5
-#: Calls between two waits for the GPU, so that a full launch queue is never measured.
+#: Calls between two waits for the GPU, few enough that the launch queue never fills.
 DRAIN_EVERY = 500
 _WARM_UP = 200
 _CASES = (
@@ -61,7 +60,7 @@ def quantiles_us(samples_ns: Sequence[int]) -> dict[str, float]:
 
 
 class Operands:
-    """One packed weight, PAIRS of x and out, a bias: CuPy arrays, and torch tensors that share their memory."""
+    """A packed weight, PAIRS of x and out, and a bias: CuPy arrays, and torch tensors that share their memory."""
 
     def __init__(self, m: int) -> None:
         import cupy
@@ -73,7 +72,7 @@ class Operands:
         self.xs, self.outs, self.bias = [xs[i] for i in range(PAIRS)], [outs[i] for i in range(PAIRS)], bias
 
     def case(self, name: str) -> Call:
-        """Return the call that a case times. Raises ImportError for a torch case without torch."""
+        """Return the call that a case times. Raise ImportError for a torch case without torch."""
         import cupy
 
         from cudatma import marlin_gemm
@@ -97,7 +96,7 @@ class Operands:
 
 
 def operators(device: str, k: int = K, n: int = N) -> dict[str, dict[str, Call]]:
-    """Return by function the direct call and the same call through torch's dispatcher, of one row of x or one query."""
+    """Return, by function, the direct call and the call through torch's dispatcher, for one row of x or one query."""
     import torch
 
     import cudatma
@@ -136,7 +135,7 @@ def operators(device: str, k: int = K, n: int = N) -> dict[str, dict[str, Call]]
 def measure(
     case: str, make: Callable[[], Mapping[str, Call]], drain: Callable[[], object], calls: int, rounds: int = ROUNDS
 ) -> list[Cell]:
-    """Time the calls of a case in turns; return a cell with the quantiles of each."""
+    """Time the calls of a case in turns, and return a cell with the quantiles of each."""
     try:
         both = make()
         samples: dict[str, list[int]] = {name: [] for name in both}
@@ -172,7 +171,7 @@ def host_table(cells: Sequence[Cell]) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench host_cost``; returns the exit status: 1 if a case could not be measured."""
+    """Run ``cudatma bench host_cost`` and return the exit status: 1 if a case could not be measured."""
     parser = make_parser("host_cost", __doc__)
     add = parser.add_argument
     add("--calls", type=int, default=CALLS, help=f"timed calls of each of {ROUNDS} rounds (default: {CALLS})")

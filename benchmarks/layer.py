@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from benchmarks.harness import Contender, copies_for, launches_for
 from benchmarks.operands import filled, packed_bytes, random_numbers, random_packed, to_torch
 
-#: Bytes and floating-point operations of an H200 in a microsecond, and the shortest launch.
+#: Bytes and floating-point operations of an H200 in a microsecond, and the shortest launch in microseconds.
 _BYTES_PER_US, _FLOP_PER_US, _LAUNCH_US = 4.0e6, 6.0e8, 4.0
 
 
@@ -28,7 +28,16 @@ class CellKey(NamedTuple):
 class Layer:
     """One layer's operands: packed and dense weights, each in several copies, and activations for the largest M.
 
-    dense: torch tensors (K * N,), near-normal, none if cuBLAS does not take part. x: (M, K), out: (M, N), CuPy.
+    Attributes
+    ----------
+    packed : list of PackedWeight
+        Packed weights.
+    dense : list of torch.Tensor, shape (K * N,)
+        Near-normal weights; empty if cuBLAS does not take part.
+    x : cupy.ndarray, shape (M, K)
+        Activations.
+    out : cupy.ndarray, shape (M, N)
+        Result.
     """
 
     k: int
@@ -44,7 +53,7 @@ class Layer:
         return 2 * self.k * self.n
 
     def expected_us(self, m: int, weight_bytes: int | None = None) -> float:
-        """Return about the time of a launch: the larger one of its weight's bytes (default int4) and its arithmetic."""
+        """Estimate the time of a launch: the larger one of its weight's bytes (default int4) and its arithmetic."""
         nbytes = packed_bytes(self.k, self.n) if weight_bytes is None else weight_bytes
         return max(nbytes / _BYTES_PER_US, 2 * m * self.n * self.k / _FLOP_PER_US) + _LAUNCH_US
 
@@ -55,7 +64,7 @@ class Layer:
 
 
 def make_layer(k: int, n: int, dtype: str, max_m: int, *, with_dense: bool = True) -> Layer:
-    """Make random operands on the current device. dtype: of activations and scales, float16 or bfloat16."""
+    """Create random operands on the current device. ``dtype`` is float16 or bfloat16, for activations and scales."""
     import cupy
 
     x = filled(cupy, (max_m, k), random_numbers(cupy, (1 << 22) - 8, dtype, 4))
@@ -71,8 +80,8 @@ def make_layer(k: int, n: int, dtype: str, max_m: int, *, with_dense: bool = Tru
 def ours(layer: Layer, m: int, name: str = "ours", *, programmatic: bool = False) -> Contender:
     """Return marlin_gemm on CuPy arrays, rotating over the packed weights.
 
-    programmatic: each launch is a dependent of the previous one. All write one result and none reads it, so that the
-    chain is as long as a model's, without the work between its GEMMs.
+    With ``programmatic``, each launch depends on the previous one. All write one result and none reads it, so the chain
+    resembles a model's without the work between its GEMMs.
     """
     import cudatma
 

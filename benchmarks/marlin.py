@@ -33,15 +33,15 @@ from tools.model_layers import Shape
 
 OURS, CHAINED = "ours", "ours chained"
 FLOOR, FLOOR_CHAINED = "floor", "floor chained"
-#: The smallest M at which ours and each rival alternate in blocks for seconds, because clocks fall in long runs.
+#: Smallest M at which ours and each rival alternate in blocks for seconds, because clocks fall in long runs.
 SUSTAINED_FROM = 256
-#: Up to this M chains of programmatic launches are measured, too.
+#: Largest M at which chains of programmatic launches are also measured.
 PROGRAMMATIC_UP_TO = 16
-#: The variants of cuBLAS that take part in the turns of a cell.
+#: Variants of cuBLAS in the turns of a cell.
 FINALISTS = 3
-#: Distributions of rivals that are packages.
+#: Distributions of the rivals that come from packages.
 _PACKAGES = {"humming": "humming-kernels", "quack": "quack-kernels"}
-#: Settings, and facts of the machine, that must agree for the cells of two runs to be in one file.
+#: Settings, and facts of the machine, that must agree for cells of two runs in one file.
 _SAME_SETTINGS, _SAME_MACHINE = ("dtype", "group_size", "symmetric", "block_seconds"), ("card", "driver")
 EXAMPLES = """examples:
   cudatma bench marlin --json marlin.json --plot marlin.svg
@@ -55,7 +55,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """F's kernel for one layer, in plain launches and chained; why one of them is absent."""
+    """F's kernel for one layer, in plain launches and chained, and why one of them is absent."""
 
     plain: Contender | None = None
     chained: Contender | None = None
@@ -63,7 +63,7 @@ class Floors:
 
 
 class Bench:
-    """Measures the cells of one layer after the other on the current device. bench: of F, or None."""
+    """Measures the cells of one layer after the other on the current device. ``floor_bench`` measures F, or is None."""
 
     def __init__(
         self, stream: Any, result: Result, options: argparse.Namespace, floor_bench: FloorBench | None
@@ -73,7 +73,7 @@ class Bench:
         self.field, self.floors = Field(), Floors()
 
     def open(self, shape: Shape, m_values: Sequence[int]) -> None:
-        """Make operands, F and rivals of a layer. Raises the reason if the operands cannot be made."""
+        """Create the operands, F and rivals of a layer. Raise the reason if the operands cannot be created."""
         k, n = shape
         self.floors = self._floors(k, n, min(m_values)) if min(m_values) < SUSTAINED_FROM else Floors()
         rivals = self.options.rivals
@@ -83,7 +83,7 @@ class Bench:
             self.result.say(f"{k} x {n}: {name}: {why}")
 
     def _floors(self, k: int, n: int, min_m: int) -> Floors:
-        found: dict[str, Contender] = {}
+        contenders: dict[str, Contender] = {}
         errors: dict[str, str] = {}
         bench, nbytes = self.floor_bench, packed_bytes(k, n)
         for name, programmatic in ((FLOOR, False), (FLOOR_CHAINED, True)):
@@ -92,13 +92,13 @@ class Bench:
             try:
                 best = bench.search(self.stream, nbytes, self.options.replays, programmatic=programmatic)
                 self.result.say(f"{k} x {n}: {name} {best.us:.2f} us, {best.config}")
-                found[name] = bench.contender(nbytes, best.config, name, programmatic=programmatic)
+                contenders[name] = bench.contender(nbytes, best.config, name, programmatic=programmatic)
             except Exception as error:
                 errors[name] = failure(error)
-        return Floors(found.get(FLOOR), found.get(FLOOR_CHAINED), errors)
+        return Floors(contenders.get(FLOOR), contenders.get(FLOOR_CHAINED), errors)
 
     def cell(self, key: CellKey) -> Cell:
-        """Measure one cell; return a cell with the error if ours cannot be measured."""
+        """Measure one cell. If ours cannot be measured, return a cell with the error."""
         try:
             if self.layer is None:
                 raise RuntimeError("no layer is open")
@@ -108,21 +108,21 @@ class Bench:
 
     def _cold(self, layer: Layer, key: CellKey) -> Cell:
         replays, floors = self.options.replays, self.floors
-        found, errors = self.field.contenders(self.stream, key.m, FINALISTS)
-        rivals = [each for ways in found.values() for each in ways]
+        variants, errors = self.field.contenders(self.stream, key.m, FINALISTS)
+        rivals = [variant for ways in variants.values() for variant in ways]
         with_floor = [floors.plain] if floors.plain else []
         together = cold(self.stream, [ours(layer, key.m, name=OURS), *with_floor, *rivals], replays)
         chained = Measured()
         if key.m <= PROGRAMMATIC_UP_TO:
             chain = [ours(layer, key.m, name=CHAINED, programmatic=True)]
             chained = cold(self.stream, [*chain, *([floors.chained] if floors.chained else [])], replays)
-        pairs = {name: (together, [way.name for way in ways]) for name, ways in found.items()}
+        pairs = {name: (together, [way.name for way in ways]) for name, ways in variants.items()}
         return make_cell(key, self.options.dtype, together, pairs, {**floors.errors, **errors}, chained)
 
     def _sustained(self, layer: Layer, key: CellKey) -> Cell:
-        found, errors = self.field.contenders(self.stream, key.m, 1)
+        variants, errors = self.field.contenders(self.stream, key.m, 1)
         pairs = {}
-        for name, ways in found.items():
+        for name, ways in variants.items():
             both = sustained(self.stream, [ours(layer, key.m, name=OURS), *ways], self.options.seconds)
             pairs[name] = both, [way.name for way in ways]
         if pairs:
@@ -132,7 +132,7 @@ class Bench:
         return make_cell(key, self.options.dtype, together, pairs, errors)
 
     def is_alive(self) -> bool:
-        """Whether the GPU still computes; after a trap nothing does in this process."""
+        """Return whether the GPU still computes; after a trap nothing does in this process."""
         try:
             self.stream.synchronize()
         except Exception:
@@ -140,10 +140,10 @@ class Bench:
         return True
 
     def close(self) -> None:
-        """Give the layer's memory back to the GPU: the operands of the next layer have other sizes."""
+        """Free the layer's memory: the operands of the next layer have other sizes."""
         self.layer, self.field, self.floors = None, Field(), Floors()
         gc.collect()
-        with contextlib.suppress(Exception):  # after a trap not even memory can be given back
+        with contextlib.suppress(Exception):  # after a trap even freeing memory fails
             import cupy
 
             self.stream.synchronize()
@@ -160,11 +160,11 @@ def make_cell(
     errors: Mapping[str, str],
     chained: Measured | None = None,
 ) -> Cell:
-    """Return the cell of the file. ``x_...``: the rival's time over ours, in the same turns or blocks.
+    """Return the cell of the file. ``x_...`` is the rival's time over ours, in the same turns or blocks.
 
-    together: ours, F and, below SUSTAINED_FROM, all rivals. pairs: by rival, its measurement with ours, and the names
-    of its contenders. errors: by rival or contender. The cell's ``error`` says why ours has no time; ``errors``, what
-    else could not run.
+    ``together`` measures ours, F and, below SUSTAINED_FROM, all rivals. ``pairs`` holds, by rival, its measurement with
+    ours and the names of its contenders. ``errors`` are by rival or contender. The cell's ``error`` says why ours has
+    no time; its ``errors`` say what else could not run.
     """
     k, n, m = key
     chained = chained or Measured()
@@ -181,21 +181,21 @@ def make_cell(
     }
     cublas = rivals.get("cublas", {})
     cell |= {"cublas_us": cublas.get("us"), "x_cublas": cublas.get("x")}
-    ours_us, f_us = chained.us(CHAINED), chained.us(FLOOR_CHAINED)
-    if ours_us is not None or f_us is not None:
+    ours_us, floor_chain_us = chained.us(CHAINED), chained.us(FLOOR_CHAINED)
+    if ours_us is not None or floor_chain_us is not None:
         cell |= {
             "programmatic_us": ours_us,
-            "programmatic_floor_us": f_us,
-            "x_floor_programmatic": ratio(ours_us, f_us),
+            "programmatic_floor_us": floor_chain_us,
+            "x_floor_programmatic": ratio(ours_us, floor_chain_us),
         }
     cell["rivals"] = rivals
-    known = {**together.errors, **chained.errors, **errors}
+    all_errors = {**together.errors, **chained.errors, **errors}
     for measured, _ in pairs.values():
-        known |= measured.errors
-    if known:
-        cell["errors"] = known
+        all_errors |= measured.errors
+    if all_errors:
+        cell["errors"] = all_errors
     if us is None:
-        cell["error"] = "; ".join(f"{name}: {text}" for name, text in known.items()) or "not measured"
+        cell["error"] = "; ".join(f"{name}: {text}" for name, text in all_errors.items()) or "not measured"
     return cell
 
 
@@ -228,8 +228,10 @@ def line_of(cell: Cell) -> str:
 
 
 def summary_table(cells: Sequence[Cell]) -> Table:
-    """Return a row for each layer and a column for each M: microseconds, and in brackets the speed-up over cuBLAS, then
-    over the other rivals. F is per layer."""
+    """Return a row for each layer and a column for each M, with microseconds and, in brackets, speedups.
+
+    The speedup over cuBLAS comes first, then those over the other rivals. F is per layer.
+    """
     shapes = list(dict.fromkeys((c["k"], c["n"]) for c in cells))
     m_values = sorted({c["m"] for c in cells})
     by_key = {key_of(cell): cell for cell in cells}
@@ -264,22 +266,22 @@ def run(
 ) -> None:
     """Measure cells layer by layer and add each to ``result``, until the budget in seconds (None: unlimited) is spent.
 
-    The run ends early if a trap has made the GPU useless to this process.
+    The run ends early if a trap prevents this process from using the GPU.
     """
     began = clock()
     shapes = list(dict.fromkeys((key.k, key.n) for key in keys))
     for shape in shapes:
-        now = [key for key in keys if (key.k, key.n) == shape]
+        layer_keys = [key for key in keys if (key.k, key.n) == shape]
         try:
-            bench.open(shape, [key.m for key in now])
-            why = ""
+            bench.open(shape, [key.m for key in layer_keys])
+            problem = ""
         except Exception as error:
-            why = failure(error)
-        for key in now:
+            problem = failure(error)
+        for key in layer_keys:
             if budget_s is not None and clock() - began >= budget_s:
-                result.say(f"{duration(clock() - began)} are over: --resume continues with {key}")
+                result.say(f"{duration(clock() - began)} have passed: --resume continues with {key}")
                 return
-            cell = failed_cell(key, bench.options.dtype, why) if why else bench.cell(key)
+            cell = failed_cell(key, bench.options.dtype, problem) if problem else bench.cell(key)
             result.add(cell, line_of(cell))
             if (cell.get("error") or cell.get("errors")) and not bench.is_alive():
                 result.say(
@@ -290,9 +292,9 @@ def run(
 
 
 def cells_of(path: Path, settings: Mapping[str, Any], machine: Mapping[str, str]) -> list[Cell]:
-    """Return the measured cells of the file that this run continues; none if there is no such file.
+    """Return the measured cells of the file that this run continues, or an empty list without a file.
 
-    Raises ArgumentError if the file is no result, or was measured with other settings or on another GPU.
+    Raise ArgumentError if the file is not a result, or has other settings or another GPU.
     """
     if not path.is_file():
         return []
@@ -322,7 +324,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _version(rival: str, vllm: Path | None) -> str:
-    """Return a rival's version if it is not torch's."""
+    """Return a rival's version unless it belongs to torch."""
     if rival in VLLM:
         return version_of(vllm)
     try:
@@ -332,7 +334,7 @@ def _version(rival: str, vllm: Path | None) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench marlin``; returns the exit status: 1 if a cell could not be measured."""
+    """Run ``cudatma bench marlin`` and return the exit status: 1 if a cell could not be measured."""
     parser = _parser()
     options = _parsed(parser, argv)
     settings = settings_of(options)
@@ -346,7 +348,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     keys = [key for k, n in options.shapes for m in options.m if (key := CellKey(k, n, m)) not in done]
     require_gpu(parser)
     result = Result(settings, summary_table, options.json, cells=kept)
-    result.say(f"{len(keys)} cells ({len(kept)} kept)")
+    result.say(f"{len(keys)} cells to measure ({len(kept)} kept)")
     try:
         import torch
 
@@ -380,7 +382,10 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
 
 
 def parse_rivals(text: str) -> tuple[str, ...]:
-    """``"cublas,humming"`` in the order of RIVALS; ``"none"``. Raises ArgumentTypeError of argparse."""
+    """Return the rivals of a text such as ``"cublas,humming"`` or ``"none"``, in the order of RIVALS.
+
+    Raise argparse's ArgumentTypeError for an unknown name.
+    """
     names = [] if text == "none" else text.split(",")
     for name in names:
         if name not in RIVALS:
@@ -391,8 +396,8 @@ def parse_rivals(text: str) -> tuple[str, ...]:
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("marlin", __doc__, EXAMPLES)
     add = parser.add_argument
-    help_shapes = "five, all, a model's name or KxN, with commas (default: five)"
-    help_rivals = f"of {', '.join(RIVALS)} (the last two: bf16 only); none"
+    help_shapes = "five, all, a model's name or KxN, separated by commas (default: five)"
+    help_rivals = f"{', '.join(RIVALS)} (the last two: bf16 only), or none"
     add("--resume", action="store_true", help="keep the measured cells of the file and measure the others")
     add("--plot", type=Path, metavar="FILE.svg", help="draw the results")
     add("--dtype", choices=("float16", "bfloat16"), default="float16", help="of activations and scales")
@@ -401,7 +406,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rivals", type=parse_rivals, metavar="R,..", help=help_rivals)
     add("--vllm", type=Path, metavar="FOLDER", help="libraries of vLLM's wheel, see rivals/vllm.py")
     add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")
-    add("--seconds", type=seconds, default=3.0, help="how long a pair alternates from M = 256 on (default: 3)")
+    add("--seconds", type=seconds, default=3.0, help="duration of a pair's run from M = 256 (default: 3)")
     add("--budget-minutes", type=float, metavar="MIN", help="begin no cell after this time")
     return parser
 

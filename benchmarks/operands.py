@@ -1,7 +1,7 @@
-"""Random operands for benchmarks: bytes and near-normal numbers from a hash, packed and dense weights made of them.
+"""Random operands for benchmarks: bytes and near-normal numbers from a hash, and packed and dense weights of these.
 
-The functions take the array library, so that they can be tested with NumPy. Contents repeat every few megabytes, which
-no cache notices: caches know addresses.
+The functions take the array library, so that tests can use NumPy. Contents repeat every few megabytes, which does not
+help caches, because these work with addresses.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from cudatma.dtypes import BFLOAT16
 from cudatma.quantization import PackedWeight
 
 GROUP_SIZE = 128
-#: Words of one block of random contents.
+#: Words in one block of random contents.
 _BLOCK_WORDS = 1 << 22
-#: Standard deviation of the sum of four random bytes, and its mean.
+#: Standard deviation and mean of the sum of four random bytes.
 _FOUR_BYTES_SIGMA, _FOUR_BYTES_MEAN = 147.8, 510.0
 
 
 def random_words(xp: Any, count: int, seed: int) -> Any:
-    """uint32 (count,) of ``xp``: a hash of seed and index, the same on every machine."""
+    """Return uint32 (count,) of ``xp``: a hash of seed and index, the same on every machine."""
     words = xp.arange(count, dtype=xp.uint32) * xp.uint32(0x9E3779B1) + xp.uint32(seed * 0x85EBCA6B & 0xFFFFFFFF)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
         words ^= words >> xp.uint32(shift)
@@ -30,21 +30,21 @@ def random_words(xp: Any, count: int, seed: int) -> Any:
 
 
 def random_numbers(xp: Any, count: int, dtype: str, seed: int, scale: float = 1.0) -> Any:
-    """fp16 or bf16 (count,) of ``xp``, near normal with standard deviation ``scale``; finite."""
+    """Return finite fp16 or bf16 numbers (count,) of ``xp``, near normal with standard deviation ``scale``."""
     four = random_words(xp, count, seed).view(xp.uint8).reshape(count, 4).astype(xp.float32).sum(axis=1)
     return _narrow(xp, (four - xp.float32(_FOUR_BYTES_MEAN)) * xp.float32(scale / _FOUR_BYTES_SIGMA), dtype)
 
 
 def _narrow(xp: Any, values: Any, dtype: str) -> Any:
-    """float32 -> fp16, or bf16 by cutting off the low half."""
+    """Convert float32 to fp16, or to bf16 by truncation."""
     if dtype == "float16":
         return values.astype(xp.float16)
     return (values.view(xp.uint32) >> xp.uint32(16)).astype(xp.uint16).view(BFLOAT16)
 
 
 def filled(xp: Any, shape: tuple[int, ...], block: Any) -> Any:
-    """An array of ``shape`` that repeats the 1D ``block``."""
-    # As integers: copying bf16 is no business of a compiler.
+    """Return an array of ``shape`` that repeats the 1D ``block``."""
+    # Copy integers, because copying bf16 would need a compiler.
     bits = block.view(f"uint{8 * block.dtype.itemsize}")
     out = xp.empty(shape, dtype=bits.dtype)
     flat = out.reshape(-1)
@@ -55,7 +55,7 @@ def filled(xp: Any, shape: tuple[int, ...], block: Any) -> Any:
 
 
 def random_packed(xp: Any, k: int, n: int, dtype: str, copies: int) -> list[PackedWeight]:
-    """``copies`` symmetric int4 weights (K, N), group 128, each in memory of its own; K and N multiples of 64."""
+    """Return ``copies`` symmetric int4 weights (K, N), group 128, in separate memory; K and N are multiples of 64."""
     block = random_words(xp, _BLOCK_WORDS, 1).view(xp.uint8)
     scale_block = abs(random_numbers(xp, 1 << 16, "float16", 2, 1 / 64)).astype(xp.float32) + xp.float32(1 / 256)
     scales = _narrow(xp, scale_block, dtype)
@@ -75,12 +75,12 @@ def random_packed(xp: Any, k: int, n: int, dtype: str, copies: int) -> list[Pack
 
 
 def packed_bytes(k: int, n: int) -> int:
-    """Bytes of a packed weight: int4 values and 16-bit scales. What F streams, and what TB/s counts."""
+    """Return the bytes of a packed weight, int4 values and 16-bit scales, which F streams and TB/s counts."""
     return k * n // 2 + -(-k // GROUP_SIZE) * n * 2
 
 
 def to_torch(array: Any) -> Any:
-    """A CuPy array of 16-bit floats as a torch tensor that shares its memory."""
+    """Return a torch tensor that shares the memory of a CuPy array of 16-bit floats."""
     import torch
 
     dtype = torch.bfloat16 if array.dtype == BFLOAT16 else torch.float16

@@ -23,7 +23,7 @@ from benchmarks.shapes import FIVE, LARGE
 from cudatma.emulator.trace.svg import FAINT_INK, GRID, INK, Svg, text_width, tint
 from tools.model_layers import Shape
 
-#: The second panel shows the first of these layers that was measured, else the first layer of the result.
+#: Layers for the second panel: the first of these that was measured, or the first layer of the result.
 SHOWN: tuple[Shape, ...] = tuple(dict.fromkeys((*LARGE, *FIVE)))
 WIDTH, PANEL_HEIGHT = 800, 260
 LEFT, _RIGHT, PANEL_GAP = 66, 24, 96
@@ -37,9 +37,9 @@ _NAMES = {
     "quack": "QuACK",
     "tinygemm": "torch's int4",
 }
-#: Okabe and Ito's colors, which differ for color-blind readers too.
+#: Okabe and Ito's colors, which color-blind readers can distinguish.
 _OURS, _OTHER_LAYERS = "#0072b2", "#3d8fbf"
-_COLOURS = {
+_COLORS = {
     "cublas": INK,
     "humming": "#d55e00",
     "machete": "#00805f",
@@ -47,7 +47,7 @@ _COLOURS = {
     "quack": "#5c4b8a",
     "tinygemm": "#9a6a00",
 }
-#: Where along each segment of a line its label is tried.
+#: Positions along each segment of a line at which a label is tried.
 _WHERE = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 Point = tuple[int, float]
@@ -56,10 +56,18 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """points: (M, value), ascending. band: (M, least, most) around them. A thin line has no dots."""
+    """A line of a panel; a thin line has no dots.
+
+    Attributes
+    ----------
+    points : tuple of (int, float)
+        M and value, ascending.
+    band : tuple of (int, float, float)
+        M, minimum and maximum around the points.
+    """
 
     name: str
-    colour: str
+    color: str
     points: tuple[Point, ...]
     width: float = 2.5
     band: tuple[tuple[int, float, float], ...] = ()
@@ -72,21 +80,21 @@ class Panel:
 
 
 def points_of(cells: Sequence[Cell], value: Callable[[Cell], float | None]) -> tuple[Point, ...]:
-    """(M, value) of the cells that have one; the geometric mean where several have the same M."""
+    """Return (M, value) of the cells that have a value, with the geometric mean for cells with the same M."""
     return tuple((m, geometric_mean(values)) for m, values in _by_m(cells, value).items())
 
 
 def _by_m(cells: Sequence[Cell], value: Callable[[Cell], float | None]) -> dict[int, list[float]]:
     by_m: dict[int, list[float]] = {}
     for cell in cells:
-        found = value(cell)
-        if found is not None and found > 0:
-            by_m.setdefault(int(cell["m"]), []).append(float(found))
+        number = value(cell)
+        if number is not None and number > 0:
+            by_m.setdefault(int(cell["m"]), []).append(float(number))
     return dict(sorted(by_m.items()))
 
 
 def measured(result: Mapping[str, Any]) -> list[Cell]:
-    """The cells of a result that have a time."""
+    """Return the cells of a result that have a time."""
     return [cell for cell in result["cells"] if cell.get("us") is not None]
 
 
@@ -95,19 +103,19 @@ def _layers(cells: Iterable[Cell]) -> set[Shape]:
 
 
 def rival_us(cell: Cell, rival: str) -> float | None:
-    """A rival's microseconds; None where it was not measured."""
+    """Return a rival's microseconds, None if it was not measured."""
     us = cell.get("rivals", {}).get(rival, {}).get("us")
     return None if us is None else float(us)
 
 
 def rival_over_cublas(cell: Cell, rival: str) -> float | None:
-    """How many times faster than cuBLAS a rival is; None where one of them was not measured."""
+    """Return a rival's speedup over cuBLAS, None if one of them was not measured."""
     us, cublas = rival_us(cell, rival), rival_us(cell, "cublas")
     return None if us is None or cublas is None or us <= 0 else cublas / us
 
 
 def rivals_of(result: Mapping[str, Any]) -> list[str]:
-    """The rivals besides cuBLAS that a result has times of."""
+    """Return the rivals besides cuBLAS that have times in a result."""
     return sorted({name for cell in measured(result) for name in cell.get("rivals", {})} - {"cublas"})
 
 
@@ -116,8 +124,8 @@ def _name(rival: str, result: Mapping[str, Any]) -> str:
     return f"{_NAMES.get(rival, rival)} {version}".strip()
 
 
-def _colour(rival: str) -> str:
-    return _COLOURS.get(rival, FAINT_INK)
+def _color(rival: str) -> str:
+    return _COLORS.get(rival, FAINT_INK)
 
 
 def _count(layers: int, which: str = "") -> str:
@@ -125,8 +133,7 @@ def _count(layers: int, which: str = "") -> str:
 
 
 def panels_of(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """What there is to draw, of the first result and of what the other results add: rivals, and layers that it has
-    not."""
+    """Return the panels: the first result, with rivals and further layers of the other results."""
     first = measured(results[0])
     mean = "" if len(_layers(first)) == 1 else "geometric mean of "
 
@@ -152,11 +159,11 @@ def panels_of(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
         for rival in (name for name in rivals_of(result) if name not in drawn):
             drawn.add(rival)
             cells = measured(result)
-            its = [cell for cell in cells if (cell["k"], cell["n"]) == shape]
+            own_cells = [cell for cell in cells if (cell["k"], cell["n"]) == shape]
             speeds = points_of(cells, partial(rival_over_cublas, rival=rival))
-            ratios.append(Line(_name(rival, result), _colour(rival), speeds))
-            us = points_of(its, partial(rival_us, rival=rival))
-            times.append(Line(_name(rival, result), _colour(rival), us))
+            ratios.append(Line(_name(rival, result), _color(rival), speeds))
+            us = points_of(own_cells, partial(rival_us, rival=rival))
+            times.append(Line(_name(rival, result), _color(rival), us))
     if all_m := [m for line in ratios for m, _ in line.points]:
         ratios.append(Line("cuBLAS", INK, ((min(all_m), 1.0), (max(all_m), 1.0)), 1.4))
     panels = [
@@ -166,24 +173,24 @@ def panels_of(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
     return [Panel(p.title, lines) for p in panels if (lines := tuple(line for line in p.lines if line.points))]
 
 
-def log_ticks(least: float, most: float) -> list[float]:
-    """Round numbers from ``least`` to ``most``, denser where these are closer together."""
-    decades = math.log10(most / least)
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return round numbers between two bounds, denser if the bounds are closer together."""
+    decades = math.log10(high / low)
     digits = (1, 1.5, 2, 3, 4, 5, 7) if decades < 1 else (1, 2, 5) if decades < 3.5 else (1,)
-    powers = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
-    return [d * 10.0**p for p in powers for d in digits if least * (1 - 1e-9) <= d * 10.0**p <= most * (1 + 1e-9)]
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [d * 10.0**p for p in powers for d in digits if low * (1 - 1e-9) <= d * 10.0**p <= high * (1 + 1e-9)]
 
 
 class _Axes:
-    """Pixels of a panel's M and values, both logarithmic."""
+    """Pixel positions of a panel's M and values, both logarithmic."""
 
     def __init__(self, panel: Panel, x: float, y: float) -> None:
         self.x, self.y = x, y
         self.ms = sorted({m for line in panel.lines for m, _ in line.points})
         values = [value for line in panel.lines for _, value in line.points]
         values += [value for line in panel.lines for _, *both in line.band for value in both]
-        self.least, self.most = min(values) / 1.15, max(values) * 1.15
-        self.least /= (self.most / self.least) ** 0.06  # space for a label below the lowest line
+        self.low, self.high = min(values) / 1.15, max(values) * 1.15
+        self.low /= (self.high / self.low) ** 0.06  # space for a label below the lowest line
 
     def at_m(self, m: float) -> float:
         first, last = math.log2(self.ms[0]), math.log2(self.ms[-1])
@@ -191,14 +198,14 @@ class _Axes:
         return self.x + 14 + (_PANEL_WIDTH - 28) * fraction
 
     def at_value(self, value: float) -> float:
-        return self.y + PANEL_HEIGHT * (1 - math.log(value / self.least) / math.log(self.most / self.least))
+        return self.y + PANEL_HEIGHT * (1 - math.log(value / self.low) / math.log(self.high / self.low))
 
     def places(self, line: Line) -> list[tuple[float, float]]:
         return [(self.at_m(m), self.at_value(value)) for m, value in line.points]
 
 
 def crosses(box: Box, x0: float, y0: float, x1: float, y1: float) -> bool:
-    """Whether a straight line, about 4 pixels wide, runs through a box."""
+    """Return whether a straight line, about 4 pixels wide, runs through a box."""
     if max(x0, x1) < box[0] - 2 or min(x0, x1) > box[2] + 2 or max(y0, y1) < box[1] - 2 or min(y0, y1) > box[3] + 2:
         return False
     steps = max(1, math.ceil(math.hypot(x1 - x0, y1 - y0) / 2))
@@ -207,13 +214,13 @@ def crosses(box: Box, x0: float, y0: float, x1: float, y1: float) -> bool:
 
 
 def label_place(
-    line: Line, axes: _Axes, own: Sequence[Box], foreign: Sequence[Box], taken: Sequence[Box]
+    line: Line, axes: _Axes, own: Sequence[Box], foreign: Sequence[Box], occupied: Sequence[Box]
 ) -> Box | None:
-    """A box for a line's name above or below the line, touching nothing and closer to it than to other lines.
+    """Return a box for a line's name above or below the line, free of overlaps and closest to its own line.
 
-    own, foreign: segments of this line and of the other lines. None where no box fits.
+    ``own`` and ``foreign`` are the segments of this line and of the other lines. Return None if no box fits.
     """
-    wide, found = text_width(line.name, _LABEL_SIZE), []
+    wide, candidates = text_width(line.name, _LABEL_SIZE), []
     places = axes.places(line)
     for (x0, y0), (x1, y1) in itertools.pairwise(places) if len(places) > 1 else [(places[0], places[0])]:
         for fraction in _WHERE:
@@ -224,25 +231,25 @@ def label_place(
                         box = (left, top, left + wide, top + _LABEL_SIZE)
                         is_inside = axes.x <= box[0] and box[2] <= axes.x + _PANEL_WIDTH
                         is_inside &= axes.y <= box[1] and box[3] <= axes.y + PANEL_HEIGHT
-                        if not is_inside or any(_overlap(box, other) for other in taken):
+                        if not is_inside or any(_overlap(box, other) for other in occupied):
                             continue
                         if any(crosses(box, *segment) for segment in own):
                             continue
                         around = (box[0], box[1] - distance, box[2], box[3] + distance)
                         if not any(crosses(around, *segment) for segment in foreign):
-                            found.append((distance, box))
-    return min(found)[1] if found else None
+                            candidates.append((distance, box))
+    return min(candidates)[1] if candidates else None
 
 
-def _overlap(one: Box, other: Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def _overlap(first: Box, second: Box) -> bool:
+    return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]
 
 
 def draw_panel(out: Svg, panel: Panel, x: float, y: float) -> list[Line]:
-    """One panel with its upper left corner at (x, y); the lines that have no place for a label."""
+    """Draw a panel with its upper left corner at (x, y), and return the lines without a place for a label."""
     axes = _Axes(panel, x, y)
     out.text(18, y - 14, panel.title, size=14.5, bold=True)
-    for value in log_ticks(axes.least, axes.most):
+    for value in log_ticks(axes.low, axes.high):
         out.line(x, axes.at_value(value), x + _PANEL_WIDTH, axes.at_value(value), GRID)
         out.text(x - 8, axes.at_value(value) + 4, f"{value:g}", size=_SIZE, fill=FAINT_INK, anchor="end")
     bottom, right = y + PANEL_HEIGHT, -math.inf
@@ -256,49 +263,49 @@ def draw_panel(out: Svg, panel: Panel, x: float, y: float) -> list[Line]:
     out.text(x + _PANEL_WIDTH / 2, bottom + 38, "M, rows of activations", size=_SIZE, fill=FAINT_INK, anchor="middle")
     for line in panel.lines:
         if line.band:
-            upper = [(axes.at_m(m), axes.at_value(most)) for m, _, most in line.band]
-            lower = [(axes.at_m(m), axes.at_value(least)) for m, least, _ in reversed(line.band)]
-            out.polygon((*upper, *lower), tint(line.colour, 0.12), "slowest to fastest layer")
+            upper = [(axes.at_m(m), axes.at_value(high)) for m, _, high in line.band]
+            lower = [(axes.at_m(m), axes.at_value(low)) for m, low, _ in reversed(line.band)]
+            out.polygon((*upper, *lower), tint(line.color, 0.12), "slowest to fastest layer")
     segments: list[list[Box]] = []
     for line in panel.lines:
         places = axes.places(line)
         segments.append([(*begin, *end) for begin, end in itertools.pairwise(places)])
         for x0, y0, x1, y1 in segments[-1]:
-            out.line(x0, y0, x1, y1, line.colour, width=line.width)
+            out.line(x0, y0, x1, y1, line.color, width=line.width)
         if line.width > 2:
             for at_x, at_y in places:
-                out.circle(at_x, at_y, line.width + 0.8, line.colour)
+                out.circle(at_x, at_y, line.width + 0.8, line.color)
                 segments[-1].append((at_x - 4, at_y, at_x + 4, at_y))
-    taken: list[Box] = []
-    unlabelled = []
+    occupied: list[Box] = []
+    unlabeled = []
     for number, line in enumerate(panel.lines):
-        foreign = [one for other, its in enumerate(segments) if other != number for one in its]
-        box = label_place(line, axes, segments[number], foreign, taken)
+        foreign = [segment for other, others in enumerate(segments) if other != number for segment in others]
+        box = label_place(line, axes, segments[number], foreign, occupied)
         if box is None:
-            unlabelled.append(line)
+            unlabeled.append(line)
             continue
-        taken.append((box[0] - 10, box[1], box[2] + 10, box[3]))
-        out.text(box[0], box[3] - 2.5, line.name, size=_LABEL_SIZE, fill=line.colour, bold=line.width > 3)
-    return unlabelled
+        occupied.append((box[0] - 10, box[1], box[2] + 10, box[3]))
+        out.text(box[0], box[3] - 2.5, line.name, size=_LABEL_SIZE, fill=line.color, bold=line.width > 3)
+    return unlabeled
 
 
 def draw_legend(out: Svg, lines: Sequence[Line], y: float) -> float:
-    """The colors and names of lines that have no label of their own, from ``y`` on; where the legend ends."""
+    """Draw the colors and names of lines without a label, from ``y`` down, and return the lower end of the legend."""
     x = 18.0
     for line in {line.name: line for line in lines}.values():
         if x + 34 + text_width(line.name, _SIZE) > WIDTH - 20:
             x, y = 18.0, y + 20
-        out.line(x, y - 4, x + 22, y - 4, line.colour, width=line.width + 1)
+        out.line(x, y - 4, x + 22, y - 4, line.color, width=line.width + 1)
         out.text(x + 28, y, line.name, size=_SIZE)
         x += 50 + text_width(line.name, _SIZE)
     return y
 
 
 def about(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where and of which commits the results are. Raises ValueError where they are of different machines."""
+    """Return the machine and the commits of the results. Raise ValueError if they are from different machines."""
     machines = {(r.get("machine", {}).get("card", ""), r.get("machine", {}).get("driver", "")) for r in results}
     if len(machines) > 1:
-        raise ValueError("the results are of different GPUs or drivers")
+        raise ValueError("the results are from different GPUs or drivers")
     (gpu, driver) = machines.pop()
     settings = results[0].get("settings", {})
     where = f"{gpu}, driver {driver}; {settings.get('dtype', '')}, group {settings.get('group_size', '')}"
@@ -310,16 +317,16 @@ def about(results: Sequence[Mapping[str, Any]]) -> list[str]:
         else:
             what = ", ".join(rivals) or "other layers"
         commits.setdefault(result.get("commit") or "unknown", []).append(what)
-    of = "; ".join(f"commit {commit}: {', '.join(dict.fromkeys(what))}" for commit, what in commits.items())
+    commits_text = "; ".join(f"commit {commit}: {', '.join(dict.fromkeys(what))}" for commit, what in commits.items())
     how = "Weights cold in L2; from M = 256 on in long runs, at the power limit"
     has_band = any(line.band for panel in panels_of(results) for line in panel.lines)
-    return [where, of, how + ("; shaded: slowest to fastest layer" if has_band else "")]
+    return [where, commits_text, how + ("; shaded: slowest to fastest layer" if has_band else "")]
 
 
 def picture(result: Mapping[str, Any], *more: Mapping[str, Any]) -> str:
-    """Results as an SVG document. Raises ValueError where there is nothing to draw.
+    """Return results as an SVG document. Raise ValueError if nothing was measured.
 
-    more: results on the same machine that add rivals, or other layers.
+    ``more`` are results on the same machine that add rivals or other layers.
     """
     results = (result, *more)
     panels, title = panels_of(results), "W4A16 Marlin GEMM"
@@ -331,22 +338,22 @@ def picture(result: Mapping[str, Any], *more: Mapping[str, Any]) -> str:
         y += 19
         out.text(18, y, text, size=_SIZE, fill=FAINT_INK)
     y += 46
-    unlabelled: list[Line] = []
+    unlabeled: list[Line] = []
     for panel in panels:
-        unlabelled += draw_panel(out, panel, LEFT, y)
+        unlabeled += draw_panel(out, panel, LEFT, y)
         y += PANEL_HEIGHT + PANEL_GAP
-    end = draw_legend(out, unlabelled, y - 28) if unlabelled else y - 46
+    end = draw_legend(out, unlabeled, y - 28) if unlabeled else y - 46
     return out.document(WIDTH, end + 20, title)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench plot``; returns the exit status."""
+    """Run ``cudatma bench plot`` and return the exit status."""
     parser = argparse.ArgumentParser(prog="cudatma bench plot", description=__doc__)
     parser.add_argument("result", type=Path, help="JSON of cudatma bench marlin")
-    parser.add_argument("more", type=Path, nargs="*", help="results of other rivals or layers, of the same machine")
+    parser.add_argument("more", type=Path, nargs="*", help="results of other rivals or layers, on the same machine")
     parser.add_argument("--out", type=Path, metavar="FILE.svg", help="default: in the folder of the result")
     options = parser.parse_args(argv)
-    to = options.out or options.result.with_suffix(".svg")
+    target = options.out or options.result.with_suffix(".svg")
     reading = options.result
     try:
         results = []
@@ -354,11 +361,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             results.append(json.loads(reading.read_text()))
         reading = options.result
         text = picture(*results)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_text(text)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         parser.exit(2, f"{parser.prog}: {reading}: {error}\n")
-    print(to)
+    print(target)
     return 0
 
 

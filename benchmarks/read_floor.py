@@ -1,10 +1,11 @@
-"""F: the time of a TMA kernel that merely streams a layer's weight bytes, in plain launches and in dependent ones.
+"""F: the time of a TMA kernel that only streams a layer's weight bytes, in plain launches and in dependent ones.
 
 One thread of each CTA issues 1D bulk copies into a ring of slots; four warps XOR the bytes and release the slots. F is
-the fastest of all copy sizes, ring sizes, CTAs per SM and orders in which the CTAs take the copies.
+the fastest of all copy sizes, ring sizes, CTAs per SM and orders of the copies.
 
-In a chain of programmatic dependent launches a kernel requests its first ring of copies while the previous kernel still
-runs, and reads them after that kernel has ended, as a GEMM must: its weights are known before its activations.
+In a chain of programmatic dependent launches, a kernel requests its first ring of copies while the previous kernel
+still runs, and reads them after that kernel has ended. A GEMM must do the same: its weights are available before its
+activations.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _COPY_KIB = (4, 8, 16, 32)
 _RING_KIB = (32, 64, 96, 192)
 _BLOCKS_PER_SM = (1, 2, 3, 4)
 _MAX_STAGES = 32
-#: Turns a configuration gets while the best is searched; the best ones are then measured again with all.
+#: Turns of each configuration during the search, and the number of configurations that are then measured fully.
 _SEARCH_REPLAYS, _FINALISTS = 3, 4
 
 SOURCE = """
@@ -92,8 +93,19 @@ read_floor(const u8* source, u32* sink, u64 bytes, u32 copy_bytes, u32 stages, u
 
 @dataclass(frozen=True, slots=True)
 class FloorConfig:
-    """copy_bytes: of one bulk copy. stages: slots of the ring. ctas_per_sm: resident CTAs. interleaved: whether CTAs
-    take copies in turn instead of a contiguous part each."""
+    """Configuration of the kernel.
+
+    Attributes
+    ----------
+    copy_bytes : int
+        Bytes of a bulk copy.
+    stages : int
+        Slots of the ring.
+    ctas_per_sm : int
+        Resident CTAs.
+    interleaved : bool
+        Whether CTAs take copies in turn instead of a contiguous part each.
+    """
 
     copy_bytes: int
     stages: int
@@ -110,21 +122,21 @@ class FloorConfig:
 
 
 def configurations(smem_per_block_bytes: int, smem_per_sm_bytes: int) -> list[FloorConfig]:
-    """Return all that fit: the ring, 1 KiB for the system and 1 KiB for the barriers of each CTA."""
-    found = []
+    """Return all configurations that fit with 1 KiB for the system and 1 KiB for the barriers of each CTA."""
+    configs = []
     for copy in _COPY_KIB:
         for ring in _RING_KIB:
             stages = min(_MAX_STAGES, ring // copy)
-            taken = stages * copy * KIB + 2 * KIB
+            smem_bytes = stages * copy * KIB + 2 * KIB
             for blocks in _BLOCKS_PER_SM:
-                if stages >= 2 and taken <= smem_per_block_bytes and taken * blocks <= smem_per_sm_bytes:
-                    found += [FloorConfig(copy * KIB, stages, blocks, order) for order in (False, True)]
-    return list(dict.fromkeys(found))
+                if stages >= 2 and smem_bytes <= smem_per_block_bytes and smem_bytes * blocks <= smem_per_sm_bytes:
+                    configs += [FloorConfig(copy * KIB, stages, blocks, order) for order in (False, True)]
+    return list(dict.fromkeys(configs))
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The floor of one size: microseconds and the configuration that reached it."""
+    """The floor of one size: microseconds, and the configuration that reached it."""
 
     us: float
     config: FloorConfig
@@ -152,7 +164,7 @@ class FloorBench:
     ) -> Contender:
         """Return launches that stream ``nbytes`` (a multiple of 16) each, rotating over the pool.
 
-        programmatic: each is a dependent of the previous one.
+        With ``programmatic``, each launch depends on the previous one.
         """
         import cupy
 
@@ -173,25 +185,25 @@ class FloorBench:
         return Contender(name, run, copies, launches_for(nbytes, copies))
 
     def resident(self, config: FloorConfig) -> bool:
-        """Whether an SM really holds that many of its CTAs."""
+        """Return whether an SM really holds this many CTAs."""
         return self.kernel.occupancy(THREADS, shared_bytes=config.ring_bytes, device=self.device) >= config.ctas_per_sm
 
     def search(self, stream: Any, nbytes: int, replays: int, *, programmatic: bool = False) -> Floor:
-        """Return the best configuration for a size. Raises RuntimeError if none ran."""
+        """Return the best configuration for a size. Raise RuntimeError if none ran."""
         target = self.kernel.target
         times: dict[FloorConfig, float] = {}
         errors: set[str] = set()
         for config in configurations(target.smem_per_block_bytes, target.smem_per_sm_bytes):
             if self.resident(config):
-                one = self.contender(nbytes, config, programmatic=programmatic)
-                quick = cold(stream, [one], _SEARCH_REPLAYS, rest_s=0.0)
+                contender = self.contender(nbytes, config, programmatic=programmatic)
+                quick = cold(stream, [contender], _SEARCH_REPLAYS, rest_s=0.0)
                 errors |= set(quick.errors.values())
                 if (us := quick.us("floor")) is not None:
                     times[config] = us
         best = {str(config): config for config in sorted(times, key=lambda c: times[c])[:_FINALISTS]}
-        finalists = [self.contender(nbytes, each, name, programmatic=programmatic) for name, each in best.items()]
+        finalists = [self.contender(nbytes, config, name, programmatic=programmatic) for name, config in best.items()]
         again = cold(stream, finalists, replays, rest_s=0.0)
         if not again.timings:
             raise RuntimeError(f"no configuration of the read floor ran: {'; '.join(sorted(errors)) or again.errors}")
-        name = min(again.timings, key=lambda each: again.timings[each].us)
+        name = min(again.timings, key=lambda config: again.timings[config].us)
         return Floor(again.timings[name].us, best[name])

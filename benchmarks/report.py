@@ -21,7 +21,7 @@ from rich.table import Table as RichTable
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT_VARIABLE = "CUDATMA_COMMIT"
 _ABSENT = "none"
-#: A pipe has no width, and a table that is folded to 80 columns cannot be read.
+#: Width for pipes, which have none: a table folded to 80 columns cannot be read.
 _PIPE_WIDTH = 200
 #: Significant digits of the numbers in a file.
 _DIGITS = 5
@@ -31,7 +31,7 @@ Cell = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table as tools/dev/readme_tables.py reads it: every row has one value for each column."""
+    """A table for tools/dev/readme_tables.py. Every row has one value for each column."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str | int | float, ...], ...]
@@ -43,11 +43,20 @@ class Table:
 
 @dataclass(slots=True)
 class Result:
-    """The cells of one run. Each cell is printed and the file rewritten as soon as the cell is measured, so that a run
-    that is cut short leaves what it has measured.
+    """The cells of one run.
 
-    settings: the options of the run. table: makes the table for the docs from the cells. path: the JSON file, or
-    None. summary: makes further lines from the cells, printed at the end.
+    Each new cell is printed and the file rewritten, so an interrupted run keeps its measurements.
+
+    Attributes
+    ----------
+    settings : mapping
+        Options of the run.
+    table : callable
+        Creates the table for the docs from the cells.
+    path : pathlib.Path or None
+        The JSON file.
+    summary : callable
+        Creates further lines from the cells, printed at the end.
     """
 
     settings: Mapping[str, Any]
@@ -60,7 +69,7 @@ class Result:
     console: Console = field(default_factory=lambda: make_console())
 
     def add(self, cell: Cell, line: str) -> None:
-        """Keep a cell, print its line, and write the file."""
+        """Add a cell, print its line, and write the file."""
         self.cells.append(cell)
         self.say(f"{line}  FAILED: {cell['error']}" if cell.get("error") else line)
         self.write()
@@ -86,7 +95,7 @@ class Result:
         }
 
     def write(self) -> None:
-        """Write the JSON file, if there is one, aside and by renaming, so that it is never half a file."""
+        """Write the JSON file, if there is one, by renaming a temporary file."""
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             aside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
@@ -95,7 +104,7 @@ class Result:
 
 
 def dumps(content: Mapping[str, Any]) -> str:
-    """Return a file's text: a cell and a row of the table to a line, numbers with _DIGITS digits."""
+    """Return a file's text: one line for each cell and each row of the table, numbers with _DIGITS digits."""
     table = content.get("table", {})
     parts = {name: _line(value) for name, value in content.items()}
     if "cells" in content:
@@ -123,14 +132,16 @@ def _rounded(value: Any) -> Any:
 
 
 def make_parser(name: str, description: str | None, examples: str = "") -> argparse.ArgumentParser:
-    """Return the parser of ``cudatma bench NAME`` with the option that all benchmarks have."""
+    """Return the parser of ``cudatma bench NAME`` with the options that all benchmarks share."""
     parser = argparse.ArgumentParser(
         prog=f"cudatma bench {name}",
         description=description,
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there, anew after each")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the results to this file, after each cell"
+    )
     return parser
 
 
@@ -140,7 +151,7 @@ def make_console() -> Console:
 
 
 def print_table(console: Console, table: Table, title: str) -> None:
-    """Print a table, numbers with four digits."""
+    """Print a table with four digits per number."""
     shown = RichTable(title=title, title_justify="left", header_style="bold")
     for index, column in enumerate(table.columns):
         shown.add_column(column, justify="right" if index else "left", no_wrap=True)
@@ -152,7 +163,7 @@ def print_table(console: Console, table: Table, title: str) -> None:
 
 
 def machine_facts() -> dict[str, str]:
-    """Return GPU, driver and the versions that a measurement depends on, as text; "none" for what is absent."""
+    """Return GPU, driver and versions that affect a measurement, as text; "none" if absent."""
     gpu, driver = _nvidia_smi()
     return {
         "card": gpu,
@@ -160,14 +171,14 @@ def machine_facts() -> dict[str, str]:
         "cuda": _fact(_cuda),
         "nvrtc": _fact(_nvrtc),
         "cupy": _fact(_cupy),
-        # Importing torch takes seconds and is not needed for its version.
+        # Importing torch takes seconds, and its version is available without it.
         "torch": _fact(lambda: version("torch")),
         "python": platform.python_version(),
     }
 
 
 def _fact(read: Callable[[], str]) -> str:
-    """Return what ``read`` returns, or "none" if it fails: a library may be absent, or present without its driver."""
+    """Return the result of ``read``, or "none" if it fails: a library may be absent, or present without its driver."""
     try:
         return read()
     except Exception:
@@ -204,9 +215,9 @@ def _cupy() -> str:
 
 
 def commit(root: Path = ROOT) -> str:
-    """Return $CUDATMA_COMMIT, else the commit of the checkout ("+changes" if files differ), else "unknown".
+    """Return $CUDATMA_COMMIT, or the commit of the checkout ("+changes" if files differ), or "unknown".
 
-    The variable comes first, because a machine that receives the files of a commit may have another one checked out.
+    The variable has precedence, because a machine that receives the files of a commit may have another one checked out.
     """
     if name := os.environ.get(COMMIT_VARIABLE):
         return name

@@ -1,4 +1,4 @@
-"""Which layers the benchmarks measure: five that everything is measured on, and the projections of public models."""
+"""Layers that the benchmarks measure: five for all measurements, and the projections of public models."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import argparse
 
 from tools.model_layers import BENCHMARKED, MODELS, Shape, model_shapes
 
-#: (K, N) of the layers that everything is measured on.
+#: (K, N) of the layers for all measurements.
 FIVE: tuple[Shape, ...] = ((4096, 4096), (4096, 12288), (8192, 8192), (8192, 28672), (28672, 8192))
 #: Values of M, the rows of x in a call.
 M_VALUES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-#: The layers that hold most of the weights of a 70B model.
+#: Layers with most of the weights of a 70B model.
 LARGE: tuple[Shape, ...] = ((8192, 28672), (8192, 57344), (28672, 8192))
 
 
 def all_shapes() -> tuple[Shape, ...]:
-    """The five, then what each benchmarked model adds: the most important first."""
+    """Return the five layers, then the additional layers of each benchmarked model, the most important first."""
     return tuple(dict.fromkeys((*FIVE, *(shape for name in BENCHMARKED for shape in model_shapes(name)))))
 
 
 def parse_shape(text: str) -> Shape:
-    """``"8192x28672"`` -> (8192, 28672); multiples of 64. Raises ArgumentTypeError of argparse."""
+    """Parse ``"8192x28672"`` into (8192, 28672), multiples of 64, or raise argparse's ArgumentTypeError."""
     parts = text.lower().split("x")
     if len(parts) != 2 or not all(part.isdigit() and int(part) and int(part) % 64 == 0 for part in parts):
         raise argparse.ArgumentTypeError(f"{text}: write KxN, both multiples of 64, as in 8192x28672")
@@ -28,31 +28,33 @@ def parse_shape(text: str) -> Shape:
 
 
 def parse_shapes(text: str) -> tuple[Shape, ...]:
-    """``"five"``, ``"all"``, a model's name, KxN, or several of them with commas between; each shape once.
+    """Parse ``"five"``, ``"all"``, a model's name, KxN, or several of them separated by commas. Each shape occurs once.
 
-    Raises ArgumentTypeError of argparse.
+    Raise argparse's ArgumentTypeError for anything else.
     """
-    found: list[Shape] = []
+    shapes: list[Shape] = []
     for part in text.split(","):
         if part == "five":
-            found += FIVE
+            shapes += FIVE
         elif part == "all":
-            found += all_shapes()
+            shapes += all_shapes()
         elif part in MODELS:
-            found += model_shapes(part)
+            shapes += model_shapes(part)
         elif part[:1].isdigit():
-            found.append(parse_shape(part))
+            shapes.append(parse_shape(part))
         else:
             raise argparse.ArgumentTypeError(f"{part!r}: five, all, {', '.join(MODELS)}, or KxN")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(shapes))
 
 
 def parse_m_values(text: str) -> tuple[int, ...]:
-    """``"1,16,64"`` -> (1, 16, 64), ascending, each once; ``"all"`` -> M_VALUES. Raises ArgumentTypeError of
-    argparse."""
+    """Parse ``"1,16,64"`` into ascending, distinct values of M, and ``"all"`` into M_VALUES.
+
+    Raise argparse's ArgumentTypeError for anything else.
+    """
     if text == "all":
         return M_VALUES
     parts = text.split(",")
     if not all(part.isdigit() and int(part) for part in parts):
-        raise argparse.ArgumentTypeError(f"{text}: write values of M with commas between, as in 1,16,64, or all")
+        raise argparse.ArgumentTypeError(f"{text}: write values of M separated by commas, as in 1,16,64, or all")
     return tuple(sorted({int(part) for part in parts}))

@@ -1,7 +1,7 @@
-"""Every configuration of a family, timed for the products of a file: what a cost model is fitted to, and held to.
+"""Time every configuration of a family for the products of a file, to fit and check a cost model.
 
-A file of results names the products, in its cells, as tuning entries do. Operands are as warm in L2 as a launch leaves
-them; configurations take turns in CUDA graphs.
+The cells of a result file name the products, as tuning entries do. Operands are as warm in L2 as a launch leaves them;
+configurations take turns in CUDA graphs.
 """
 
 from __future__ import annotations
@@ -27,81 +27,85 @@ from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.registry import FAMILIES, family
 from cudatma.library_streams import stream_handle
 
-#: A graph takes about this long, and has at most so many launches.
-_GRAPH_US, _MOST_LAUNCHES = 1500.0, 200
+#: Duration and maximum launches of a graph.
+_GRAPH_US, _MAX_LAUNCHES = 1500.0, 200
 
 EXAMPLES = """examples:
   python benchmarks/tiles.py gemm benchmarks/results/gemm_tiles.json --json new.json
 """
 
 
-def measure(stream: Any, of: Any, trial: Any, problem: Any, replays: int) -> Cell:
-    """One product by every configuration that may serve it; those that cannot be launched are named with the reason."""
+def measure(stream: Any, kernel_family: Any, trial: Any, problem: Any, replays: int) -> Cell:
+    """Measure one product with every possible configuration, with the reason for each that cannot be launched."""
     trial.prepare(problem)
     handle = stream_handle(stream, "cupy", trial.device)
     contenders, refused, costs = [], {}, {}
     gpu = gpu_of(trial.device)
-    for config, _ in cheapest_first(of.times, problem, gpu):
+    for config, _ in cheapest_first(kernel_family.times, problem, gpu):
         cost = config.cost(problem, gpu)
         try:
             launch = trial.launcher(Listed(config, cost, config.entry), 1, handle)
         except Exception as error:
             refused[config.entry] = failure(error)
             continue
-        contenders.append(Contender(config.entry, launch, 1, max(1, min(_MOST_LAUNCHES, round(_GRAPH_US / cost.us)))))
+        contenders.append(Contender(config.entry, launch, 1, max(1, min(_MAX_LAUNCHES, round(_GRAPH_US / cost.us)))))
         costs[config.entry] = round(cost.us, 3)
-    found = cold(stream, contenders, replays)
-    us = {name: round(timing.us, 3) for name, timing in sorted(found.timings.items(), key=lambda one: one[1].us)}
+    measured = cold(stream, contenders, replays)
+    us = {name: round(timing.us, 3) for name, timing in sorted(measured.timings.items(), key=lambda item: item[1].us)}
     cell: Cell = {**problem.as_json(), "us": us, "predicted_us": costs}
     if getattr(problem, "version", ""):
         cell["version"] = problem.version
-    return cell | ({"refused": refused | found.errors} if refused or found.errors else {})
+    return cell | ({"refused": refused | measured.errors} if refused or measured.errors else {})
 
 
-def products(path: Path, of: Any) -> list[Any]:
-    """The problems of a file's cells, with the version that a cell asks for. Raises OSError, ValueError, KeyError."""
-    found = []
+def products(path: Path, kernel_family: Any) -> list[Any]:
+    """Return the problems of a file's cells, with a cell's version. Raise OSError, ValueError or KeyError."""
+    problems = []
     for cell in json.loads(path.read_text())["cells"]:
-        problem = of.read_problem(cell)
-        found.append(replace(problem, version=cell["version"]) if "version" in cell else problem)
-    return found
+        problem = kernel_family.read_problem(cell)
+        problems.append(replace(problem, version=cell["version"]) if "version" in cell else problem)
+    return problems
 
 
 def tiles_table(cells: Sequence[Cell]) -> Table:
-    """The fastest configuration of each product, and how much the one loses that the cost model takes."""
+    """Return the fastest configuration of each product, and the relative time of the cost model's choice."""
     rows = []
     for cell in cells:
         if not cell["us"]:
             continue
         best, us = next(iter(cell["us"].items()))
-        taken = next(name for name in cell["predicted_us"] if name in cell["us"])
+        chosen = next(name for name in cell["predicted_us"] if name in cell["us"])
         size = " x ".join(str(cell[name]) for name in ("m", "n", "k") if name in cell)
-        rows.append((size, best, shown(us), taken, shown(cell["us"][taken] / us, 3)))
-    return Table(("product", "fastest", "us", "taken", "times the fastest"), tuple(rows))
+        rows.append((size, best, shown(us), chosen, shown(cell["us"][chosen] / us, 3)))
+    return Table(("product", "fastest", "us", "chosen", "times the fastest"), tuple(rows))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench tiles``; returns the exit status: 1 if a configuration could not be measured."""
+    """Run ``cudatma bench tiles`` and return the exit status: 1 if a configuration could not be measured."""
     parser = make_parser("tiles", __doc__, EXAMPLES)
-    parser.add_argument("family", choices=tuple(FAMILIES), help="of kernels")
+    parser.add_argument("family", choices=tuple(FAMILIES), help="family of kernels")
     parser.add_argument("products", type=Path, metavar="FILE", help="results whose cells name the products")
     parser.add_argument("--replays", type=int, default=5, help="timed turns of each (default: 5)")
     options = parser.parse_args(argv)
-    of = family(options.family)
+    kernel_family = family(options.family)
     try:
-        problems = products(options.products, of)
+        problems = products(options.products, kernel_family)
     except (OSError, ValueError, KeyError, TypeError) as error:
         parser.exit(2, f"{parser.prog}: {options.products}: {failure(error)}\n")
     require_gpu(parser)
     result = Result({"replays": options.replays, "operands": "warm in L2"}, tiles_table, options.json)
-    trial = resolve_name(of.trial)(0)
+    trial = resolve_name(kernel_family.trial)(0)
     with measuring_stream() as stream:
         gpu = gpu_of(trial.device)
         result.say(
-            precompile(lambda: (config for each in problems for config, _ in cheapest_first(of.times, each, gpu)))
+            precompile(
+                lambda: (
+                    config for problem in problems for config, _ in cheapest_first(kernel_family.times, problem, gpu)
+                )
+            )
         )
         for number, problem in enumerate(problems, 1):
-            cell = measure(stream, of, trial, problem, options.replays)
+            cell = measure(stream, kernel_family, trial, problem, options.replays)
             best = next(iter(cell["us"].items()), ("nothing measured", 0.0))
             result.add(cell, f"[{number}/{len(problems)}] {problem.description}: {best[0]} {best[1]} us")
     return int(any(cell.get("refused") for cell in result.cells))

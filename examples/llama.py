@@ -1,17 +1,18 @@
 """A Llama with random weights in transformers: fp16 against int4 by cudatma, in tokens/s, memory and logits.
 
-    python examples/llama.py --size tiny                    # on the CPU, through the reference backend
+    python examples/llama.py --size tiny                    # on the CPU, with the reference backend
     python examples/llama.py --size 8b --batch 1,16,64      # the sizes of Llama-3-8B, on a GPU with 48 GB
     python examples/llama.py --size 8b --compile --json llama.json
 
-The fp16 model attends by sdpa. The int4 model is made by from_pretrained(quantization_config=CudatmaConfig(...)) from
-the same weights, and attends by cudatma. Logits of a prompt are compared with those of (a) the fp16 model, which shows
-what four bits cost random weights, and (b) the fp16 model with the dequantized weights, which shows what the kernels
-cost; it keeps them. Then both decode with a static cache; on a GPU one step is a CUDA graph, which the measurement
-replays. Stages and their seconds go to stderr.
+The fp16 model uses sdpa. The int4 model is created by from_pretrained(quantization_config=CudatmaConfig(...)) from the
+same weights, and uses cudatma's attention. The logits of a prompt are compared with (a) the fp16 model, which shows the
+error of four bits for random weights, and (b) the fp16 model with the dequantized weights, which shows the error of the
+kernels. Then both models decode with a static cache, the fp16 model with the dequantized weights. On a GPU one step is
+a CUDA graph, which the measurement replays. Stages and their seconds go to stderr.
 
-Exit status: 0 if (b) is within 2 % of the largest logit, 1 beyond, 2 for a wrong call. Needs torch and transformers;
-with accelerate the int4 model is loaded onto the GPU without a copy in host memory, and shares what stays in fp16.
+Exit status: 0 if (b) is within 2 % of the largest logit, 1 beyond, 2 for a wrong call. The example needs torch and
+transformers. With accelerate, the int4 model is loaded onto the GPU without a copy in host memory, and shares the
+tensors that stay in fp16.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ SIZES = {
     "1b": (2048, 8192, 16, 32, 8, 128256),
     "8b": (4096, 14336, 32, 32, 8, 128256),
 }
-#: The largest difference of (b), relative to the largest logit.
+#: Limit of (b), relative to the largest logit.
 KERNEL_LIMIT = 0.02
 _WARM_UPS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Decoding with one batch: tokens/s of both models, and how many times as fast int4 is."""
+    """Decoding speed with one batch: tokens/s of both models, and the speedup of int4."""
 
     batch: int
     fp16_tokens_per_s: float
@@ -59,8 +60,17 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Logits against another model's: the largest difference, both over the largest logit; the mean cosine; and the
-    part of positions whose largest logit is the same."""
+    """Differences between two models' logits.
+
+    Attributes
+    ----------
+    max_relative : float
+        Largest difference over the largest logit.
+    mean_cosine : float
+        Mean cosine.
+    same_choice : float
+        Share of positions with the same largest logit.
+    """
 
     max_relative: float
     mean_cosine: float
@@ -69,8 +79,15 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """fp16_bytes, int4_bytes: of all parameters and buffers. peak_bytes: of torch's allocator while int4 decoded the
-    last batch, both models included; 0 on the CPU."""
+    """Results of the example.
+
+    Attributes
+    ----------
+    fp16_bytes, int4_bytes : int
+        Bytes of all parameters and buffers.
+    peak_bytes : int
+        Peak of torch's allocator while int4 decoded the last batch, including both models; 0 on the CPU.
+    """
 
     size: str
     device: str
@@ -85,7 +102,7 @@ class Report:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the example; returns the exit status."""
+    """Run the example and return the exit status."""
     try:
         options = _parse(argv)
         report = measure(options)
@@ -97,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> Report:
-    """Both models' logits, then their speed with one batch after the other; --json is written after each."""
+    """Compare both models' logits, then measure their speed with each batch. --json is written after each step."""
     register()
     device = torch.device(options.device)
     if device.type == "cpu":
@@ -139,7 +156,7 @@ def _write(report: Report, path: Path | None) -> None:
 
 
 def _with_batch(report: Report, dense: Any, packed: Any, batch: int, options: argparse.Namespace) -> Report:
-    """The report and the speed of both models with one more batch."""
+    """Return the report with the speed of both models for another batch."""
     device, peak = dense.device, 0
     with _stage(f"batch {batch}, fp16", device):
         fp16 = tokens_per_second(dense, batch, options)
@@ -154,7 +171,7 @@ def _with_batch(report: Report, dense: Any, packed: Any, batch: int, options: ar
 
 @contextmanager
 def _stage(name: str, device: Any) -> Iterator[None]:
-    """Say on stderr how long this took."""
+    """Print on stderr how long this took."""
     begin = time.perf_counter()
     yield
     _wait(device)
@@ -181,8 +198,8 @@ def _random_model(size: str, device: Any) -> Any:
 
 
 def _quantized(dense: Any, group_size: int, device: Any) -> Any:
-    """The same model in int4, quantized by transformers as it would load it from a folder."""
-    where = {"device_map": device} if is_accelerate_available() else {}
+    """Return the same model in int4, quantized by transformers as if loaded from a folder."""
+    location = {"device_map": device} if is_accelerate_available() else {}
     model = type(dense).from_pretrained(
         None,
         config=dense.config,
@@ -190,13 +207,13 @@ def _quantized(dense: Any, group_size: int, device: Any) -> Any:
         quantization_config=CudatmaConfig(group_size=group_size),
         dtype=torch.float16,
         attn_implementation="cudatma",
-        **where,
+        **location,
     )
     return model.to(device).eval()
 
 
 def tokens_per_second(model: Any, batch: int, options: argparse.Namespace) -> float:
-    """Of decoding: options.tokens steps of ``batch`` sequences after a prompt, with a static cache."""
+    """Return the tokens/s of options.tokens decoding steps for ``batch`` sequences with a static cache."""
     device, graph = model.device, None
     length = options.prompt + options.tokens + 2 * _WARM_UPS
     cache = transformers.StaticCache(config=model.config, max_cache_len=length)
@@ -249,7 +266,7 @@ def _difference(logits: Any, others: Any) -> Difference:
 
 
 def _dequantize_into(dense: Any, packed: Any) -> None:
-    """Put the values of the int4 weights into the fp16 model."""
+    """Copy the values of the int4 weights into the fp16 model."""
     with torch.no_grad():
         for name, layer in packed.named_modules():
             if isinstance(layer, MarlinLinear):
@@ -268,10 +285,10 @@ def _text(report: Report) -> str:
     for speed in report.speeds:
         rates = f"fp16 {speed.fp16_tokens_per_s:.1f}, int4 {speed.int4_tokens_per_s:.1f} tokens/s"
         lines.append(f"batch {speed.batch}: {rates}, {speed.ratio:.2f} times")
-    for what, off in (("fp16", report.to_fp16), ("dequantized", report.to_dequantized)):
+    for what, difference in (("fp16", report.to_fp16), ("dequantized", report.to_dequantized)):
         lines.append(
-            f"logits against {what}: largest difference {off.max_relative:.2%}, "
-            f"mean cosine {off.mean_cosine:.5f}, same choice {off.same_choice:.1%}"
+            f"logits against {what}: largest difference {difference.max_relative:.2%}, "
+            f"mean cosine {difference.mean_cosine:.5f}, same choice {difference.same_choice:.1%}"
         )
     return "\n".join(lines)
 
@@ -283,14 +300,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--size", choices=SIZES, default="tiny", help="of the model (default: tiny)")
+    add("--size", choices=SIZES, default="tiny", help="size of the model (default: tiny)")
     add("--batch", type=_numbers, default=None, metavar="N,N,..", help="sequences (default: 1,16,64; on the CPU 1,2)")
     add("--prompt", type=int, default=None, metavar="N", help="tokens before decoding (default: 128; on the CPU 12)")
-    add("--tokens", type=int, default=None, metavar="N", help="decoded and timed (default: 128; on the CPU 4)")
+    add("--tokens", type=int, default=None, metavar="N", help="tokens to decode (default: 128; on the CPU 4)")
     add("--group-size", type=int, choices=(32, 64, 128, -1), default=128, metavar="N", help="32, 64, 128 or -1")
-    add("--device", default=None, help="as torch names it (default: cuda; cpu for tiny)")
+    add("--device", default=None, help="torch's name of the device (default: cuda; cpu for tiny)")
     add("--compile", action="store_true", help="torch.compile both models' decoding step")
-    add("--json", type=Path, metavar="FILE", help="also write the report there")
+    add("--json", type=Path, metavar="FILE", help="also write the report to this file")
     options = parser.parse_args(argv)
     on_cpu = options.size == "tiny"
     options.device = options.device or ("cpu" if on_cpu else "cuda")
@@ -304,7 +321,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _numbers(text: str) -> list[int]:
     if not all(part.isdecimal() and int(part) > 0 for part in text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text}; allowed: integers above 0 with commas")
+        raise argparse.ArgumentTypeError(f"{text}; allowed: integers above 0, separated by commas")
     return [int(part) for part in text.split(",")]
 
 

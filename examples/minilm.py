@@ -4,10 +4,10 @@
     python examples/minilm.py --export minilm              # an fp16 copy (45 MB) for a machine without the package
     python examples/minilm.py --model minilm --json minilm.json
 
-The int4 model runs on MarlinLinear and attention_varlen, the fp16 model on gemm and attention_varlen. Three cosines
-for each sentence: int4 against fp32, which shows what four bits cost; int4 against fp32 on the dequantized weights, and
-fp16 against fp32, which show what the kernels cost. Exit status: 0 within all bounds, 1 beyond one, 2 for a wrong call.
-Needs the package tokenizers.
+The int4 model runs on MarlinLinear and attention_varlen, the fp16 model on gemm and attention_varlen. There are three
+cosines for each sentence: int4 against fp32 shows the error of four bits; int4 against fp32 on the dequantized weights,
+and fp16 against fp32, show the error of the kernels. Exit status: 0 within all bounds, 1 beyond one, 2 for a wrong
+call. The example needs the package tokenizers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from minilm_model import Attention, DenseAttention, DenseLinear, Encoder, HalfLi
 import cudatma
 from cudatma.errors import ArgumentError, CudaTmaError
 
-#: The mean cosine of int4 with fp32 must reach the first, each that shows what the kernels cost the second.
+#: Limits of the mean cosine of int4 with fp32, and of each cosine that shows the error of the kernels.
 MEAN_LIMIT, EACH_LIMIT = 0.95, 0.9995
 GROUP_SIZES = (128, 64, 32)
 SENTENCES = Path(__file__).with_name("sentences.txt")
@@ -40,15 +40,24 @@ Embeddings = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How linear layers are quantized. group_size: the largest to use; symmetric: no zero points; clip_search: try
-    narrower ranges for each group and keep the best."""
+    """Quantization of the linear layers.
+
+    Attributes
+    ----------
+    group_size : int
+        The largest group size to use.
+    symmetric : bool
+        Whether to use no zero points.
+    clip_search : bool
+        Whether to try narrower ranges for each group and keep the best.
+    """
 
     group_size: int = 128
     symmetric: bool = True
     clip_search: bool = True
 
     def group_size_for(self, k: int) -> int:
-        """The largest group size that divides K. ArgumentError where none does."""
+        """Return the largest group size that divides K. Raise ArgumentError if none does."""
         for size in GROUP_SIZES:
             if size <= self.group_size and k % size == 0:
                 return size
@@ -57,7 +66,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the models run. xp: the arrays' module, numpy or cupy. backend: the functions' argument."""
+    """Device of the models: the arrays' module ``xp`` (numpy or cupy), and the functions' backend argument."""
 
     xp: Any
     backend: str | None
@@ -66,7 +75,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sentence: its tokens, the cosines of int4 with fp32 and with the dequantized weights, of fp16 with fp32."""
+    """A sentence: its tokens, and the cosines of int4 with fp32 and with dequantized weights, and of fp16 with fp32."""
 
     sentence: str
     tokens: int
@@ -76,7 +85,7 @@ class Row:
 
 
 def quantize_layers(model: Model, choice: Choice, *, show: bool = False) -> dict[str, cudatma.PackedWeight]:
-    """All linear layers in int4 by name, on the host; a progress bar on stderr where ``show``."""
+    """Quantize all linear layers to int4, on the host. ``show`` enables a progress bar on stderr."""
     from rich.console import Console
     from rich.progress import track
 
@@ -93,12 +102,12 @@ def quantize_layers(model: Model, choice: Choice, *, show: bool = False) -> dict
 
 
 def dense_layers(weights: Mapping[str, Any], biases: Mapping[str, Any], xp: Any) -> dict[str, Linear]:
-    """fp32 layers by name from weights (N, K) and biases (N,)."""
+    """Return fp32 layers by name from weights (N, K) and biases (N,)."""
     return {name: DenseLinear(xp.asarray(weight), xp.asarray(biases[name])) for name, weight in weights.items()}
 
 
 def fp16_layers(weights: Mapping[str, Any], biases: Mapping[str, Any], place: Place) -> dict[str, Linear]:
-    """gemm of the weights (N, K) and biases (N,) in fp16, by name."""
+    """Return layers that call gemm with weights (N, K) and biases (N,) in fp16, by name."""
 
     def layer(name: str) -> Linear:
         weight, bias = (place.xp.asarray(array[name].astype(np.float16)) for array in (weights, biases))
@@ -110,7 +119,7 @@ def fp16_layers(weights: Mapping[str, Any], biases: Mapping[str, Any], place: Pl
 def int4_layers(
     packed: Mapping[str, cudatma.PackedWeight], biases: Mapping[str, Any], place: Place
 ) -> dict[str, Linear]:
-    """MarlinLinear layers by name; activations and biases in fp16."""
+    """Return MarlinLinear layers by name, with activations and biases in fp16."""
 
     def layer(name: str) -> Linear:
         weight = packed[name] if place.xp is np else packed[name].to_device()
@@ -121,7 +130,7 @@ def int4_layers(
 
 
 def fp16_attention(place: Place) -> Attention:
-    """attention_varlen in fp16."""
+    """Return attention_varlen in fp16."""
 
     def attend(q: Any, k: Any, v: Any, starts: Sequence[int]) -> Any:
         q, k, v = (array.astype(np.float16) for array in (q, k, v))
@@ -135,17 +144,17 @@ def fp16_attention(place: Place) -> Attention:
 
 
 def embed(encoder: Encoder, tokens: Tokens, batch: int) -> Embeddings:
-    """Embeddings of all sentences, (sentences, hidden), on the host."""
+    """Return the embeddings of all sentences, (sentences, hidden), on the host."""
     parts = []
     for first in range(0, len(tokens.ids), batch):
         ids, mask = (encoder.xp.asarray(array[first : first + batch]) for array in (tokens.ids, tokens.mask))
-        found = encoder.embed(ids, mask)
-        parts.append(found if isinstance(found, np.ndarray) else found.get())
+        embeddings = encoder.embed(ids, mask)
+        parts.append(embeddings if isinstance(embeddings, np.ndarray) else embeddings.get())
     return np.concatenate(parts)
 
 
 def cosines(a: Embeddings, b: Embeddings) -> list[float]:
-    """The cosine of each pair of rows, in float64."""
+    """Return the cosine of each pair of rows, in float64."""
     left, right = a.astype(np.float64), b.astype(np.float64)
     products = (left * right).sum(axis=1)
     return [float(c) for c in products / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)]
@@ -154,7 +163,7 @@ def cosines(a: Embeddings, b: Embeddings) -> list[float]:
 def compare(
     model: Model, sentences: Sequence[str], choice: Choice, *, place: Place, batch: int = 32, show: bool
 ) -> dict[str, Any]:
-    """Quantize, run the four models and compare: everything that is printed, as JSON types."""
+    """Quantize, run the four models and compare them. Return the results as JSON types."""
     tokens = tokenize(sentences, model.folder)
     began = time.perf_counter()
     packed = quantize_layers(model, choice, show=show)
@@ -191,7 +200,7 @@ def compare(
 
 
 def _summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """The rows, their means and minima, the bounds, and whether all hold (a NaN fails)."""
+    """Return the rows, their means and minima, the bounds, and whether all hold (a NaN fails)."""
     mean = sum(row.cosine_fp32 for row in rows) / len(rows)
     each_holds = all(cosine >= EACH_LIMIT for row in rows for cosine in (row.cosine_dequantized, row.cosine_fp16))
     return {
@@ -205,7 +214,7 @@ def _summary(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _print(found: Mapping[str, Any]) -> None:
+def _print(results: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -215,23 +224,23 @@ def _print(found: Mapping[str, Any]) -> None:
     table.add_column("sentence", no_wrap=True, overflow="ellipsis", ratio=1)
     for column in ("tokens", "int4, fp32", "int4, dequantized", "fp16, fp32"):
         table.add_column(column, justify="right")
-    for row in found["sentences"]:
+    for row in results["sentences"]:
         each = (f"{row[name]:.7f}" for name in ("cosine_dequantized", "cosine_fp16"))
         table.add_row(Text(row["sentence"]), str(row["tokens"]), f"{row['cosine_fp32']:.4f}", *each)
     console.print(table)
-    saved = 100 * (1 - found["int4_bytes"] / found["fp16_bytes"])
-    sizes = ", ".join(str(size) for size in found["group_sizes"])
-    console.print(f"backend   {found['backend']} ({found['device']})")
-    console.print(f"weights   {found['weights']}", soft_wrap=True)
-    console.print(f"layers    {found['linear_layers']} in int4, group size {sizes}: {saved:.1f} % smaller than fp16")
-    console.print(f"mean      {found['mean_cosine_fp32']:.4f} of int4 with fp32, at least {MEAN_LIMIT} is asked for")
-    console.print(f"least     {found['min_cosine_dequantized']:.7f} of int4 with dequantized, at least {EACH_LIMIT}")
-    console.print(f"least     {found['min_cosine_fp16']:.7f} of fp16 with fp32, at least {EACH_LIMIT}")
-    console.print("All bounds hold." if found["passed"] else "A bound is MISSED.")
+    saved = 100 * (1 - results["int4_bytes"] / results["fp16_bytes"])
+    sizes = ", ".join(str(size) for size in results["group_sizes"])
+    console.print(f"backend   {results['backend']} ({results['device']})")
+    console.print(f"weights   {results['weights']}", soft_wrap=True)
+    console.print(f"layers    {results['linear_layers']} in int4, group size {sizes}: {saved:.1f} % smaller than fp16")
+    console.print(f"mean      {results['mean_cosine_fp32']:.4f} of int4 with fp32, required: {MEAN_LIMIT}")
+    console.print(f"minimum   {results['min_cosine_dequantized']:.7f} of int4 with dequantized, required: {EACH_LIMIT}")
+    console.print(f"minimum   {results['min_cosine_fp16']:.7f} of fp16 with fp32, required: {EACH_LIMIT}")
+    console.print("All bounds hold." if results["passed"] else "A bound is MISSED.")
 
 
 def _place(backend: str) -> Place:
-    """Where a backend computes. DriverError for "cuda" without a GPU."""
+    """Return the place of a backend. Raise DriverError for "cuda" without a GPU."""
     if backend == "reference":
         return Place(np, backend, "the CPU")
     cudatma.detect()
@@ -246,20 +255,20 @@ def _place(backend: str) -> Place:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, metavar="DIR", help=f"a folder with weights; default: {DISTRIBUTION}")
-    parser.add_argument("--export", type=Path, metavar="DIR", help="write the fp16 copy there and stop")
-    parser.add_argument("--sentences", type=Path, default=SENTENCES, metavar="FILE", help="one sentence a line")
-    parser.add_argument("--group-size", type=int, choices=GROUP_SIZES, default=128, help="the largest; default: 128")
+    parser.add_argument("--export", type=Path, metavar="DIR", help="write the fp16 copy to this folder and stop")
+    parser.add_argument("--sentences", type=Path, default=SENTENCES, metavar="FILE", help="one sentence per line")
+    parser.add_argument("--group-size", type=int, choices=GROUP_SIZES, default=128, help="largest one; default: 128")
     parser.add_argument("--asymmetric", action="store_true", help="quantize with zero points")
     parser.add_argument("--no-clip-search", action="store_true", help="round to nearest over each group's whole range")
     parser.add_argument("--backend", choices=("auto", "cuda", "reference"), default="auto", help="default: auto")
     parser.add_argument("--batch", type=int, default=32, metavar="N", help="sentences at once; default: 32")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
     return parser
 
 
 def _run(options: argparse.Namespace) -> int:
     if options.batch < 1:
-        raise ArgumentError("--batch", options.batch, "1 and up")
+        raise ArgumentError("--batch", options.batch, "at least 1")
     model = load_model(options.model)
     if options.export is not None:
         for path in export_model(model, options.export):
@@ -271,19 +280,19 @@ def _run(options: argparse.Namespace) -> int:
     place = _place(backend)
     choice = Choice(options.group_size, not options.asymmetric, not options.no_clip_search)
     sentences = read_sentences(options.sentences)
-    found = compare(model, sentences, choice, place=place, batch=options.batch, show=True)
-    found |= {"backend": backend, "device": place.device}
-    _print(found)
+    results = compare(model, sentences, choice, place=place, batch=options.batch, show=True)
+    results |= {"backend": backend, "device": place.device}
+    _print(results)
     if options.json is not None:
         try:
-            options.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            options.json.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         except OSError as error:
             raise ArgumentError("--json", f"{error}", "a file that can be written") from error
-    return 0 if found["passed"] else 1
+    return 0 if results["passed"] else 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the example; returns the exit status."""
+    """Run the example and return the exit status."""
     try:
         return _run(_parser().parse_args(argv))
     except CudaTmaError as error:

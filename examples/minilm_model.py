@@ -1,8 +1,9 @@
-"""MiniLM's forward pass (BERT, post-norm) in plain fp32 array code, alike for NumPy and CuPy.
+"""MiniLM's forward pass (BERT, post-norm) in plain fp32 array code for NumPy and CuPy.
 
-The caller passes the linear layers and the attention: one encoder runs in fp32, another on cudatma's kernels. The
-sentences of a batch lie one after the other, without padding. Sources: Devlin et al., "BERT"; Wang et al., "MiniLM";
-the model's config.json; sentence-transformers' pooling (mean over the tokens of a sentence, then unit length).
+The caller passes the linear layers and the attention, so that one encoder runs in fp32 and another on cudatma's
+kernels. The sentences of a batch are concatenated without padding. Sources: Devlin et al., "BERT"; Wang et al.,
+"MiniLM"; the model's config.json; sentence-transformers' pooling (mean over the tokens of a sentence, then unit
+length).
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import numpy as np
 
 from cudatma.errors import ArgumentError, WeightFileError
 
-#: A linear layer: fp32 (tokens, K) -> fp32 (tokens, N).
+#: A linear layer, from fp32 (tokens, K) to fp32 (tokens, N).
 Linear = Callable[[Any], Any]
 
-#: Attention within each sentence: q, k, v, fp32 (tokens, heads, dim), and the first token of each sentence, with the
-#: number of tokens at the end -> fp32 (tokens, heads, dim).
+#: Attention within each sentence. It takes q, k and v, fp32 (tokens, heads, dim), and the first token of each sentence
+#: followed by the number of tokens, and returns fp32 (tokens, heads, dim).
 Attention = Callable[[Any, Any, Any, Sequence[int]], Any]
 
-#: The linear layers of one encoder layer, by the names that BERT checkpoints give them.
+#: Linear layers of one encoder layer, by their names in BERT checkpoints.
 LINEARS = (
     "attention.self.query",
     "attention.self.key",
@@ -39,10 +40,18 @@ _TABLES = ("word", "position", "token_type")
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
-    """What config.json says of the encoder.
+    """Configuration of the encoder.
 
-    layers, heads: counts. hidden, intermediate: widths. vocabulary, positions, token_types: rows of the embedding
-    tables; positions is also the most tokens of a sentence. norm_eps: added to the variance by layer norm.
+    Attributes
+    ----------
+    layers, heads : int
+        Counts.
+    hidden, intermediate : int
+        Widths.
+    vocabulary, positions, token_types : int
+        Rows of the embedding tables. ``positions`` also limits the tokens of a sentence.
+    norm_eps : float
+        Added to the variance by layer norm.
     """
 
     layers: int
@@ -61,23 +70,23 @@ class EncoderConfig:
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """The name that each layer's tensors begin with."""
+        """Prefix of the tensors' names of each layer."""
         return tuple(f"encoder.layer.{layer}" for layer in range(self.layers))
 
     @property
     def linear_names(self) -> tuple[str, ...]:
-        """The linear layers of all encoder layers, in the order of the forward pass."""
+        """Linear layers of all encoder layers, in the order of the forward pass."""
         return tuple(f"{prefix}.{name}" for prefix in self.prefixes for name in LINEARS)
 
     def linear_shape(self, name: str) -> tuple[int, int]:
-        """(N, K) = (out, in) of a linear layer."""
+        """Return the shape (N, K) = (out, in) of a linear layer."""
         wide = name.endswith("intermediate.dense")
         narrow = name.endswith(".output.dense") and "attention" not in name
         out = self.intermediate if wide else self.hidden
         return out, self.intermediate if narrow else self.hidden
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor that the forward pass reads, and its shape."""
+        """Return the shape of every tensor that the forward pass reads."""
         rows = dict(zip(_TABLES, (self.vocabulary, self.positions, self.token_types), strict=True))
         shapes: dict[str, tuple[int, ...]] = {
             f"embeddings.{table}_embeddings.weight": (count, self.hidden) for table, count in rows.items()
@@ -91,12 +100,13 @@ class EncoderConfig:
 
 
 def erf(x: Any, xp: Any) -> Any:
-    """The error function of an fp32 array, absolute error below 5e-7 (NumPy has none, CuPy's wants SciPy).
+    """Return the error function of an fp32 array, with an absolute error below 5e-7.
 
-    Source: Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26.
+    NumPy has no such function, and CuPy's needs SciPy. Source: Abramowitz and Stegun, "Handbook of Mathematical
+    Functions", 7.1.26.
     """
     magnitude = xp.abs(x)
-    t = 1.0 / (1.0 + 0.3275911 * magnitude)  # Python's floats leave an fp32 array fp32
+    t = 1.0 / (1.0 + 0.3275911 * magnitude)  # a Python float keeps an fp32 array fp32
     polynomial = xp.zeros_like(x)
     for coefficient in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
         polynomial = (polynomial + coefficient) * t
@@ -104,19 +114,19 @@ def erf(x: Any, xp: Any) -> Any:
 
 
 def gelu(x: Any, xp: Any) -> Any:
-    """x times the normal distribution's cumulative function, the exact form that config.json calls "gelu"."""
+    """Return x times the cumulative normal distribution, the exact form that config.json calls "gelu"."""
     return 0.5 * x * (1.0 + erf(x * math.sqrt(0.5), xp))
 
 
 def softmax(scores: Any, xp: Any) -> Any:
-    """exp(scores) / sum over the last axis, shifted by the row's maximum, which must be finite."""
+    """Return exp(scores) / sum over the last axis, shifted by the row's maximum, which must be finite."""
     weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseLinear:
-    """x W^T + b in fp32. weight: (N, K). bias: (N,)."""
+    """Linear layer x W^T + b in fp32, with weight (N, K) and bias (N,)."""
 
     weight: Any
     bias: Any
@@ -127,7 +137,7 @@ class DenseLinear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HalfLinear:
-    """A layer that computes in fp16, as MarlinLinear and gemm do: fp32 in, rounded to fp16, its result widened."""
+    """Layer that computes in fp16, as MarlinLinear and gemm do, with fp32 input and output."""
 
     layer: Callable[[Any], Any]
 
@@ -137,7 +147,7 @@ class HalfLinear:
 
 @dataclass(frozen=True, slots=True)
 class DenseAttention:
-    """Attention in fp32, a sentence at a time. xp: the module of the arrays."""
+    """Attention in fp32, one sentence at a time. ``xp`` is the arrays' module."""
 
     xp: Any
 
@@ -153,10 +163,20 @@ class DenseAttention:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoder:
-    """The encoder with its tensors (fp32 arrays of ``xp``, by the checkpoint's names), its linear layers by name, and
-    its attention.
+    """The encoder.
 
-    xp: the module ``numpy`` or ``cupy`` that all arrays belong to.
+    Attributes
+    ----------
+    config : EncoderConfig
+        Sizes.
+    tensors : mapping of str to array
+        fp32 arrays of ``xp``, by the checkpoint's names.
+    linears : mapping of str to callable
+        Linear layers by name.
+    attention : callable
+        Attention within each sentence.
+    xp : module
+        ``numpy`` or ``cupy``, the module of all arrays.
     """
 
     config: EncoderConfig
@@ -166,10 +186,10 @@ class Encoder:
     xp: Any
 
     def embed(self, ids: Any, mask: Any) -> Any:
-        """Sentence embeddings, fp32 (batch, hidden), of unit length.
+        """Return sentence embeddings, fp32 (batch, hidden), of unit length.
 
-        ids: int (batch, tokens). mask: bool, same shape, False at padding. Raises ArgumentError for a shape that does
-        not fit or a sentence without a token.
+        ``ids`` are integers (batch, tokens), and ``mask`` is False at padding. Raise ArgumentError for a wrong shape or
+        a sentence without a token.
         """
         self._check(ids, mask)
         hidden = self._embeddings(ids, mask)
@@ -183,12 +203,12 @@ class Encoder:
         if ids.ndim != 2 or not 1 <= ids.shape[1] <= self.config.positions:
             raise ArgumentError("ids", tuple(ids.shape), f"(batch, tokens), 1..{self.config.positions} tokens")
         if mask.shape != ids.shape or mask.dtype != np.bool_:
-            raise ArgumentError("mask", f"{mask.dtype} {tuple(mask.shape)}", f"bool {tuple(ids.shape)}, as ids")
+            raise ArgumentError("mask", f"{mask.dtype} {tuple(mask.shape)}", f"bool {tuple(ids.shape)}, like ids")
         if not bool(mask.any(axis=1).all()):
             raise ArgumentError("mask", "a row without True", "a token in every sentence", "leave empty sentences out")
 
     def _embeddings(self, ids: Any, mask: Any) -> Any:
-        """(tokens, hidden): the tokens of all sentences, without padding."""
+        """Return the tokens of all sentences, (tokens, hidden), without padding."""
         word, position, kind = (self.tensors[f"embeddings.{table}_embeddings.weight"] for table in _TABLES)
         _, at = self.xp.nonzero(mask)
         return self._norm("embeddings.LayerNorm", word[ids[mask]] + position[at] + kind[0])
@@ -206,7 +226,7 @@ class Encoder:
         return self._norm(f"{prefix}.output.LayerNorm", hidden + linears[f"{prefix}.output.dense"](inner))
 
     def _norm(self, name: str, x: Any) -> Any:
-        """Layer norm over the last axis, with the biased variance."""
+        """Return the layer norm over the last axis, with the biased variance."""
         centered = x - x.mean(axis=-1, keepdims=True)
         variance = (centered * centered).mean(axis=-1, keepdims=True)
         normal = centered / self.xp.sqrt(variance + self.config.norm_eps)

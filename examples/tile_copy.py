@@ -1,11 +1,11 @@
 """A kernel of your own: copy a 2D array box by box, TMA load -> shared memory -> TMA store, in a ring of stages.
 
-    python examples/tile_copy.py                       # copies on the GPU, compares, measures
+    python examples/tile_copy.py                       # copy on the GPU, compare and measure
     python examples/tile_copy.py --emulator            # a small array on the CPU, with its hazards and a picture
-    python examples/tile_copy.py --target sm_120a      # compiles only; needs no GPU
+    python examples/tile_copy.py --target sm_120a      # only compile; needs no GPU
 
 A kernel is a template (ptx_templates/kernels/tile_copy.cu.j2), a frozen config with the numbers that the template
-reads, and an operation that checks the arrays and names the launch's arguments: all in
+reads, and an operation that checks the arrays and names the launch's arguments. All three are in
 cudatma/kernels/data_movement/tile_copy.py, the smallest kernel.
 """
 
@@ -24,7 +24,7 @@ from cudatma.kernels.data_movement.tile_copy import TEMPLATE, TileCopyConfig, pl
 
 
 def emulate(picture: Path) -> None:
-    """Copy a NumPy array under 20 schedules, print what the emulator says and draw the pipeline of the last one."""
+    """Copy a NumPy array under 20 schedules, print the emulator's report and draw the pipeline of the last schedule."""
     source = np.random.default_rng(0).random((500, 200), dtype=np.float32)
     destination = np.full_like(source, -1)
     target, arrays = cudatma.get_target("sm_90a"), {"src": describe(source), "out": describe(destination)}

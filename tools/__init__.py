@@ -1,4 +1,4 @@
-"""What people type: each module here is a subcommand of ``cudatma`` and also runs as ``python tools/NAME.py``.
+"""Command-line tools: each module is a subcommand of ``cudatma`` and also runs as ``python tools/NAME.py``.
 
-Installed, this folder is the package ``cudatma.tools``; in a plain checkout cudatma.cli gives it the same name.
+An installation has this folder as the package ``cudatma.tools``. In a plain checkout, cudatma.cli gives it that name.
 """

@@ -1,11 +1,11 @@
-"""Show where the compiled kernels are kept and how much space they take; ``--clear`` removes them."""
+"""Show the folder of compiled kernels and its size; ``--clear`` removes them."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+if __name__ == "__main__":  # run the subcommand, even if the checkout is not installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from cudatma.cli import main as cudatma_main
 
@@ -28,13 +28,23 @@ EXAMPLES = """examples:
   CUDATMA_CACHE_DIR=/tmp/mine cudatma cache --json
 """
 
-#: The folders below the root that hold one folder a kernel.
+#: Folders below the root with one folder for each kernel.
 _FOLDERS = ("entries", "failed")
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The cache folder, its compiled kernels, kept failures, the bytes of both and the limit that pruning holds."""
+    """Size of the cache.
+
+    Attributes
+    ----------
+    path : str
+        The cache's folder.
+    entries, failures : int
+        Number of compiled kernels, and of kernels that did not compile.
+    size_bytes, limit_bytes : int
+        Bytes of both, and the limit at which the cache is pruned.
+    """
 
     path: str
     entries: int
@@ -44,13 +54,13 @@ class Usage:
 
 
 def folders(root: Path, kind: str) -> list[Path]:
-    """The folders of one kind in the cache, by name; empty where there is no cache yet."""
-    inside = root / kind
-    return sorted(path for path in inside.iterdir() if path.is_dir()) if inside.is_dir() else []
+    """Return the cache's folders of one kind by name, or an empty list if there is no cache yet."""
+    parent = root / kind
+    return sorted(path for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []
 
 
 def usage(root: Path) -> Usage:
-    """What the cache at ``root`` holds; creates nothing. A file that another process removes meanwhile counts 0."""
+    """Return the content of the cache at ``root`` without creating it. Files that vanish meanwhile count as 0 bytes."""
     size = 0
     for kind in _FOLDERS:
         for path in (file for folder in folders(root, kind) for file in folder.glob("*")):
@@ -62,10 +72,10 @@ def usage(root: Path) -> Usage:
 
 
 def clear(root: Path) -> int:
-    """Remove every compiled kernel and kept failure; returns how many. Processes that hold a loaded kernel keep it.
+    """Remove every compiled kernel and kept failure, and return their number. Loaded kernels keep working.
 
-    Each folder is renamed away first, so that a reader meets it whole or not at all. Raises CacheError where the cache
-    is not private to this user or cannot be written.
+    Each folder is renamed first, so that a reader sees all of it or nothing. Raise CacheError if the cache is not
+    private to this user or cannot be written.
     """
     if not root.is_dir():
         return 0
@@ -73,37 +83,37 @@ def clear(root: Path) -> int:
         raise CacheError(f"{root} cannot be written, so it cannot be cleared")
     removed = 0
     for path in (folder for kind in _FOLDERS for folder in folders(root, kind)):
-        grave = tempfile.mkdtemp(dir=root / "tmp")
+        trash = tempfile.mkdtemp(dir=root / "tmp")
         try:
-            path.rename(Path(grave) / path.name)
+            path.rename(Path(trash) / path.name)
             removed += 1
         except FileNotFoundError:
-            pass  # another process was faster
+            pass  # another process removed it first
         finally:
-            shutil.rmtree(grave, ignore_errors=True)
+            shutil.rmtree(trash, ignore_errors=True)
     return removed
 
 
 def megabytes(size_bytes: int) -> str:
-    """``"12.3 MB"``."""
+    """Return a size such as ``"12.3 MB"``."""
     return f"{size_bytes / 1e6:.1f} MB"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma cache``; returns the exit status."""
+    """Run ``cudatma cache`` and return the exit status."""
     parser = Parser("cudatma cache", __doc__, EXAMPLES)
     parser.add_argument("--clear", action="store_true", help="remove every compiled kernel")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
     root = default_root()
     removed = clear(root) if options.clear else None
-    found = usage(root)
+    result = usage(root)
     if options.json:
-        print(json.dumps({**asdict(found), "removed": removed}, indent=2))
+        print(json.dumps({**asdict(result), "removed": removed}, indent=2))
         return 0
-    print(f"path      {found.path}")
-    print(f"kernels   {found.entries}, and {found.failures} that did not compile")
-    print(f"size      {megabytes(found.size_bytes)} of {megabytes(found.limit_bytes)}")
+    print(f"path      {result.path}")
+    print(f"kernels   {result.entries}, and {result.failures} that did not compile")
+    print(f"size      {megabytes(result.size_bytes)} of {megabytes(result.limit_bytes)}")
     if removed is not None:
         print(f"removed   {removed}")
     return 0

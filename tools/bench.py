@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+if __name__ == "__main__":  # run the subcommand, even if the checkout is not installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from cudatma.cli import main as cudatma_main
 
@@ -31,24 +31,24 @@ EXAMPLES = """examples:
 
 
 def benchmarks(folder: Path = FOLDER) -> dict[str, str]:
-    """Name -> first line of its docstring, for each script in the folder that defines main(); by name."""
-    found = {}
+    """Return the first line of the docstring of each script that defines main(), by name."""
+    summaries = {}
     for path in sorted(folder.glob("*.py")):
         tree = ast.parse(path.read_text())
         if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
-            found[path.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
-    return found
+            summaries[path.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
+    return summaries
 
 
 def run_benchmark(name: str, arguments: Sequence[str], folder: Path = FOLDER) -> int:
-    """Run a benchmark as ``python benchmarks/NAME.py`` would; returns its exit status.
+    """Run a benchmark as ``python benchmarks/NAME.py`` would, and return its exit status.
 
-    Raises ArgumentError for a name that the folder does not have.
+    Raise ArgumentError for a name that the folder lacks.
     """
-    known = benchmarks(folder)
-    if name not in known:
-        remedy = "" if known else f"{folder} has no benchmarks; run from a checkout of cudatma"
-        raise ArgumentError("benchmark", name, ", ".join(known) or "none", remedy)
+    names = benchmarks(folder)
+    if name not in names:
+        remedy = "" if names else f"{folder} has no benchmarks; run from a checkout of cudatma"
+        raise ArgumentError("benchmark", name, ", ".join(names) or "none", remedy)
     # The benchmarks import each other as `benchmarks.x`.
     paths = os.pathsep.join(part for part in (str(folder.parent), os.environ.get("PYTHONPATH")) if part)
     command = [sys.executable, str(folder / f"{name}.py"), *arguments]
@@ -56,21 +56,21 @@ def run_benchmark(name: str, arguments: Sequence[str], folder: Path = FOLDER) ->
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench``; returns the exit status of the benchmark."""
+    """Run ``cudatma bench`` and return the exit status of the benchmark."""
     parser = Parser("cudatma bench", __doc__, EXAMPLES)
-    parser.add_argument("name", nargs="?", metavar="NAME", help="which benchmark")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its own arguments")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the benchmark")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the benchmark")
     parser.add_argument("--list", action="store_true", help="list the benchmarks")
     parser.add_argument("--json", action="store_true", help="list them as JSON")
     options = parser.parse_args(argv)
     if options.name is not None:
         return run_benchmark(options.name, options.arguments)
-    known = benchmarks()
+    summaries = benchmarks()
     if options.json:
-        print(json.dumps(known, indent=2))
+        print(json.dumps(summaries, indent=2))
     else:
-        for name, summary in known.items():
+        for name, summary in summaries.items():
             print(f"{name:<20} {summary}")
-        if not known:
-            print(f"no benchmarks in {FOLDER}: an installed cudatma carries none, use a checkout", file=sys.stderr)
+        if not summaries:
+            print(f"no benchmarks in {FOLDER}: an installed cudatma has none, use a checkout", file=sys.stderr)
     return 0

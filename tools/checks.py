@@ -1,4 +1,4 @@
-"""The checks of ``cudatma doctor``. A Machine answers questions about this machine; tests put another in its place."""
+"""The checks of ``cudatma doctor``. A Machine answers questions about this machine; tests replace it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .artifacts import megabytes, usage
 from .sass import SASS_PACKAGES, find_program
 from .version import package_version
 
-#: Run by the emulator: every thread writes its number.
+#: PTX for the emulator: every thread writes its number.
 EMULATED_PROBE = """.version 8.0
 .target sm_90
 .address_size 64
@@ -49,7 +49,8 @@ EMULATED_PROBE = """.version 8.0
   ret;
 }
 """
-#: Compiled for every target. It has what every kernel has: an mbarrier, a bulk copy with a .shared::cta destination.
+#: Source compiled for every target. Like every kernel, it has an mbarrier and a bulk copy with a .shared::cta
+#: destination.
 PROBE = """extern "C" __global__ void probe(const char* source) {
   __shared__ alignas(128) char tile[128];
   __shared__ unsigned long long barrier;
@@ -63,11 +64,20 @@ PROBE = """extern "C" __global__ void probe(const char* source) {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the doctor.
+    """One line of the doctor's report.
 
-    status: ``"ok"``, ``"warn"`` (something will not work, and need not), ``"fail"`` (something is broken).
-    found: what is there, and what would fail without it. remedy: what to do, "" where nothing.
-    missing: whether what was looked for is not there or of no use.
+    Attributes
+    ----------
+    name : str
+        The subject of the check.
+    status : str
+        ``"ok"``, ``"warn"`` (an optional feature will not work) or ``"fail"`` (something is broken).
+    found : str
+        The result, and what fails because of it.
+    remedy : str
+        What to do, or "".
+    missing : bool
+        Whether the subject is absent or unusable.
     """
 
     name: str
@@ -79,7 +89,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One CUDA device: its name, compute capability, shared memory that one block may opt in to, and device memory."""
+    """A CUDA device: name, compute capability, opt-in shared memory of a block, and device memory."""
 
     index: int
     name: str
@@ -89,7 +99,7 @@ class Gpu:
 
 
 class Machine:
-    """Questions about this machine; each method raises what the real call raises."""
+    """Questions about this machine. Each method raises the errors of the real call."""
 
     def python(self) -> tuple[int, int, int]:
         return sys.version_info[:3]
@@ -98,12 +108,12 @@ class Machine:
         return importlib.import_module(name)
 
     def cuda_version(self) -> tuple[int, int]:
-        """The CUDA version that the driver supports (cuDriverGetVersion). DriverError without a driver."""
+        """Return the CUDA version that the driver supports (cuDriverGetVersion). Raise DriverError without a driver."""
         version = int(self._driver("cuDriverGetVersion"))
         return version // 1000, version % 1000 // 10
 
     def gpus(self) -> list[Gpu]:
-        """The devices that the driver sees; creates no context. DriverError without a driver or a device."""
+        """Return the driver's devices without creating a context. Raise DriverError without a driver or a device."""
         self._driver("cuInit", 0)
         return [self._gpu(index) for index in range(int(self._driver("cuDeviceGetCount")))]
 
@@ -113,13 +123,13 @@ class Machine:
         return nvrtc_version()
 
     def compile_probe(self, target: Target) -> float:
-        """Seconds that NVRTC needs for PROBE; CompileError or TargetError where it cannot."""
+        """Return the seconds that NVRTC takes for PROBE. Raise CompileError or TargetError if it fails."""
         from cudatma.build.nvrtc import compile_source
 
         return compile_source(PROBE, target, name="probe.cu").seconds
 
     def emulate_probe(self) -> list[int]:
-        """What EMULATED_PROBE writes on the emulator, one number for each thread of a warp."""
+        """Return the numbers that EMULATED_PROBE writes on the emulator, one for each thread of a warp."""
         from cudatma import emulator
 
         out = np.zeros(32, np.uint32)
@@ -153,19 +163,19 @@ class Machine:
 
 
 def examine(machine: Machine, root: Path | None = None) -> list[Check]:
-    """All checks, in the order in which one thing needs another. ``root``: cache folder, default_root() if None."""
+    """Run all checks, prerequisites first. ``root`` is the cache folder; None is default_root()."""
     checks: list[Check] = []
-    for ask in (check_python, check_bindings, check_driver, check_gpus, check_nvrtc, check_cupy, check_emulator):
-        checks += _guarded(ask, machine)
+    for run_check in (check_python, check_bindings, check_driver, check_gpus, check_nvrtc, check_cupy, check_emulator):
+        checks += _guarded(run_check, machine)
     return [*checks, check_templates(), check_cache(root), check_disassembler()]
 
 
-def _guarded(ask: Callable[[Machine], list[Check]], machine: Machine) -> list[Check]:
-    """A check that itself breaks is a failed line, not a traceback."""
+def _guarded(run_check: Callable[[Machine], list[Check]], machine: Machine) -> list[Check]:
+    """Run a check. An unexpected error gives a failed line, not a traceback."""
     try:
-        return ask(machine)
-    except Exception as error:  # whatever a broken installation throws
-        name = ask.__name__.removeprefix("check_")
+        return run_check(machine)
+    except Exception as error:  # a broken installation may raise anything
+        name = run_check.__name__.removeprefix("check_")
         return [Check(name, "fail", f"{type(error).__name__}: {error}", missing=True)]
 
 
@@ -181,8 +191,8 @@ def check_bindings(machine: Machine) -> list[Check]:
     try:
         machine.import_module("cuda.bindings.driver")
     except ImportError as error:
-        found = f"cannot be imported ({error}): nothing compiles or launches"
-        return [Check("cuda-bindings", "fail", found, INSTALL_CUDA, missing=True)]
+        result = f"cannot be imported ({error}): nothing compiles or launches"
+        return [Check("cuda-bindings", "fail", result, INSTALL_CUDA, missing=True)]
     return [Check("cuda-bindings", "ok", package_version("cuda-bindings") or "installed, version unknown")]
 
 
@@ -190,20 +200,20 @@ def check_driver(machine: Machine) -> list[Check]:
     try:
         version = machine.cuda_version()
     except (DriverError, ImportError) as error:
-        # A user who asks for the GPU by name needs to know that it is not there.
+        # A user who selects the GPU needs to know that there is none.
         status = "fail" if os.environ.get("CUDATMA_BACKEND") == "cuda" else "warn"
         remedy = (
             "install NVIDIA's driver; without it kernels run on the emulator, and compile for a --target that you name"
         )
         return [Check("driver", status, f"none: no kernel can be launched ({_why(error)})", remedy, missing=True)]
-    found = f"CUDA {version[0]}.{version[1]}"
+    result = f"CUDA {version[0]}.{version[1]}"
     if version < (12, 0):
-        return [Check("driver", "fail", f"{found}: TMA needs 12.0", "install a newer driver", missing=True)]
-    return [Check("driver", "ok", found)]
+        return [Check("driver", "fail", f"{result}: TMA needs 12.0", "install a newer driver", missing=True)]
+    return [Check("driver", "ok", result)]
 
 
 def _why(error: DriverError | ImportError) -> str:
-    """A driver's refusal in few words: the line above or below already says what to do."""
+    """Return the driver's error in a few words; the neighboring line of the report has the remedy."""
     if isinstance(error, DriverError):
         return f"{error.call}: {'no driver library' if error.code is None else error.detail}"
     return str(error)
@@ -216,23 +226,23 @@ def check_gpus(machine: Machine) -> list[Check]:
         return [Check("GPU", "warn", f"none ({_why(error)})", missing=True)]
     if not gpus:
         remedy = "check CUDA_VISIBLE_DEVICES, or pass a GPU into the container"
-        return [Check("GPU", "warn", "the driver sees no GPU", remedy, missing=True)]
+        return [Check("GPU", "warn", "the driver reports no GPU", remedy, missing=True)]
     return [_gpu_check(gpu) for gpu in gpus]
 
 
 def _gpu_check(gpu: Gpu) -> Check:
     capability = ".".join(map(str, gpu.compute_capability))
-    found = f"{gpu.index}: {gpu.name}, compute capability {capability}, {gpu.memory_bytes / 2**30:.0f} GiB, "
-    found += f"{gpu.smem_optin_bytes} bytes of shared memory a block"
+    result = f"{gpu.index}: {gpu.name}, compute capability {capability}, {gpu.memory_bytes / 2**30:.0f} GiB, "
+    result += f"{gpu.smem_optin_bytes} bytes of shared memory a block"
     try:
         target = target_for(gpu.compute_capability)
     except TargetError as error:
-        return Check("GPU", "warn", found, str(error), missing=True)
-    found += f", target {target.name}"
+        return Check("GPU", "warn", result, str(error), missing=True)
+    result += f", target {target.name}"
     if gpu.smem_optin_bytes < target.smem_per_block_bytes:
-        remedy = f"{target.name} counts on {target.smem_per_block_bytes}: kernels that use all of it will not launch"
-        return Check("GPU", "warn", found, remedy)
-    return Check("GPU", "ok", found)
+        remedy = f"{target.name} assumes {target.smem_per_block_bytes}: kernels that use all of it will not launch"
+        return Check("GPU", "warn", result, remedy)
+    return Check("GPU", "ok", result)
 
 
 def check_nvrtc(machine: Machine) -> list[Check]:
@@ -253,13 +263,13 @@ def check_nvrtc(machine: Machine) -> list[Check]:
 
 
 def _nvrtc_check(version: tuple[int, int], driver: tuple[int, int] | None) -> Check:
-    found = f"{version[0]}.{version[1]}"
+    result = f"{version[0]}.{version[1]}"
     if driver is not None and version[0] > driver[0]:
         packages = CUDA_PACKAGES[12 if driver[0] < 13 else 13]
-        remedy = f"pip install {packages} in place of those of CUDA {version[0]}, or install a newer driver"
-        found += f": its cubins may not load on this driver (CUDA {driver[0]}.{driver[1]})"
-        return Check("NVRTC", "fail", found, remedy)
-    return Check("NVRTC", "ok", found)
+        remedy = f"pip install {packages} instead of the packages of CUDA {version[0]}, or install a newer driver"
+        result += f": its cubins may not load on this driver (CUDA {driver[0]}.{driver[1]})"
+        return Check("NVRTC", "fail", result, remedy)
+    return Check("NVRTC", "ok", result)
 
 
 def _cuda_of_driver(machine: Machine) -> tuple[int, int] | None:
@@ -282,22 +292,22 @@ def _targets_of_gpus(machine: Machine) -> set[str]:
 def check_cupy(machine: Machine) -> list[Check]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # CuPy warns where there is no CUDA toolkit; it needs none for arrays
+            warnings.simplefilter("ignore")  # CuPy warns without a CUDA toolkit, which arrays do not need
             cupy = machine.import_module("cupy")
     except ImportError as error:
-        found = f"cannot be imported ({error}): CuPy arrays and weights on the GPU do not work"
-        return [Check("CuPy", "warn", found, INSTALL_CUDA, missing=True)]
+        result = f"cannot be imported ({error}): CuPy arrays and weights on the GPU do not work"
+        return [Check("CuPy", "warn", result, INSTALL_CUDA, missing=True)]
     return [Check("CuPy", "ok", str(cupy.__version__))]
 
 
 def check_emulator(machine: Machine) -> list[Check]:
     started = time.perf_counter()
     try:
-        right = machine.emulate_probe() == list(range(32))
+        is_right = machine.emulate_probe() == list(range(32))
     except CudaTmaError as error:
         return [Check("emulator", "fail", str(error).splitlines()[0], missing=True)]
-    if not right:
-        return [Check("emulator", "fail", "a probe gave wrong results", "report it: this is a bug", missing=True)]
+    if not is_right:
+        return [Check("emulator", "fail", "a probe gave wrong results", "report this bug", missing=True)]
     return [Check("emulator", "ok", f"runs PTX on the CPU ({duration(time.perf_counter() - started)})")]
 
 
@@ -315,25 +325,25 @@ def check_templates() -> Check:
 def check_cache(root: Path | None = None) -> Check:
     started = time.perf_counter()
     try:
-        place = default_root() if root is None else root
+        folder = default_root() if root is None else root
         with warnings.catch_warnings(record=True):
             warnings.simplefilter("always")
-            cache = Cache(place)
-        used = usage(place)
+            cache = Cache(folder)
+        used = usage(folder)
     except CudaTmaError as error:
         return Check("cache", "fail", str(error), "set CUDATMA_CACHE_DIR to a folder of your own")
     if cache.folder is None:
-        found = f"{place} cannot be written: kernels are compiled again in each process"
-        return Check("cache", "warn", found, "set CUDATMA_CACHE_DIR to a folder of your own")
+        result = f"{folder} cannot be written: kernels are compiled again in each process"
+        return Check("cache", "warn", result, "set CUDATMA_CACHE_DIR to a folder of your own")
     took = duration(time.perf_counter() - started)
     size = f"{megabytes(used.size_bytes)} of {megabytes(used.limit_bytes)}"
-    return Check("cache", "ok", f"{place}: {counted(used.entries, 'kernel')}, {size}, private, opened in {took}")
+    return Check("cache", "ok", f"{folder}: {counted(used.entries, 'kernel')}, {size}, private, opened in {took}")
 
 
 def check_disassembler() -> Check:
-    found = [str(path) for path in (find_program("nvdisasm"), find_program("cuobjdump")) if path]
-    if not found:
+    result = [str(path) for path in (find_program("nvdisasm"), find_program("cuobjdump")) if path]
+    if not result:
         return Check(
             "disassembler", "warn", "none: dumps come without SASS", f"pip install {SASS_PACKAGES}", missing=True
         )
-    return Check("disassembler", "ok", ", ".join(found))
+    return Check("disassembler", "ok", ", ".join(result))

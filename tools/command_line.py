@@ -1,4 +1,4 @@
-"""What all subcommands share: a parser whose errors are cudatma's own, one line each."""
+"""The command-line parser of all subcommands. Its errors are cudatma's own, one line each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from cudatma.errors import ArgumentError, similar
 
-#: build.default_target() in a help text.
+#: The default of build.default_target(), for help texts.
 DEFAULT_TARGET = "default: $CUDATMA_TARGET, else the GPU's, else sm_90a"
 _OF_ARGUMENT = re.compile(r"argument (?P<field>\S+): (?P<got>.*)", re.DOTALL)
 _WRONG_VALUE = re.compile(r"invalid (?P<kind>\w+) value: '(?P<got>.*)'", re.DOTALL)
@@ -19,8 +19,10 @@ _MISSING = "the following arguments are required: "
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser of a subcommand: its module's docstring, examples below, and an ArgumentError for what is wrong
-    with the command line."""
+    """An ArgumentParser for a subcommand, described by its module's docstring and examples.
+
+    A wrong command line raises ArgumentError.
+    """
 
     def __init__(self, prog: str, description: str | None = None, epilog: str | None = None) -> None:
         super().__init__(
@@ -37,12 +39,12 @@ class Parser(argparse.ArgumentParser):
         return [action for action in self._actions if action.option_strings]
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
-        """As argparse's; an option that it does not know is an ArgumentError."""
-        found, rest = self.parse_known_args(args, namespace)
+        """Parse the arguments. Raise ArgumentError for an unknown option."""
+        options, rest = self.parse_known_args(args, namespace)
         if rest:
             self.refuse(rest)
-        options: argparse.Namespace = found
-        return options
+        result: argparse.Namespace = options
+        return result
 
     def refuse(self, rest: Sequence[str], *others: Parser) -> NoReturn:
         """Raise ArgumentError for arguments that neither this parser nor the other parsers know."""
@@ -51,7 +53,7 @@ class Parser(argparse.ArgumentParser):
         words = [name.lstrip("-") for name in known]
         meant = similar(rest[0].partition("=")[0].lstrip("-"), words)
         raise ArgumentError(
-            rest[0], f"{got} (did you mean --{meant}?)" if meant else got, f"what {self.prog} --help lists"
+            rest[0], f"{got} (did you mean --{meant}?)" if meant else got, f"an argument that {self.prog} --help lists"
         )
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -60,16 +62,16 @@ class Parser(argparse.ArgumentParser):
             raise ArgumentError(str(field), str(value), ", ".join(map(str, action.choices)))
 
     def error(self, message: str) -> NoReturn:
-        """What argparse calls for everything else that is wrong."""
-        found = _OF_ARGUMENT.fullmatch(message)
-        field, got = (found["field"], found["got"]) if found else (self.prog, message)
+        """Raise ArgumentError for any other error of argparse."""
+        match = _OF_ARGUMENT.fullmatch(message)
+        field, got = (match["field"], match["got"]) if match else (self.prog, message)
         got, _, allowed = got.partition("; allowed: ")
         action = next((action for action in self._actions if field in action.option_strings), None)
         if action is not None and not allowed:
             allowed = _KINDS.get(getattr(action.type, "__name__", ""), str(action.metavar or ""))
-        allowed = allowed or f"what {self.prog} --help lists"
-        if wrong := _WRONG_VALUE.fullmatch(got):
-            got, allowed = wrong["got"], _KINDS.get(wrong["kind"], wrong["kind"])
+        allowed = allowed or f"an argument that {self.prog} --help lists"
+        if value := _WRONG_VALUE.fullmatch(got):
+            got, allowed = value["got"], _KINDS.get(value["kind"], value["kind"])
         elif got.startswith(_EXCLUDED):
             got = f"together with {got[len(_EXCLUDED) :]}"
         elif got == "expected one argument":
@@ -80,7 +82,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def seconds(text: str) -> float:
-    """The type of an option; raises ArgumentTypeError of argparse."""
+    """Return an option's value in seconds, or raise argparse's ArgumentTypeError."""
     try:
         value = float(text)
     except ValueError:

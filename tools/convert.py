@@ -1,10 +1,10 @@
-"""Convert a Hugging Face checkpoint into one whose linear layers are packed for marlin_gemm.
+"""Convert a Hugging Face checkpoint into one with packed linear layers for marlin_gemm.
 
 CHECKPOINT is a folder with config.json and safetensors files: a model quantized by GPTQ, AWQ, AutoRound, Marlin or
-compressed-tensors, or with --quantize a float model. OUT is a new folder, which transformers loads after
-cudatma.integrations.transformers.register(). The same command continues a conversion that was interrupted. It needs no
-GPU and no torch, and holds one layer in memory. Where torch and transformers are installed, it compares the layers
-with the model class before it writes.
+compressed-tensors, or, with --quantize, a float model. OUT is a new folder, which transformers loads after
+cudatma.integrations.transformers.register(). The same command continues an interrupted conversion. It needs no GPU and
+no torch, and holds one layer in memory. If torch and transformers are installed, it compares the layers with the model
+class before it writes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+if __name__ == "__main__":  # run the subcommand, even if the checkout is not installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from cudatma.cli import main as cudatma_main
 
@@ -38,7 +38,7 @@ EXAMPLES = """examples:
   cudatma convert Llama-3.1-8B-Instruct llama-cudatma --quantize --group-size 64 --asymmetric
   cudatma convert Qwen2.5-7B-Instruct qwen-cudatma --quantize --exclude 'model.layers.0.*' --json
 """
-#: Options that only make sense where weights are quantized.
+#: Options that apply only to float models.
 _QUANTIZING = {
     "group_size": "--group-size", "asymmetric": "--asymmetric", "clip_search": "--clip-search",
     "exclude": "--exclude", "vision_tower": "--vision-tower",
@@ -46,12 +46,14 @@ _QUANTIZING = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma convert``; returns the exit status. Raises what convert_checkpoint() raises."""
+    """Run ``cudatma convert`` and return the exit status. Raise the errors of convert_checkpoint()."""
     options = _parser().parse_args(argv)
     if not options.quantize:
-        given = [name for field, name in _QUANTIZING.items() if getattr(options, field)]
-        if given:
-            raise ArgumentError(given[0], "without --quantize", "with --quantize", "a quantized model keeps its layers")
+        float_options = [name for field, name in _QUANTIZING.items() if getattr(options, field)]
+        if float_options:
+            raise ArgumentError(
+                float_options[0], "without --quantize", "with --quantize", "a quantized model keeps its layers"
+            )
     console = Console(stderr=True)
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), *times)
@@ -76,14 +78,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         except KeyboardInterrupt:
             progress.stop()
-            print("cudatma: interrupted; the same command goes on, after the last finished file", file=sys.stderr)
+            print(
+                "cudatma: interrupted; run the same command to continue after the last finished file", file=sys.stderr
+            )
             return 130
     print(json.dumps(done.as_dict(), indent=1) if options.json else _text(done))
     return 0
 
 
 def _text(done: Conversion) -> str:
-    """The report: layers of one name together, then what was left out, then the totals."""
+    """Return the report: layers by name, then everything that was left out, then the totals."""
     kinds: dict[tuple[str, ...], list[LayerReport]] = defaultdict(list)
     for layer in done.layers:
         kinds[_kind(layer)].append(layer)
@@ -94,10 +98,10 @@ def _text(done: Conversion) -> str:
         errors = _error(max(layer.max_error for layer in layers)), _error(mean)
         rows.append((name, str(len(layers)), shape, group, zeros, order, _bytes(size[0]), _bytes(size[1]), *errors))
     header = ("name", "count", "K x N", "group", "zeros", "order", "before", "after", "max error", "mean error")
-    lines = [table_text("packed layers", header, rows), _what_errors_are(done)]
-    for what, found in (("not packed", done.skipped), ("left out", done.left_out)):
+    lines = [table_text("packed layers", header, rows), _errors_explained(done)]
+    for what, reasons_by_name in (("not packed", done.skipped), ("left out", done.left_out)):
         reasons: dict[str, list[str]] = defaultdict(list)
-        for name, reason in found.items():
+        for name, reason in reasons_by_name.items():
             reasons[reason].append(name)
         lines += [f"{what}, {reason}: {_names(names)}" for reason, names in reasons.items()]
     if done.ignored:
@@ -116,22 +120,22 @@ def _text(done: Conversion) -> str:
 
 
 def _error(value: float) -> str:
-    """Return an error with two digits, also where the second one is 0."""
+    """Return an error with two digits, even if the second one is 0."""
     return f"{value:#.2g}" if value else "0"
 
 
 def _kind(layer: LayerReport) -> tuple[str, ...]:
-    """What layers have in common that share a row."""
+    """Return the properties that layers in one row share."""
     group = "column" if layer.group_size == -1 else str(layer.group_size)
     zeros, order = "no" if layer.symmetric else "yes", "yes" if layer.act_order else "no"
     return layer.name.rpartition(".")[2], f"{layer.shape[0]} x {layer.shape[1]}", group, zeros, order
 
 
-def _what_errors_are(done: Conversion) -> str:
+def _errors_explained(done: Conversion) -> str:
     if done.method == "float":
-        return "errors: of weights, the largest over the layer's largest weight, and the mean over the mean weight"
+        return "errors: weights, the largest over the layer's largest weight, and the mean over the mean weight"
     if any(layer.max_error for layer in done.layers):
-        return f"errors: relative, of scales that were rounded to {done.dtype}; the integers are unchanged"
+        return f"errors: relative, of scales rounded to {done.dtype}; the integers are unchanged"
     return "nothing was rounded: integers, zero points and scales are unchanged"
 
 
@@ -150,16 +154,16 @@ def _parser() -> Parser:
     parser = Parser("cudatma convert", __doc__, EXAMPLES)
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", type=Path, help="the folder of the model")
-    add("out", metavar="OUT", type=Path, help="a new folder, or that of a conversion that was interrupted")
+    add("out", metavar="OUT", type=Path, help="a new folder, or the folder of an interrupted conversion")
     add("--quantize", action="store_true", help="round a float model's weights to int4")
     sizes = ", ".join(map(str, GROUP_SIZES))
     add("--group-size", type=_group_size, metavar="N", help=f"weights that share a scale: {sizes} (default: 128)")
     add("--asymmetric", action="store_true", help="with zero points")
-    add("--clip-search", action="store_true", help="per group the range with the least squared error; 20 times slower")
-    help_exclude = "layers to leave as they are, by name: 'model.layers.0.*'; quote it; repeatable"
+    add("--clip-search", action="store_true", help="per group, the range with the least squared error; 20 times slower")
+    help_exclude = "layers to leave unchanged, by name: 'model.layers.0.*'; quote it; repeatable"
     add("--exclude", action="append", default=[], metavar="PATTERN", help=help_exclude)
-    add("--vision-tower", action="store_true", help="quantize encoders of images, video and audio too")
-    help_dtype = "of scales and activations (default: the model's own)"
+    add("--vision-tower", action="store_true", help="also quantize encoders of images, video and audio")
+    help_dtype = "of scales and activations (default: the model's type)"
     add("--dtype", choices=("float16", "bfloat16"), metavar="TYPE", help=f"float16 or bfloat16, {help_dtype}")
     add("--json", action="store_true", help="print the report as JSON")
     return parser

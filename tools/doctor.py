@@ -1,12 +1,14 @@
-"""Check what cudatma needs: driver, GPUs, NVRTC, CuPy, emulator, templates, cache, disassemblers. Each line says what
-was found and, where something is missing, what would fail and what to do about it."""
+"""Check the parts that cudatma needs: driver, GPUs, NVRTC, CuPy, emulator, templates, cache and disassemblers.
+
+Each line shows a result. If something is missing, it also says what would fail and what to do about it.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+if __name__ == "__main__":  # run the subcommand, even if the checkout is not installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from cudatma.cli import main as cudatma_main
 
@@ -29,7 +31,7 @@ EXAMPLES = """examples:
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-#: Ability -> the checks that it needs.
+#: Checks that each ability needs.
 _NEEDS = {
     "CPU reference and packing": ("python",),
     "render, compile and dump": ("python", "cuda-bindings", "NVRTC", "templates"),
@@ -40,20 +42,20 @@ _NEEDS = {
 
 
 def abilities(checks: Sequence[Check]) -> dict[str, tuple[bool, str]]:
-    """What works on this machine: ability -> (works, the first check that prevents it, or "").
+    """Return for each ability whether it works on this machine, and the first check that prevents it, or "".
 
-    Of several checks with one name (GPUs) one that found something is enough.
+    Of several checks with the same name (GPUs), one success is sufficient.
     """
-    found = {}
+    result = {}
+    present = {check.name for check in checks if not check.missing}
     for ability, needs in _NEEDS.items():
-        there = {check.name for check in checks if not check.missing}
-        missing = [check for check in checks if check.name in needs and check.name not in there]
-        found[ability] = (not missing, f"{missing[0].name}: {missing[0].found}" if missing else "")
-    return found
+        missing = [check for check in checks if check.name in needs and check.name not in present]
+        result[ability] = (not missing, f"{missing[0].name}: {missing[0].found}" if missing else "")
+    return result
 
 
 def passed(checks: Sequence[Check], *, gpu: bool) -> bool:
-    """Whether nothing failed; with ``gpu`` a machine that cannot launch kernels has failed too."""
+    """Return whether nothing failed; with ``gpu``, a machine that cannot launch kernels also fails."""
     broken = any(check.status == "fail" for check in checks)
     return not broken and (not gpu or abilities(checks)["launch kernels"][0])
 
@@ -84,7 +86,7 @@ def _print(checks: Sequence[Check], gpu: bool) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma doctor``; returns the exit status: 1 if a check failed."""
+    """Run ``cudatma doctor`` and return the exit status: 1 if a check failed."""
     parser = Parser("cudatma doctor", __doc__, EXAMPLES)
     parser.add_argument("--gpu", action="store_true", help="fail unless kernels can be launched on this machine")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -1,6 +1,6 @@
 """Run a kernel on the CPU, under many schedules, and list its hazards.
 
-KERNEL is a .ptx or .cu file, a launch file (.toml, .json), or one of cudatma's kernels with made-up operands, whose
+KERNEL is a .ptx or .cu file, a launch file (.toml, .json), or one of cudatma's kernels with generated operands, whose
 sizes are options that `cudatma emulate KERNEL --help` lists. --coverage runs nothing: it lists which instructions of a
 PTX file the emulator supports.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+if __name__ == "__main__":  # run the subcommand, even if the checkout is not installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from cudatma.cli import main as cudatma_main
 
@@ -38,7 +38,7 @@ from .emulate_launch import __doc__ as launch_grammar
 from .emulate_run import Outcome, run_launch, run_sample, show
 from .inspect_descriptor import open_source
 
-#: Kernels of the registry that have made-up operands.
+#: Kernels of the registry with generated operands.
 EMULATED = [entry.name for entry in REGISTRY.values() if entry.emulated]
 EXAMPLES = f"""arguments of a kernel
 {(launch_grammar or "").partition("On the command line an argument is one of")[2].strip(chr(10))}
@@ -54,14 +54,14 @@ examples:
   nvcc -arch=sm_90a -ptx -o - kernel.cu | cudatma emulate --coverage -
 """
 
-#: What the sizes of the registry's kernels mean: the keyword arguments of their samples.
+#: Sizes of the registry's kernels: the keyword arguments of their samples.
 _SIZES = {
     "m": "rows of the activations and of the result",
     "n": "columns of the weight or of b, and of the result",
     "k": "rows of the weight or of b",
     "dtype": "of the operands",
     "group_size": "elements of K that share a scale; -1: all of K",
-    "sm_count": "SMs of the GPU: with few of them each CTA takes more work, and rings wrap",
+    "sm_count": "SMs of the GPU: with few, each CTA gets more work, and rings wrap",
     "layout": "of a and b, R for row-major and C for column-major: RC, RR, CR, CC",
     "tile_m": "rows of a tile of the result",
     "tile_n": "columns of a tile of the result",
@@ -70,9 +70,9 @@ _SIZES = {
     "heads": "of q",
     "kv_heads": "of k and v",
     "q_length": "queries of a sequence",
-    "k_length": "keys of a sequence, the most where they differ",
+    "k_length": "keys of a sequence, the maximum if they differ",
     "head_dim": "elements of a head",
-    "causal": "queries see keys up to their own",
+    "causal": "queries attend to keys up to their own",
     "page_size": "keys of a page of the cache; 0: a contiguous cache",
     "rows": "of the array",
     "columns": "of the array",
@@ -84,22 +84,22 @@ _SIZES = {
     "channels": "of an image",
     "taps": "height and width of the filter",
     "stride": "of the filter",
-    "copies": "of the array: 2, 4 or 8, as many as a cluster has CTAs",
+    "copies": "of the array: 2, 4 or 8, the CTAs of a cluster",
     "clusters": "that divide the array",
-    "arrays": "to copy, each of another shape",
+    "arrays": "to copy, each with another shape",
     "path": "staged: through shared memory; direct: from global memory; copy: not permuted",
     "zeros": "a weight with zero points",
     "permute": "a weight packed in another order of its rows",
     "ranks": "GPUs that add up their arrays",
-    "rank": "which of them runs",
-    "blocks": "the most CTAs",
+    "rank": "the GPU that runs",
+    "blocks": "the maximum number of CTAs",
 }
 
 
 def read_ptx(source: str) -> str:
-    """The text of a PTX file, or of standard input for ``-``. Raises ArgumentError where it cannot be read.
+    """Return the text of a PTX file, or of standard input for ``-``. Raise ArgumentError if it cannot be read.
 
-    PTX is ASCII; other bytes, which compilers copy into comments and file names, become backslash escapes.
+    PTX is ASCII. Other bytes, which compilers copy into comments and file names, become backslash escapes.
     """
     with open_source(source, "--coverage") as stream:
         data = stream.read(MAX_CHARS + 1)
@@ -108,29 +108,29 @@ def read_ptx(source: str) -> str:
     return data.decode("ascii", errors="backslashreplace")
 
 
-def describe_coverage(found: Coverage) -> dict[str, Any]:
-    """Coverage as plain data: counts, opcode -> count, and every unsupported instruction with its place."""
+def describe_coverage(result: Coverage) -> dict[str, Any]:
+    """Return coverage as plain data: totals, a count per opcode, and unsupported instructions with their places."""
     return {
-        "complete": not found.missing,
-        "covered_instructions": sum(found.covered.values()),
-        "missing_instructions": len(found.missing),
-        "covered": dict(sorted(found.covered.items())),
+        "complete": not result.missing,
+        "covered_instructions": sum(result.covered.values()),
+        "missing_instructions": len(result.missing),
+        "covered": dict(sorted(result.covered.items())),
         "missing": [
             {"function": function, "line": error.line, "source": error.source, "text": error.text, "why": error.message}
-            for function, error in found.missing
+            for function, error in result.missing
         ],
     }
 
 
 def extents(text: str) -> tuple[int, ...]:
-    """ "4", "4,2" or "4,2,1" of the command line."""
+    """Parse "4", "4,2" or "4,2,1"."""
     try:
-        found = tuple(int(part) for part in text.split(","))
+        sizes = tuple(int(part) for part in text.split(","))
     except ValueError:
-        found = ()
-    if not 1 <= len(found) <= 3 or min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text}; allowed: one to three numbers from 1 on, 4 or 4,2,1")
-    return found
+        sizes = ()
+    if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"{text}; allowed: one to three numbers of at least 1, such as 4 or 4,2,1")
+    return sizes
 
 
 def _parser() -> Parser:
@@ -149,7 +149,7 @@ def _parser() -> Parser:
 
 
 def add_launch_options(parser: argparse.ArgumentParser) -> None:
-    """The options that describe the launch of a file's kernel."""
+    """Add the options that describe the launch of a file's kernel."""
     launch = parser.add_argument_group("the launch")
     launch.add_argument("--template", action="store_true", help="render the .cu file first, like a .j2 file")
     launch.add_argument("--entry", metavar="NAME", help="the kernel, or a part of its name; default: the only one")
@@ -157,16 +157,16 @@ def add_launch_options(parser: argparse.ArgumentParser) -> None:
     launch.add_argument("--block", type=extents, metavar="X[,Y[,Z]]", help="threads of a CTA (32)")
     launch.add_argument("--cluster", type=extents, metavar="X[,Y[,Z]]", help="CTAs of a cluster")
     launch.add_argument("--shared-bytes", type=int, metavar="N", help="dynamic shared memory of a CTA (0)")
-    launch.add_argument("--target", metavar="SM", help=f"architecture, whose limits apply ({DEFAULT_TARGET})")
+    launch.add_argument("--target", metavar="SM", help=f"architecture, with its limits ({DEFAULT_TARGET})")
     launch.add_argument("--arg", action="append", default=[], metavar="ARG", help="an argument, in order; see below")
-    launch.add_argument("--array", action="append", default=[], metavar="ARRAY", help="an array that only a map names")
+    launch.add_argument("--array", action="append", default=[], metavar="ARRAY", help="an array used only by a map")
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     run = parser.add_argument_group("the run")
     run.add_argument("--schedules", type=int, default=10, metavar="N", help="in order, most delayed, random ones (10)")
     run.add_argument("--seed", type=int, default=0, metavar="S", help="of the random schedules (0)")
-    run.add_argument("--replay", type=int, metavar="K", help="run schedule K of the seed alone")
+    run.add_argument("--replay", type=int, metavar="K", help="run only schedule K of the seed")
     run.add_argument("--step-limit", type=int, metavar="N", help=f"steps that make a schedule endless ({STEP_LIMIT})")
     result = parser.add_argument_group("the result")
     result.add_argument("--save", action="append", default=[], metavar="NAME=FILE.npy", help="write an array")
@@ -179,12 +179,12 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _sample_options(name: str, rest: Sequence[str]) -> dict[str, Any]:
-    """The sizes of a registry kernel from the rest of the command line; they are its sample's keyword arguments."""
+    """Parse the sizes of a registry kernel, which are its sample's keyword arguments."""
     parser = _sample_parser(name)
-    found, unknown = parser.parse_known_args(list(rest))
+    options, unknown = parser.parse_known_args(list(rest))
     if unknown:
         parser.refuse(unknown, _parser())
-    return vars(found)
+    return vars(options)
 
 
 def _sample_parser(name: str) -> Parser:
@@ -195,7 +195,7 @@ def _sample_parser(name: str) -> Parser:
     )
     for parameter in list(inspect.signature(make).parameters.values())[1:]:
         if parameter.name == "seed":
-            continue  # --seed is the schedules'
+            continue  # --seed belongs to the schedules
         kind, default = type(parameter.default), parameter.default
         flag = f"--{parameter.name.replace('_', '-')}"
         help = f"{_SIZES.get(parameter.name, '')} (default: {parameter.default})"
@@ -207,7 +207,7 @@ def _sample_parser(name: str) -> Parser:
 
 
 def _flag(text: str) -> bool:
-    """ "true" or "false" of the command line."""
+    """Parse "true" or "false"."""
     if text not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"{text}; allowed: true, false")
     return text == "true"
@@ -216,7 +216,7 @@ def _flag(text: str) -> bool:
 def _sample_of(name: str) -> Callable[..., Any]:
     make = REGISTRY[name].sample
     if make is None:
-        raise ArgumentError("KERNEL", name, f"a file, or one of {', '.join(EMULATED)}", "it has no made-up operands")
+        raise ArgumentError("KERNEL", name, f"a file, or one of {', '.join(EMULATED)}", "it has no generated operands")
     return make
 
 
@@ -224,17 +224,22 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> Outcome:
     name = options.kernel
     if name in REGISTRY:
         sizes = _sample_options(name, rest)
-        given = [field for field in ("entry", "grid", "block", "cluster", "shared_bytes") if getattr(options, field)]
-        if given or options.arg or options.array or options.save or options.expect:
-            refused = ", ".join(f"--{field.replace('_', '-')}" for field in given) or "--arg, --array, --save, --expect"
-            raise ArgumentError("KERNEL", name, f"its sizes alone, without {refused}", "they are for kernels of files")
+        file_options = [
+            field for field in ("entry", "grid", "block", "cluster", "shared_bytes") if getattr(options, field)
+        ]
+        if file_options or options.arg or options.array or options.save or options.expect:
+            refused = (
+                ", ".join(f"--{field.replace('_', '-')}" for field in file_options)
+                or "--arg, --array, --save, --expect"
+            )
+            raise ArgumentError("KERNEL", name, f"only its sizes, without {refused}", "they are for kernels of files")
         target = get_target(options.target) if options.target else default_target()
         return run_sample(_sample_of(name), target, sizes, options)
     return run_launch(options)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma emulate``; returns the exit status."""
+    """Run ``cudatma emulate`` and return the exit status."""
     parser, words = _parser(), list(sys.argv[1:] if argv is None else argv)
     without_help = [word for word in words if word not in ("-h", "--help")]
     options, rest = parser.parse_known_args(without_help)
@@ -252,9 +257,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rest and options.kernel not in REGISTRY:
         parser.refuse(rest)
     if options.coverage is not None:
-        found = coverage(read_ptx(options.coverage))
-        print(json.dumps(describe_coverage(found), indent=2) if options.json else found)
-        return 1 if found.missing else 0
+        result = coverage(read_ptx(options.coverage))
+        print(json.dumps(describe_coverage(result), indent=2) if options.json else result)
+        return 1 if result.missing else 0
     try:
         outcome = _run(options, rest)
     except StepLimitError as error:

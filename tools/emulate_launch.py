@@ -1,11 +1,11 @@
-"""A launch described on the command line or in a TOML or JSON file: arrays, tensor maps over them, and numbers.
+"""Launches described on the command line or in a TOML or JSON file: arrays, tensor maps over them, and numbers.
 
 On the command line an argument is one of
 
     x:float16[64,128]=random              an array, passed as a pointer; =zeros, ones, arange, a number or a .npy file
     n:int32=64                            a number
     map(x, box=64x64, swizzle=128B)       a tensor map over the array x, box in NumPy's order
-    x                                     an array named in another argument, once more
+    x                                     an array that another argument names
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _DTYPES = (
     "float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2", "int32", "uint32", "int8", "uint8",
     "int16", "uint16", "int64", "uint64", "bool",
 )  # fmt: skip
-#: More memory than an interactive launch needs.
+#: Limit of an array, more than an interactive launch needs.
 MAX_ARRAY_BYTES = 1 << 30
 
 
 @dataclass(slots=True)
 class LaunchFile:
-    """A launch as it is described. launch: the fields of _FIELDS that were given. arrays and args: see the module."""
+    """A launch as described: the given fields of _FIELDS, and arrays and arguments as in the module's docstring."""
 
     launch: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -50,59 +50,59 @@ class LaunchFile:
     folder: Path = Path()
 
     def add_argument(self, text: str) -> None:
-        """An argument in the command line's grammar."""
-        self.args.append(self._parsed(text, "--arg"))
+        """Add an argument in the command line's grammar."""
+        self.args.append(self._parse(text, "--arg"))
 
     def add_array(self, text: str) -> None:
-        """An array that the kernel reaches through a tensor map alone."""
-        if "array" not in self._parsed(text, "--array"):
+        """Add an array that the kernel reaches only through a tensor map."""
+        if "array" not in self._parse(text, "--array"):
             raise ArgumentError("--array", text, "name:dtype[shape]=fill")
 
-    def _parsed(self, text: str, option: str) -> dict[str, Any]:
+    def _parse(self, text: str, option: str) -> dict[str, Any]:
         text = text.strip()
-        if found := _MAP.fullmatch(text):
-            options = dict(part.split("=", 1) for part in re.sub(r"\s", "", found["options"]).split(",") if part)
-            _known(options, _MAP_OPTIONS, option)
-            return {"map": found["array"], **options}
-        if found := _ARRAY.fullmatch(text):
-            shape = [int(extent) for extent in found["shape"].split(",") if extent.strip()]
-            self.arrays[found["name"]] = {"dtype": found["dtype"], "shape": shape, "fill": found["fill"] or "zeros"}
-            return {"array": found["name"]}
-        if found := _NUMBER.fullmatch(text):
-            return {"value": found["value"], "type": found["dtype"]}
+        if match := _MAP.fullmatch(text):
+            options = dict(part.split("=", 1) for part in re.sub(r"\s", "", match["options"]).split(",") if part)
+            _check_fields(options, _MAP_OPTIONS, option)
+            return {"map": match["array"], **options}
+        if match := _ARRAY.fullmatch(text):
+            shape = [int(extent) for extent in match["shape"].split(",") if extent.strip()]
+            self.arrays[match["name"]] = {"dtype": match["dtype"], "shape": shape, "fill": match["fill"] or "zeros"}
+            return {"array": match["name"]}
+        if match := _NUMBER.fullmatch(text):
+            return {"value": match["value"], "type": match["dtype"]}
         if text in self.arrays:
             return {"array": text}
         raise ArgumentError(option, text, _GRAMMAR)
 
     def check_array(self, name: str, option: str) -> dict[str, Any]:
-        """The description of a named array. Raises ArgumentError for an unknown one."""
+        """Return the description of a named array, or raise ArgumentError."""
         if name not in self.arrays:
             raise ArgumentError(option, name, ", ".join(self.arrays) or "none: the launch has no array")
         return self.arrays[name]
 
 
 def read_launch(path: Path) -> LaunchFile:
-    """A launch file, .toml or .json. Raises ArgumentError for one that cannot be read or has an unknown field."""
+    """Read a launch file, .toml or .json. Raise ArgumentError if it cannot be read or has an unknown field."""
     try:
         text = path.read_text(encoding="utf-8")
-        found = json.loads(text) if path.suffix == ".json" else _toml(text, path)
+        content = json.loads(text) if path.suffix == ".json" else _toml(text, path)
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, ArgumentError):
             raise
         raise ArgumentError("launch file", ascii(str(path)), "a TOML or JSON file", str(error)) from error
-    _known(found, _FIELDS, "launch file")
-    arrays, args = found.pop("arrays", {}), found.pop("args", [])
-    _known(arrays, None, "arrays")
+    _check_fields(content, _FIELDS, "launch file")
+    arrays, args = content.pop("arrays", {}), content.pop("args", [])
+    _check_fields(arrays, None, "arrays")
     for name, described in arrays.items():
-        _known(described, _ARRAY_FIELDS, f"arrays.{name}")
+        _check_fields(described, _ARRAY_FIELDS, f"arrays.{name}")
     if not isinstance(args, list):
         raise ArgumentError("args", type(args).__name__, "a list of tables with array, map or value")
-    launch = LaunchFile(found, arrays, [], path.parent)
+    launch = LaunchFile(content, arrays, [], path.parent)
     for number, described in enumerate(args):
         if isinstance(described, str):
             launch.add_argument(described)
             continue
-        _known(described, ("array", "map", "value", "type", *_MAP_OPTIONS), f"args[{number}]")
+        _check_fields(described, ("array", "map", "value", "type", *_MAP_OPTIONS), f"args[{number}]")
         launch.args.append(described)
     return launch
 
@@ -112,41 +112,41 @@ def _toml(text: str, path: Path) -> Any:
         import tomllib
 
         return tomllib.loads(text)
-    raise ArgumentError("launch file", path.name, "a .json file with Python 3.10, which reads no TOML")
+    raise ArgumentError("launch file", path.name, "a .json file with Python 3.10, which cannot read TOML")
 
 
-def _known(found: Any, allowed: Sequence[str] | None, place: str) -> None:
-    if not isinstance(found, Mapping):
-        raise ArgumentError(place, type(found).__name__, "a table")
-    for name in found:
+def _check_fields(table: Any, allowed: Sequence[str] | None, place: str) -> None:
+    if not isinstance(table, Mapping):
+        raise ArgumentError(place, type(table).__name__, "a table")
+    for name in table:
         if allowed is not None and name not in allowed:
             raise ArgumentError(f"{place}.{name}", "an unknown field", ", ".join(allowed))
 
 
-# ---- from the description to values
+# ---- values
 
 
 @dataclass(slots=True)
 class Operands:
-    """What the kernel gets. arrays: by name; values: one an argument."""
+    """Operands of a kernel: arrays by name, and the value of each argument."""
 
     arrays: dict[str, npt.NDArray[Any]]
     values: list[Any]
 
 
 def make_operands(launch: LaunchFile) -> Operands:
-    """The arrays, filled, and the arguments. Raises ArgumentError, DescriptorError."""
+    """Create and fill the arrays, and return them with the arguments. Raise ArgumentError or DescriptorError."""
     arrays = {name: _array(name, described, launch.folder) for name, described in launch.arrays.items()}
     values = [_value(described, arrays, f"args[{number}]") for number, described in enumerate(launch.args)]
     return Operands(arrays, values)
 
 
 def _dtype(name: Any, field: str) -> np.dtype[Any]:
-    """By a name that says its size: C's float is not NumPy's."""
+    """Return a dtype by a name that states its size, because C's float is not NumPy's."""
     if name not in _DTYPES:
         raise ArgumentError(field, name, ", ".join(_DTYPES), "write NAME:DTYPE=NUMBER or NAME:DTYPE[SHAPE]=FILL")
-    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name, name))
-    return found
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name, name))
+    return dtype
 
 
 def _array(name: str, described: Mapping[str, Any], folder: Path) -> npt.NDArray[Any]:
@@ -162,10 +162,10 @@ def _array(name: str, described: Mapping[str, Any], folder: Path) -> npt.NDArray
     if fill == "arange":
         return np.arange(int(np.prod(shape))).astype(dtype).reshape(shape)
     if isinstance(fill, str) and fill.endswith(".npy"):
-        found = load_array(folder / fill, f"{place}.fill")
-        if found.shape != shape or found.dtype.itemsize != dtype.itemsize:
-            raise ArgumentError(f"{place}.fill", f"{found.shape} of {found.dtype}", f"{shape} of {dtype}")
-        return np.ascontiguousarray(found).view(dtype)
+        loaded = load_array(folder / fill, f"{place}.fill")
+        if loaded.shape != shape or loaded.dtype.itemsize != dtype.itemsize:
+            raise ArgumentError(f"{place}.fill", f"{loaded.shape} of {loaded.dtype}", f"{shape} of {dtype}")
+        return np.ascontiguousarray(loaded).view(dtype)
     try:
         number = {"zeros": 0.0, "ones": 1.0}.get(fill) if isinstance(fill, str) else fill
         return np.full(shape, float(fill) if number is None else number).astype(dtype)
@@ -182,7 +182,7 @@ def _shape(described: Mapping[str, Any], place: str) -> tuple[int, ...]:
 
 
 def _random(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> npt.NDArray[Any]:
-    """Normal numbers, or small integers: exact in every type that holds them."""
+    """Return normal numbers, or small integers, which are exact in every integer type."""
     random = np.random.default_rng(seed)
     if dtype.kind in "iub":
         return random.integers(0 if dtype.kind != "i" else -100, 2 if dtype.kind == "b" else 100, shape).astype(dtype)
@@ -190,16 +190,16 @@ def _random(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> npt.NDAr
 
 
 def load_array(path: Path, field: str) -> npt.NDArray[Any]:
-    """An array of a .npy file. Raises ArgumentError."""
+    """Return the array of a .npy file, or raise ArgumentError."""
     try:
-        found = np.load(path, allow_pickle=False)
+        array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ArgumentError(field, ascii(str(path)), "a .npy file", str(error)) from error
-    return np.ascontiguousarray(found)
+    return np.ascontiguousarray(array)
 
 
 def _value(described: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]], place: str) -> Any:
-    """An argument: a pointer, a tensor map or a number."""
+    """Return an argument: a pointer, a tensor map or a number."""
     if "array" in described:
         return _named(described["array"], arrays, place)
     if "map" in described:
@@ -210,12 +210,12 @@ def _value(described: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]],
         if "element_strides" in options:
             options["element_strides"] = _extents(options["element_strides"], f"{place}.element_strides")
         return TensorMap.from_array(_named(described["map"], arrays, place), box, encoder="codec", **options)
-    kind = _dtype(described.get("type", "int32"), f"{place}.type")
+    dtype = _dtype(described.get("type", "int32"), f"{place}.type")
     value = described.get("value")
     try:
-        return kind.type(int(str(value), 0) if kind.kind in "iu" else float(str(value)))
+        return dtype.type(int(str(value), 0) if dtype.kind in "iu" else float(str(value)))
     except (TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError(f"{place}.value", value, f"a number that {kind} holds") from error
+        raise ArgumentError(f"{place}.value", value, f"a number that {dtype} holds") from error
 
 
 def _named(name: str, arrays: Mapping[str, npt.NDArray[Any]], place: str) -> npt.NDArray[Any]:

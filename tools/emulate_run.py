@@ -1,4 +1,4 @@
-"""Runs a launch for `cudatma emulate`, with a progress bar, and shows what came out."""
+"""Run a launch for `cudatma emulate` with a progress bar, and print its result."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from cudatma.target import Target
 
 from .emulate_launch import LaunchFile, Operands, load_array, make_operands, read_launch
 
-#: Seconds before the first line of progress on a stderr that is no terminal, and between two lines.
+#: Seconds before the first line of progress on a stderr that is not a terminal, and between two lines.
 _FIRST_S, _PERIOD_S = 20.0, 60.0
 _LAUNCH_FIELDS = ("entry", "grid", "block", "cluster", "shared_bytes", "target")
 
 
 @dataclass(slots=True)
 class Comparison:
-    """An array and what it should be. error: ||difference|| / ||expected||."""
+    """Result of comparing an array with its expected value. ``error`` is ||difference|| / ||expected||."""
 
     name: str
     error: float
@@ -47,7 +47,7 @@ class Comparison:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run showed."""
+    """Result of a run."""
 
     title: str
     report: Report
@@ -60,7 +60,7 @@ class Outcome:
         return self.report.is_clean and all(comparison.passed for comparison in self.compared)
 
     def as_data(self) -> dict[str, Any]:
-        """As plain data, for --json."""
+        """Return plain data, for --json."""
         report = self.report
         return {
             "title": self.title,
@@ -79,7 +79,7 @@ class Outcome:
 
 
 def _as_data(hazard: Hazard) -> dict[str, Any]:
-    consequences = [_as_data(found) for found in hazard.consequences]
+    consequences = [_as_data(other) for other in hazard.consequences]
     data = asdict(hazard) | {"cause": hazard.cause, "consequences": consequences}
     del data["known_cause"]
     return data
@@ -87,9 +87,9 @@ def _as_data(hazard: Hazard) -> dict[str, Any]:
 
 @contextmanager
 def progress_bar(what: str, total: int, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on stderr with the time that the rest should take; a line from time to time if that is no terminal.
+    """Show a progress bar on stderr with the remaining time, or a line from time to time if stderr is not a terminal.
 
-    Call it with what is done and the steps of the running schedule.
+    Yield a function that takes the number of finished schedules and the steps of the running one.
     """
     from rich.console import Console
     from rich.progress import (
@@ -105,10 +105,10 @@ def progress_bar(what: str, total: int, is_shown: bool) -> Iterator[Callable[[in
     rest = (TimeRemainingColumn(), TextColumn("left"))
     console = Console(stderr=True)
     hidden = not (is_shown and console.is_terminal)
-    # rich estimates by what was done in the last period: a schedule may take minutes.
+    # A schedule may take minutes, and rich estimates the remaining time from the last period.
     with Progress(*columns, *rest, console=console, disable=hidden, transient=True, speed_estimate_period=3600) as bar:
         task = bar.add_task(what, total=total)
-        bar.advance(task, 0)  # the estimate counts from here
+        bar.advance(task, 0)  # the estimate starts here
 
         began = time.monotonic()
         next_at = began + _FIRST_S
@@ -125,15 +125,15 @@ def progress_bar(what: str, total: int, is_shown: bool) -> Iterator[Callable[[in
 
 
 def _options(options: argparse.Namespace, trace: Trace | None) -> dict[str, Any]:
-    """What the command line says of the run, for EmulatedModule.launch."""
-    found = {"schedules": options.schedules, "seed": options.seed, "replay": options.replay, "trace": trace}
+    """Return the options of the run for EmulatedModule.launch."""
+    settings = {"schedules": options.schedules, "seed": options.seed, "replay": options.replay, "trace": trace}
     if options.step_limit is not None:
-        found["step_limit"] = options.step_limit
-    return found | {"hazards": "collect"}
+        settings["step_limit"] = options.step_limit
+    return settings | {"hazards": "collect"}
 
 
-def _watched(run: Callable[..., Report], options: argparse.Namespace) -> tuple[Report, float, list[Path]]:
-    """Run with a bar; the report, how long it took, and the traces that were written."""
+def _run_with_progress(run: Callable[..., Report], options: argparse.Namespace) -> tuple[Report, float, list[Path]]:
+    """Run with a progress bar, and return the report, the seconds and the written traces."""
     for path in options.trace:
         if path.suffix not in (".svg", ".json"):
             raise ArgumentError("--trace", str(path), "a file that ends in .svg or .json")
@@ -150,7 +150,7 @@ def _watched(run: Callable[..., Report], options: argparse.Namespace) -> tuple[R
 
 
 def write_text(path: Path, content: str, option: str) -> None:
-    """Write a file, its folder too. Raises ArgumentError that names the option."""
+    """Write a file and create its folder. Raise ArgumentError that names the option."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
@@ -161,9 +161,9 @@ def write_text(path: Path, content: str, option: str) -> None:
 def run_sample(
     make: Callable[..., Sample], target: Target, sizes: dict[str, Any], options: argparse.Namespace
 ) -> Outcome:
-    """A registry kernel with made-up operands, compared with its reference."""
+    """Run a registry kernel with generated operands and compare it with its reference."""
     sample = make(target, **sizes)
-    report, seconds, written = _watched(sample.run, options)
+    report, seconds, written = _run_with_progress(sample.run, options)
     compared = [Comparison("result", sample.error(), sample.limit)] if report.is_clean else []
     title = f"{sample.title}, {target.name}"
     return Outcome(title, report, seconds, compared, written)
@@ -171,37 +171,37 @@ def run_sample(
 
 @dataclass(frozen=True, slots=True)
 class FileLaunch:
-    """The kernel of a file, and its launch as it is described."""
+    """The kernel of a file, and its described launch."""
 
     kernel: Path
     launch: LaunchFile
     source: PtxSource
 
     def call(self, operands: Operands) -> Call:
-        """Return the launch over these arrays. Raises ArgumentError unless the entry's name fits exactly one kernel."""
-        found, kernels = self.launch.launch, entries(self.source.ptx)
+        """Return the launch over these arrays. Raise ArgumentError unless the entry's name fits exactly one kernel."""
+        fields, kernels = self.launch.launch, entries(self.source.ptx)
         entry = find_name(self.source.entry, list(kernels), "--entry", "kernels")
         parameters = kernels[entry]
         if len(operands.values) != len(parameters):
-            listed = ", ".join(map(_described, parameters)) or "none"
+            listed = ", ".join(map(_parameter_text, parameters)) or "none"
             remedy = "give one --arg for each, in order, such as --arg x:float32[64]=arange --arg n:int32=64"
             got = counted(len(operands.values), "argument")
             raise ArgumentError("--arg", got, f"{len(parameters)} for kernel {entry} ({listed})", remedy)
-        # Arrays that are arguments are named as such in hazards.
+        # Hazards name arrays that are arguments by their argument.
         others = [array for array in operands.arrays.values() if not any(array is value for value in operands.values)]
         return Call(
             entry,
-            found.get("grid", 1),
-            found.get("block", 32),
+            fields.get("grid", 1),
+            fields.get("block", 32),
             tuple(operands.values),
-            cluster=found.get("cluster"),
-            shared_bytes=found.get("shared_bytes", 0),
+            cluster=fields.get("cluster"),
+            shared_bytes=fields.get("shared_bytes", 0),
             arrays=tuple(others),
-            options=(("target", found.get("target") or self.source.target),),
+            options=(("target", fields.get("target") or self.source.target),),
         )
 
 
-def _described(parameter: Parameter) -> str:
+def _parameter_text(parameter: Parameter) -> str:
     if parameter.is_pointer_wide:
         return f"{parameter.name}: a pointer or an 8-byte integer"
     kind = {"int": "integer", "float": "float"}.get(parameter.kind, "structure")
@@ -209,9 +209,10 @@ def _described(parameter: Parameter) -> str:
 
 
 def read_file_launch(options: argparse.Namespace) -> FileLaunch:
-    """The kernel and the launch that the command line or a launch file describe; the command line goes first.
+    """Return the kernel and launch that the command line or a launch file describes; the command line has precedence.
 
-    options: those of emulate.add_launch_options(). Raises ArgumentError, CompileError, DriverError (no NVRTC).
+    ``options`` has the options of emulate.add_launch_options(). Raise ArgumentError, CompileError, or DriverError
+    without NVRTC.
     """
     path = Path(options.kernel)
     launch = read_launch(path) if path.suffix in (".toml", ".json") else LaunchFile()
@@ -223,80 +224,79 @@ def read_file_launch(options: argparse.Namespace) -> FileLaunch:
         launch.add_array(text)
     for text in options.arg:
         launch.add_argument(text)
-    found = launch.launch
-    source = ptx_source(kernel, entry=found.get("entry"), target=found.get("target"), template=options.template)
+    fields = launch.launch
+    source = ptx_source(kernel, entry=fields.get("entry"), target=fields.get("target"), template=options.template)
     return FileLaunch(kernel, launch, source)
 
 
 def run_launch(options: argparse.Namespace) -> Outcome:
-    """Run the kernel of a file, compare and save its arrays."""
-    given = read_file_launch(options)
-    kernel, launch, source = given.kernel, given.launch, given.source
+    """Run the kernel of a file, and compare and save its arrays."""
+    file = read_file_launch(options)
+    kernel, launch, source = file.kernel, file.launch, file.source
     for option, field_name in (("save", "save"), ("expect", "expect")):
         for text in getattr(options, option):
-            name, _, file = text.partition("=")
+            name, _, target = text.partition("=")
             described = launch.check_array(name, f"--{option}")
-            described |= {field_name: str(Path(file).absolute())}
+            described |= {field_name: str(Path(target).absolute())}
     operands = make_operands(launch)
-    run = partial(given.call(operands).run, load(source.ptx, lines=source.lines))
-    report, seconds, written = _watched(run, options)
-    written += _saved(launch, operands)
-    compared = _compared(launch, operands, options.tolerance)
+    run = partial(file.call(operands).run, load(source.ptx, lines=source.lines))
+    report, seconds, written = _run_with_progress(run, options)
+    written += _save_arrays(launch, operands)
+    compared = _compare_arrays(launch, operands, options.tolerance)
     return Outcome(f"{kernel.name}, {report.kernel}", report, seconds, compared, written)
 
 
 def _kernel_of(path: Path, launch: LaunchFile) -> Path:
-    """The kernel's own file: the one that was named, or the one that its launch file names."""
+    """Return the kernel's own file: the argument, or the file that its launch file names."""
     if path.suffix not in (".toml", ".json"):
         return path
-    named = launch.launch.get("kernel")
-    if not isinstance(named, str):
-        raise ArgumentError("launch file.kernel", named, "the path of a .ptx or .cu file")
-    return launch.folder / named
+    kernel = launch.launch.get("kernel")
+    if not isinstance(kernel, str):
+        raise ArgumentError("launch file.kernel", kernel, "the path of a .ptx or .cu file")
+    return launch.folder / kernel
 
 
-def _saved(launch: LaunchFile, operands: Operands) -> list[Path]:
-    written = []
+def _save_arrays(launch: LaunchFile, operands: Operands) -> list[Path]:
+    paths = []
     for name, described in launch.arrays.items():
         if "save" in described:
             path = launch.folder / described["save"]
             try:
                 np.save(path, operands.arrays[name])
             except OSError as error:
-                raise ArgumentError(
-                    f"arrays.{name}.save", str(path), "a file that can be written", str(error)
-                ) from error
-            written.append(path)
-    return written
+                field = f"arrays.{name}.save"
+                raise ArgumentError(field, str(path), "a file that can be written", str(error)) from error
+            paths.append(path)
+    return paths
 
 
-def _compared(launch: LaunchFile, operands: Operands, tolerance: float) -> list[Comparison]:
-    found = []
+def _compare_arrays(launch: LaunchFile, operands: Operands, tolerance: float) -> list[Comparison]:
+    comparisons = []
     for name, described in launch.arrays.items():
         if "expect" not in described:
             continue
         expected = load_array(launch.folder / described["expect"], f"arrays.{name}.expect").astype(np.float64)
         got = operands.arrays[name].astype(np.float64)
         if got.shape != expected.shape:
-            raise ArgumentError(f"arrays.{name}.expect", expected.shape, f"{got.shape}, as the array")
+            raise ArgumentError(f"arrays.{name}.expect", expected.shape, f"{got.shape}, the array's shape")
         norm = float(np.linalg.norm(expected))
         error = float(np.linalg.norm(got - expected)) / (norm or 1.0)
-        found.append(Comparison(name, error, float(described.get("tolerance", tolerance))))
-    return found
+        comparisons.append(Comparison(name, error, float(described.get("tolerance", tolerance))))
+    return comparisons
 
 
 # ---- output
 
 
 def show(outcome: Outcome, as_json: bool) -> None:
-    """Print an outcome: as JSON, or as text with a table of hazards."""
+    """Print an outcome as JSON, or as text with a list of hazards."""
     if as_json:
         print(json.dumps(outcome.as_data(), indent=2))
         return
     from rich.console import Console
 
     report = outcome.report
-    # Whole lines, which the terminal wraps where it likes: rich would split identifiers, paths and PTX.
+    # The terminal wraps whole lines, because rich would split identifiers, paths and PTX.
     say = partial(Console().print, markup=False, highlight=False, soft_wrap=True)
     say(outcome.title)
     for line in report.printed:

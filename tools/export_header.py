@@ -1,7 +1,7 @@
-"""Export every primitive and TmaPipeline as one self-contained header, for those who write their own CUDA.
+"""Export every primitive and TmaPipeline as one self-contained header for your own CUDA code.
 
-The header includes nothing; NVRTC and nvcc both take it. It is made for one target: instructions that the target lacks
-are not in it.
+The header includes nothing, and both NVRTC and nvcc accept it. It is for one target and lacks instructions that the
+target does not support.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+if __name__ == "__main__":  # run the subcommand, even if the checkout is not installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from cudatma.cli import main as cudatma_main
 
@@ -29,19 +29,19 @@ EXAMPLES = """examples:
   nvcc -arch=sm_90a my_kernel.cu
 """
 
-#: What the header holds besides all of ``primitives/``.
+#: Templates of the header besides all of ``primitives/``.
 PARTS = ("parts/pipeline.cuh.j2",)
 
 
 def header_templates() -> tuple[str, ...]:
-    """The names of the templates that make up the header, in its order."""
+    """Return the names of the header's templates, in order."""
     root = template_root()
     primitives = sorted(path.relative_to(root).as_posix() for path in (root / "primitives").glob("*.cuh.j2"))
     return (*primitives, *PARTS)
 
 
 def export_header(target: str | Target) -> str:
-    """The text of ``cudatma.cuh`` for one target. Raises TargetError for an unknown one."""
+    """Return the text of ``cudatma.cuh`` for a target. Raise TargetError if the target is unknown."""
     includes = "".join(f'//% include "{name}"\n' for name in header_templates())
     body = render(includes, None, target, is_source=True)
     opening = (
@@ -49,11 +49,11 @@ def export_header(target: str | Target) -> str:
         "// Written by `cudatma header`. One function is one PTX instruction and named after it.\n"
         "#pragma once\n"
     )
-    return opening + body.split("\n", 1)[1]  # in place of render's own first line
+    return opening + body.split("\n", 1)[1]  # replaces render's own first line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma header``; returns the exit status."""
+    """Run ``cudatma header`` and return the exit status."""
     parser = Parser("cudatma header", __doc__, EXAMPLES)
     parser.add_argument("--target", metavar="NAME", help=f"one of {', '.join(TARGETS)} ({DEFAULT_TARGET})")
     parser.add_argument("--out", metavar="FILE", help="file to write (default: standard output)")

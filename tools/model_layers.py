@@ -1,7 +1,7 @@
-"""The linear layers of public models, as the tuner and the benchmarks name them.
+"""Linear layers of public models, with the names that the tuner and the benchmarks use.
 
-K is a projection's input width, N its output width. Projections that read the same input are one GEMM, as inference
-engines run them: query, key and value (qkv); gate and up of the feed-forward network (gate_up).
+K is a projection's input width, N its output width. Projections with the same input are one GEMM, as in inference
+engines: query, key and value (qkv); gate and up of the feed-forward network (gate_up).
 """
 
 from __future__ import annotations
@@ -15,10 +15,22 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A decoder's widths, as its public config.json on the Hugging Face hub has them.
+    """Widths of a decoder, from its public config.json on the Hugging Face hub.
 
-    hidden: hidden_size. heads: num_attention_heads. kv_heads: num_key_value_heads. ffn: intermediate_size (of one
-    expert where there are several). source: the repository whose config.json gives them. head_dim: 0 is hidden / heads.
+    Attributes
+    ----------
+    hidden : int
+        hidden_size.
+    heads : int
+        num_attention_heads.
+    kv_heads : int
+        num_key_value_heads.
+    ffn : int
+        intermediate_size, of one expert if there are several.
+    source : str
+        The repository of the config.json.
+    head_dim : int
+        Elements of a head; 0 means hidden / heads.
     """
 
     hidden: int
@@ -30,7 +42,7 @@ class Model:
 
     @property
     def projections(self) -> dict[str, Shape]:
-        """Name -> (K, N) of each linear layer of a block."""
+        """(K, N) of each linear layer of a block, by name."""
         head = self.head_dim or self.hidden // self.heads
         return {
             "qkv": (self.hidden, (self.heads + 2 * self.kv_heads) * head),
@@ -40,16 +52,16 @@ class Model:
         }
 
 
-#: The models that the benchmarks measure, the most important first.
+#: Models that the benchmarks measure, the most important first.
 BENCHMARKED: dict[str, Model] = {
     "llama3-70b": Model(8192, 64, 8, 28672, "meta-llama/Meta-Llama-3-70B"),
     "llama3-8b": Model(4096, 32, 8, 14336, "meta-llama/Meta-Llama-3-8B"),
     "qwen2.5-7b": Model(3584, 28, 4, 18944, "Qwen/Qwen2.5-7B"),
     "qwen2.5-72b": Model(8192, 64, 8, 29568, "Qwen/Qwen2.5-72B"),
-    # Each of the eight experts; the router decides how many tokens it gets.
+    # One of the eight experts; the router decides the number of its tokens.
     "mixtral-8x7b": Model(4096, 32, 8, 14336, "mistralai/Mixtral-8x7B-v0.1"),
 }
-#: All that have a name.
+#: All named models.
 MODELS: dict[str, Model] = BENCHMARKED | {
     "llama2-7b": Model(4096, 32, 32, 11008, "meta-llama/Llama-2-7b-hf"),
     "llama2-13b": Model(5120, 40, 40, 13824, "meta-llama/Llama-2-13b-hf"),
@@ -71,14 +83,14 @@ MODELS: dict[str, Model] = BENCHMARKED | {
     "phi3-mini": Model(3072, 32, 32, 8192, "microsoft/Phi-3-mini-4k-instruct"),
     "phi4-14b": Model(5120, 40, 10, 17920, "microsoft/phi-4"),
 }
-#: Projections whose K tensor parallelism divides; it divides the N of the rest.
+#: Projections that tensor parallelism divides along K; it divides the others along N.
 _DIVIDED_ALONG_K = ("o", "down")
 
 
 def model_shapes(name: str, gpus: int = 1) -> tuple[Shape, ...]:
-    """The distinct (K, N) of a model's projections, on one of ``gpus`` GPUs that divide it by tensor parallelism.
+    """Return the distinct (K, N) of a model's projections on one of ``gpus`` GPUs with tensor parallelism.
 
-    Raises ArgumentError where they cannot be divided by ``gpus``.
+    Raise ArgumentError unless ``gpus`` divides them.
     """
     shapes = []
     for part, (k, n) in MODELS[name].projections.items():

@@ -1,11 +1,11 @@
 """Remove or change one synchronization at a time in a kernel, and see which of these mutants the emulator reports.
 
-FILE is a .ptx or .cu file with a launch on the command line, or a launch file (.toml, .json), as `cudatma emulate`
-takes them. A mutant that survives changes a synchronization that this launch does not show to be needed: let rings
-wrap, or give each CTA more than one tile.
+FILE is a .ptx or .cu file with a launch on the command line, or a launch file (.toml, .json), as for `cudatma emulate`.
+A surviving mutant changes a synchronization that this launch does not need: let rings wrap, or give each CTA more than
+one tile.
 
-Exit status 0 where the unchanged kernel is clean and 95 % of the mutants that are not exempt are reported, 1 otherwise,
-2 for a wrong call.
+Exit status: 0 if the unchanged kernel is clean and 95 % of the mutants that are not exempt are reported, 1 otherwise, 2
+for a wrong call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+if __name__ == "__main__":  # run the subcommand, even if the checkout is not installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from cudatma.cli import main as cudatma_main
 
@@ -48,8 +48,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a kernel's mutants. unchanged: the report of the kernel itself; unless it is clean, no mutant is
-    run."""
+    """Outcomes of a kernel's mutants, and the report of the unchanged kernel. Unless it is clean, no mutant is run."""
 
     title: str
     unchanged: Report
@@ -60,7 +59,7 @@ class Result:
         return self.unchanged.is_clean and reported_share(by_verdict(self.outcomes)) >= MIN_REPORTED
 
     def as_data(self) -> dict[str, Any]:
-        """As plain data, for --json."""
+        """Return plain data, for --json."""
         counts = by_verdict(self.outcomes)
         return {
             "kernel": self.title,
@@ -74,20 +73,20 @@ class Result:
         }
 
     def as_text(self) -> str:
-        """A table by operator, and a line for each mutant that was not reported as expected."""
+        """Return a table by operator, and a line for each mutant that was not reported as expected."""
         if not self.unchanged.is_clean:
             kinds = ", ".join(sorted(self.unchanged.kinds))
             return (
-                f"{self.title}: the unchanged kernel shows {kinds}; no mutant was run, mend it first\n{self.unchanged}"
+                f"{self.title}: the unchanged kernel shows {kinds}; no mutant was run, fix it first\n{self.unchanged}"
             )
         counts = by_verdict(self.outcomes)
         rows = [*by_operator(self.outcomes).items(), ("all", counts)]
-        lines = [f"{self.title}: {counted(len(self.outcomes), 'mutant')}; unchanged it is clean", ""]
+        lines = [f"{self.title}: {counted(len(self.outcomes), 'mutant')}; the unchanged kernel is clean", ""]
         lines.append(f"{'operator':<21}" + "".join(f"{_TITLES[verdict]:>11}" for verdict in VERDICTS))
-        lines += [f"{name:<21}" + "".join(f"{found[verdict]:>11}" for verdict in VERDICTS) for name, found in rows]
+        lines += [f"{name:<21}" + "".join(f"{row[verdict]:>11}" for verdict in VERDICTS) for name, row in rows]
         lines += ["", *(_missed(outcome) for outcome in self.outcomes if outcome.verdict != REPORTED)]
         if self.outcomes:
-            lines.append(f"{100 * reported_share(counts):.0f} % of those that are not exempt are reported")
+            lines.append(f"{100 * reported_share(counts):.0f} % of the mutants that are not exempt are reported")
         return "\n".join(lines)
 
 
@@ -102,7 +101,7 @@ def _missed(outcome: Outcome) -> str:
 
 
 def trial_of(launch: FileLaunch) -> Trial:
-    """The mutants of a file's kernel, each launched over fresh arrays."""
+    """Return the mutants of a file's kernel, each launched over fresh arrays."""
 
     def make() -> Call:
         return launch.call(make_operands(launch.launch))
@@ -111,7 +110,7 @@ def trial_of(launch: FileLaunch) -> Trial:
 
 
 def run(launch: FileLaunch, schedules: int, *, show: bool) -> Result:
-    """Try a clean kernel's mutants under up to ``schedules`` schedules; a progress bar on stderr where ``show``."""
+    """Run a clean kernel's mutants under up to ``schedules`` schedules. ``show`` enables a progress bar on stderr."""
     trial, outcomes = trial_of(launch), []
     with progress_bar("schedules of the kernel itself", UNCHANGED_SCHEDULES, show) as progress:
         report = trial.unchanged(UNCHANGED_SCHEDULES, progress=progress)
@@ -128,16 +127,16 @@ def _parser() -> Parser:
     parser.add_argument("kernel", metavar="FILE", help=".ptx, .cu, or a launch file: .toml, .json")
     add_launch_options(parser)
     parser.add_argument("--list", action="store_true", help="list the mutants and run none")
-    parser.add_argument("--schedules", type=int, default=6, metavar="N", help="most schedules of a mutant (6)")
+    parser.add_argument("--schedules", type=int, default=6, metavar="N", help="maximum schedules of a mutant (6)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma mutants``; returns the exit status."""
+    """Run ``cudatma mutants`` and return the exit status."""
     options = _parser().parse_args(argv)
     if options.schedules < 1:
-        raise ArgumentError("--schedules", options.schedules, "1 and more")
+        raise ArgumentError("--schedules", options.schedules, "at least 1")
     if not options.kernel.endswith((".ptx", ".cu", ".j2", ".toml", ".json")):
         raise ArgumentError("FILE", options.kernel, "a .ptx, .cu, .toml or .json file")
     launch = read_file_launch(options)

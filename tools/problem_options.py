@@ -1,4 +1,4 @@
-"""The options that name a family's problem on a command line, besides its sizes."""
+"""Command-line options that describe a family's problem, except for its sizes."""
 
 from __future__ import annotations
 
@@ -11,39 +11,42 @@ from cudatma.kernels.registry import FAMILIES, family
 
 
 def add_problem_options(add: Any) -> None:
-    """Give a parser the options of all families. add: an argument group's ``add_argument``."""
-    for flag, of in _by_flag().items():
-        first, *_ = of.values()
-        help = "; ".join(f"{name}: {option.help}" for name, option in of.items())
+    """Add the options of all families to a parser through an argument group's ``add_argument``."""
+    for flag, options in _by_flag().items():
+        first, *_ = options.values()
+        help = "; ".join(f"{name}: {option.help}" for name, option in options.items())
         if isinstance(first.default, bool):
             add(flag, dest=first.name, action="store_true", default=None, help=help)
         else:
-            allowed = list(dict.fromkeys(value for option in of.values() for value in option.allowed)) or None
-            defaults = {name: option.default for name, option in of.items() if option.default != first.default}
+            allowed = list(dict.fromkeys(value for option in options.values() for value in option.allowed)) or None
+            defaults = {name: option.default for name, option in options.items() if option.default != first.default}
             others = "".join(f"; {name}: {default}" for name, default in defaults.items())
             help += f" (default: {first.default}{others})" if first.default != "" else ""
             shown = f"{{{','.join(str(value) for value in allowed if value != '')}}}" if allowed else "N"
             add(flag, dest=first.name, type=type(first.default), choices=allowed, metavar=shown, help=help)
 
 
-def given_options(given: argparse.Namespace) -> list[str]:
-    """The flags of problem options that a command line has."""
-    return [flag for flag, of in _by_flag().items() if getattr(given, next(iter(of.values())).name) is not None]
+def given_options(namespace: argparse.Namespace) -> list[str]:
+    """Return the flags of problem options on a command line."""
+    flags = _by_flag()
+    return [
+        flag for flag, options in flags.items() if getattr(namespace, next(iter(options.values())).name) is not None
+    ]
 
 
-def problem_options(name: str, given: argparse.Namespace) -> dict[str, Any]:
-    """A family's options by name, as given or by default. Raises ArgumentError for one that it does not have."""
+def problem_options(name: str, namespace: argparse.Namespace) -> dict[str, Any]:
+    """Return a family's options by name, as given or by default. Raise ArgumentError for another family's option."""
     options = {option.flag: option for option in family(name).options}
-    for flag in given_options(given):
+    for flag in given_options(namespace):
         if flag not in options:
             own = f"an option of {' or '.join(_by_flag()[flag])}"
             raise ArgumentError(flag, own, f"options of {name}: {', '.join(options)}")
-    found = ((option.name, getattr(given, option.name), option.default) for option in options.values())
-    return {name: default if value is None else value for name, value, default in found}
+    values = ((option.name, getattr(namespace, option.name), option.default) for option in options.values())
+    return {name: default if value is None else value for name, value, default in values}
 
 
 def _by_flag() -> dict[str, dict[str, Option]]:
-    """Flag -> families that have it -> their option."""
+    """Return the option of each family that has it, by flag."""
     flags: dict[str, dict[str, Option]] = {}
     for name in FAMILIES:
         for option in family(name).options:

@@ -1,4 +1,4 @@
-"""The one-page report of a compiled kernel: resources, shared memory, and what its SASS is made of."""
+"""The one-page report of a compiled kernel: resources, shared memory and SASS instructions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .sass import CLASSES, Resources, by_class, count_mnemonics, parse_sass, use
 from .sass_hazards import release_hazards
 from .sass_wgmma import wgmma_hazards
 
-#: (name, offset in bytes, size in bytes) of one thing in shared memory.
+#: Name, offset in bytes and size in bytes of a part of shared memory.
 Span = tuple[str, int, int]
 
 _MAXNTID = re.compile(r"^\s*\.maxntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", re.MULTILINE)
@@ -23,13 +23,24 @@ _MAXNTID = re.compile(r"^\s*\.maxntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything the report shows; ``as_dict()`` is what ``--json`` prints.
+    """Content of a report; ``--json`` prints ``as_dict()``.
 
-    threads: of one block, None if neither the config nor the PTX says. dynamic_smem_bytes: None if the config does not
-    say. sass: mnemonic -> count, None where the cubin could not be disassembled (``notes`` says why).
-    release_hazards: ring slots that may be given back while they are being read, None where there is no SASS.
-    wgmma_hazards: registers that may be written while a wgmma uses them, None where there is no SASS.
-    smem: the layout of dynamic shared memory. stage: (what, size in bytes) that one pipeline stage holds.
+    Attributes
+    ----------
+    threads : int or None
+        Threads of a block, None if neither the config nor the PTX states them.
+    dynamic_smem_bytes : int or None
+        None if the config does not state it.
+    smem : tuple of Span
+        Layout of dynamic shared memory.
+    stage : tuple of (str, int)
+        Parts of a pipeline stage and their sizes in bytes.
+    sass : dict of str to int, or None
+        Count of each mnemonic, None if the cubin was not disassembled (``notes`` has the reason).
+    release_hazards : tuple of str, or None
+        Ring slots that may be released while they are being read, None without SASS.
+    wgmma_hazards : tuple of str, or None
+        Registers that may be written while a wgmma uses them, None without SASS.
     """
 
     name: str
@@ -55,7 +66,7 @@ class Report:
 
     @property
     def smem_total_bytes(self) -> int | None:
-        """Static + dynamic shared memory of one block, None where either is unknown."""
+        """Static and dynamic shared memory of a block, None if either is unknown."""
         if self.resources is None or self.dynamic_smem_bytes is None:
             return None
         return self.resources.static_smem_bytes + self.dynamic_smem_bytes
@@ -65,25 +76,25 @@ class Report:
 
 
 def config_fields(config: object) -> dict[str, Any]:
-    """The init fields of a config in their order: numbers and flags as such, all else as text."""
+    """Return the init fields of a config in order. Everything except numbers and flags becomes text."""
     if not is_dataclass(config):
         return {}
-    found = {field.name: getattr(config, field.name) for field in fields(config) if field.init}
-    return {name: value if isinstance(value, (bool, int, float)) else str(value) for name, value in found.items()}
+    values = {field.name: getattr(config, field.name) for field in fields(config) if field.init}
+    return {name: value if isinstance(value, (bool, int, float)) else str(value) for name, value in values.items()}
 
 
 def offered(config: object, name: str) -> Any:
-    """An optional attribute or method of a config, called where it is a method; None where the config lacks it."""
+    """Return an optional attribute of a config, or the result of an optional method; None if the config lacks it."""
     value = getattr(config, name, None)
     return value() if callable(value) else value
 
 
 def maxntid(ptx: str) -> int | None:
-    """Threads of one block out of the PTX directive ``.maxntid`` (PTX ISA, "Performance-Tuning Directives")."""
-    found = _MAXNTID.search(ptx)
-    if found is None:
+    """Return the threads of a block from the PTX directive ``.maxntid`` (PTX ISA, "Performance-Tuning Directives")."""
+    match = _MAXNTID.search(ptx)
+    if match is None:
         return None
-    x, y, z = (int(part) if part else 1 for part in found.groups())
+    x, y, z = (int(part) if part else 1 for part in match.groups())
     return x * y * z
 
 
@@ -101,13 +112,12 @@ def make_report(
     sass_text: str | None,
     notes: tuple[str, ...] = (),
 ) -> Report:
-    """Gather a Report from a compiled kernel; ``sass_text`` has its encodings, and is None where there was no
-    disassembler."""
+    """Build the report of a compiled kernel. ``sass_text`` has encodings, and is None without a disassembler."""
     instructions = [i for i in parse_sass(sass_text or "") if i.function in (config.entry, "")]
     counted = sass_text is not None
     previous = getattr(config, "gives_back_previous", False)
-    found = release_hazards(sass_text or "", gives_back_previous=previous)
-    releases = tuple(str(h) for h in found if h.function in (config.entry, ""))
+    hazards = release_hazards(sass_text or "", gives_back_previous=previous)
+    releases = tuple(str(h) for h in hazards if h.function in (config.entry, ""))
     wgmmas = tuple(str(h) for h in wgmma_hazards(sass_text or "") if h.function in (config.entry, ""))
     smem: tuple[Span, ...] = tuple(offered(config, "smem_layout") or ())
     dynamic = offered(config, "smem_bytes")
@@ -138,7 +148,7 @@ def make_report(
 
 
 def report_text(report: Report) -> str:
-    """The report as plain text, one page, without anything that changes from run to run but the compile time."""
+    """Return the report as one page of plain text. Only the compile time changes between runs."""
     blocks = [_heading(report), _resources(report), _layout(report), _instructions(report)]
     if report.notes:
         blocks.append(["notes", *(f"  {note}" for note in report.notes)])
@@ -191,7 +201,7 @@ def _layout(report: Report) -> list[str]:
 def _instructions(report: Report) -> list[str]:
     if report.sass is None:
         return []
-    lines = [f"instructions in the code ({sum(report.sass.values())}; how often they occur, not how often they run)"]
+    lines = [f"instructions in the code ({sum(report.sass.values())}; counted once, no matter how often they run)"]
     for name, counts in by_class(report.sass).items():
         present = {mnemonic: count for mnemonic, count in counts.items() if count}
         absent = [mnemonic for mnemonic, count in counts.items() if not count]

@@ -1,5 +1,4 @@
-"""SASS and ptxas output as data: instructions, their classes, and the resources of a kernel. Pure functions of text,
-and the search for the two programs that disassemble.
+"""Parse SASS and ptxas output: instructions, their classes, and a kernel's resources. Also find the disassemblers.
 
 Sources: CUDA Binary Utilities, "Instruction Set Reference" (Hopper and Blackwell tables) for the mnemonics; the output
 of cuobjdump and nvdisasm 13; ptxas ``-v``.
@@ -17,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Instructions that a report counts, in classes, with what each does. A zero is shown too: absence is a finding.
+#: Instructions that a report counts, by class, with their meanings. Zeros are reported too, because absence matters.
 CLASSES: dict[str, dict[str, str]] = {
     "TMA": {
         "UTMALDG": "tensor tile, global to shared",
@@ -71,7 +70,7 @@ CLASSES: dict[str, dict[str, str]] = {
         "WARPSYNC": "warp barrier",
         "UCGABAR_ARV": "cluster barrier arrive",
         "UCGABAR_WAIT": "cluster barrier wait",
-        "ACQBULK": "wait for the kernel before (griddepcontrol.wait)",
+        "ACQBULK": "wait for the previous kernel (griddepcontrol.wait)",
         "PREEXIT": "let the next kernel start (griddepcontrol.launch_dependents)",
         "USETMAXREG": "setmaxnreg",
     },
@@ -96,7 +95,7 @@ CLASSES: dict[str, dict[str, str]] = {
     },
 }
 
-#: The pip packages that bring the disassemblers; the extra ``sass`` of pyproject.toml names them too.
+#: pip packages of the disassemblers; the extra ``sass`` of pyproject.toml lists them too.
 SASS_PACKAGES = "nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump"
 
 _INSTRUCTION = re.compile(
@@ -109,7 +108,7 @@ _FUNCTION = re.compile(r"^\s*(?:Function\s*:\s*(?P<cuobjdump>\S+)|\.section\s+\.
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One SASS instruction: its function, byte address, guard predicate ("" if none) and opcode with modifiers."""
+    """A SASS instruction: its function, byte address, guard predicate ("" if none) and opcode with modifiers."""
 
     function: str
     address: int
@@ -118,36 +117,38 @@ class Instruction:
 
     @property
     def mnemonic(self) -> str:
-        """The opcode without modifiers: ``"UTMALDG"`` of ``"UTMALDG.2D"``."""
+        """The opcode without modifiers, such as ``"UTMALDG"`` for ``"UTMALDG.2D"``."""
         return self.opcode.partition(".")[0]
 
 
 def function_heading(line: str) -> str:
-    """The function that begins with this line of a disassembly; "" where none does."""
+    """Return the function that begins with this line of a disassembly, or ""."""
     heading = _FUNCTION.match(line)
     return (heading["cuobjdump"] or heading["nvdisasm"]) if heading else ""
 
 
 def parse_sass(text: str) -> tuple[Instruction, ...]:
-    """All instructions in the output of ``cuobjdump --dump-sass`` or ``nvdisasm``, in order; NOPs are left out."""
-    found: list[Instruction] = []
+    """Return all instructions except NOPs in the output of ``cuobjdump --dump-sass`` or ``nvdisasm``, in order."""
+    instructions: list[Instruction] = []
     function = ""
     for line in text.splitlines():
         if heading := function_heading(line):
             function = heading
         elif (part := _INSTRUCTION.match(line)) and part["opcode"] != "NOP":
-            found.append(Instruction(function, int(part["address"], 16), part["predicate"] or "", part["opcode"]))
-    return tuple(found)
+            instructions.append(
+                Instruction(function, int(part["address"], 16), part["predicate"] or "", part["opcode"])
+            )
+    return tuple(instructions)
 
 
 def count_mnemonics(instructions: Iterable[Instruction]) -> dict[str, int]:
-    """How often each mnemonic occurs in the code (not how often it runs), by falling count, then by name."""
+    """Count each mnemonic in the code (not its executions), by falling count, then by name."""
     counts = Counter(instruction.mnemonic for instruction in instructions)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def by_class(counts: dict[str, int]) -> dict[str, dict[str, int]]:
-    """Counts in the classes of CLASSES, uniform-datapath forms (ULOP3) added to the plain ones; zeros included."""
+    """Group counts by CLASSES, including zeros, and add uniform-datapath forms (ULOP3) to the plain ones."""
     return {
         name: {mnemonic: counts.get(mnemonic, 0) + counts.get(f"U{mnemonic}", 0) for mnemonic in members}
         for name, members in CLASSES.items()
@@ -155,7 +156,7 @@ def by_class(counts: dict[str, int]) -> dict[str, dict[str, int]]:
 
 
 def uses_cluster(instructions: Iterable[Instruction]) -> list[str]:
-    """The opcodes that only make sense in a cluster: multicast copies and cluster barriers, sorted; empty if none."""
+    """Return the sorted opcodes that only make sense in a cluster: multicast copies and cluster barriers."""
     return sorted(
         {i.opcode for i in instructions if "MULTICAST" in i.opcode.split(".") or i.mnemonic.startswith("UCGABAR")}
     )
@@ -163,7 +164,7 @@ def uses_cluster(instructions: Iterable[Instruction]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What ptxas says about one kernel. Bytes are of one thread (stack, spills) or of one block (shared)."""
+    """Resources of a kernel as ptxas reports them. Stack and spills are per thread, shared memory is per block."""
 
     entry: str
     registers: int
@@ -180,8 +181,8 @@ _USED = re.compile(r"Used (\d+) registers")
 
 
 def parse_ptxas(log: str) -> dict[str, Resources]:
-    """Entry name -> Resources, from a log written under ``--ptxas-options=-v``. Empty if the log has none."""
-    found: dict[str, Resources] = {}
+    """Return the resources of each entry in a log of ``--ptxas-options=-v``."""
+    resources: dict[str, Resources] = {}
     entry, stack = "", (0, 0, 0)
     for line in log.splitlines():
         if compiling := _COMPILING.search(line):
@@ -190,15 +191,15 @@ def parse_ptxas(log: str) -> dict[str, Resources]:
             stack = (int(frame[1]), int(frame[2]), int(frame[3]))
         elif entry and (used := _USED.search(line)):
             barriers, smem = re.search(r"used (\d+) barriers", line), re.search(r"(\d+) bytes smem", line)
-            found[entry] = Resources(
+            resources[entry] = Resources(
                 entry, int(used[1]), *stack, int(smem[1]) if smem else 0, int(barriers[1]) if barriers else 0
             )
             entry = ""
-    return found
+    return resources
 
 
 def find_program(name: str) -> Path | None:
-    """``nvdisasm`` or ``cuobjdump``: from the pip packages (nvidia/*/bin), then CUDA_HOME/bin, then PATH."""
+    """Find ``nvdisasm`` or ``cuobjdump`` in the pip packages (nvidia/*/bin), then CUDA_HOME/bin, then PATH."""
     packages = {Path(sysconfig.get_paths()[key]) for key in ("purelib", "platlib")}
     folders = [folder for root in sorted(packages) for folder in sorted((root / "nvidia").glob("*/bin"))]
     folders += [Path(home) / "bin" for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
@@ -211,32 +212,31 @@ def find_program(name: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Disassembly:
-    """``text``: the SASS with its encodings, or None; ``note``: why there is none, and what to do about it ("" where
-    there is)."""
+    """The SASS of a cubin with its encodings, or None and a note with the reason and the remedy."""
 
     text: str | None
     note: str = ""
 
 
 def disassemble(cubin: Path) -> Disassembly:
-    """The SASS of a cubin by nvdisasm, else by cuobjdump. A disassembler older than the cubin's target refuses it."""
-    refusals = []
+    """Disassemble a cubin with nvdisasm or else cuobjdump, which fail if they are older than its target."""
+    failures = []
     programs = (("nvdisasm", ("--print-code", "--print-instruction-encoding")), ("cuobjdump", ("--dump-sass",)))
     for name, options in programs:
         if program := find_program(name):
-            done = subprocess.run([str(program), *options, str(cubin)], capture_output=True, text=True, check=False)
-            if done.returncode == 0:
-                return Disassembly(done.stdout)
-            words = (done.stderr.strip() or done.stdout.strip()).splitlines()
-            refusals.append(f"{program}: {words[-1] if words else f'exit status {done.returncode}'}")
-    if refusals:
+            process = subprocess.run([str(program), *options, str(cubin)], capture_output=True, text=True, check=False)
+            if process.returncode == 0:
+                return Disassembly(process.stdout)
+            words = (process.stderr.strip() or process.stdout.strip()).splitlines()
+            failures.append(f"{program}: {words[-1] if words else f'exit status {process.returncode}'}")
+    if failures:
         return Disassembly(
-            None, f"{'; '.join(refusals)}. A newer one comes with: pip install --upgrade {SASS_PACKAGES}"
+            None, f"{'; '.join(failures)}. A newer one comes with: pip install --upgrade {SASS_PACKAGES}"
         )
     return Disassembly(None, f"neither nvdisasm nor cuobjdump was found. Install them: pip install {SASS_PACKAGES}")
 
 
 def without_encodings(text: str) -> str:
-    """The SASS for readers: the columns with the two encoding words of each instruction are cut off."""
+    """Remove the columns with the two encoding words of each instruction, for readers."""
     lines = (_ENCODING.sub("", line) for line in text.splitlines() if not _ENCODING_ONLY.match(line))
     return "".join(f"{line}\n" for line in lines)

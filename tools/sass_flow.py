@@ -1,9 +1,9 @@
-"""SASS with its encodings as a control-flow graph: which instruction follows which, and who waits for which scoreboard.
+"""Control-flow graph of SASS with encodings: which instruction follows which, and which scoreboards each waits for.
 
 An instruction of Hopper and Blackwell has 128 bits, printed as two 64-bit words. Bits 105-125 are its scheduling: stall
-cycles (105-108), yield (109), the scoreboard that the result will clear (110-112, 7: none), the one that reading the
-operands will clear (113-115, 7: none), and a mask of the six scoreboards that must be clear before the instruction is
-issued (116-121). NVIDIA documents the disassemblers (CUDA Binary Utilities), not these bits.
+cycles (105-108), yield (109), the scoreboard that the result clears (110-112, 7: none), the one that reading the
+operands clears (113-115, 7: none), and a mask of the six scoreboards that must be clear before the instruction is
+issued (116-121). NVIDIA documents the disassemblers (CUDA Binary Utilities), but not these bits.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from cudatma.errors import ArgumentError
 
 from .sass import function_heading
 
-#: Scoreboards of a warp, and what the field of a scoreboard holds where there is none.
+#: Scoreboards of a warp, and the value of a scoreboard field that names none.
 SCOREBOARDS = 6
 _NO_SCOREBOARD = 7
-#: Where the fields begin in the upper word.
+#: First bits of the fields in the upper word.
 _WRITE_AT, _READ_AT, _WAIT_AT = 110 - 64, 113 - 64, 116 - 64
 
 _LABEL = re.compile(r"^(?P<name>[.$\w]+):\s*$")
@@ -40,10 +40,16 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One encoded instruction.
+    """An encoded instruction.
 
-    predicate: guard, "" if none. write_scoreboard: cleared when the result is there, None if none. waits: mask of the
-    scoreboards that are clear once it has been issued.
+    Attributes
+    ----------
+    predicate : str
+        Guard, or "".
+    write_scoreboard : int or None
+        Scoreboard that is clear once the result is available.
+    waits : int
+        Mask of the scoreboards that are clear once the instruction has been issued.
     """
 
     address: int
@@ -60,7 +66,7 @@ class Step:
 
 @dataclass(slots=True)
 class Code:
-    """One function: its steps in order of address, and label -> index of the step that follows it."""
+    """A function: its steps by address, and the index of the step after each label."""
 
     function: str
     steps: list[Step] = field(default_factory=list)
@@ -68,10 +74,10 @@ class Code:
 
 
 def parse_encoded(text: str) -> tuple[Code, ...]:
-    """The functions in the output of ``nvdisasm --print-code --print-instruction-encoding`` or of ``cuobjdump
-    --dump-sass``.
+    """Return the functions of an encoded disassembly.
 
-    Raises ArgumentError for text that has instructions without their encodings.
+    ``text`` is the output of ``nvdisasm --print-code --print-instruction-encoding`` or ``cuobjdump --dump-sass``. Raise
+    ArgumentError for instructions without encodings.
     """
     codes: list[Code] = []
     lines = iter(text.splitlines())
@@ -98,7 +104,7 @@ def _step(part: re.Match[str], upper: int) -> Step:
     waits = upper >> _WAIT_AT & (1 << SCOREBOARDS) - 1
     operands = part["operands"].strip()
     if part["opcode"].startswith("DEPBAR"):
-        # It waits for more than its mask says: `DEPBAR.LE SB0, 0x0, {3,2}`. `SB0, 0x1` leaves one pending.
+        # DEPBAR waits for more than its mask: `DEPBAR.LE SB0, 0x0, {3,2}`. `SB0, 0x1` leaves one pending.
         for whole, listed in _WAITED.findall(operands):
             for scoreboard in [whole] if whole else listed.split(","):
                 waits |= 1 << int(scoreboard)
@@ -113,20 +119,20 @@ def _step(part: re.Match[str], upper: int) -> Step:
 
 
 def successors(code: Code) -> list[tuple[int, ...]]:
-    """For each step the indices of those that may be issued next by the same thread.
+    """Return, for each step, the indices of the steps that the same thread may issue next.
 
-    A superset of what happens: a return goes back to after every call, a jump that names no target goes to
+    This is a superset of the real successors: a return goes to after every call, and a jump without a target goes to
     every label.
     """
     by_address = {step.address: index for index, step in enumerate(code.steps)}
-    behind_calls = [index + 1 for index, step in enumerate(code.steps) if step.mnemonic == "CALL"]
+    after_calls = [index + 1 for index, step in enumerate(code.steps) if step.mnemonic == "CALL"]
     joins: dict[str, set[int]] = {}
     for step in code.steps:
         if step.mnemonic == "BSSY" and (barrier := _BARRIER.search(step.operands)):
             joins.setdefault(barrier[0], set()).update(_targets(step, code, by_address))
     following: list[tuple[int, ...]] = []
     for index, step in enumerate(code.steps):
-        after = set(_after(index, step, code, by_address, behind_calls, joins))
+        after = set(_after(index, step, code, by_address, after_calls, joins))
         following.append(tuple(sorted(other for other in after if other < len(code.steps))))
     return following
 
@@ -134,10 +140,10 @@ def successors(code: Code) -> list[tuple[int, ...]]:
 def states_before(
     code: Code, nothing: State, after: Callable[[Step, State], State], merge: Callable[[State, State], State]
 ) -> list[State]:
-    """For each step the state when it becomes the next one: a forward data flow to its fixed point.
+    """Return the state before each step: a forward data-flow analysis to its fixed point.
 
-    Code begins with ``nothing``, which steps keep that nothing reaches. ``merge`` joins two paths; ``nothing`` adds
-    nothing to the other one, and a state that is merged into again and again must settle.
+    Code begins with ``nothing``, the state of unreachable steps too. ``merge`` joins two paths; ``nothing`` is its
+    neutral element, and repeated merging must converge.
     """
     following = successors(code)
     before = [nothing] * len(code.steps)
@@ -160,7 +166,7 @@ def _after(
     step: Step,
     code: Code,
     by_address: dict[int, int],
-    behind_calls: list[int],
+    after_calls: list[int],
     joins: dict[str, set[int]],
 ) -> Iterator[int]:
     guarded = bool(step.predicate)
@@ -168,7 +174,7 @@ def _after(
         case "EXIT":
             pass
         case "RET":
-            yield from behind_calls
+            yield from after_calls
         case "BRA" | "BRX" | "BRXU" | "JMP" | "JMX" | "JMXU" | "CALL":
             yield from _targets(step, code, by_address) or code.labels.values()
             # `BRA.U UP0, `(x)` and `BRA.DIV UR4, `(x)` have their condition among the operands.
@@ -177,7 +183,7 @@ def _after(
             yield from _targets(step, code, by_address)
             yield index + 1
         case "BSYNC":
-            # Threads go on where their BSSY said, which is right after the BSYNC as ptxas lays code out.
+            # Threads continue where their BSSY says, which in ptxas's layout is right after the BSYNC.
             barrier = _BARRIER.search(step.operands)
             named = joins.get(barrier[0], set()) if barrier else set()
             yield from {index + 1} if not named or index + 1 in named else named
@@ -188,12 +194,12 @@ def _after(
 
 
 def _targets(step: Step, code: Code, by_address: dict[int, int]) -> list[int]:
-    """Where the operands point to: a label, a jump table's labels, or an address; empty where they name none."""
+    """Return the targets of the operands: a label, a jump table's labels, or an address; empty if they name none."""
     if table := _JUMP_TABLE.search(step.operands):
         return [code.labels[name] for name in re.split(r"[,\s]+", table[1].strip()) if name in code.labels]
-    if found := _TARGET.search(step.operands):
-        if found["label"]:
-            return [code.labels[found["label"]]] if found["label"] in code.labels else []
-        address = int(found["address"], 16)
+    if match := _TARGET.search(step.operands):
+        if match["label"]:
+            return [code.labels[match["label"]]] if match["label"] in code.labels else []
+        address = int(match["address"], 16)
         return [by_address[address]] if address in by_address else []
     return []

@@ -1,11 +1,13 @@
-"""Releases that overtake reads, found in SASS.
+"""Find releases in SASS that overtake reads.
 
-A consumer reads a slot of a ring with LDS or LDSM and gives it back with SYNCS.ARRIVE (mbarrier.arrive). ptxas may
-issue the arrival while a read is still in flight: nothing in the arrival's wait mask names the read's scoreboard. While
-stores of other warps hold the load unit up, TMA then refills the slot before the read has happened, and the warp
-computes with the next stage's values [seen on an H200]. A use of the value in the source before the arrival is no cure,
-for ptxas moves arithmetic over it. Releasing a slot only when the loop has come round is, as far as this check finds
-nothing; so is fence.acq_rel.cta before the arrival, which ptxas lets wait for every scoreboard.
+A consumer reads a slot of a ring with LDS or LDSM and releases it with SYNCS.ARRIVE (mbarrier.arrive). ptxas may issue
+the arrival while a read is still in flight, if the arrival's wait mask does not name the read's scoreboard. While
+stores of other warps delay the load unit, TMA may then refill the slot before the read, and the warp computes with the
+next stage's values [seen on an H200].
+
+A use of the value before the arrival in the source does not help, because ptxas moves arithmetic past it. Two remedies
+pass this check: release a slot one iteration later, or place fence.acq_rel.cta before the arrival, which ptxas makes
+wait for every scoreboard.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from dataclasses import dataclass
 
 from .sass_flow import Code, Step, parse_encoded, states_before
 
-#: Reads of shared memory whose results come back in the order in which a warp issued them.
+#: Reads of shared memory, whose results return in the order in which a warp issued them.
 _READS = ("LDS", "LDSM")
-#: The wait for a stage, and what its slots' values go into.
+#: The wait for a stage, and the instructions that multiply its slots' values.
 _WAIT, _PRODUCTS = "SYNCS.PHASECHK", ("HGMMA", "QGMMA", "HMMA", "QMMA")
 
 
@@ -35,25 +37,26 @@ class ReleaseHazard:
         return f"{self.arrive_opcode} at {self.arrive:#x} does not wait for {self.load_opcode} at {self.load:#x}"
 
 
-#: (address of a read that may be in flight, whether a stage was waited for since) -> mask of the scoreboards of which
-#: each, once clear, says that it has ended: its own, and those of the reads issued after it, for reads end in order.
-#: (ptxas counts on that: it gives a scoreboard to the last of several reads only.)
+#: Maps the address of a read that may be in flight, and whether a stage was waited for since, to a mask of scoreboards.
+#: Each of them, once clear, shows that the read has ended: its own, and the scoreboards of later reads, because reads
+#: end in order. (ptxas relies on that: only the last of several reads gets a scoreboard.)
 Pending = Mapping[tuple[int, bool], int]
 
 
 def release_hazards(text: str, *, gives_back_previous: bool = False) -> tuple[ReleaseHazard, ...]:
-    """All hazards in the functions of an encoded disassembly (see parse_encoded), by address of the arrival.
+    """Return all hazards in the functions of an encoded disassembly (see parse_encoded), by address of the arrival.
 
-    A read counts as in flight if it may be so on one path. An arrival that gives no slot back is reported too where a
-    read is in flight; a producer's has none. Reads by wgmma and by bulk copies are not looked at: other instructions
-    wait for those. gives_back_previous: the kernel releases a slot in the middle of the next stage, as its config says;
-    reads since the wait for that stage are of another slot, where its products are not over after the arrival.
-    Raises ArgumentError for text without encodings.
+    A read counts as in flight if it may be so on one path. An arrival that releases no slot is also reported if a read
+    is in flight; a producer has no reads. Reads by wgmma and by bulk copies are not checked, because other instructions
+    wait for them. Raise ArgumentError for text without encodings.
+
+    ``gives_back_previous`` is set in the config of a kernel that releases a slot in the middle of the next stage. Reads
+    after the wait for that stage then belong to another slot, if the stage's products continue after the arrival.
     """
-    return tuple(hazard for code in parse_encoded(text) for hazard in _of_function(code, gives_back_previous))
+    return tuple(hazard for code in parse_encoded(text) for hazard in _function_hazards(code, gives_back_previous))
 
 
-def _of_function(code: Code, gives_back_previous: bool) -> list[ReleaseHazard]:
+def _function_hazards(code: Code, gives_back_previous: bool) -> list[ReleaseHazard]:
     by_address = {step.address: step for step in code.steps}
     nothing: Pending = {}
     pending_before = states_before(code, nothing, _issue, _merge)
@@ -61,15 +64,15 @@ def _of_function(code: Code, gives_back_previous: bool) -> list[ReleaseHazard]:
     for index, (step, pending) in enumerate(zip(code.steps, pending_before, strict=True)):
         if step.opcode.startswith("SYNCS.ARRIVE"):
             only_older = gives_back_previous and _is_amid_products(code, index)
-            found = {load for load, is_older in _waited(step, pending) if is_older or not only_older}
-            for load in sorted(found):
+            loads = {load for load, is_older in _remaining(step, pending) if is_older or not only_older}
+            for load in sorted(loads):
                 opcode = by_address[load].opcode
                 hazards.append(ReleaseHazard(code.function, step.address, step.opcode, load, opcode))
     return hazards
 
 
 def _is_amid_products(code: Code, index: int) -> bool:
-    """Whether products follow before another stage is waited for, or the code goes elsewhere for good."""
+    """Return whether products follow before the wait for another stage or an unconditional branch."""
     for step in code.steps[index + 1 :]:
         if step.mnemonic in _PRODUCTS:
             return True
@@ -79,15 +82,15 @@ def _is_amid_products(code: Code, index: int) -> bool:
 
 
 def _merge(left: Pending, right: Pending) -> Pending:
-    """In flight on either path; ended by what ends it on both."""
+    """Merge the states of two paths: a read is in flight if it is on either, and ended by what ends it on both."""
     merged = dict(left)
     for load, scoreboards in right.items():
         merged[load] = merged.get(load, scoreboards) & scoreboards
     return merged
 
 
-def _waited(step: Step, pending: Pending) -> dict[tuple[int, bool], int]:
-    """What is still in flight when the step is issued. A wait holds whether or not the guard lets the step run."""
+def _remaining(step: Step, pending: Pending) -> dict[tuple[int, bool], int]:
+    """Return the reads still in flight when the step is issued. A wait applies even if the guard skips the step."""
     return {load: scoreboards for load, scoreboards in pending.items() if not scoreboards & step.waits}
 
 
@@ -99,15 +102,15 @@ def _older(pending: Pending) -> Pending:
 
 
 def _issue(step: Step, pending: Pending) -> Pending:
-    """What is in flight after the step. A scoreboard counts: it is clear when all that use it have ended."""
+    """Return the reads in flight after the step. A scoreboard counts its users and is clear when all have ended."""
     if step.opcode.startswith(_WAIT):
-        return _older(_waited(step, pending))
-    # `@!PT LDS RZ, [RZ]`, which ptxas puts before some copies and fences, never runs.
+        return _older(_remaining(step, pending))
+    # `@!PT LDS RZ, [RZ]`, which ptxas places before some copies and fences, never runs.
     if step.mnemonic not in _READS or step.predicate == "!PT":
-        return _waited(step, pending) if step.waits and pending else pending
+        return _remaining(step, pending) if step.waits and pending else pending
     own = 0 if step.write_scoreboard is None else 1 << step.write_scoreboard
-    # A read that its guard may switch off says nothing about those before it.
+    # A read that its guard may switch off says nothing about earlier reads.
     later = 0 if step.predicate else own
-    state = {load: scoreboards | later for load, scoreboards in _waited(step, pending).items()}
+    state = {load: scoreboards | later for load, scoreboards in _remaining(step, pending).items()}
     state[step.address, False] = own
     return state

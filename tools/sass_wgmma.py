@@ -1,9 +1,9 @@
-"""Registers of a wgmma in flight that something else writes, found in SASS.
+"""Find registers in SASS that are written while a wgmma in flight uses them.
 
-HGMMA goes on after it was issued: until WARPGROUP.DEPBAR has waited for its commit group it reads operand A's
-registers and adds to its accumulators. ptxas keeps the fragments of groups in flight apart within the body of a loop,
-not across its end: the next iteration's weights may go into registers that a wgmma still reads. Results are then wrong,
-and differ from run to run (docs/design/marlin.md, "Traps"); ptxas says nothing about it.
+HGMMA continues after it was issued: until WARPGROUP.DEPBAR has waited for its commit group, it reads the registers of
+operand A and adds to its accumulators. ptxas keeps the fragments of groups in flight apart inside a loop's body but not
+across its end: the next iteration's weights may go into registers that a wgmma still reads. Results are then wrong and
+vary between runs (docs/design/marlin.md, "Traps"), and ptxas gives no warning.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .sass_flow import Code, Step, parse_encoded, states_before
 _WGMMAS = ("HGMMA", "IGMMA", "QGMMA", "BGMMA")
 #: Operand A of any type is 64 rows of 32 bytes, in the registers of 128 threads.
 _A_REGISTERS = 4
-#: `HGMMA.64x128x16.F32`: columns of the result, and how it is added up.
+#: Columns and accumulator type in an opcode such as `HGMMA.64x128x16.F32`.
 _SHAPE = re.compile(r"\.64x(?P<columns>\d+)x\d+(?P<half>\.F16\b)?")
-#: Their first register, where they name one, is read.
+#: Instructions whose first register, if they name one, is an input.
 _WITHOUT_RESULT = (
     *("ISETP", "FSETP", "DSETP", "HSETP2", "FCHK"),
     *("BAR", "WARPSYNC", "NANOSLEEP", "CALL", "RET", "BRX", "JMX"),
@@ -27,7 +27,7 @@ _WITHOUT_RESULT = (
 _PREDICATE = re.compile(r"U?P(?:\d|T)")
 _REGISTER = re.compile(r"R(\d+)\b")
 _ALLOWED = re.compile(r"0x([0-9a-f]+)$")
-#: What the opcode of a result of more than one register looks like, and how many they are.
+#: Opcodes whose result has more than one register, and the number of registers.
 _WIDTHS = (
     (re.compile(r"\.(128|MT?88\.4)\b|^[HIQD]MMA\b"), 4),
     (re.compile(r"\.(64|WIDE|F64|MT?88\.2)\b|^D(ADD|MUL|FMA)\b|^CS2R$"), 2),
@@ -38,7 +38,7 @@ _WIDTHS = (
 class WgmmaHazard:
     """A write to a register of a wgmma that may be in flight. Addresses are bytes in the function.
 
-    operand: ``"A"``, which the wgmma reads, or ``"D"``, its accumulators.
+    ``operand`` is ``"A"``, which the wgmma reads, or ``"D"``, its accumulators.
     """
 
     function: str
@@ -54,22 +54,22 @@ class WgmmaHazard:
         return f"{self.write_opcode} at {self.write:#x} writes R{self.register}, operand {self.operand} of {wgmma}"
 
 
-#: Address of a wgmma that may be in flight -> how many groups were at least committed since, its own included; 0: its
-#: own is still open. As groups end in order, only the youngest run of an instruction counts.
+#: Maps the address of a wgmma that may be in flight to the minimum number of groups committed since, including its own;
+#: 0 means that its own group is still open. Groups end in order, so only the latest run of an instruction counts.
 InFlight = Mapping[int, int]
 
 
 def wgmma_hazards(text: str) -> tuple[WgmmaHazard, ...]:
-    """All hazards in the functions of an encoded disassembly (see parse_encoded), by address of the write.
+    """Return all hazards in the functions of an encoded disassembly (see parse_encoded), by address of the write.
 
-    A wgmma counts as in flight if it may be so on one path. One wgmma may write another's accumulators, for they run in
-    order. Of a write that is at fault for several registers of a wgmma's operand the first is named. Reads of
-    accumulators are not looked at. Raises ArgumentError for text without encodings.
+    A wgmma counts as in flight if it may be so on one path. One wgmma may write another's accumulators, because they
+    run in order. If a write affects several registers of a wgmma's operand, the first one is named. Reads of
+    accumulators are not checked. Raise ArgumentError for text without encodings.
     """
-    return tuple(hazard for code in parse_encoded(text) for hazard in _of_function(code))
+    return tuple(hazard for code in parse_encoded(text) for hazard in _function_hazards(code))
 
 
-def _of_function(code: Code) -> list[WgmmaHazard]:
+def _function_hazards(code: Code) -> list[WgmmaHazard]:
     wgmmas = {step.address: step for step in code.steps if step.mnemonic in _WGMMAS}
     if not wgmmas:
         return []
@@ -88,7 +88,7 @@ def _of_function(code: Code) -> list[WgmmaHazard]:
 
 
 def _merge(left: InFlight, right: InFlight) -> InFlight:
-    """In flight on either path, and as young as on either."""
+    """Merge the states of two paths: a wgmma is in flight if it is on either, with the smaller count."""
     merged = dict(left)
     for address, committed in right.items():
         merged[address] = min(merged.get(address, committed), committed)
@@ -96,14 +96,14 @@ def _merge(left: InFlight, right: InFlight) -> InFlight:
 
 
 def _issue(step: Step, in_flight: InFlight) -> InFlight:
-    """What is in flight after the step. Under a guard neither a wait nor a commit is sure."""
+    """Return the wgmmas in flight after the step. A guarded wait or commit may not happen."""
     if step.predicate == "!PT":
         return in_flight
     if step.mnemonic in _WGMMAS:
-        # gsb0 marks a group's last: it commits those before it too.
+        # gsb0 marks the last wgmma of a group and also commits the earlier ones.
         commits = int("gsb0" in step.operands)
-        surely = 0 if step.predicate else commits
-        return {address: committed + surely for address, committed in in_flight.items()} | {step.address: commits}
+        certain = 0 if step.predicate else commits
+        return {address: committed + certain for address, committed in in_flight.items()} | {step.address: commits}
     is_wait = step.opcode == "WARPGROUP.DEPBAR.LE" and not step.predicate
     if is_wait and (allowed := _ALLOWED.search(step.operands)):
         return {address: committed for address, committed in in_flight.items() if committed <= int(allowed[1], 16)}
@@ -111,8 +111,10 @@ def _issue(step: Step, in_flight: InFlight) -> InFlight:
 
 
 def registers_written(step: Step) -> range:
-    """The general registers that a step may write; empty where there are none. Rather too many than too few: what is
-    not known writes the first register that it names."""
+    """Return the general registers that a step may write.
+
+    The result may contain too many registers, never too few: an unknown instruction writes the first register it names.
+    """
     operands = _operands(step)
     while operands and _PREDICATE.fullmatch(operands[0]):
         operands = operands[1:]
@@ -125,11 +127,11 @@ def registers_written(step: Step) -> range:
 def _width(step: Step) -> int:
     if step.mnemonic in _WGMMAS and (shape := _SHAPE.search(step.opcode)):
         return int(shape["columns"]) // (4 if shape["half"] else 2)
-    return next((width for looks, width in _WIDTHS if looks.search(step.opcode)), 1)
+    return next((width for pattern, width in _WIDTHS if pattern.search(step.opcode)), 1)
 
 
 def _fragment(wgmma: Step) -> range:
-    """Operand A's registers; empty where it comes from shared memory."""
+    """Return the registers of operand A, an empty range if it is in shared memory."""
     first = _REGISTER.match(_operands(wgmma)[1])
     return range(int(first[1]), int(first[1]) + _A_REGISTERS) if first else range(0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+if __name__ == "__main__":  # run the subcommand, even if the checkout is not installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from cudatma.cli import main as cudatma_main
 
@@ -28,7 +28,7 @@ EXAMPLES = """examples:
 
 
 def describe_target(name: str) -> dict[str, Any]:
-    """One row of the table as plain data; sizes in bytes, features as name -> bool."""
+    """Return a row of the table as plain data, with sizes in bytes and whether each feature exists."""
     target = get_target(name)
     return {
         "name": target.name,
@@ -46,9 +46,9 @@ def describe_target(name: str) -> dict[str, Any]:
 def _print_table(rows: list[dict[str, Any]]) -> None:
     lines: dict[str, list[str]] = {
         "compute capability": [row["compute_capability"] for row in rows],
-        "least PTX ISA": [row["ptx_isa"] for row in rows],
-        "smem a block, KiB": [str(row["smem_per_block_bytes"] // KIB) for row in rows],
-        "CTAs of a cluster": [str(row["max_cluster_blocks"]) for row in rows],
+        "minimum PTX ISA": [row["ptx_isa"] for row in rows],
+        "smem per block, KiB": [str(row["smem_per_block_bytes"] // KIB) for row in rows],
+        "CTAs per cluster": [str(row["max_cluster_blocks"]) for row in rows],
         "launched on": ["yes" if row["launched_on"] else "-" for row in rows],
     }
     lines |= {feature: ["yes" if row["features"][feature] else "-" for row in rows] for feature in FEATURES}
@@ -66,7 +66,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma targets``; returns the exit status."""
+    """Run ``cudatma targets`` and return the exit status."""
     parser = Parser("cudatma targets", __doc__, EXAMPLES)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON")

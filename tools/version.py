@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+if __name__ == "__main__":  # run the subcommand, even if the checkout is not installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     from cudatma.cli import main as cudatma_main
 
@@ -28,7 +28,7 @@ EXAMPLES = """examples:
 
 
 def package_version(*names: str) -> str | None:
-    """The version of the first of these distributions that is installed, or None."""
+    """Return the version of the first installed distribution among these, or None."""
     for name in names:
         try:
             return metadata.version(name)
@@ -38,7 +38,7 @@ def package_version(*names: str) -> str | None:
 
 
 def nvrtc_version_text() -> str | None:
-    """NVRTC's version as ``"13.0"``, or None where it cannot be loaded."""
+    """Return NVRTC's version as ``"13.0"``, or None if it cannot be loaded."""
     try:
         from cudatma.build.nvrtc import nvrtc_version
 
@@ -48,7 +48,7 @@ def nvrtc_version_text() -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Name -> version, None where it is not installed. Touches no GPU."""
+    """Return versions by name, None if not installed, without using a GPU."""
     return {
         "cudatma": __version__,
         "python": platform.python_version(),
@@ -62,14 +62,14 @@ def versions() -> dict[str, str | None]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma version``; returns the exit status."""
+    """Run ``cudatma version`` and return the exit status."""
     parser = Parser("cudatma version", __doc__, EXAMPLES)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
-    found = versions()
+    installed = versions()
     if options.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(installed, indent=2))
     else:
-        for name, version in found.items():
+        for name, version in installed.items():
             print(f"{name:<14} {version or 'not installed'}")
     return 0

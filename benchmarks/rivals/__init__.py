@@ -1,4 +1,4 @@
-"""Rivals of the Marlin GEMM. Each is optional: if one is absent or fails, the cell says why, and the run continues."""
+"""Rivals of the Marlin GEMM. Each is optional: without it, the cell has the reason and the run continues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.harness import Contender
 from benchmarks.layer import Layer
 from benchmarks.report import failure
 
-#: Name -> (module, class). cuBLAS comes first, because everything is compared with it.
+#: Module and class by name. cuBLAS comes first, because everything is compared with it.
 RIVALS = {
     "cublas": ("benchmarks.rivals.cublas", "Cublas"),
     "humming": ("benchmarks.rivals.humming", "Humming"),
@@ -28,50 +28,60 @@ VLLM = ("marlin", "machete")
 
 
 class Rival(Protocol):
-    """One rival on one layer. name: of RIVALS. errors: by part, why that part cannot run."""
+    """One rival on one layer.
+
+    Attributes
+    ----------
+    name : str
+        A key of RIVALS.
+    errors : dict of str to str
+        Why a part cannot run, by part.
+    """
 
     name: str
     errors: dict[str, str]
 
     def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
-        """Return at most ``count`` of its fastest variants for M = ``m``, checked against a reference; none if it does
-        not take part at this M. Raises the reason if it cannot run."""
+        """Return at most ``count`` of its fastest variants for M = ``m``, checked against a reference.
+
+        The list is empty if the rival does not take part at this M. Raise the reason if it cannot run.
+        """
         ...
 
 
 @dataclass(slots=True)
 class Field:
-    """The rivals of one layer. errors: by rival, why it is absent."""
+    """The rivals of one layer, and the reasons why others are absent."""
 
     rivals: list[Rival] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
 
     def contenders(self, stream: Any, m: int, count: int) -> tuple[dict[str, list[Contender]], dict[str, str]]:
-        """Return by rival its contenders for M = ``m``, and by rival why it has none."""
-        found: dict[str, list[Contender]] = {}
+        """Return each rival's contenders for M = ``m``, and the reasons of rivals without contenders."""
+        contenders: dict[str, list[Contender]] = {}
         errors = dict(self.errors)
         for rival in self.rivals:
             try:
-                if chosen := rival.contenders(stream, m, count):
-                    found[rival.name] = chosen
+                if variants := rival.contenders(stream, m, count):
+                    contenders[rival.name] = variants
             except Exception as error:
                 errors[rival.name] = failure(error)
             errors |= rival.errors
-        return found, errors
+        return contenders, errors
 
 
 def make_field(names: Sequence[str], layer: Layer, m_values: Sequence[int], vllm: Path | None = None) -> Field:
     """Return the named rivals on a layer.
 
-    m_values: of all calls, so that a rival can compile their kernels together. vllm: the folder with the libraries of
-    vLLM's wheel.
+    ``m_values`` are the values of M of all calls, so that a rival can compile its kernels together. ``vllm`` is the
+    folder with the libraries of vLLM's wheel.
     """
-    made = Field()
+    rivals = Field()
     for name in names:
         module, kind = RIVALS[name]
         try:
             folder = (vllm,) if name in VLLM else ()
-            made.rivals.append(getattr(importlib.import_module(module), kind)(layer, m_values, *folder))
+            rivals.rivals.append(getattr(importlib.import_module(module), kind)(layer, m_values, *folder))
         except Exception as error:
-            made.errors[name] = failure(error)
-    return made
+            rivals.errors[name] = failure(error)
+    return rivals

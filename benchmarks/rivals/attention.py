@@ -1,6 +1,6 @@
-"""Rivals of attention: cuDNN and FlashAttention-2 through torch, FlashAttention-3; on request FA4 and FlashInfer.
+"""Rivals of attention: cuDNN, FlashAttention-2 and -3, and on request FA4 and FlashInfer.
 
-A rival that is not installed, or does not take a call, raises the reason.
+cuDNN and FA2 run through torch. A rival that is not installed, or does not support a call, raises the reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.attention import CUDNN, FA2, FA3, FA4, FLASHINFER, Operands, entrant
 from benchmarks.contest import Entrant, Rival
 
-#: Paths in packages of FA3's library, which xformers' wheel brings, and of the CUDA runtime that it needs.
+#: Paths in packages of FA3's library, which xformers' wheel contains, and of the CUDA runtime that it needs.
 _FA3 = ("flash_attn_3/_C*.so", "xformers/flash_attn_3/_C*.so")
 _RUNTIME = ("nvidia/cuda_runtime/lib/libcudart.so.12", "nvidia/cu12/lib/libcudart.so.12")
 _WORKSPACE_BYTES = 256 << 20
@@ -43,7 +43,7 @@ def sdpa(name: str, backend: str, stream: Any, operands: Operands) -> list[Entra
 
 
 def fa3(library: Path | None, stream: Any, operands: Operands) -> list[Entrant]:
-    """Return FlashAttention-3's forward pass. library: of its torch ops; None looks for it in the packages."""
+    """Return FlashAttention-3's forward pass, from ``library`` or the library in the packages."""
     forward, out = fa3_forward(library), operands.out()
     q, k, v, shape = operands.q, operands.k, operands.v, operands.shape
 
@@ -56,15 +56,15 @@ def fa3(library: Path | None, stream: Any, operands: Operands) -> list[Entrant]:
 
 @lru_cache(maxsize=4)
 def fa3_forward(library: Path | None) -> Callable[..., Any]:
-    """Return FA3's torch op. library: of its torch ops; None looks for it in the packages."""
+    """Return FA3's torch op, from ``library`` or the library in the packages."""
     import torch
 
-    found = library or next(_in_packages(_FA3), None)
-    if found is None:
-        raise ImportError("no flash_attn_3/_C.so in the packages; xformers 0.0.34 brings one, --fa3 names one")
+    path = library or next(_in_packages(_FA3), None)
+    if path is None:
+        raise ImportError("no flash_attn_3/_C.so in the packages; xformers 0.0.34 contains one, --fa3 names one")
     runtime = next(_in_packages(_RUNTIME), Path("libcudart.so.12"))
     ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
-    torch.ops.load_library(str(found))
+    torch.ops.load_library(str(path))
     forward: Callable[..., Any] = torch.ops.flash_attn_3.fwd
     return forward
 
@@ -87,7 +87,7 @@ def fa4(stream: Any, operands: Operands) -> list[Entrant]:
 
 
 def fa4_forward() -> Callable[..., Any]:
-    """Return FA4's forward pass of torch tensors (batch, length, heads, dim), which allocates nothing with ``out``."""
+    """Return FA4's forward pass on torch tensors (batch, length, heads, dim), which allocates nothing with ``out``."""
     from flash_attn.cute.interface import _flash_attn_fwd
 
     forward: Callable[..., Any] = _flash_attn_fwd
@@ -95,7 +95,7 @@ def fa4_forward() -> Callable[..., Any]:
 
 
 def flashinfer(stream: Any, operands: Operands) -> list[Entrant]:
-    """Return FlashInfer's prefill of sequences one after the other."""
+    """Return FlashInfer's prefill of consecutive sequences."""
     import torch
     from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
@@ -111,10 +111,10 @@ def flashinfer(stream: Any, operands: Operands) -> list[Entrant]:
         causal=shape.is_causal,
         q_data_type=operands.q.dtype,
     )
-    q, k, v, to = (each.flatten(0, 1) for each in (operands.q, operands.k, operands.v, out))
+    q, k, v, flat_out = (each.flatten(0, 1) for each in (operands.q, operands.k, operands.v, out))
 
     def run(index: int) -> None:
-        wrapper.run(q, k, v, out=to)
+        wrapper.run(q, k, v, out=flat_out)
 
     run(0)
     return [entrant(stream, FLASHINFER, run, out)]
@@ -129,7 +129,7 @@ def flashinfer_workspace(name: str) -> Any:
 
 
 def always(fa3_library: Path | None) -> dict[str, Rival]:
-    """Return the rivals in every run, by their names in the table."""
+    """Return the rivals of every run by their names in the table."""
     return {
         CUDNN: partial(sdpa, CUDNN, "CUDNN_ATTENTION"),
         FA2: partial(sdpa, FA2, "FLASH_ATTENTION"),
@@ -137,7 +137,7 @@ def always(fa3_library: Path | None) -> dict[str, Rival]:
     }
 
 
-#: Values of --rivals, each with its name in the table, its package, and its function.
+#: Values of --rivals, each with its name in the table, its package and its function.
 OPTIONAL: dict[str, tuple[str, str, Rival]] = {
     "fa4": (FA4, "flash_attn.cute", fa4),
     "flashinfer": (FLASHINFER, "flashinfer", flashinfer),

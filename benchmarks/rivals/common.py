@@ -10,18 +10,18 @@ from benchmarks.layer import Layer
 from benchmarks.operands import GROUP_SIZE, filled, packed_bytes, random_numbers, random_words, to_torch
 from benchmarks.report import failure
 
-#: ||out - reference|| / ||reference||: 16-bit results differ by 1e-2 at most.
+#: Limit of ||out - reference|| / ||reference||: 16-bit results differ by at most 1e-2.
 TOLERANCE = 2e-2
-#: Rows at the front and at the end that are compared: a kernel goes wrong in its first or its last tile.
+#: Rows to compare at the beginning and at the end, because errors appear in the first or the last tile.
 ROWS = 16
-#: The launches that choose among variants take about this long.
+#: Approximate duration of the launches that choose among variants.
 _CHOOSING_US = 4000.0
 
 
 def check(out: Any, x: Any, weight: Any) -> None:
     """Compare rows of ``out`` (M, N) with ``x`` (M, K) @ ``weight`` (K, N), torch tensors of one 16-bit type.
 
-    Raises ArithmeticError if they differ, or if the result has a NaN.
+    Raise ArithmeticError if they differ or the result has a NaN.
     """
     rows = sorted({*range(min(ROWS, len(x))), *range(max(0, len(x) - ROWS), len(x))})
     reference = (x[rows] @ weight).float()
@@ -35,7 +35,7 @@ def fastest(
 ) -> list[Contender]:
     """Return at most ``count`` contenders, the fastest in a short run first.
 
-    A variant that cannot be made, or cannot run, goes to ``errors`` with the reason.
+    A variant that cannot be created or run goes into ``errors`` with the reason.
     """
     times: list[tuple[float, Contender]] = []
     for name, make in makers.items():
@@ -52,11 +52,27 @@ def fastest(
 
 
 class Int4Rival:
-    """A rival on one int4 layer, group 128, symmetric. Raises ValueError for a layer that it does not take.
+    """A rival on one int4 layer, group 128, symmetric.
 
-    name: of rivals.RIVALS. errors: by part, why that part cannot run. multiple_of_k, multiple_of_n: of the layers that
-    it takes. codes: torch uint8 (N, K / 2), the even k in the low nibble, the same bits for every rival. scales:
-    positive, (K / 128, N), in a similar range as our weights. reference: the dense weight (K, N).
+    Attributes
+    ----------
+    name : str
+        A key of rivals.RIVALS.
+    errors : dict of str to str
+        Why a part cannot run, by part.
+    multiple_of_k, multiple_of_n : int
+        Divisors of the layers that it supports.
+    codes : torch.Tensor of uint8, shape (N, K / 2)
+        Values with the even k in the low nibble, the same bits for every rival.
+    scales : torch.Tensor, shape (K / 128, N)
+        Positive scales, in a similar range as our weights.
+    reference : torch.Tensor, shape (K, N)
+        The dense weight.
+
+    Raises
+    ------
+    ValueError
+        If the rival does not support the layer.
     """
 
     name: str
@@ -71,7 +87,7 @@ class Int4Rival:
         if self.is_bf16_only and layer.dtype != "bfloat16":
             raise ValueError("bf16 only")
         if k % self.multiple_of_k or n % self.multiple_of_n:
-            raise ValueError(f"K = {k} is no multiple of {self.multiple_of_k}, or N = {n} none of {self.multiple_of_n}")
+            raise ValueError(f"K = {k} must be a multiple of {self.multiple_of_k}, N = {n} of {self.multiple_of_n}")
         self.layer, self.errors = layer, dict[str, str]()
         self.x, self.out = to_torch(layer.x), to_torch(layer.out)
         words = filled(cupy, (n, k // 8), random_words(cupy, 1 << 20, 6))
@@ -83,12 +99,12 @@ class Int4Rival:
         self.weights: list[Any] = []
 
     def rotate(self, weight: Any, copy: Callable[[Any], Any]) -> None:
-        """Make copies of a packed weight that exceed L2 together."""
+        """Create copies of a packed weight that together exceed L2."""
         count = copies_for(packed_bytes(self.layer.k, self.layer.n))
         self.weights = [weight, *(copy(weight) for _ in range(count - 1))]
 
     def checked(self, name: str, m: int, run: Callable[[int], Any]) -> Contender:
-        """Return a contender. Raises ArithmeticError if the result that its first launch returns is wrong."""
+        """Return a contender. Raise ArithmeticError if the result of its first launch is wrong."""
         self.out[:m].zero_()
         check(run(0), self.x[:m], self.reference)
         return self.layer.contender(name, run, self.weights, m)

@@ -1,4 +1,4 @@
-"""cuBLAS: torch.mm and cuBLASLt's own list of algorithms, for both orientations of the dense weight."""
+"""cuBLAS: torch.mm and cuBLASLt's own list of algorithms, with both orientations of the dense weight."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from benchmarks.report import failure
 from benchmarks.rivals.common import check, fastest
 from benchmarks.rivals.cublaslt import CublasLt
 
-#: Orientations: the weight (K, N) as it is, or (N, K) and transposed.
+#: Orientations of the weight: (K, N), or (N, K) and transposed.
 ORIENTATIONS = ("kn", "nk")
-#: Algorithms requested from cuBLASLt for each orientation, in the order in which it expects them to be fast.
+#: Algorithms requested from cuBLASLt for each orientation, in its order of expected speed.
 ALGORITHMS = 16
-#: From here on a launch takes a millisecond and more, and the first few algorithms are alike.
+#: M at which launches take at least a millisecond and the first few algorithms are equally fast, and their number.
 FEWER_FROM, FEWER_ALGORITHMS = 2048, 6
 WORKSPACE_BYTES = 32 << 20
 
 
 class Cublas:
-    """cuBLAS on one layer. Its errors name cuBLASLt if only that cannot run."""
+    """cuBLAS on one layer. Its errors name cuBLASLt if only cuBLASLt cannot run."""
 
     name = "cublas"
 
@@ -41,13 +41,13 @@ class Cublas:
         self.lt = lt
         if lt is None:
             try:
-                torch.mm(self.x[:1], self.weights["kn"][0], out=self.out[:1])  # brings the library in
+                torch.mm(self.x[:1], self.weights["kn"][0], out=self.out[:1])  # loads the library
                 self.lt = CublasLt()
             except Exception as error:
                 self.errors["cublaslt"] = failure(error)
 
     def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
-        """Return the fastest ``count`` of torch.mm and of cuBLASLt's algorithms, in both orientations."""
+        """Return the fastest ``count`` of torch.mm and cuBLASLt's algorithms, in both orientations."""
         all_ways = [self._torch(m, orientation) for orientation in ORIENTATIONS]
         if self.lt is not None:
             for orientation in ORIENTATIONS:
@@ -57,10 +57,10 @@ class Cublas:
                     self.errors["cublaslt"] = failure(error)
         expected_us = self.layer.expected_us(m, self.layer.dense_bytes)
         refused: dict[str, str] = {}
-        found = fastest(stream, {way.name: partial(_same, way) for way in all_ways}, expected_us, count, refused)
-        # An algorithm that cannot run is no error, but torch.mm has to.
+        contenders = fastest(stream, {way.name: partial(_same, way) for way in all_ways}, expected_us, count, refused)
+        # An algorithm that cannot run is not an error, but torch.mm must run.
         self.errors |= {name: why for name, why in refused.items() if name.startswith("cublas ")}
-        return found
+        return contenders
 
     def _torch(self, m: int, orientation: str) -> Contender:
         import torch
@@ -73,27 +73,29 @@ class Cublas:
         return self._contender(f"cublas {orientation}", run, m)
 
     def _lt(self, lt: CublasLt, m: int, orientation: str) -> list[Contender]:
-        """Return a contender for each algorithm; the result of the first one is checked."""
+        """Return a contender for each algorithm, and check the result of the first one."""
         layer, weights, out = self.layer, self.weights[orientation], self.out[:m]
         problem = lt.problem(m, layer.n, layer.k, layer.dtype, "RC" if orientation == "nk" else "RR")
-        wanted = ALGORITHMS if m < FEWER_FROM else FEWER_ALGORITHMS
+        count = ALGORITHMS if m < FEWER_FROM else FEWER_ALGORITHMS
         pointers = [int(weight.data_ptr()) for weight in weights]
-        x, to = int(self.x.data_ptr()), int(out.data_ptr())
+        x, target = int(self.x.data_ptr()), int(out.data_ptr())
         space = int(self.workspace.data_ptr())
 
         def contender(number: int, algorithm: Any) -> Contender:
             def run(index: int) -> None:
-                problem.run(algorithm, x, pointers[index % len(pointers)], to, space, WORKSPACE_BYTES, current_stream())
+                problem.run(
+                    algorithm, x, pointers[index % len(pointers)], target, space, WORKSPACE_BYTES, current_stream()
+                )
 
             return self._contender(f"cublaslt {orientation} {number}", run, m)
 
-        algorithms = problem.algorithms(wanted, WORKSPACE_BYTES)
-        found = [contender(number, algorithm) for number, algorithm in enumerate(algorithms)]
-        if found:
+        algorithms = problem.algorithms(count, WORKSPACE_BYTES)
+        contenders = [contender(number, algorithm) for number, algorithm in enumerate(algorithms)]
+        if contenders:
             out.zero_()
-            found[0].run(0)
+            contenders[0].run(0)
             check(out, self.x[:m], weights[0])
-        return found
+        return contenders
 
     def _contender(self, name: str, run: Callable[[int], None], m: int) -> Contender:
         layer = self.layer
@@ -106,7 +108,7 @@ def _same(contender: Contender) -> Contender:
 
 
 def current_stream() -> int:
-    """The handle of CuPy's current stream."""
+    """Return the handle of CuPy's current stream."""
     import cupy
 
     return int(cupy.cuda.get_current_stream().ptr)

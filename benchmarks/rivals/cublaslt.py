@@ -1,8 +1,8 @@
-"""cuBLASLt through ctypes: the algorithms that its heuristic proposes for a product, and each of them launched.
+"""cuBLASLt through ctypes: the algorithms that its heuristic proposes for a product, and their launches.
 
 Row-major y (M, N) = a (M, K) b (K, N) is, in cuBLAS' column-major terms, y^T = b^T a^T: cuBLAS' A is b, its B is a. A
 row-major operand is the column-major matrix of its transpose and needs no transposition; a column-major one does.
-Source: cuBLAS library documentation, "Using the cuBLASLt API"; the numbers are those of cublasLt.h and library_types.h.
+Source: cuBLAS library documentation, "Using the cuBLASLt API"; the constants come from cublasLt.h and library_types.h.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _COMPUTE_32F = 68
 #: cublasLtMatmulDescAttributes_t, cublasOperation_t, cublasLtMatmulPreferenceAttributes_t.
 _TRANSA, _TRANSB, _TRANSPOSE = 3, 4, 1
 _MAX_WORKSPACE_BYTES = 1
-#: cublasLtMatmulAlgoConfigAttributes_t; all of them are 32 bits wide or narrower.
+#: cublasLtMatmulAlgoConfigAttributes_t; all of them have at most 32 bits.
 _CONFIG = {"id": 0, "tile": 1, "split_k": 2, "stages": 6, "cluster": 8}
 _NAMES = ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so")
 _MAPS = Path("/proc/self/maps")
 
 
 class Algorithm(Structure):
-    """cublasLtMatmulAlgo_t: opaque."""
+    """cublasLtMatmulAlgo_t, which is opaque."""
 
     _fields_ = (("data", c_uint64 * 8),)
 
@@ -64,18 +64,18 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class CublasLtError(RuntimeError):
-    """A call that did not return CUBLAS_STATUS_SUCCESS."""
+    """Error of a call that did not return CUBLAS_STATUS_SUCCESS."""
 
 
 def loaded_library(maps: Path = _MAPS) -> list[str]:
-    """Where this process has loaded libcublasLt from (torch brings it), then the names to ask the loader for."""
+    """Return the paths from which this process has loaded libcublasLt (torch does), then names for the loader."""
     lines = maps.read_text().splitlines() if maps.is_file() else []
     paths = [line.split(maxsplit=5)[-1] for line in lines if "libcublasLt.so" in line]
     return [*dict.fromkeys(paths), *_NAMES]
 
 
 def load_library(names: Sequence[str]) -> Any:
-    """The first of these libraries that loads. Raises OSError with all reasons."""
+    """Load the first of these libraries that works. Raise OSError with all reasons."""
     reasons = []
     for name in names:
         try:
@@ -86,7 +86,7 @@ def load_library(names: Sequence[str]) -> Any:
 
 
 class CublasLt:
-    """The library and one handle. Raises OSError where it is not there, CublasLtError where a call fails.
+    """The library and one handle. Raise OSError if it is absent and CublasLtError if a call fails.
 
     Descriptors live as long as the process: a few hundred bytes for each product.
     """
@@ -96,28 +96,31 @@ class CublasLt:
         for name, arguments in _SIGNATURES.items():
             function = getattr(self.library, name)
             function.argtypes, function.restype = arguments, c_int
-        self.handle = self.made("cublasLtCreate")
+        self.handle = self.create("cublasLtCreate")
 
     def call(self, name: str, *arguments: Any) -> None:
         status = getattr(self.library, name)(*arguments)
         if status:
             raise CublasLtError(f"{name} returned {status}")
 
-    def made(self, name: str, *arguments: Any) -> c_void_p:
-        """The object that a Create function makes."""
-        made = c_void_p()
-        self.call(name, byref(made), *arguments)
-        return made
+    def create(self, name: str, *arguments: Any) -> c_void_p:
+        """Return the object that a Create function creates."""
+        created = c_void_p()
+        self.call(name, byref(created), *arguments)
+        return created
 
     def problem(self, m: int, n: int, k: int, dtype: str, layout: str) -> Problem:
-        """y (M, N) = a (M, K) b (K, N), y row-major. layout: of a and b, R row-major and C column-major; all dense."""
+        """Return the product y (M, N) = a (M, K) b (K, N) with row-major y.
+
+        ``layout`` gives the layouts of a and b, R for row-major and C for column-major. All operands are dense.
+        """
         return Problem(self, m, n, k, dtype, layout)
 
-    def described(self, algorithm: Algorithm) -> str:
-        """What an algorithm is configured as, by the numbers of cublasLt.h: ``"id 66, tile 20, ..."``."""
+    def describe(self, algorithm: Algorithm) -> str:
+        """Return an algorithm's configuration in the numbers of cublasLt.h: ``"id 66, tile 20, ..."``."""
         parts = []
         for name, attribute in _CONFIG.items():
-            value, written = c_uint64(0), c_size_t()  # filled from its low end, however wide the attribute is
+            value, written = c_uint64(0), c_size_t()  # filled from its low end, whatever the attribute's width
             size = 2 if name == "cluster" else 4
             self.call(
                 "cublasLtMatmulAlgoConfigGetAttribute",
@@ -128,29 +131,29 @@ class CublasLt:
 
 
 class Problem:
-    """One product: its descriptors, what the heuristic proposes for it, and its launch."""
+    """One product: its descriptors, the heuristic's proposals, and its launch."""
 
     def __init__(self, lt: CublasLt, m: int, n: int, k: int, dtype: str, layout: str) -> None:
-        self.lt, kind = lt, _TYPES[dtype]
-        self.operation = lt.made("cublasLtMatmulDescCreate", _COMPUTE_32F, _FLOAT32)
+        self.lt, dtype_code = lt, _TYPES[dtype]
+        self.operation = lt.create("cublasLtMatmulDescCreate", _COMPUTE_32F, _FLOAT32)
         for attribute, letter in ((_TRANSA, layout[1]), (_TRANSB, layout[0])):
             if letter == "C":
                 flag = c_int(_TRANSPOSE)
                 lt.call("cublasLtMatmulDescSetAttribute", self.operation, attribute, byref(flag), sizeof(flag))
-        self.a, self.b = self._matrix(kind, m, k, layout[0]), self._matrix(kind, k, n, layout[1])
-        self.output = self._matrix(kind, m, n, "R")
+        self.a, self.b = self._matrix(dtype_code, m, k, layout[0]), self._matrix(dtype_code, k, n, layout[1])
+        self.output = self._matrix(dtype_code, m, n, "R")
         self._one, self._zero = c_float(1), c_float(0)
 
-    def _matrix(self, kind: int, rows: int, columns: int, letter: str) -> c_void_p:
-        """The layout of a dense matrix, column-major or, transposed, row-major."""
+    def _matrix(self, dtype_code: int, rows: int, columns: int, letter: str) -> c_void_p:
+        """Return the layout of a dense matrix, column-major or, transposed, row-major."""
         if letter == "R":
             rows, columns = columns, rows
-        return self.lt.made("cublasLtMatrixLayoutCreate", kind, rows, columns, rows)
+        return self.lt.create("cublasLtMatrixLayoutCreate", dtype_code, rows, columns, rows)
 
     def algorithms(self, count: int, workspace_bytes: int) -> list[Algorithm]:
-        """At most ``count``, the one expected to be fastest first, that need no more workspace."""
+        """Return at most ``count`` algorithms within the workspace, in the order of expected speed."""
         lt, limit = self.lt, c_uint64(workspace_bytes)
-        preference = lt.made("cublasLtMatmulPreferenceCreate")
+        preference = lt.create("cublasLtMatmulPreferenceCreate")
         lt.call("cublasLtMatmulPreferenceSetAttribute", preference, _MAX_WORKSPACE_BYTES, byref(limit), sizeof(limit))
         results, returned = (HeuristicResult * count)(), c_int()
         layouts = (self.b, self.a, self.output, self.output)
@@ -158,13 +161,13 @@ class Problem:
             "cublasLtMatmulAlgoGetHeuristic",
             *(lt.handle, self.operation, *layouts, preference, count, results, byref(returned)),
         )
-        # A copy of each: the array is one object, and a part of it keeps all of it.
+        # Copy each one, because a part of the array would keep all of it.
         return [Algorithm.from_buffer_copy(each.algo) for each in results[: returned.value] if each.state == 0]
 
     def run(
         self, algorithm: Algorithm, a: int, b: int, out: int, workspace: int, workspace_bytes: int, stream: int
     ) -> None:
-        """Enqueue the product; addresses on the device, sizes in bytes."""
+        """Enqueue the product, with device addresses and a size in bytes."""
         self.lt.call(
             "cublasLtMatmul",
             *(self.lt.handle, self.operation, byref(self._one), b, self.b, a, self.a),

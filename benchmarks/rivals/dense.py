@@ -1,6 +1,6 @@
-"""Rivals of the dense GEMM: torch.mm, the best of cuBLASLt's algorithms; on request DeepGEMM and QuACK.
+"""Rivals of the dense GEMM: torch.mm, the best of cuBLASLt's algorithms, and on request DeepGEMM and QuACK.
 
-Each writes into an array of its own. A rival that is not installed, or does not take a product, raises the reason.
+Each writes into its own array. A rival that is not installed, or does not support a product, raises the reason.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from benchmarks.rivals.common import fastest
 from benchmarks.rivals.cublas import current_stream
 from benchmarks.rivals.cublaslt import CublasLt
 
-#: Algorithms requested from cuBLASLt, and the workspace that they may use.
+#: Algorithms requested from cuBLASLt, and the size of their workspace.
 ALGORITHMS, WORKSPACE_BYTES = 16, 64 << 20
-#: The fastest algorithms of a first pass that take part in the turns.
+#: Fastest algorithms of a first pass, which take part in the turns.
 FINALISTS = 2
 
 
@@ -46,28 +46,28 @@ def _workspace() -> Any:
 
 
 def cublaslt(stream: Any, operands: Operands) -> list[Entrant]:
-    """Return the fastest of the algorithms that cuBLASLt's heuristic proposes. Raises RuntimeError if none runs."""
+    """Return the fastest of the algorithms that cuBLASLt's heuristic proposes. Raise RuntimeError if none runs."""
     lt, product, out = _cublaslt(), operands.product, operands.out()
     problem = lt.problem(product.m, product.n, product.k, product.dtype, product.layout)
     pointers = [(int(a.data_ptr()), int(b.data_ptr())) for a, b in zip(operands.a, operands.b, strict=True)]
-    to, space = int(out.data_ptr()), int(_workspace().data_ptr())
+    target, space = int(out.data_ptr()), int(_workspace().data_ptr())
 
     def run(algorithm: Any, index: int) -> None:
         a, b = pointers[index % len(pointers)]
-        problem.run(algorithm, a, b, to, space, WORKSPACE_BYTES, current_stream())
+        problem.run(algorithm, a, b, target, space, WORKSPACE_BYTES, current_stream())
 
     algorithms = problem.algorithms(ALGORITHMS, WORKSPACE_BYTES)
     makers, details, errors = {}, dict[str, str](), dict[str, str]()
     for number, algorithm in enumerate(algorithms, 1):
         name, detail = f"{CUBLASLT} {number}", f"algorithm {number} of {len(algorithms)}"
         makers[name] = partial(operands.contender, name, partial(run, algorithm))
-        with contextlib.suppress(Exception):  # an older library names fewer attributes
-            detail += f": {lt.described(algorithm)}"
+        with contextlib.suppress(Exception):  # an older library has fewer attributes
+            detail += f": {lt.describe(algorithm)}"
         details[name] = detail
-    found = fastest(stream, makers, product.expected_us, FINALISTS, errors)
-    if not found:
-        raise RuntimeError(next(iter(errors.values()), "nothing that runs was proposed"))
-    return [Entrant(CUBLASLT, contender, out, details[contender.name]) for contender in found]
+    contenders = fastest(stream, makers, product.expected_us, FINALISTS, errors)
+    if not contenders:
+        raise RuntimeError(next(iter(errors.values()), "no proposed algorithm runs"))
+    return [Entrant(CUBLASLT, contender, out, details[contender.name]) for contender in contenders]
 
 
 def deepgemm(stream: Any, operands: Operands) -> list[Entrant]:
@@ -87,7 +87,7 @@ def deepgemm(stream: Any, operands: Operands) -> list[Entrant]:
 
 
 def quack(stream: Any, operands: Operands) -> list[Entrant]:
-    """Return QuACK's dense GEMM, autotuned by itself."""
+    """Return QuACK's dense GEMM, which tunes itself."""
     from quack.gemm_interface import gemm
 
     out = operands.out()
@@ -102,7 +102,7 @@ def quack(stream: Any, operands: Operands) -> list[Entrant]:
 
 #: Rivals in every run, by their names in the table.
 ALWAYS: dict[str, Rival] = {TORCH: torch_mm, CUBLASLT: cublaslt}
-#: Values of --rivals, each with its name in the table, its package, and its function.
+#: Values of --rivals, each with its name in the table, its package and its function.
 OPTIONAL: dict[str, tuple[str, str, Rival]] = {
     "deepgemm": ("DeepGEMM", "deep_gemm", deepgemm),
     "quack": ("QuACK", "quack", quack),

@@ -15,7 +15,7 @@ from benchmarks.rivals.common import Int4Rival
 
 
 class Humming(Int4Rival):
-    """A HummingLayer. Raises ImportError if the package is absent."""
+    """A HummingLayer. Raise ImportError if the package is absent."""
 
     name = "humming"
 
@@ -45,7 +45,7 @@ class Humming(Int4Rival):
         return get_heuristics_config(layer_config=self.weights[0].humming_config, shape_m=m)
 
     def _compile_together(self, m_values: Sequence[int]) -> None:
-        """Compile its kernels for all these M on all cores. If that fails, each is compiled when it is used."""
+        """Compile its kernels for all these M on all cores. If this fails, each compiles at first use."""
         with contextlib.suppress(Exception):
             from humming.kernel.humming import HummingKernel
 

@@ -1,6 +1,6 @@
 """QuACK's W4A16 GEMM (package quack-kernels), in CuTe DSL: bf16, group 128, symmetric.
 
-Its launches overlap, as is QuACK's default: each is a programmatic dependent of the previous one.
+Its launches overlap, which is QuACK's default: each is a programmatic dependent of the previous one.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from benchmarks.harness import Contender
 from benchmarks.layer import Layer
 from benchmarks.rivals.common import Int4Rival, cloned, fastest
 
-#: QuACK's name of int4 weights with an offset of 8 and a scale for each 128 values along K.
+#: QuACK's name for int4 weights with an offset of 8 and a scale for each 128 values along K.
 _FORMAT = "int4"
 _TILE_CHANNELS = 128
-#: The smallest M for which other tiles are tried, their tokens, and CTAs of a cluster along the tokens.
+#: Smallest M at which other tiles are tried, their numbers of tokens, and CTAs of a cluster along the tokens.
 _TUNED_FROM, _TILE_TOKENS, _CLUSTERS = 128, (128, 192, 256), (1, 2)
 
 
 class Quack(Int4Rival):
     """quack.gemm_w4.gemm_w4a16 on one layer: QuACK's choice, or with many rows the fastest of some tiles.
 
-    Raises ImportError if the package is absent.
+    Raises
+    ------
+    ImportError
+        If the package is absent.
     """
 
     name = "quack"

@@ -1,4 +1,4 @@
-"""torch's int4 GEMM (tinygemm): bf16 activations, symmetric weights as floating zero points of 0."""
+"""torch's int4 GEMM (tinygemm): bf16 activations, symmetric weights as floating-point zero points of 0."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from benchmarks.layer import Layer
 from benchmarks.operands import GROUP_SIZE
 from benchmarks.rivals.common import Int4Rival, cloned
 
-#: With more rows it takes milliseconds, ten times as long as the others.
+#: Largest M: with more rows it takes milliseconds, ten times as long as the others.
 MAX_M = 128
-#: Of torch's packing: K must be a multiple of 16 times this.
+#: Parameter of torch's packing: K must be a multiple of 16 times this.
 _INNER_K_TILES = 8
 
 
@@ -27,15 +27,15 @@ class Tinygemm(Int4Rival):
         import torch
 
         super().__init__(layer)
-        #: W[k, n] = (code - 8) * scale + zero, with (scale, zero) of each group side by side.
+        #: W[k, n] = (code - 8) * scale + zero, with interleaved (scale, zero) of each group.
         pairs = torch.stack((self.scales, torch.zeros_like(self.scales)), dim=2).contiguous()
-        # torch has the even k in the high nibble.
+        # torch stores the even k in the high nibble.
         packed = torch.ops.aten._convert_weight_to_int4pack((self.codes << 4) | (self.codes >> 4), _INNER_K_TILES)
         self.rotate((packed, pairs), cloned)
         self.results: list[Any] = []
 
     def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
-        """The kernel allocates its result; the last two are kept alive, because the graph continues to write them."""
+        """Return the kernel, whose last two results are kept because a graph continues to write them."""
         import torch
 
         if m > MAX_M:

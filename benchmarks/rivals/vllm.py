@@ -1,7 +1,7 @@
 """vLLM's W4A16 kernels Marlin and Machete: group 128, symmetric, fp16 and bf16.
 
 The kernels are operators of ``_C_stable_libtorch.abi3.so`` in vLLM's wheel, loaded without importing vLLM. ``--vllm``
-names the folder that holds this library. The calls match version 0.25.1, whose library needs torch 2.11:
+names the folder of this library. The calls match version 0.25.1, whose library needs torch 2.11:
 
     pip download --no-deps vllm==0.25.1
     unzip -d FOLDER vllm-*.whl 'vllm/_C_stable_libtorch.abi3.so' '*.dist-info/METADATA'    # --vllm FOLDER/vllm
@@ -33,11 +33,11 @@ _SMALL_TILE, _MAX_SMALL_TILES = 64, 8
 def version_of(folder: Path | None) -> str:
     """Return the version of the wheel that was unpacked in this folder or its parent, or "" if it is unknown."""
     places = [str(folder), str(folder.resolve().parent)] if folder else []
-    return next((found.version for found in distributions(name="vllm", path=places)), "")
+    return next((wheel.version for wheel in distributions(name="vllm", path=places)), "")
 
 
 def load(folder: Path | None) -> Any:
-    """Load the library in the folder and return ``torch.ops._C``. Raises OSError if the library cannot be loaded."""
+    """Load the library in the folder and return ``torch.ops._C``. Raise OSError if it cannot be loaded."""
     import torch
 
     if folder is None:
@@ -107,7 +107,7 @@ class Machete(_Vllm):
         return self.ops.machete_prepack_B(words.t(), dtype, _UINT4B8, dtype), scales
 
     def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
-        """Return the fastest ``count`` schedules. A schedule that cannot run is an error of its own."""
+        """Return the fastest ``count`` schedules. A schedule that cannot run is a separate error."""
         self.errors.clear()
         dtype = self.x.dtype
         schedules = self.ops.machete_supported_schedules(dtype, _UINT4B8, dtype, None, None, None, None)
@@ -125,7 +125,7 @@ class Machete(_Vllm):
 
         def run(index: int) -> Any:
             weight, scales = self.weights[index % len(self.weights)]
-            # The operator allocates its result. Free the one before, so that all launches of a graph write the same
+            # The operator allocates its result. Free the previous one, so that all launches of a graph write the same
             # memory, and keep this one while the graph exists.
             out.clear()
             out.append(self.ops.machete_mm(x, weight, _UINT4B8, None, scales, None, GROUP_SIZE, None, None, schedule))

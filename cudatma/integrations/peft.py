@@ -14,7 +14,7 @@ from cudatma.integrations.torch import MarlinLinear
 
 
 class MarlinLoraLinear(GPTQLoraLinear):  # type: ignore[misc]
-    """A MarlinLinear with LoRA adapters. peft adds their products to the layer's result, as it does for GPTQ layers."""
+    """A MarlinLinear with LoRA adapters. peft adds their products to the layer's result, as for GPTQ layers."""
 
     def __init__(self, base_layer: Any, adapter_name: str, *, config: Any, **options: Any) -> None:
         if config.use_dora or getattr(config, "use_qalora", False):
@@ -27,13 +27,13 @@ class MarlinLoraLinear(GPTQLoraLinear):  # type: ignore[misc]
             super().__init__(base_layer, adapter_name, config=config, **options)
 
     def merge(self, *_: Any, **__: Any) -> None:
-        """Raise ArgumentError: an adapter cannot be added to int4 weights."""
-        remedy = "keep the adapter beside the layer, or merge it into the float model and quantize that"
+        """Raise ArgumentError: int4 weights cannot absorb an adapter."""
+        remedy = "keep the adapter as a separate module, or merge it into the float model and quantize that"
         raise ArgumentError("merge", "an adapter of an int4 layer", "adapters of float layers", remedy)
 
 
 def register() -> None:
-    """Let peft's LoRA take MarlinLinear as a target module. Further calls change nothing."""
+    """Let peft's LoRA use MarlinLinear as a target module. Further calls have no effect."""
     create = LoraModel._create_new_module
     if getattr(create, "_takes_marlin", False):
         return

@@ -39,7 +39,7 @@ __all__ = [
     "unpack",
 ]
 
-#: The public names of each module, which is imported when one of them is first used (PEP 562).
+#: Public names by module. The module is imported at the first use of one of its names (PEP 562).
 _PUBLIC = {
     "awq": "from_awq load_awq",
     "checkpoint": "Checkpoint open_checkpoint",

@@ -30,10 +30,18 @@ _AGREE = "correct the configuration, or use the tensors that belong to it"
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """How to decode a layer's tensors.
+    """Facts that decide how a layer's tensors are decoded.
 
-    extent: K, N and the number of groups. group_size: None for one group. zero_point_format: as in from_gptq(). note: a
-    sentence for the report, or "".
+    Attributes
+    ----------
+    extent : Extent
+        K, N and the number of groups.
+    group_size : int or None
+        Rows of a group; None for one group.
+    zero_point_format : str
+        As in ``from_gptq``.
+    note : str
+        Sentence for the report, or "".
     """
 
     extent: Extent
@@ -43,10 +51,32 @@ class LayerFacts:
 
 
 def layer_facts(checkpoint: Checkpoint, layer: str, parts: Mapping[str, str], statement: Statement) -> LayerFacts:
-    """Check a layer's tensors against the configuration.
+    """Check a layer's tensors against the configuration and return how to decode them.
 
-    parts: maps each tensor's name without the layer's to its name in the checkpoint. Only small tensors are read.
-    Raises QuantizationError for a contradiction, naming both sides, and WeightFileError for a missing tensor.
+    Only small tensors are read.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+        The checkpoint that holds the layer.
+    layer : str
+        The layer's name.
+    parts : mapping of str to str
+        Names of the layer's tensors in the checkpoint, by the name without the layer's prefix.
+    statement : Statement
+        The model's quantization configuration.
+
+    Returns
+    -------
+    LayerFacts
+        How to decode the layer.
+
+    Raises
+    ------
+    QuantizationError
+        If the tensors contradict the configuration. The error names both sides.
+    WeightFileError
+        If a tensor is missing.
     """
     entries = {part: checkpoint.files[name].tensors[name] for part, name in parts.items()}
     try:
@@ -63,10 +93,17 @@ def read_layer(
     group_size: int | None,
     zero_point_format: str | None = None,
 ) -> tuple[list[Any], int | None, str | None]:
-    """Return a layer's tensors as its importer takes them, and its group_size and zero_point_format.
+    """Return a layer's tensors in the order of its importer's arguments, its group_size and its zero_point_format.
 
-    None for the last two is replaced by the value of the folder's configuration, if there is one. The configuration is
-    not read if zero_point_format is given. Raises WeightFileError and QuantizationError.
+    The folder's configuration, if there is one, supplies a group_size or zero_point_format of None. It is not read if
+    zero_point_format is given.
+
+    Raises
+    ------
+    WeightFileError
+        If a file is unreadable, lacks a tensor or has another format.
+    QuantizationError
+        If the tensors contradict the configuration.
     """
     checkpoint = open_checkpoint(path)
     check_layer(checkpoint, layer, kind)
@@ -78,22 +115,22 @@ def read_layer(
     return tensors, group_size, zero_point_format
 
 
-def _folder_facts(checkpoint: Checkpoint, layer: str, wanted: Format) -> LayerFacts | None:
+def _folder_facts(checkpoint: Checkpoint, layer: str, expected: Format) -> LayerFacts | None:
     """Return layer_facts() for the folder's configuration, or None without one.
 
-    Raises WeightFileError if the configuration states another format than ``wanted``.
+    Raise WeightFileError if the configuration states another format than ``expected``.
     """
     section, where = read_section(checkpoint.path.parent)
     if not section:
         return None
-    statement = read_statement({"quant_method": wanted.name.replace("_", "-"), **section}, where)
-    if statement.format is not wanted:
+    statement = read_statement({"quant_method": expected.name.replace("_", "-"), **section}, where)
+    if statement.format is not expected:
         remedy = f"read it with load_{statement.format.name}"
-        raise WeightFileError(f"{where}: quant_method", str(section.get("quant_method")), wanted.title, remedy)
-    names = {part: f"{layer}.{part}" for part in (*wanted.required, *wanted.optional)}
+        raise WeightFileError(f"{where}: quant_method", str(section.get("quant_method")), expected.title, remedy)
+    names = {part: f"{layer}.{part}" for part in (*expected.required, *expected.optional)}
     parts = {part: name for part, name in names.items() if name in checkpoint.files}
-    if missing := [part for part in wanted.required if part not in parts]:
-        checkpoint.read(names[missing[0]])  # raises, and shows similar names
+    if missing := [part for part in expected.required if part not in parts]:
+        checkpoint.read(names[missing[0]])  # raises, and lists similar names
     return layer_facts(checkpoint, layer, parts, statement)
 
 
@@ -110,9 +147,9 @@ def _compare(
         raise QuantizationError(kind.required[0], "a quantized layer", allowed, _AGREE)
     if statement.bits not in (None, 4):
         raise QuantizationError(f"{statement.where}: bits", statement.bits, "4", f"it applies to {layer}; {_FOUR}")
-    found = recognized({part: entry.shape for part, entry in entries.items()})
-    if found not in (None, kind):
-        got = f"what looks like {found.title}"
+    detected = recognized({part: entry.shape for part, entry in entries.items()})
+    if detected not in (None, kind):
+        got = f"a tensor that looks like {detected.title}"
         raise QuantizationError(kind.required[0], got, f"{kind.title}, because {whole.where} says so", _AGREE)
     words: tuple[str, ...] = ("I32", "U32")
     dtypes_of = {kind.zeros: (*words, "I8"), **dict.fromkeys(kind.integers, words), kind.scales: FLOAT_DTYPES}
@@ -148,12 +185,12 @@ def _group_size(kind: Format, extent: Extent, statement: LayerStatement) -> int 
     if size is None:
         file_group_size(extent.k, extent.groups, None)
         return None
-    said = f"{statement.where} says group_size {size}"
+    reason = f"{statement.where} says group_size {size}"
     if extent.groups > 1 or size == 0 or size < -1:
         check_file_group_size(size, f"{statement.where}: group_size")
     if (expected := group_count(extent.k, size)) != extent.groups:
         got = f"{extent.groups} groups for K = {extent.k}"
-        raise QuantizationError(kind.scales, got, f"{expected}, because {said}", _AGREE)
+        raise QuantizationError(kind.scales, got, f"{expected}, because {reason}", _AGREE)
     return size if extent.groups > 1 else None
 
 
@@ -165,10 +202,10 @@ def _check_order(
     size: int | None,
     statement: LayerStatement,
 ) -> None:
-    """Check that g_idx permutes rows only if the configuration allows it."""
+    """Raise an error if g_idx permutes rows and the configuration says otherwise."""
     if not kind.g_idx:
         if statement.act_order and extent.groups > 1:
-            got = f"{kind.title}, which holds rows in order"
+            got = f"{kind.title}, which stores rows in order"
             raise QuantizationError(
                 kind.required[0], got, f"GPTQ, because {statement.where} says desc_act true", _AGREE
             )
@@ -193,15 +230,15 @@ def _zero_points(
     whole: Statement,
     statement: LayerStatement,
 ) -> tuple[str, str]:
-    """Check the zero points against the stated symmetry. Return their format and a note."""
+    """Check the zero points against the stated symmetry, and return their format and a note."""
     form, symmetric = whole.zero_point_format, statement.symmetric
     if whole.borrows and symmetric is False:
         return "v1_borrow", ""
-    said = f"{statement.where} says that it is {'' if symmetric else 'not '}symmetric"
+    reason = f"{statement.where} says that it is {'' if symmetric else 'not '}symmetric"
     part = kind.zeros
     if part not in entries:
         if symmetric is False:
-            raise QuantizationError(kind.required[0], "no zero points", f"zero points, because {said}", _AGREE)
+            raise QuantizationError(kind.required[0], "no zero points", f"zero points, because {reason}", _AGREE)
         return form, ""
     if part == "weight_zero_point":
         is_unpacked = entries[part].dtype == "I8"
@@ -221,5 +258,5 @@ def _zero_points(
     if symmetric:
         low, high = int(zeros.min()), int(zeros.max())
         got = f"{low} everywhere" if low == high else f"stored values from {low} to {high}"
-        raise QuantizationError(part, got, f"{midpoint} everywhere, because {said}", _AGREE)
+        raise QuantizationError(part, got, f"{midpoint} everywhere, because {reason}", _AGREE)
     return form, ""

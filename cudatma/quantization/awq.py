@@ -1,7 +1,8 @@
-"""AWQ checkpoints (AutoAWQ's "gemm" version), four bits.
+"""AWQ checkpoints (AutoAWQ's "gemm" version) with four bits.
 
-Tensors of a layer: qweight int32 (K, N / 8), qzeros int32 (G, N / 8), scales (G, N). A word holds eight consecutive
-columns with the even ones first: column 2 m + h of the eight is in nibble m + 4 h. Zero points are stored plain.
+A layer has the tensors qweight int32 (K, N / 8), qzeros int32 (G, N / 8) and scales (G, N). A word holds eight
+consecutive columns, the even ones first: column 2 m + h of the eight is in nibble m + 4 h. Zero points are stored
+unchanged.
 """
 
 from __future__ import annotations
@@ -22,10 +23,34 @@ from cudatma.quantization.packed import PackedWeight
 def from_awq(
     qweight: Any, qzeros: Any, scales: Any, *, group_size: int | None = None, dtype: Any | None = None, bits: int = 4
 ) -> PackedWeight:
-    """A PackedWeight from AWQ tensors (NumPy, CuPy, torch or DLPack); the shapes are those of this module's header.
+    """Import a weight from AWQ tensors.
 
-    group_size: -1 or a multiple of 32; None infers 32, 64, 128, 256, 512, 1024 or -1 from K and G. dtype: None keeps
-    the scales' own. Raises QuantizationError, ArgumentTypeError.
+    Parameters
+    ----------
+    qweight : array_like of int32, shape (K, N / 8)
+        Packed integers. Each word holds eight columns, the even ones in the low nibbles.
+    qzeros : array_like of int32, shape (G, N / 8)
+        Packed zero points, in the order of qweight.
+    scales : array_like, shape (G, N)
+        Scales, floating point.
+    group_size : int, optional
+        -1 for one group, or a multiple of 32. Default: inferred from K and G as 32, 64, 128, 256, 512, 1024 or -1.
+    dtype : str or dtype, optional
+        Type of the scales, fp16 or bf16. Default: the type of ``scales``.
+    bits : int, default 4
+        Bits of a value. Only 4 is supported.
+
+    Returns
+    -------
+    PackedWeight
+        The weight, on the host.
+
+    Raises
+    ------
+    QuantizationError
+        If shapes or values are invalid, or the tensors have another format.
+    ArgumentTypeError
+        If an argument is not an array.
     """
     check_bits(bits)
     check_arrays({"qweight": qweight, "scales": scales}, AWQ)
@@ -42,17 +67,39 @@ def load_awq(
     dtype: Any | None = None,
     bits: int = 4,
 ) -> PackedWeight:
-    """from_awq() for the tensors ``{layer}.qweight`` ... of a checkpoint (a path, or what open_checkpoint returned).
+    """Import an AWQ layer from a checkpoint.
 
-    A configuration in the same folder has to agree with the layer. Raises WeightFileError if a file is unreadable,
-    lacks a tensor or has another format; QuantizationError if tensors are invalid or contradict the configuration.
+    Parameters
+    ----------
+    path : str, os.PathLike or Checkpoint
+        A ``.safetensors`` file, an index, a folder, or the result of ``open_checkpoint``.
+    layer : str
+        The layer's name: its tensors are ``{layer}.qweight``, ``{layer}.qzeros`` and ``{layer}.scales``.
+    group_size : int, optional
+        As in ``from_awq``. Default: the value of the folder's configuration, otherwise inferred.
+    dtype : str or dtype, optional
+        Type of the scales, fp16 or bf16. Default: the type in the file.
+    bits : int, default 4
+        Bits of a value. Only 4 is supported.
+
+    Returns
+    -------
+    PackedWeight
+        The weight, on the host.
+
+    Raises
+    ------
+    WeightFileError
+        If a file is unreadable, lacks a tensor or has another format.
+    QuantizationError
+        If the tensors are invalid or contradict the configuration in the same folder.
     """
     tensors, group_size, _ = read_layer(path, layer, AWQ, group_size)
     return from_awq(*tensors, group_size=group_size, dtype=dtype, bits=bits)
 
 
 def _columns(value: Any, field: str) -> NDArray[np.uint8]:
-    """int32 (R, N / 8) -> uint8 (R, N) in column order."""
+    """Return the values (R, N) of AWQ's words (R, N / 8) in column order."""
     stored = nibbles_along_columns(value, field)
     rows, n = stored.shape
     split = stored.reshape(rows, n // WORD_VALUES, 2, 4)  # nibble 4 h + m

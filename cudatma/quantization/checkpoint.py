@@ -1,4 +1,4 @@
-"""A checkpoint: one safetensors file, a sharded one through its index, or the folder that holds either."""
+"""Open a checkpoint: a safetensors file, an index of several files, or the folder that holds either."""
 
 from __future__ import annotations
 
@@ -23,14 +23,22 @@ from cudatma.quantization.safetensors_file import (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Checkpoint:
-    """Tensors of one or several files by name. path: what was opened."""
+    """Tensors of one or several safetensors files.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+        The file, index or folder that was opened.
+    files : dict of str to SafetensorsFile
+        The file of each tensor, by the tensor's name.
+    """
 
     path: Path
     files: dict[str, SafetensorsFile]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all tensors, sorted."""
+        """Names of all tensors, sorted."""
         return tuple(sorted(self.files))
 
     def __repr__(self) -> str:
@@ -38,32 +46,95 @@ class Checkpoint:
         return f"Checkpoint({str(self.path)!r}, {counted(len(self.files), 'tensor')} in {files})"
 
     def shapes(self, layer: str) -> dict[str, tuple[int, ...]]:
-        """The tensors of a layer by their name without it, sorted, with their shapes."""
+        """Return the shapes of a layer's tensors, by the name without the layer's prefix, sorted.
+
+        Parameters
+        ----------
+        layer : str
+            The layer's name.
+
+        Returns
+        -------
+        dict of str to tuple of int
+            Shape of each tensor.
+        """
         start = f"{layer}."
         names = (name for name in self.names if name.startswith(start))
         return {name[len(start) :]: self.files[name].tensors[name].shape for name in names}
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor."""
+        """Return the shape of a tensor.
+
+        Parameters
+        ----------
+        name : str
+            The tensor's name.
+
+        Returns
+        -------
+        tuple of int
+            Its shape.
+        """
         return self.files[name].tensors[name].shape
 
     def read(self, name: str) -> NDArray[Any]:
-        """A tensor as a NumPy array (bf16 through ml_dtypes). Raises WeightFileError."""
+        """Read a tensor.
+
+        Parameters
+        ----------
+        name : str
+            The tensor's name.
+
+        Returns
+        -------
+        numpy.ndarray
+            The tensor; bf16 uses the type of ml_dtypes.
+
+        Raises
+        ------
+        WeightFileError
+            If there is no such tensor, or the file cannot be read.
+        """
         if name in self.files:
             return self.files[name].read(name)
         raise WeightFileError(name, "no such tensor", f"a tensor of {self.path}", similar_names(name, self.names))
 
     def read_if_present(self, name: str) -> NDArray[Any] | None:
-        """read(), or None where there is no such tensor."""
+        """Read a tensor, or return None if the checkpoint lacks it.
+
+        Parameters
+        ----------
+        name : str
+            The tensor's name.
+
+        Returns
+        -------
+        numpy.ndarray or None
+            The tensor, as ``read`` returns it.
+        """
         return self.read(name) if name in self.files else None
 
 
 def open_checkpoint(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
-    """Open a ``.safetensors`` file, a ``*.safetensors.index.json`` or a folder with one of them.
+    """Open a checkpoint.
 
-    In a folder with several, this takes the file that transformers takes: model.safetensors, else its index. A
-    checkpoint holds all tensors of its files, including those that the index does not name. A Checkpoint is returned
-    unchanged. This reads only headers, and tensors that two files hold. Raises WeightFileError.
+    Only headers are read, and tensors that occur in two files.
+
+    Parameters
+    ----------
+    path : str, os.PathLike or Checkpoint
+        A ``.safetensors`` file, a ``*.safetensors.index.json``, or a folder with one of them. In a folder with several,
+        model.safetensors comes first and its index second, as in transformers. A Checkpoint is returned unchanged.
+
+    Returns
+    -------
+    Checkpoint
+        All tensors of the files, including those that the index does not name.
+
+    Raises
+    ------
+    WeightFileError
+        If a file is missing or damaged, or two files hold different values of one tensor.
     """
     if isinstance(path, Checkpoint):
         return path
@@ -76,7 +147,7 @@ def open_checkpoint(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
     return Checkpoint(path, dict.fromkeys(file.tensors, file))
 
 
-#: The files that transformers loads from a folder, the first that exists.
+#: Files that transformers loads from a folder; it takes the first that exists.
 MAIN_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -86,17 +157,17 @@ def _in_folder(folder: Path) -> Path:
         if (folder / name).is_file():
             return folder / name
     for pattern in ("*.safetensors.index.json", "*.safetensors"):
-        found = sorted(folder.glob(pattern))
-        if len(found) == 1:
-            return found[0]
-        if found:
-            shown = ", ".join(file.name for file in found[:4])
+        files = sorted(folder.glob(pattern))
+        if len(files) == 1:
+            return files[0]
+        if files:
+            shown = ", ".join(file.name for file in files[:4])
             raise WeightFileError(str(folder), shown, "one checkpoint in a folder", "name the file or its index")
     raise WeightFileError(str(folder), "no .safetensors file", "a folder with a checkpoint", "check the path")
 
 
 def require_safetensors(folder: Path) -> None:
-    """Raise WeightFileError for a folder whose weights are in files of another kind."""
+    """Raise WeightFileError for a folder that stores its weights in files of another kind."""
     entries = sorted(folder.iterdir())
     if not any(entry.suffix == ".safetensors" for entry in entries):
         for entry in entries:
@@ -104,7 +175,7 @@ def require_safetensors(folder: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file. Raises WeightFileError."""
+    """Return the content of a JSON file. Raise WeightFileError if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -118,28 +189,29 @@ def _sharded(index: Path) -> Checkpoint:
     shards = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(shards, dict) or any(not isinstance(name, str) for name in shards.values()):
         raise WeightFileError(f"{index}: weight_map", repr(shards)[:80], "an object of tensor name: file name")
-    opened: dict[str, SafetensorsFile] = {}
+    files: dict[str, SafetensorsFile] = {}
     for tensor, name in shards.items():
-        if name not in opened:
-            if Path(name).name != name:  # an index must not lead out of its folder
+        if name not in files:
+            if Path(name).name != name:  # an index must not point outside its folder
                 raise WeightFileError(f"{index}: weight_map[{tensor}]", name, "a file in the folder of the index")
-            opened[name] = open_safetensors(index.parent / name)
-        if tensor not in opened[name].tensors:
-            raise WeightFileError(tensor, f"not in {name}", f"what {index} says", "copy or download the shard again")
-    return Checkpoint(index, files_by_tensor(opened.values()))
+            files[name] = open_safetensors(index.parent / name)
+        if tensor not in files[name].tensors:
+            allowed = f"a tensor of {name}, as {index} says"
+            raise WeightFileError(tensor, "no such tensor", allowed, "copy or download the shard again")
+    return Checkpoint(index, files_by_tensor(files.values()))
 
 
 def files_by_tensor(files: Iterable[SafetensorsFile]) -> dict[str, SafetensorsFile]:
-    """Return the file of each tensor. Raises WeightFileError if two files hold different values of one tensor."""
-    found: dict[str, SafetensorsFile] = {}
+    """Return the file of each tensor. Raise WeightFileError if two files hold different values of one tensor."""
+    owners: dict[str, SafetensorsFile] = {}
     for file in files:
         for name, entry in file.tensors.items():
-            first = found.setdefault(name, file)
+            first = owners.setdefault(name, file)
             if first is file:
                 continue
             other = first.tensors[name]
             is_same = (entry.dtype, entry.shape) == (other.dtype, other.shape)
             if not is_same or any(a != b for a, b in zip(first.raw(name), file.raw(name), strict=True)):
-                got = f"other values in {first.path.name} than in {file.path.name}"
+                got = f"different values in {first.path.name} and {file.path.name}"
                 raise WeightFileError(name, got, "one value", "remove the file that does not belong to the model")
-    return found
+    return owners

@@ -1,11 +1,16 @@
-"""compressed-tensors' "pack-quantized" checkpoints (llm-compressor, vLLM), four-bit integers.
+"""compressed-tensors' "pack-quantized" checkpoints (llm-compressor, vLLM) with four-bit integers.
 
-Tensors of a layer: weight_packed int32 (N, ceil(K / 8)), eight consecutive columns of K in a word, lowest nibble first;
-weight_scale (N, G), or one value for the whole tensor; weight_zero_point int32 (ceil(N / 8), G), eight consecutive
-rows of N in a word, only where asymmetric, or int8 (N, G), one value a byte (versions before 0.9.4); weight_shape
-(2,) = (N, K); weight_g_idx (K,) where quantized in activation order. Integers are signed, -8..7, and words hold them
-with 8 added, both weights and zero points, so that the difference of the stored values is the difference of the signed
-ones and a symmetric weight has the offset 8. int8 zero points are stored as they are.
+A layer has these tensors:
+
+- weight_packed int32 (N, ceil(K / 8)): eight consecutive columns of K in a word, lowest nibble first.
+- weight_scale (N, G), or one value for the whole tensor.
+- weight_zero_point, only if asymmetric: int32 (ceil(N / 8), G), eight consecutive rows of N in a word, or int8 (N, G),
+  one value in a byte (versions before 0.9.4).
+- weight_shape (2,) = (N, K).
+- weight_g_idx (K,), only if quantized in activation order.
+
+Integers are signed, -8..7. Words store weights and zero points with 8 added, so differences of stored values equal
+differences of signed values, and a symmetric weight has the offset 8. int8 zero points are stored unchanged.
 """
 
 from __future__ import annotations
@@ -41,11 +46,38 @@ def from_compressed_tensors(
     dtype: Any | None = None,
     bits: int = 4,
 ) -> PackedWeight:
-    """A PackedWeight from compressed-tensors' tensors (NumPy, CuPy, torch or DLPack); the shapes are those of this
-    module's header, weight_shape may also be a tuple (N, K).
+    """Import a weight from compressed-tensors' tensors.
 
-    group_size: -1 or a multiple of 32; None infers 32, 64, 128, 256, 512, 1024 or -1 from K and G. dtype: None keeps
-    the scales' own. Raises QuantizationError, ArgumentTypeError.
+    Parameters
+    ----------
+    weight_packed : array_like of int32, shape (N, ceil(K / 8))
+        Packed integers, eight columns of K in a word, lowest nibble first.
+    weight_scale : array_like, shape (N, G) or one element
+        Scales, floating point.
+    weight_shape : tuple of int or array_like, shape (2,)
+        The sizes (N, K).
+    weight_zero_point : array_like, optional
+        Zero points: int32 (ceil(N / 8), G), packed along N, or int8 (N, G). Default: symmetric.
+    weight_g_idx : array_like of int, shape (K,), optional
+        Group of each row of K. Default: rows in order.
+    group_size : int, optional
+        -1 for one group, or a multiple of 32. Default: inferred from K and G as 32, 64, 128, 256, 512, 1024 or -1.
+    dtype : str or dtype, optional
+        Type of the scales, fp16 or bf16. Default: the type of ``weight_scale``.
+    bits : int, default 4
+        Bits of a value. Only 4 is supported.
+
+    Returns
+    -------
+    PackedWeight
+        The weight, on the host.
+
+    Raises
+    ------
+    QuantizationError
+        If shapes or values are invalid, or the tensors have another format.
+    ArgumentTypeError
+        If an argument is not an array.
     """
     check_bits(bits)
     n, k = weight_extents(weight_shape)
@@ -68,11 +100,32 @@ def load_compressed_tensors(
     dtype: Any | None = None,
     bits: int = 4,
 ) -> PackedWeight:
-    """from_compressed_tensors() for the tensors ``{layer}.weight_packed`` ... of a checkpoint (a path, or what
-    open_checkpoint returned).
+    """Import a compressed-tensors layer from a checkpoint.
 
-    A configuration in the same folder has to agree with the layer. Raises WeightFileError if a file is unreadable,
-    lacks a tensor or has another format; QuantizationError if tensors are invalid or contradict the configuration.
+    Parameters
+    ----------
+    path : str, os.PathLike or Checkpoint
+        A ``.safetensors`` file, an index, a folder, or the result of ``open_checkpoint``.
+    layer : str
+        The layer's name: its tensors are ``{layer}.weight_packed`` and so on.
+    group_size : int, optional
+        As in ``from_compressed_tensors``. Default: the value of the folder's configuration, otherwise inferred.
+    dtype : str or dtype, optional
+        Type of the scales, fp16 or bf16. Default: the type in the file.
+    bits : int, default 4
+        Bits of a value. Only 4 is supported.
+
+    Returns
+    -------
+    PackedWeight
+        The weight, on the host.
+
+    Raises
+    ------
+    WeightFileError
+        If a file is unreadable, lacks a tensor or has another format.
+    QuantizationError
+        If the tensors are invalid or contradict the configuration in the same folder.
     """
     tensors, group_size, _ = read_layer(path, layer, COMPRESSED_TENSORS, group_size)
     return from_compressed_tensors(*tensors, group_size=group_size, dtype=dtype, bits=bits)

@@ -1,4 +1,4 @@
-"""The formats of quantized layers: the names of a layer's tensors, and the sizes that their shapes imply."""
+"""Formats of quantized layers: the names of a layer's tensors, and the sizes that their shapes imply."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from cudatma.errors import QuantizationError, WeightFileError
 from cudatma.quantization.checkpoint import Checkpoint
 
-#: Values of four bits in a 32-bit word.
+#: Four-bit values in a 32-bit word.
 WORD_VALUES = 8
 _WORD_BITS = 32
-#: The remedy for a checkpoint that cannot be imported.
+#: Remedy for a checkpoint that cannot be imported.
 FROM_FLOAT = "quantize the original float checkpoint: cudatma convert --quantize"
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -33,7 +33,7 @@ def require_shape(field: str, shape: tuple[int, ...], allowed: tuple[int, ...], 
 
 
 def _require_words(field: str, shape: tuple[int, ...], axis: int, values: int) -> None:
-    """Raise QuantizationError unless an axis has the words that ``values`` four-bit values need."""
+    """Raise QuantizationError unless an axis has the number of words that ``values`` four-bit values need."""
     allowed = list(shape)
     allowed[axis] = -(-values // WORD_VALUES)
     bits = _WORD_BITS * shape[axis] / values
@@ -83,12 +83,24 @@ def _compressed_extent(shapes: Shapes, k: int | None, n: int | None) -> Extent:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format of quantized layers.
+    """Format of quantized layers.
 
-    name: the importers are ``from_NAME`` and ``load_NAME``. title: the tool's name. tensors: shapes, for errors.
-    required, optional: names of a layer's tensors without the layer's name; the first one occurs in no other module.
-    scales, zeros, g_idx: the names of the scales, the zero points and the rows' groups, or "". integers: the required
-    tensors of 32-bit words. measure: computes the extent, for extent().
+    Attributes
+    ----------
+    name : str
+        The importers are ``from_NAME`` and ``load_NAME``.
+    title : str
+        The tool's name.
+    tensors : str
+        Shapes, for errors.
+    required, optional : tuple of str
+        Names of a layer's tensors without the layer's prefix. The first required one occurs in no other module.
+    scales, zeros, g_idx : str
+        Names of the scales, the zero points and the rows' groups, or "".
+    integers : tuple of str
+        The required tensors of 32-bit words.
+    measure : callable
+        Computes the extent, for extent().
     """
 
     name: str
@@ -105,8 +117,8 @@ class Format:
     def extent(self, shapes: Shapes, k: int | None = None, n: int | None = None) -> Extent:
         """Return the extent of a layer whose tensors have these shapes.
 
-        k, n: the exact sizes where another tensor states them (g_idx, weight_shape). Raises QuantizationError, which
-        names the tensor, unless the shapes fit four-bit values.
+        ``k`` and ``n`` are the exact sizes if another tensor states them (g_idx, weight_shape). Raise
+        QuantizationError, which names the tensor, unless the shapes fit four-bit values.
         """
         for name in (*self.integers, self.scales):
             dimensions = (1, 2) if name == "weight_scale" else (2,)
@@ -171,29 +183,31 @@ def check_zero_points(shape: tuple[int, ...], is_unpacked: bool, n: int, groups:
         require_shape("weight_zero_point", shape, (n, groups), "it has a value for each scale")
 
 
-def check_layer(checkpoint: Checkpoint, layer: str, wanted: Format) -> None:
-    """Raise WeightFileError where a layer of a file is of another format, naming that format and what reads it."""
+def check_layer(checkpoint: Checkpoint, layer: str, expected: Format) -> None:
+    """Raise WeightFileError if a file's layer has another format, naming that format and its reader."""
     shapes = checkpoint.shapes(layer)
-    found = recognized(shapes)
-    if found is not None and found is not wanted:
-        remedy = f"read it with load_{found.name}"
-        raise WeightFileError(layer, f"what looks like {found.title}: {_shown(shapes)}", wanted.tensors, remedy)
-    if found is None and "weight" in shapes:
+    detected = recognized(shapes)
+    if detected is not None and detected is not expected:
+        remedy = f"read it with load_{detected.name}"
+        raise WeightFileError(
+            layer, f"a layer that looks like {detected.title}: {_shown(shapes)}", expected.tensors, remedy
+        )
+    if detected is None and "weight" in shapes:
         got = f"a weight that is not quantized: {_shown(shapes)}"
-        raise WeightFileError(layer, got, wanted.tensors, "cudatma.quantize packs it")
+        raise WeightFileError(layer, got, expected.tensors, "cudatma.quantize packs it")
 
 
-def check_arrays(arrays: Mapping[str, Any], wanted: Format) -> None:
-    """Raise QuantizationError where a layer's arrays are of another format, naming that format and what takes them."""
+def check_arrays(arrays: Mapping[str, Any], expected: Format) -> None:
+    """Raise QuantizationError if a layer's arrays have another format, naming that format and its importer."""
     shapes = {name: tuple(getattr(array, "shape", ())) for name, array in arrays.items()}
-    found = recognized(shapes)
-    if found is not None and found is not wanted:
-        got = f"what looks like {found.title}: {_shown(shapes)}"
-        raise QuantizationError("qweight", got, wanted.tensors, f"pass it to from_{found.name}")
+    detected = recognized(shapes)
+    if detected is not None and detected is not expected:
+        got = f"an array that looks like {detected.title}: {_shown(shapes)}"
+        raise QuantizationError("qweight", got, expected.tensors, f"pass it to from_{detected.name}")
 
 
 def recognized(shapes: Shapes) -> Format | None:
-    """Return the format that a layer's tensors look like, None if they look like none."""
+    """Return the format that a layer's tensors resemble, or None."""
     if "weight_packed" in shapes:
         return COMPRESSED_TENSORS
     if {"B", "s"} <= shapes.keys():

@@ -1,15 +1,19 @@
-"""GPTQ checkpoints (AutoGPTQ, GPTQModel, Transformers), four bits.
+"""GPTQ checkpoints (AutoGPTQ, GPTQModel, Transformers) with four bits.
 
-Tensors of a layer: qweight int32 (K / 8, N), eight consecutive rows in a word, lowest nibble first; qzeros int32
-(G, N / 8), eight consecutive columns in a word; scales (G, N); g_idx (K,), the group of each row, which is not
-sorted where the model was quantized in activation order ("desc_act").
+A layer has these tensors:
 
-Zero points: the first format ("gptq") stores them minus one, "gptq_v2" stores them plain. The tensors do not say which
-applies: "checkpoint_format" of the folder's configuration does. Some symmetric files store 8 under the first format,
-where it would mean 9; they are read as 8. The first format
-has no code for a zero point of 0: AutoGPTQ and its readers add 1 to each value separately, and a stored 15 means 16;
-GPTQModel subtracts 1 from the eight values of a word as one 32-bit number, so that a 0 borrows from the next value and
-the addition returns it.
+- qweight int32 (K / 8, N): eight consecutive rows in a word, lowest nibble first.
+- qzeros int32 (G, N / 8): eight consecutive columns in a word.
+- scales (G, N).
+- g_idx (K,): the group of each row, not sorted if the model was quantized in activation order ("desc_act").
+
+The first format ("gptq") stores zero points minus one, "gptq_v2" stores them unchanged. The tensors do not show which
+format applies: "checkpoint_format" in the folder's configuration does. Some symmetric files of the first format store
+8, which would mean 9. They are read as 8.
+
+The first format has no code for a zero point of 0. AutoGPTQ and its readers add 1 to each value separately, and a
+stored 15 means 16. GPTQModel subtracts 1 from the eight values of a word as one 32-bit number, so a 0 borrows from the
+next value and the addition restores it.
 """
 
 from __future__ import annotations
@@ -35,8 +39,8 @@ from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
 from cudatma.quantization.namespaces import host_array
 from cudatma.quantization.packed import PackedWeight
 
-#: How zero points are stored: minus one, each separately; minus one, borrowing inside a word (GPTQModel's asymmetric
-#: files of the first format); plain.
+#: Encodings of zero points: minus one, separately; minus one with a borrow inside a word (asymmetric GPTQModel files of
+#: the first format); unchanged.
 ZERO_POINT_FORMATS = ("v1", "v1_borrow", "v2")
 _ONES = 0x11111111
 
@@ -52,19 +56,55 @@ def from_gptq(
     dtype: Any | None = None,
     bits: int = 4,
 ) -> PackedWeight:
-    """A PackedWeight from GPTQ tensors (NumPy, CuPy, torch or DLPack); the shapes are those of this module's header.
+    """Import a weight from GPTQ tensors.
 
-    zero_point_format: one of ZERO_POINT_FORMATS. None: the first format, "v1", unless every stored value is 8: no
-    symmetric weight has a zero point of 9, so these are read as 8. group_size: -1 or a multiple of 32; None infers 32,
-    64, 128, 256, 512, 1024 or -1 from K and G. dtype: None keeps the scales' own. Zero points that are all 8 give a
-    symmetric weight; g_idx that is not sorted gives a perm. Raises QuantizationError, ArgumentTypeError.
+    Parameters
+    ----------
+    qweight : array_like of int32, shape (K / 8, N)
+        Packed integers, eight rows in a word, lowest nibble first.
+    qzeros : array_like of int32, shape (G, N / 8)
+        Packed zero points, eight columns in a word.
+    scales : array_like, shape (G, N)
+        Scales, floating point.
+    g_idx : array_like of int, shape (K,), optional
+        Group of each row. Rows that are not sorted by group give the weight a ``perm``. Default: rows in order.
+    zero_point_format : {"v1", "v1_borrow", "v2"}, optional
+        Encoding of qzeros: minus one; minus one with a borrow inside a word; unchanged. Default: "v2" if every stored
+        value is 8, because no symmetric weight has a zero point of 9, otherwise "v1".
+    group_size : int, optional
+        -1 for one group, or a multiple of 32. Default: inferred from K and G as 32, 64, 128, 256, 512, 1024 or -1.
+    dtype : str or dtype, optional
+        Type of the scales, fp16 or bf16. Default: the type of ``scales``.
+    bits : int, default 4
+        Bits of a value. Only 4 is supported.
+
+    Returns
+    -------
+    PackedWeight
+        The weight, on the host. It is symmetric if all zero points are 8.
+
+    Raises
+    ------
+    QuantizationError
+        If shapes or values are invalid, or the tensors have another format.
+    ArgumentTypeError
+        If an argument is not an array.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cudatma
+    >>> words = np.full((128 // 8, 64), 0x77777777, dtype=np.int32)
+    >>> zeros = np.full((1, 64 // 8), 0x77777777, dtype=np.int32)
+    >>> cudatma.from_gptq(words, zeros, np.ones((1, 64), dtype=np.float16))
+    PackedWeight(shape=(128, 64), group_size=-1, float16, symmetric, host)
     """
     check_bits(bits)
     check_arrays({"qweight": qweight, "scales": scales}, GPTQ)
     q, zeros = nibbles_along_rows(qweight, "qweight"), nibbles_along_columns(qzeros, "qzeros")
     factors = matrix(scales, "scales")
     index = None if g_idx is None else host_array(g_idx, "g_idx")
-    if index is not None and index.size == 0:  # written by some tools for layers without activation order
+    if index is not None and index.size == 0:  # some tools write it for layers without activation order
         index = None
     shapes = {name: tuple(array.shape) for name, array in (("qweight", qweight), ("qzeros", qzeros))}
     extent = GPTQ.extent({**shapes, "scales": factors.shape}, None if index is None else index.size)
@@ -81,19 +121,41 @@ def load_gptq(
     dtype: Any | None = None,
     bits: int = 4,
 ) -> PackedWeight:
-    """from_gptq() for the tensors ``{layer}.qweight`` ... of a checkpoint (a path, or what open_checkpoint returned).
+    """Import a GPTQ layer from a checkpoint.
 
-    A configuration in the same folder has to agree with the layer, and states the format of the zero points
-    (docs/howto/convert_a_checkpoint.md). Without a configuration, zero_point_format has the default of from_gptq(). If
-    zero_point_format is given, the configuration is not read. Raises WeightFileError if a file is unreadable, lacks a
-    tensor or has another format; QuantizationError if tensors are invalid or contradict the configuration.
+    Parameters
+    ----------
+    path : str, os.PathLike or Checkpoint
+        A ``.safetensors`` file, an index, a folder, or the result of ``open_checkpoint``.
+    layer : str
+        The layer's name: its tensors are ``{layer}.qweight`` and so on.
+    zero_point_format : {"v1", "v1_borrow", "v2"}, optional
+        As in ``from_gptq``. Default: the value of the folder's configuration. If given, the configuration is not read.
+    group_size : int, optional
+        As in ``from_gptq``. Default: the value of the folder's configuration, otherwise inferred.
+    dtype : str or dtype, optional
+        Type of the scales, fp16 or bf16. Default: the type in the file.
+    bits : int, default 4
+        Bits of a value. Only 4 is supported.
+
+    Returns
+    -------
+    PackedWeight
+        The weight, on the host.
+
+    Raises
+    ------
+    WeightFileError
+        If a file is unreadable, lacks a tensor or has another format.
+    QuantizationError
+        If the tensors are invalid or contradict the configuration in the same folder.
     """
     tensors, group_size, zero_point_format = read_layer(path, layer, GPTQ, group_size, zero_point_format)
     return from_gptq(*tensors, zero_point_format=zero_point_format, group_size=group_size, dtype=dtype, bits=bits)
 
 
 def _zero_points(stored: NDArray[np.uint8], qzeros: Any, zero_point_format: str | None) -> NDArray[np.uint8]:
-    """Return zero points uint8 (G, N) from the stored values and the words that hold them, int32 (G, N / 8)."""
+    """Return zero points uint8 (G, N) from the stored values and their words, int32 (G, N / 8)."""
     if zero_point_format not in (None, *ZERO_POINT_FORMATS):
         raise QuantizationError("zero_point_format", zero_point_format, ", ".join(ZERO_POINT_FORMATS))
     if zero_point_format == "v2" or (zero_point_format is None and bool((stored == SYMMETRIC_ZERO).all())):

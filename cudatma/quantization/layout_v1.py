@@ -1,12 +1,11 @@
-"""Packed weights, layout version 1: where each value lies. Pure index arithmetic, for NumPy and CuPy alike.
+"""Layout version 1 of packed weights: the position of each value. Pure index arithmetic for NumPy and CuPy.
 
-A 64 x 64 block (rows of K x columns of N) is 2048 contiguous bytes: four groups of 16 columns, each 32 lanes of 16
+A 64 x 64 block (rows of K x columns of N) is 2048 contiguous bytes: four groups of 16 columns, each with 32 lanes of 16
 bytes. A lane's bytes are its registers of operand A of mma.m16n8k16 for four k16 steps (PTX ISA, "Matrix Fragments for
 mma.m16n8k16 with floating point type"; wgmma.m64k16 assigns its registers in the same way).
 
-With n = 64 n64 + 16 c + 8 r0 + g and k = 64 k64 + 16 j + 8 r1 + 2 t + h (g = 0..7, t = 0..3), lane 4 g + t
-holds the value in word j, nibble r0 + 2 r1 + 4 h; the byte inside the word is r1 + 2 h, and r0 selects its low or high
-nibble.
+With n = 64 n64 + 16 c + 8 r0 + g and k = 64 k64 + 16 j + 8 r1 + 2 t + h (g = 0..7, t = 0..3), lane 4 g + t holds the
+value in word j, nibble r0 + 2 r1 + 4 h. The byte inside the word is r1 + 2 h, and r0 selects its low or high nibble.
 """
 
 from __future__ import annotations
@@ -17,28 +16,28 @@ LAYOUT_VERSION = 1
 #: Rows and columns of one block, and its bytes.
 BLOCK = 64
 BLOCK_BYTES = BLOCK * BLOCK // 2
-#: The offset of symmetric weights, and what padding holds.
+#: Offset of symmetric weights, and the value of padding.
 SYMMETRIC_ZERO = 8
 
 
 def blocks(extent: int) -> int:
-    """Number of 64-wide blocks that cover ``extent``."""
+    """Return the number of 64-wide blocks that cover ``extent``."""
     return -(-extent // BLOCK)
 
 
 def group_count(k: int, group_size: int) -> int:
-    """Number of scale groups along K: ceil(K / group_size), or 1 for whole-column scales (group_size -1)."""
+    """Return the number of scale groups along K: ceil(K / group_size), or 1 for group_size -1 (the whole column)."""
     return 1 if group_size == -1 else -(-k // group_size)
 
 
 def part_shapes(k: int, n: int, group_size: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of a packed weight's arrays, by their names."""
+    """Return the shapes of a packed weight's arrays, by name."""
     rows = (group_count(k, group_size), blocks(n) * BLOCK)
     return {"qweight": (blocks(n) * blocks(k), BLOCK_BYTES), "scales": rows, "zeros": rows, "perm": (k,)}
 
 
 def pack_values(q: Any) -> Any:
-    """uint8 values 0..15 of shape (64 K64, 64 N64) -> bytes uint8 (N64 * K64, 2048), C order."""
+    """Pack uint8 values 0..15 of shape (64 K64, 64 N64) into bytes, uint8 (N64 * K64, 2048), C order."""
     k, n = q.shape
     k64, n64 = k // BLOCK, n // BLOCK
     halves = q.reshape(k, n64, 4, 2, 8)
@@ -48,7 +47,7 @@ def pack_values(q: Any) -> Any:
 
 
 def unpack_values(packed: Any, k64: int, n64: int, xp: Any) -> Any:
-    """The inverse of pack_values: uint8 (N64 * K64, 2048) -> uint8 (64 K64, 64 N64)."""
+    """Unpack bytes, uint8 (N64 * K64, 2048), into uint8 values (64 K64, 64 N64)."""
     split = packed.reshape(n64, k64, 4, 8, 4, 4, 2, 2)  # n64 k64 c g t j h r1
     pairs = split.transpose(1, 5, 7, 4, 6, 0, 2, 3).reshape(k64 * BLOCK, n64, 4, 8)
     halves = xp.empty((k64 * BLOCK, n64, 4, 2, 8), dtype=packed.dtype)
@@ -58,21 +57,21 @@ def unpack_values(packed: Any, k64: int, n64: int, xp: Any) -> Any:
 
 
 def order_columns(rows: Any) -> Any:
-    """(G, 64 N64) in column order -> stored order: column 16 c + 8 r + g of every 64 is at 8 g + 2 c + r."""
+    """Reorder rows (G, 64 N64) for storage: column 16 c + 8 r + g of every 64 moves to 8 g + 2 c + r."""
     groups, n = rows.shape
     split = rows.reshape(groups, n // BLOCK, 4, 2, 8)
     return split.transpose(0, 1, 4, 2, 3).reshape(groups, n)
 
 
 def restore_columns(rows: Any) -> Any:
-    """The inverse of order_columns: (G, 64 N64) as stored -> column order."""
+    """Undo order_columns()."""
     groups, n = rows.shape
     split = rows.reshape(groups, n // BLOCK, 8, 4, 2)
     return split.transpose(0, 1, 3, 4, 2).reshape(groups, n)
 
 
 def column_at(position: int) -> int:
-    """The column of N whose scale is at ``position`` of a stored row."""
+    """Return the column of N whose scale is at ``position`` of a stored row."""
     block, inside = divmod(position, BLOCK)
     lane, rest = divmod(inside, 8)
     return block * BLOCK + 16 * (rest // 2) + 8 * (rest % 2) + lane

@@ -1,12 +1,11 @@
-"""The original Marlin's weight layout, symmetric, four bits (IST-DASLab's reference implementation of "MARLIN").
+"""The weight layout of the original Marlin, symmetric with four bits (IST-DASLab's implementation of "MARLIN").
 
-B int32 (K / 16, 2 N): a row of words is a slice of 16 rows of K. Every 64 columns of it are 128 consecutive words:
+B is int32 (K / 16, 2 N). A row of words is a slice of 16 rows of K. Every 64 columns of it are 128 consecutive words:
 lane l = 4 g + t (g = 0..7, t = 0..3) owns four of them, word i for the 16 columns 16 i .. 16 i + 15. In a word, nibble
 r + 2 b + 4 h holds k = 2 t + h + 8 r, n = 16 i + 8 b + g.
 
-s fp16 (G, N), permuted. With G over 1, every 64 columns are an 8 x 8 matrix stored transposed. With G = 1 (one scale
-per column, applied in the epilogue), column 8 u + 2 i + v of every 32 is at 8 i + 2 u + v (i, u = 0..3,
-v = 0..1).
+s is fp16 (G, N), permuted. If G is over 1, every 64 columns are an 8 x 8 matrix stored transposed. If G is 1 (one scale
+per column, applied in the epilogue), column 8 u + 2 i + v of every 32 is at 8 i + 2 u + v (i, u = 0..3, v = 0..1).
 """
 
 from __future__ import annotations
@@ -23,16 +22,35 @@ from cudatma.quantization.formats import MARLIN, WORD_VALUES
 from cudatma.quantization.importing import assemble, matrix, words
 from cudatma.quantization.packed import PackedWeight
 
-#: Rows of K of one row of words, and columns of one run of 128 words.
+#: Rows of K in one row of words, and columns in one run of 128 words.
 _SLICE, _RUN = 16, 64
 
 
 def from_marlin(b: Any, s: Any, *, group_size: int | None = None, dtype: Any | None = None) -> PackedWeight:
-    """A PackedWeight from the original Marlin's tensors B and s (NumPy, CuPy, torch or DLPack).
+    """Import a weight from the original Marlin's tensors.
 
-    Any K that is a multiple of 16 and N of 64 is read. group_size: -1 or a multiple of 32; None infers 32, 64, 128,
-    256, 512, 1024 or -1 from K and G. dtype: None keeps the scales' own. Raises QuantizationError,
-    ArgumentTypeError.
+    Parameters
+    ----------
+    b : array_like of int32, shape (K / 16, 2 N)
+        Packed integers B. K is a multiple of 16, N of 64.
+    s : array_like of float16, shape (G, N)
+        Permuted scales.
+    group_size : int, optional
+        -1 for one group, or a multiple of 32. Default: inferred from K and G as 32, 64, 128, 256, 512, 1024 or -1.
+    dtype : str or dtype, optional
+        Type of the scales, fp16 or bf16. Default: the type of ``s``.
+
+    Returns
+    -------
+    PackedWeight
+        The weight, on the host.
+
+    Raises
+    ------
+    QuantizationError
+        If shapes or values are invalid.
+    ArgumentTypeError
+        If an argument is not an array.
     """
     factors, data = matrix(s, "s"), words(b, "B")
     MARLIN.extent({"B": data.shape[:2], "s": factors.shape})
@@ -42,32 +60,51 @@ def from_marlin(b: Any, s: Any, *, group_size: int | None = None, dtype: Any | N
 def load_marlin(
     path: str | os.PathLike[str] | Checkpoint, layer: str, *, group_size: int | None = None, dtype: Any | None = None
 ) -> PackedWeight:
-    """from_marlin() for the tensors ``{layer}.B`` and ``{layer}.s`` of a checkpoint (a path, or what open_checkpoint
-    returned).
+    """Import a layer of the original Marlin from a checkpoint.
 
-    A configuration in the same folder has to agree with the layer. Raises WeightFileError if a file is unreadable,
-    lacks a tensor or has another format; QuantizationError if tensors are invalid or contradict the configuration.
+    Parameters
+    ----------
+    path : str, os.PathLike or Checkpoint
+        A ``.safetensors`` file, an index, a folder, or the result of ``open_checkpoint``.
+    layer : str
+        The layer's name: its tensors are ``{layer}.B`` and ``{layer}.s``.
+    group_size : int, optional
+        As in ``from_marlin``. Default: the value of the folder's configuration, otherwise inferred.
+    dtype : str or dtype, optional
+        Type of the scales, fp16 or bf16. Default: the type in the file.
+
+    Returns
+    -------
+    PackedWeight
+        The weight, on the host.
+
+    Raises
+    ------
+    WeightFileError
+        If a file is unreadable, lacks a tensor or has another format.
+    QuantizationError
+        If the tensors are invalid or contradict the configuration in the same folder.
     """
     tensors, group_size, _ = read_layer(path, layer, MARLIN, group_size)
     return from_marlin(*tensors, group_size=group_size, dtype=dtype)
 
 
 def _values(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Bytes (K / 16, 2 N, 4) of B -> q uint8 (K, N)."""
+    """Unpack the bytes (K / 16, 2 N, 4) of B into values, uint8 (K, N)."""
     slices, columns, _ = data.shape
     runs = columns * WORD_VALUES // (_SLICE * _RUN)
     split = data.reshape(slices, runs, 8, 4, 4, 2, 2)  # slice run g t i h b; r is the low or the high nibble
     out = np.empty((slices, 2, 4, 2, runs, 4, 2, 8), dtype=np.uint8)  # slice r t h run i b g
-    turned = split.transpose(0, 3, 5, 1, 4, 6, 2)  # slice t h run i b g
-    out[:, 0], out[:, 1] = turned & 15, turned >> 4
+    ordered = split.transpose(0, 3, 5, 1, 4, 6, 2)  # slice t h run i b g
+    out[:, 0], out[:, 1] = ordered & 15, ordered >> 4
     return out.reshape(slices * _SLICE, runs * _RUN)
 
 
 def _columns(stored: NDArray[Any]) -> NDArray[Any]:
-    """Scales (G, N) in column order."""
+    """Return scales (G, N) in column order."""
     groups, n = stored.shape
     if groups == 1:
-        turned = stored.reshape(1, n // 32, 4, 4, 2).transpose(0, 1, 3, 2, 4)
+        ordered = stored.reshape(1, n // 32, 4, 4, 2).transpose(0, 1, 3, 2, 4)
     else:
-        turned = stored.reshape(groups, n // _RUN, 8, 8).transpose(0, 1, 3, 2)
-    return np.ascontiguousarray(turned).reshape(groups, n)
+        ordered = stored.reshape(groups, n // _RUN, 8, 8).transpose(0, 1, 3, 2)
+    return np.ascontiguousarray(ordered).reshape(groups, n)

@@ -1,4 +1,4 @@
-"""Arrays of NumPy, CuPy, torch or any DLPack library, brought to NumPy or CuPy without touching their values."""
+"""Convert arrays of NumPy, CuPy, torch or any DLPack library to NumPy or CuPy without changing their values."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentTypeError
 
-#: DLPack device types (dlpack.h, DLDeviceType) whose memory the host can read, and CUDA's own.
+#: DLPack device types (dlpack.h, DLDeviceType) of memory that the host can read, and of CUDA memory.
 _DLPACK_HOST, _DLPACK_CUDA = (1, 3), (2, 13)
 
 
 def library_of(array: object) -> str:
-    """The top-level package that an array's type comes from: ``"numpy"``, ``"cupy"``, ``"torch"`` ..."""
+    """Return the top-level package of an array's type: ``"numpy"``, ``"cupy"``, ``"torch"`` ..."""
     return type(array).__module__.partition(".")[0]
 
 
 def namespace_of(array: object) -> Any:
-    """The module (NumPy or CuPy) whose functions work on this array."""
+    """Return the module (NumPy or CuPy) whose functions work on this array."""
     if library_of(array) == "cupy":
         import cupy
 
@@ -30,7 +30,7 @@ def namespace_of(array: object) -> Any:
 
 
 def on_device_of(array: Any) -> contextlib.AbstractContextManager[Any]:
-    """A context in which new CuPy arrays lie on the device of ``array``; does nothing for NumPy."""
+    """Return a context that creates CuPy arrays on the device of ``array``; it does nothing for NumPy."""
     if library_of(array) == "cupy":
         device: contextlib.AbstractContextManager[Any] = array.device
         return device
@@ -38,21 +38,21 @@ def on_device_of(array: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def is_float(dtype: Any) -> bool:
-    """Whether a NumPy or CuPy dtype is fp16, fp32, fp64 or bf16."""
+    """Return whether a NumPy or CuPy dtype is fp16, fp32, fp64 or bf16."""
     return dtype == BFLOAT16 or np.dtype(dtype) in (np.float16, np.float32, np.float64)
 
 
 def native_array(value: Any, field: str) -> Any:
-    """``value`` as a NumPy array (host memory) or a CuPy array (device memory), copied only where it must be.
+    """Return ``value`` as a NumPy array (host memory) or a CuPy array (device memory), without a copy if possible.
 
-    torch tensors are detached. Raises ArgumentTypeError for anything that is no array, and for bf16 on a device where
-    this CuPy has none.
+    torch tensors are detached. Raise ArgumentTypeError for anything that is not an array, and for bf16 on a device if
+    the installed CuPy does not support it.
     """
     library = library_of(value)
     if isinstance(value, np.ndarray):
         if getattr(value, "mask", None) is not None:
             raise ArgumentTypeError(field, "a masked array", "an array without a mask", "fill it: value.filled(0)")
-        return np.asarray(value)  # a plain one: a subclass may give indexing and shapes another meaning
+        return np.asarray(value)  # drop subclasses, which may index differently
     if library == "cupy" and hasattr(value, "flags"):
         return value
     if library == "torch" and hasattr(value, "detach"):
@@ -64,7 +64,7 @@ def native_array(value: Any, field: str) -> Any:
 
 
 def host_array(value: Any, field: str) -> NDArray[Any]:
-    """``value`` as a NumPy array, copied from its device where it lies on one. ArgumentTypeError for no array."""
+    """Return ``value`` as a NumPy array, copied from its device if necessary, or raise ArgumentTypeError."""
     if library_of(value) == "torch" and hasattr(value, "detach"):
         value = value.detach().cpu()
     native = native_array(value, field)
@@ -73,7 +73,7 @@ def host_array(value: Any, field: str) -> NDArray[Any]:
 
 
 def upload(array: NDArray[Any]) -> Any:
-    """A NumPy array as a CuPy array on the current device. ArgumentTypeError where this CuPy has no bf16."""
+    """Copy a NumPy array to the current device. Raise ArgumentTypeError if this CuPy does not support bf16."""
     import cupy
 
     if array.dtype != BFLOAT16:
@@ -82,7 +82,7 @@ def upload(array: NDArray[Any]) -> Any:
 
 
 def bfloat16_view(bits: Any) -> Any:
-    """A CuPy array of 16-bit integers as bf16. ArgumentTypeError where this CuPy has no bf16."""
+    """View a CuPy array of 16-bit integers as bf16. Raise ArgumentTypeError if this CuPy does not support bf16."""
     try:
         return bits.view(BFLOAT16)
     except (TypeError, ValueError) as error:
@@ -96,7 +96,7 @@ def _from_torch(tensor: Any, field: str) -> Any:
     import torch
 
     on_host = tensor.device.type == "cpu"
-    if tensor.dtype is torch.bfloat16:  # NumPy's DLPack knows no bf16: carry its bits
+    if tensor.dtype is torch.bfloat16:  # NumPy's DLPack does not support bf16: pass its bits
         bits = tensor.view(torch.int16)
         return bits.numpy().view(BFLOAT16) if on_host else bfloat16_view(_from_dlpack(bits, field))
     if not on_host:

@@ -1,4 +1,4 @@
-"""PackedWeight: one int4 weight in the layout that the kernels read, on the host or on a device; pack(), unpack()."""
+"""PackedWeight: one int4 weight, on the host or a device, in the layout that the kernels read; pack() and unpack()."""
 
 from __future__ import annotations
 
@@ -22,9 +22,20 @@ from cudatma.quantization.storage import StoredWeight, read_weights, write_weigh
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogicalWeight:
-    """A weight's integers in plain order: q uint8 (K, N), scales (G, N), zeros uint8 (G, N) or None, perm (K,) or None.
+    """A weight's integers in plain order.
 
-    Rows of q are packed rows: row k belongs to activation column perm[k].
+    Row k of ``q`` belongs to column perm[k] of the activations.
+
+    Attributes
+    ----------
+    q : array of uint8, shape (K, N)
+        Integers 0..15.
+    scales : array, shape (G, N)
+        Scales, fp16 or bf16.
+    zeros : array of uint8, shape (G, N), or None
+        Zero points; None for the offset 8.
+    perm : array of int32, shape (K,), or None
+        Order of the rows.
     """
 
     q: Any
@@ -34,7 +45,18 @@ class LogicalWeight:
 
 
 def unpack(weight: Any) -> LogicalWeight:
-    """The inverse of pack(): a PackedWeight's integers in plain order, on the host or the device where it is."""
+    """Unpack a weight into integers in plain order.
+
+    Parameters
+    ----------
+    weight : PackedWeight
+        The weight.
+
+    Returns
+    -------
+    LogicalWeight
+        Its integers, scales, zero points and permutation, on the same device.
+    """
     k, n = weight.shape
     xp = namespace_of(weight.qweight)
     with on_device_of(weight.qweight):
@@ -43,9 +65,9 @@ def unpack(weight: Any) -> LogicalWeight:
         return LogicalWeight(q[:k, :n], rows[0], rows[1], weight.perm)
 
 
-#: Rows of K that share one scale; -1 is one scale for the whole column.
+#: Rows of K that share one scale; -1 means one scale for the whole column.
 GROUP_SIZES = (32, 64, 128, -1)
-#: GPTQ's first format stores zero points minus one in four bits, so 16 occurs.
+#: GPTQ's first format stores zero points minus one in four bits, so 16 is possible.
 MAX_ZERO = 16
 
 _MAX_EXTENT = 2**31 - 1
@@ -53,26 +75,66 @@ _NAMES = ("qweight", "scales", "zeros", "perm")
 
 
 class _Referable:
-    """Slotted dataclasses of Python 3.10 cannot be asked for a weak reference themselves."""
+    """Base class that supports weak references, which slotted dataclasses of Python 3.10 do not."""
 
     __slots__ = ("__weakref__",)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PackedWeight(_Referable):
-    """A weight W of shape (K, N), int4, in layout version 1 (docs/design/packed_weights.md).
+    """An int4 weight W of shape (K, N) in layout version 1 (docs/design/packed_weights.md).
 
-    qweight: uint8 (N64 * K64, 2048), C order. scales: fp16 or bf16 (G, 64 N64). zeros: uint8 (G, 64 N64), 0..16, or
-    None where symmetric (the offset is 8). perm: int32 (K,) or None; packed row k multiplies activation column
-    perm[k]. shape: (K, N). group_size: 32, 64, 128 or -1. dtype: ``"float16"`` or ``"bfloat16"``, the scales' type.
+    All arrays are NumPy arrays, or all are CuPy arrays on one device. ``quantize``, ``pack`` and the importers create
+    weights. Weights compare by identity.
 
-    All arrays are NumPy arrays, or all are CuPy arrays of one device. Everything is checked when the weight is made:
-    QuantizationError names the field (shapes, dtypes, order, NaN and infinite scales, zero points over 16, a perm that
-    is no permutation), ArgumentTypeError an object that is no such array. What the padding of qweight holds is not
-    checked: activations beyond K read as zero and outputs beyond N are never written. Weights compare by identity.
+    Parameters
+    ----------
+    qweight : array of uint8, shape (N64 * K64, 2048)
+        Packed integers in C order, with K64 = ceil(K / 64) and N64 = ceil(N / 64).
+    scales : array of float16 or bfloat16, shape (G, 64 N64)
+        Scales in stored order. G is the number of groups along K.
+    zeros : array of uint8, shape (G, 64 N64), or None
+        Zero points 0..16 in stored order; None for a symmetric weight, whose offset is 8.
+    perm : array of int32, shape (K,), or None
+        Activation order: packed row k multiplies column perm[k] of the activations.
+    shape : tuple of int
+        The sizes (K, N).
+    group_size : int
+        Rows of K that share a scale: 32, 64, 128, or -1 for all.
+    dtype : str
+        Type of the scales, ``"float16"`` or ``"bfloat16"``.
+    layout_version : int, default 1
+        Version of the layout.
 
-    The arrays are not to be changed afterwards: kernels rely on what was read of them then. Make another weight.
-    scale_fit: how kernels may multiply scales and subtract zero points in one step (scale_range.py).
+    Attributes
+    ----------
+    scale_fit : ScaleFit
+        How kernels may multiply scales and subtract zero points in one step.
+    attachments : dict
+        Cache of kernels for this weight (launch plans). Not saved or copied.
+
+    Raises
+    ------
+    QuantizationError
+        If a shape, dtype or order is wrong, a scale is not finite, a zero point exceeds 16, or perm is not a
+        permutation. The error names the field.
+    ArgumentTypeError
+        If an array is not a NumPy or CuPy array.
+
+    Notes
+    -----
+    Do not modify the arrays after packing; create another weight instead. The padding of qweight is not checked:
+    activations beyond K are read as zero, and outputs beyond N are never written.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cudatma
+    >>> weight = cudatma.quantize(np.ones((128, 64), dtype=np.float32))
+    >>> weight
+    PackedWeight(shape=(128, 64), group_size=128, float16, symmetric, host)
+    >>> float(weight.dequantize()[0, 0])
+    1.0
     """
 
     qweight: Any
@@ -84,7 +146,7 @@ class PackedWeight(_Referable):
     dtype: str
     layout_version: int = LAYOUT_VERSION
     scale_fit: ScaleFit = field(default=ScaleFit(), init=False)
-    #: What kernels cache with a weight (launch plans), by their own keys; never saved or copied.
+    #: Cache of kernels for this weight (launch plans), by their own keys. Not saved or copied.
     attachments: dict[Any, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -100,7 +162,7 @@ class PackedWeight(_Referable):
 
     @property
     def groups(self) -> int:
-        """G, the number of scale groups along K."""
+        """Number of scale groups along K."""
         return layout_v1.group_count(self.shape[0], self.group_size)
 
     @property
@@ -110,13 +172,22 @@ class PackedWeight(_Referable):
 
     @property
     def device(self) -> int | None:
-        """The CUDA device ordinal that holds the arrays; None on the host."""
+        """CUDA device ordinal of the arrays, or None on the host."""
         return int(self.qweight.device.id) if library_of(self.qweight) == "cupy" else None
 
     def dequantize(self, *, dtype: Any = np.float64) -> NDArray[Any]:
-        """W as a NumPy array (K, N) of ``dtype``: (q - zero) * scale, rows in the order of the activation's columns.
+        """Return the values of the weight, (q - zero) * scale.
 
-        Exact in float32 and float64 (a 5-bit integer times an 11-bit significand); other types round once.
+        Parameters
+        ----------
+        dtype : dtype, default float64
+            Type of the result. Values are exact in float32 and float64 (a 5-bit integer times an 11-bit significand);
+            other types round once.
+
+        Returns
+        -------
+        numpy.ndarray, shape (K, N)
+            The values, with rows in the order of the activation's columns.
         """
         dtype = np.dtype(BFLOAT16 if dtype == "bfloat16" else dtype)
         logical = unpack(self.to_host())
@@ -128,15 +199,29 @@ class PackedWeight(_Referable):
             rows = slice(group * size, min((group + 1) * size, k))
             zero = SYMMETRIC_ZERO if logical.zeros is None else logical.zeros[group].astype(exact)
             values = (logical.q[rows].astype(exact) - zero) * logical.scales[group].astype(exact)
-            with np.errstate(over="ignore"):  # as the GPU: what is too large for dtype becomes infinite
+            with np.errstate(over="ignore"):  # as on the GPU, values too large for dtype become infinite
                 out[rows if logical.perm is None else logical.perm[rows]] = values.astype(dtype)
         return out
 
     def to_device(self, device: int | None = None) -> PackedWeight:
-        """This weight with CuPy arrays on ``device`` (an ordinal; None is CuPy's current one). Itself if already there.
+        """Copy this weight to a GPU.
 
-        Raises ArgumentTypeError for what is no ordinal, and where the installed CuPy has no bf16 and the scales are
-        bf16; DriverError without CuPy, driver or such a GPU.
+        Parameters
+        ----------
+        device : int, optional
+            Device ordinal. Default: CuPy's current device.
+
+        Returns
+        -------
+        PackedWeight
+            The weight with CuPy arrays, or this weight if it is already there.
+
+        Raises
+        ------
+        ArgumentTypeError
+            If ``device`` is not an ordinal, or the scales are bf16 and the installed CuPy does not support bf16.
+        DriverError
+            If there is no CuPy, driver or such a GPU.
         """
         if device is not None and (type(device) is not int or device < 0):
             raise ArgumentTypeError("device", repr(device), "a device's ordinal, an int from 0 up, or None")
@@ -145,23 +230,56 @@ class PackedWeight(_Referable):
             ordinal = cupy.cuda.Device().id if device is None else device
             if self.device == ordinal:
                 return self
-            host = self.to_host()  # from another device by way of the host: GPUs need not be peers
+            host = self.to_host()  # two devices exchange data through the host because they need not be peers
             with cupy.cuda.Device(ordinal):
                 return host._moved(upload)
 
         return with_cupy("PackedWeight.to_device", move)  # type: ignore[no-any-return]
 
     def to_host(self) -> PackedWeight:
-        """This weight with NumPy arrays; itself if it is on the host."""
+        """Copy this weight to the host.
+
+        Returns
+        -------
+        PackedWeight
+            The weight with NumPy arrays, or this weight if it is on the host.
+        """
         return self if self.device is None else self._moved(lambda array: host_array(array, "array"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the weight to a safetensors file (weights_file.save_weights). Raises WeightFileError."""
+        """Write the weight to a safetensors file.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file.
+
+        Raises
+        ------
+        WeightFileError
+            If the file cannot be written.
+        """
         write_weights(path, {"weight": self.stored("weight")})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> PackedWeight:
-        """Read the only weight of a file written by save() or save_weights(). Raises WeightFileError."""
+        """Read the only weight of a file that save() or save_weights() wrote.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file.
+
+        Returns
+        -------
+        PackedWeight
+            The weight, on the host.
+
+        Raises
+        ------
+        WeightFileError
+            If the file cannot be read, is invalid, or holds several weights.
+        """
         weights = read_weights(path)
         if len(weights) != 1:
             shown = ", ".join(list(weights)[:4]) or "none"
@@ -169,14 +287,43 @@ class PackedWeight(_Referable):
         return cls.from_stored(path, next(iter(weights.values())))
 
     def stored(self, name: str) -> StoredWeight:
-        """What a file holds of this weight under ``name``."""
+        """Return the content of a file that stores this weight.
+
+        Parameters
+        ----------
+        name : str
+            Name of the weight in the file.
+
+        Returns
+        -------
+        StoredWeight
+            Its facts and its arrays, on the host.
+        """
         host = self.to_host()
-        held = {array: getattr(host, array) for array in _NAMES if getattr(host, array) is not None}
-        return StoredWeight(name, self.layout_version, self.shape, self.group_size, self.dtype, held)
+        arrays = {array: getattr(host, array) for array in _NAMES if getattr(host, array) is not None}
+        return StoredWeight(name, self.layout_version, self.shape, self.group_size, self.dtype, arrays)
 
     @classmethod
     def from_stored(cls, path: str | os.PathLike[str], stored: StoredWeight) -> PackedWeight:
-        """The weight that the file at ``path`` holds. Raises WeightFileError, which names file, weight and field."""
+        """Create a weight from the content of a file.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file, for errors.
+        stored : StoredWeight
+            The content.
+
+        Returns
+        -------
+        PackedWeight
+            The weight, on the host.
+
+        Raises
+        ------
+        WeightFileError
+            If a field is invalid. The error names the file, the weight and the field.
+        """
         parts = stored.arrays
         try:
             return cls(
@@ -193,7 +340,7 @@ class PackedWeight(_Referable):
             raise WeightFileError(field, error.got, error.allowed, "pack the weight again") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Copies and pickles are made anew: what kernels attached belongs to this weight's addresses.
+        # Copies and pickles start without attachments, which belong to this weight's addresses.
         return type(self), tuple(getattr(self, part.name) for part in fields(self) if part.init)
 
     def __repr__(self) -> str:
@@ -206,7 +353,7 @@ class PackedWeight(_Referable):
         return tuple(getattr(self, name) for name in _NAMES)
 
     def _moved(self, move: Callable[[Any], Any]) -> PackedWeight:
-        """A copy whose arrays were moved. They are what was checked already, so nothing is read back to check it."""
+        """Return a copy with moved arrays. They were checked before, so they are not read back."""
         twin = object.__new__(PackedWeight)
         for part in fields(self):
             value = getattr(self, part.name)
@@ -217,10 +364,10 @@ class PackedWeight(_Referable):
 
 
 def check_group_size(group_size: object) -> None:
-    """QuantizationError unless ``group_size`` is one of GROUP_SIZES."""
+    """Raise QuantizationError unless ``group_size`` is one of GROUP_SIZES."""
     if type(group_size) is not int or group_size not in GROUP_SIZES:
         allowed = ", ".join(map(str, GROUP_SIZES))
-        raise QuantizationError("group_size", repr(group_size), allowed, "-1 is the whole column")
+        raise QuantizationError("group_size", repr(group_size), allowed, "-1 means the whole column")
 
 
 def _check_facts(weight: PackedWeight) -> None:
@@ -264,20 +411,20 @@ def _check_arrays(weight: PackedWeight) -> None:
 
 
 def _checked_scales(weight: PackedWeight) -> NDArray[Any]:
-    """The scales on the host; they are small compared with qweight."""
+    """Return the scales on the host, which are small compared with qweight, after checking that they are finite."""
     scales = host_array(weight.scales, "scales")
     broken = ~np.isfinite(scales)
     if broken.any():
         group, position = (int(i) for i in np.argwhere(broken)[0])
         field = f"scales[{group}, {layout_v1.column_at(position)}]"
         raise QuantizationError(
-            field, str(scales[group, position]), "finite values", "the weight was not loaded, or not quantized well"
+            field, str(scales[group, position]), "finite values", "load or quantize the weight again"
         )
     return scales
 
 
 def _check_values(weight: PackedWeight) -> None:
-    """Read zero points and perm once, on the host."""
+    """Check zero points and perm on the host."""
     if weight.zeros is not None:
         zeros = host_array(weight.zeros, "zeros")
         if int(zeros.max()) > MAX_ZERO:
@@ -295,9 +442,38 @@ def pack(
 ) -> PackedWeight:
     """Pack integers and scales into layout version 1.
 
-    q: uint8 (K, N), 0..15, NumPy or CuPy; the result is on the same device. scales: fp16 or bf16 (G, N) with
-    G = ceil(K / group_size), or 1 for group_size -1. zeros: integers 0..16 (G, N), None for the symmetric offset 8.
-    perm: (K,), row k of q belongs to activation column perm[k]. Raises QuantizationError, ArgumentTypeError.
+    Parameters
+    ----------
+    q : array of uint8, shape (K, N)
+        Integers 0..15, NumPy or CuPy. The result is on the same device.
+    scales : array_like of float16 or bfloat16, shape (G, N)
+        Scales, with G = ceil(K / group_size), or 1 for group_size -1.
+    zeros : array_like of int, shape (G, N), optional
+        Zero points 0..16. Default: symmetric, with the offset 8.
+    group_size : int, default 128
+        Rows of K that share a scale: 32, 64, 128, or -1 for all.
+    perm : array_like of int, shape (K,), optional
+        Row k of ``q`` belongs to column perm[k] of the activations. Default: rows in order.
+
+    Returns
+    -------
+    PackedWeight
+        The weight.
+
+    Raises
+    ------
+    QuantizationError
+        If shapes or values are invalid.
+    ArgumentTypeError
+        If ``q`` is not a NumPy or CuPy array, or another argument is not an array.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cudatma.quantization import pack
+    >>> q = np.full((128, 64), 9, dtype=np.uint8)
+    >>> pack(q, np.ones((1, 64), dtype=np.float16)).dequantize()[0, :3]
+    array([1., 1., 1.])
     """
     xp = namespace_of(q)
     if xp is np and not isinstance(q, np.ndarray):
@@ -305,7 +481,7 @@ def pack(
     if q.ndim != 2 or q.dtype != np.uint8 or 0 in q.shape:
         raise QuantizationError("q", f"{q.dtype} {q.shape}", "uint8 (K, N) with K and N at least 1")
     if int(q.max()) > 15:
-        raise QuantizationError("q", f"a value of {int(q.max())}", "0..15", "four bits hold no more")
+        raise QuantizationError("q", f"a value of {int(q.max())}", "0..15", "four bits cannot hold more")
     shape = (int(q.shape[0]), int(q.shape[1]))
     check_group_size(group_size)
     scales, zeros = host_array(scales, "scales"), None if zeros is None else _plain_zeros(zeros)
@@ -339,7 +515,7 @@ def _plain_zeros(zeros: Any) -> NDArray[Any]:
 
 
 def _plain_perm(perm: Any, k: int) -> NDArray[np.int32]:
-    """Convert to int32 after a range check in the original type; PackedWeight rejects duplicates."""
+    """Convert a permutation to int32 after a range check in its own type; PackedWeight rejects duplicates."""
     host = host_array(perm, "perm")
     if host.dtype.kind not in "ui" or host.shape != (k,):
         raise QuantizationError("perm", f"{host.dtype} {host.shape}", f"integers ({k},)")
@@ -349,7 +525,7 @@ def _plain_perm(perm: Any, k: int) -> NDArray[np.int32]:
 
 
 def _ordered(rows: NDArray[Any], padding: int) -> NDArray[Any]:
-    """(G, N) -> (G, 64 N64) padded and in stored order."""
+    """Pad rows (G, N) to (G, 64 N64), in stored order."""
     groups, n = rows.shape
     padded: NDArray[Any] = np.full((groups, layout_v1.blocks(n) * layout_v1.BLOCK), padding, dtype=rows.dtype)
     padded[:, :n] = rows
@@ -357,9 +533,9 @@ def _ordered(rows: NDArray[Any], padding: int) -> NDArray[Any]:
 
 
 def _padded_values(q: Any, zeros: NDArray[Any] | None, group_size: int, xp: Any) -> Any:
-    """q padded to whole blocks with values that dequantise to 0.
+    """Pad q to whole blocks with values that dequantize to 0.
 
-    A zero point of 16 has no such value: there padding holds 15, and the zero activation beyond K cancels it.
+    A zero point of 16 has no such value. Its padding is 15, and the zero activation beyond K cancels it.
     """
     k, n = q.shape
     padded_shape = (layout_v1.blocks(k) * layout_v1.BLOCK, layout_v1.blocks(n) * layout_v1.BLOCK)

@@ -1,11 +1,10 @@
-"""Dense weights to int4: round to nearest, per group along K, with an optional search for a tighter range.
+"""Quantize dense weights to int4: round to nearest, per group along K, with an optional search for a tighter range.
 
-Symmetric: the element of largest magnitude e gets level -8, hence scale = e / -8 (negative where e is positive). This
-uses all sixteen levels; max|w| / 7 leaves level -8 unused and max|w| / 8 clips positive extremes. Asymmetric: scale =
-(max - min) / 15 over a range that includes 0, zero = round(-min / scale). Errors: docs/lab/models.md.
+Symmetric: the element e of largest magnitude gets level -8, so scale = e / -8 (negative if e is positive). This uses
+all sixteen levels; max|w| / 7 leaves level -8 unused and max|w| / 8 clips positive extremes. Asymmetric: scale = (max -
+min) / 15 over a range that includes 0, and zero = round(-min / scale). Errors: docs/lab/models.md.
 
-The scale is rounded to fp16 or bf16 first and the integers are computed with the rounded one, which is what kernels
-use.
+The scale is first rounded to fp16 or bf16, and the integers are computed with the rounded scale, as kernels use it.
 """
 
 from __future__ import annotations
@@ -31,16 +30,17 @@ from cudatma.quantization.layout_v1 import (
 from cudatma.quantization.namespaces import bfloat16_view, is_float, namespace_of, native_array, on_device_of
 from cudatma.quantization.packed import PackedWeight, check_group_size
 
-#: Fractions of the full range that a clip search tries, the full range first, so that it never makes a group worse.
+#: Fractions of the full range that a clip search tries. The full range comes first, so a search never makes a group
+#: worse.
 CLIP_RATIOS = tuple(1.0 - 0.025 * step for step in range(21))
 
-#: Elements worked on at once: a CPU's caches hold them, and on a GPU a kernel's work outweighs its launch.
+#: Elements processed at once: few enough for a CPU's caches, and enough to outweigh a kernel launch on a GPU.
 _HOST_TILE_ELEMS, _DEVICE_TILE_ELEMS = 1 << 16, 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
 class _Scheme:
-    """group_rows: rows of K that share a scale. ratios: the fractions of a group's range that are tried."""
+    """Quantization scheme: rows of K that share a scale, and the fractions of a group's range to try."""
 
     group_rows: int
     symmetric: bool
@@ -51,14 +51,44 @@ class _Scheme:
 def quantize(
     weight: Any, *, group_size: int = 128, symmetric: bool = True, dtype: Any = "float16", clip_search: bool = False
 ) -> PackedWeight:
-    """Quantize a dense weight of shape (K, N) = (in, out) to int4.
+    """Quantize a dense weight to int4.
 
-    weight: floating point; a NumPy or CuPy array, a torch tensor or anything with DLPack. The result is on the same
-    device. group_size: 32, 64, 128 or -1. dtype: of the scales, fp16 or bf16. clip_search: for each group try the
-    ranges of CLIP_RATIOS and keep the one of least squared error (some 20 times slower).
-    Ties round to even. Raises QuantizationError for NaN or infinite elements (with their index) and for groups whose
-    dequantized values exceed the dtype's range (with the group); ArgumentTypeError for an object that is no float
-    array.
+    Parameters
+    ----------
+    weight : array_like, shape (K, N)
+        Floating-point weight, (in, out): a NumPy or CuPy array, a torch tensor or anything with DLPack.
+    group_size : int, default 128
+        Rows of K that share a scale: 32, 64, 128, or -1 for all.
+    symmetric : bool, default True
+        Use the offset 8 instead of a zero point for each group.
+    dtype : str or dtype, default "float16"
+        Type of the scales, fp16 or bf16.
+    clip_search : bool, default False
+        For each group, try smaller ranges and keep the one with the smallest squared error. About 20 times slower.
+
+    Returns
+    -------
+    PackedWeight
+        The weight, on the device of the input.
+
+    Raises
+    ------
+    QuantizationError
+        If an element is NaN or infinite, or the dequantized values of a group exceed the range of ``dtype``. The error
+        names the element or group.
+    ArgumentTypeError
+        If ``weight`` is not an array.
+
+    Notes
+    -----
+    Values round to nearest, ties to even.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cudatma
+    >>> cudatma.quantize(np.ones((4096, 1024), dtype=np.float32), group_size=64)
+    PackedWeight(shape=(4096, 1024), group_size=64, float16, symmetric, host)
     """
     return _quantize(native_array(weight, "weight"), group_size, symmetric, activation_type(dtype), clip_search)
 
@@ -66,7 +96,33 @@ def quantize(
 def quantize_linear(
     weight: Any, *, group_size: int = 128, symmetric: bool = True, dtype: Any = "float16", clip_search: bool = False
 ) -> PackedWeight:
-    """quantize() for the weight of torch.nn.Linear, which has shape (N, K) = (out, in). The result has shape (K, N)."""
+    """Quantize the weight of a torch.nn.Linear to int4.
+
+    Parameters
+    ----------
+    weight : array_like, shape (N, K)
+        Floating-point weight, (out, in).
+    group_size : int, default 128
+        Rows of K that share a scale: 32, 64, 128, or -1 for all.
+    symmetric : bool, default True
+        Use the offset 8 instead of a zero point for each group.
+    dtype : str or dtype, default "float16"
+        Type of the scales, fp16 or bf16.
+    clip_search : bool, default False
+        For each group, try smaller ranges and keep the one with the smallest squared error.
+
+    Returns
+    -------
+    PackedWeight
+        The weight, of shape (K, N), on the device of the input.
+
+    Raises
+    ------
+    QuantizationError
+        If an element is NaN or infinite, or the dequantized values of a group exceed the range of ``dtype``.
+    ArgumentTypeError
+        If ``weight`` is not an array.
+    """
     native = native_array(weight, "weight")
     _check_dense(native)
     return _quantize(native.T, group_size, symmetric, activation_type(dtype), clip_search)
@@ -118,14 +174,14 @@ def _quantize(weight: Any, group_size: int, symmetric: bool, dtype: ActivationTy
 
 
 def _tiles(k: int, n: int, group_rows: int, xp: Any) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of tiles made of whole groups and whole 64 x 64 blocks.
+    """Yield the rows and columns of tiles made of whole groups and whole 64 x 64 blocks.
 
-    A tile is an eighth of the weight at most, where blocks allow it: its temporaries are smaller than the weight.
+    A tile is at most an eighth of the weight, if the blocks allow it, so its temporaries are smaller than the weight.
     """
     elems = min(_tile_elems(xp), k * n // 8)
-    least_rows = max(group_rows, BLOCK)
-    column_step = min(max(1, elems // least_rows // BLOCK), blocks(n)) * BLOCK
-    row_step = least_rows * max(1, elems // (least_rows * column_step))
+    min_rows = max(group_rows, BLOCK)
+    column_step = min(max(1, elems // min_rows // BLOCK), blocks(n)) * BLOCK
+    row_step = min_rows * max(1, elems // (min_rows * column_step))
     for row in range(0, k, row_step):
         for column in range(0, n, column_step):
             yield slice(row, min(row + row_step, k)), slice(column, min(column + column_step, n))
@@ -136,33 +192,35 @@ def _tile_elems(xp: Any) -> int:
 
 
 def _grouped(tile: Any, group_rows: int, xp: Any) -> Any:
-    """(k, n) -> a float32 copy (G, group_rows, n), the last group padded with zeros, which change neither range nor
-    error.
+    """Copy a tile (k, n) to float32 (G, group_rows, n).
+
+    Pad the last group with zeros, which change neither the range nor the error.
     """
     rows, n = tile.shape
     groups = -(-rows // group_rows)
     block = xp.empty((groups * group_rows, n), dtype=np.float32)
-    # A float64 beyond float32 becomes inf and is refused with its group.
+    # A float64 value beyond float32 becomes infinite, and its group is refused.
     block[:rows] = _float32(tile, xp) if tile.dtype == BFLOAT16 else tile
     block[rows:] = 0
     return block.reshape(groups, group_rows, n)
 
 
 def _pack_tile(levels: Any, rows: int, xp: Any) -> Any:
-    """Integers 0..15 as float32 (G, group_rows, n), ``rows`` of them within K -> bytes (n64, k64, 2048).
+    """Pack integers 0..15, float32 (G, group_rows, n) with ``rows`` rows inside K, into bytes (n64, k64, 2048).
 
-    Padding holds what dequantises to 0: below the rows of K the group's zero point, elsewhere 8.
+    Padding dequantizes to 0: below the rows of K it is the group's zero point, elsewhere 8.
     """
     n = levels.shape[2]
-    plain = levels.reshape(-1, n)[: blocks(rows) * BLOCK]
+    values = levels.reshape(-1, n)[: blocks(rows) * BLOCK]
     q = xp.full((blocks(rows) * BLOCK, blocks(n) * BLOCK), SYMMETRIC_ZERO, dtype=np.uint8)
-    q[: len(plain), :n] = plain
+    q[: len(values), :n] = values
     return pack_values(q).reshape(blocks(n), blocks(rows), BLOCK_BYTES)
 
 
 def _search(block: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any, Any]:
-    """Scale (float32 that the dtype holds exactly) and zero point (float32) of least squared error, and whether all
-    that was tried fits the dtype, each (G, n).
+    """Return the scale and zero point (float32) of least squared error, and whether all candidates fit the dtype.
+
+    Each result has shape (G, n). The dtype holds the scales exactly.
     """
     low, high = xp.minimum(block.min(axis=1), 0), xp.maximum(block.max(axis=1), 0)
     scale, zero, fits = _parameters(low, high, scheme, xp)
@@ -170,36 +228,36 @@ def _search(block: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any, Any]:
         return scale, zero, fits
     best = _squared_error(block, scale, zero, xp)
     for ratio in scheme.ratios[1:]:
-        tried = _parameters(low * np.float32(ratio), high * np.float32(ratio), scheme, xp)
-        error = _squared_error(block, tried[0], tried[1], xp)
+        candidate = _parameters(low * np.float32(ratio), high * np.float32(ratio), scheme, xp)
+        error = _squared_error(block, candidate[0], candidate[1], xp)
         better = error < best
         best = xp.where(better, error, best)
-        scale, zero = xp.where(better, tried[0], scale), xp.where(better, tried[1], zero)
-        fits &= tried[2]
+        scale, zero = xp.where(better, candidate[0], scale), xp.where(better, candidate[1], zero)
+        fits &= candidate[2]
     return scale, zero, fits
 
 
 def _parameters(low: Any, high: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any, Any]:
-    """Scale and zero point of ranges low <= 0 <= high, and whether the dtype holds what they give, each (G, n)."""
+    """Return scale and zero point of ranges low <= 0 <= high, and whether the dtype holds their values, each (G, n)."""
     if scheme.symmetric:
-        wanted = xp.where(high > -low, high, low) / np.float32(-SYMMETRIC_ZERO)
+        exact = xp.where(high > -low, high, low) / np.float32(-SYMMETRIC_ZERO)
     else:
-        wanted = high / np.float32(15) - low / np.float32(15)
-    scale = _rounded(wanted, scheme.dtype, xp)
-    # A range that the dtype rounds to nothing keeps its smallest step, so that what can be represented survives.
+        exact = high / np.float32(15) - low / np.float32(15)
+    scale = _rounded(exact, scheme.dtype, xp)
+    # A range that rounds to 0 keeps the smallest step of the dtype, so that its largest values survive.
     smallest = np.float32(ml_dtypes.finfo(scheme.dtype.numpy).smallest_subnormal)
-    scale = xp.where((scale == 0) & (wanted != 0), xp.copysign(smallest, wanted), scale)
+    scale = xp.where((scale == 0) & (exact != 0), xp.copysign(smallest, exact), scale)
     if scheme.symmetric:
         zero = xp.full(scale.shape, SYMMETRIC_ZERO, dtype=np.float32)
     else:
         zero = xp.clip(xp.rint(-low / _divisor(scale, xp)), 0, 15)
     reach = xp.maximum(zero, 15 - zero) * xp.abs(scale)
-    # low <= 0 <= high: their sum is finite where both are.
+    # Because low <= 0 <= high, their sum is finite if both are.
     return scale, zero, (reach <= _largest(scheme.dtype)) & xp.isfinite(low + high)
 
 
 def _refuse(weight: Any, fits: Any, group_rows: int, dtype: ActivationType, xp: Any) -> NoReturn:
-    """The QuantizationError of the first element that is not finite, else of the first group that does not fit."""
+    """Raise QuantizationError for the first element that is not finite, or else the first group that does not fit."""
     k, n = weight.shape
     step = max(1, _tile_elems(xp) // n)
     for first in range(0, k, step):
@@ -222,14 +280,14 @@ def _largest(dtype: ActivationType) -> float:
 
 
 def _float32(values: Any, xp: Any) -> Any:
-    """``values`` as float32. bf16 on a GPU is widened by its bits, because not every CuPy has bf16."""
+    """Convert to float32. bf16 on a GPU is widened by its bits, because not every CuPy supports bf16."""
     if xp is np or values.dtype != BFLOAT16:
         return values.astype(np.float32, copy=False)
     return (values.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def _rounded(values: Any, dtype: ActivationType, xp: Any) -> Any:
-    """float32 rounded to the nearest fp16 or bf16 value, ties to even, and still float32."""
+    """Round float32 to the nearest fp16 or bf16 value, ties to even, and return it as float32."""
     if dtype.name == "float16":
         return values.astype(np.float16).astype(np.float32)
     if xp is np:
@@ -240,7 +298,7 @@ def _rounded(values: Any, dtype: ActivationType, xp: Any) -> Any:
 
 
 def _narrowed(values: Any, dtype: ActivationType, xp: Any) -> Any:
-    """float32 that fp16 or bf16 holds exactly, in that type."""
+    """Convert float32 values that fp16 or bf16 holds exactly to that type."""
     if xp is np or dtype.name == "float16":
         return values.astype(dtype.numpy)
     return bfloat16_view((values.view(np.uint32) >> np.uint32(16)).astype(np.uint16))
@@ -251,7 +309,7 @@ def _divisor(scale: Any, xp: Any) -> Any:
 
 
 def _levels(block: Any, scale: Any, zero: Any, xp: Any) -> Any:
-    """Integers 0..15 as float32 (G, group_rows, n)."""
+    """Return integers 0..15 as float32 (G, group_rows, n)."""
     steps = block / _divisor(scale, xp)[:, None]
     xp.rint(steps, out=steps)
     steps += zero[:, None]

@@ -1,8 +1,8 @@
-"""Reads one safetensors file: header checked once, each tensor read when it is asked for.
+"""Read one safetensors file: the header is checked once, and each tensor is read on request.
 
-The format (huggingface.co/docs/safetensors): 8 bytes, little-endian length of the header; the header, JSON, for each
-tensor dtype, shape and data_offsets [begin, end) after the header; the data. Read here rather than through the
-library because that one's NumPy side knows no bf16, and because a damaged file is to be named precisely.
+The format (huggingface.co/docs/safetensors) is: 8 bytes, the little-endian length of the header; the header, JSON with
+dtype, shape and data_offsets [begin, end) for each tensor; the data. The NumPy side of the safetensors library does not
+support bf16, and this reader names the damaged part of a file precisely.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentTypeError, WeightFileError
 
-#: The format's names of element types and NumPy's; the data is little-endian.
+#: NumPy's types by the format's names. The data is little-endian.
 _DTYPES: dict[str, np.dtype[Any]] = {
     "BF16": BFLOAT16,
     "BOOL": np.dtype("?"),
@@ -30,14 +30,14 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     **{f"U{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
 }
 FLOAT_DTYPES = ("F16", "BF16", "F32", "F64")
-#: Longest header that the format allows.
+#: Maximum length of a header in the format.
 _MAX_HEADER_BYTES = 100_000_000
 _COPY_AGAIN = "copy or download the file again"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of a file: its type's name in the format, shape, and byte range [begin, end) in the file."""
+    """A tensor of a file: its type's name in the format, its shape, and its byte range [begin, end) in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -47,14 +47,24 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFile:
-    """A file whose header has been read. tensors: by name. metadata: the header's strings."""
+    """A safetensors file whose header has been read.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+        The file.
+    tensors : dict of str to TensorEntry
+        The tensors, by name.
+    metadata : dict of str to str
+        The strings of the header.
+    """
 
     path: Path
     tensors: dict[str, TensorEntry] = field(repr=False)
     metadata: dict[str, str] = field(repr=False)
 
     def read(self, name: str) -> NDArray[Any]:
-        """A tensor as a NumPy array (bf16 through ml_dtypes). Raises WeightFileError."""
+        """Return a tensor as a NumPy array (bf16 as the type of ml_dtypes), or raise WeightFileError."""
         entry = self.tensors.get(name)
         if entry is None:
             raise WeightFileError(name, "no such tensor", f"a tensor of {self.path}", similar_names(name, self.tensors))
@@ -72,55 +82,55 @@ class SafetensorsFile:
         return data.reshape(entry.shape)
 
     def check_bytes(self, name: str) -> None:
-        """WeightFileError where a tensor's bytes are not those of its shape. Types that NumPy lacks are not checked."""
+        """Raise WeightFileError unless a tensor's bytes fit its shape. Types that NumPy lacks are not checked."""
         entry = self.tensors[name]
         dtype = _DTYPES.get(entry.dtype)
         if dtype is None:
             return
-        wanted, held = math.prod(entry.shape) * dtype.itemsize, entry.end - entry.begin
-        if wanted != held:
-            allowed = f"{wanted} bytes for {entry.dtype} {entry.shape}"
-            raise WeightFileError(name, f"{held} bytes in {self.path}", allowed, _COPY_AGAIN)
+        required, stored = math.prod(entry.shape) * dtype.itemsize, entry.end - entry.begin
+        if required != stored:
+            allowed = f"{required} bytes for {entry.dtype} {entry.shape}"
+            raise WeightFileError(name, f"{stored} bytes in {self.path}", allowed, _COPY_AGAIN)
 
     def raw(self, name: str, chunk_bytes: int = 1 << 24) -> Iterator[bytes]:
-        """A tensor's bytes as the file holds them, in chunks. Raises WeightFileError."""
+        """Yield a tensor's bytes in chunks, or raise WeightFileError."""
         entry = self.tensors[name]
-        left = entry.end - entry.begin
+        remaining = entry.end - entry.begin
         try:
             with self.path.open("rb") as file:
                 file.seek(entry.begin)
-                while left and (chunk := file.read(min(left, chunk_bytes))):
-                    left -= len(chunk)
+                while remaining and (chunk := file.read(min(remaining, chunk_bytes))):
+                    remaining -= len(chunk)
                     yield chunk
         except OSError as error:
             raise WeightFileError(name, f"{error}", f"a readable file {self.path}", _COPY_AGAIN) from error
-        if left:
-            raise WeightFileError(name, f"{self.path} ends inside it", f"{left} bytes more", _COPY_AGAIN)
+        if remaining:
+            raise WeightFileError(name, f"{self.path} ends inside it", f"{remaining} bytes more", _COPY_AGAIN)
 
 
-#: Other kinds of weight files by the end of their names: what they are, and how to have the weights in safetensors.
+#: Other kinds of weight files by the ending of their names: what they are, and how to convert them to safetensors.
 _OTHER_FILES = {
     (".bin", ".pt", ".pth"): (
-        "a pickle of torch",
+        "a pickle file of torch",
         "rewrite it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')",
     ),
     (".gguf",): (
         "llama.cpp's GGUF",
-        "take the float checkpoint that it was made from: cudatma convert --quantize",
+        "use the float checkpoint that it was made from: cudatma convert --quantize",
     ),
-    (".npz",): ("arrays of NumPy or MLX", "take the float checkpoint: cudatma convert --quantize"),
+    (".npz",): ("arrays of NumPy or MLX", "use the float checkpoint: cudatma convert --quantize"),
 }
 
 
 def check_suffix(path: Path) -> None:
-    """Raise WeightFileError for a file of weights that is no safetensors file by its name."""
+    """Raise WeightFileError for a weight file whose name ends as another kind's."""
     for suffixes, (what, remedy) in _OTHER_FILES.items():
         if path.suffix.lower() in suffixes and path.is_file():
             raise WeightFileError(str(path), what, "a .safetensors file", remedy)
 
 
 def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
-    """Read and check the header of a safetensors file. WeightFileError if it cannot be read or contradicts itself."""
+    """Read and check the header of a safetensors file. Raise WeightFileError if it is unreadable or inconsistent."""
     path = as_path(path)
     check_suffix(path)
     try:
@@ -150,12 +160,12 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """The format's name of a NumPy type that it has."""
+    """Return the format's name of a NumPy type."""
     return next(name for name, known in _DTYPES.items() if known == dtype)
 
 
 def as_path(path: object) -> Path:
-    """A path from a str or os.PathLike; ArgumentTypeError for anything else."""
+    """Return a path from a str or os.PathLike, or raise ArgumentTypeError."""
     try:
         return Path(path)  # type: ignore[arg-type]
     except TypeError as error:
@@ -176,23 +186,23 @@ def _entry(path: Path, name: str, value: Any, data_at: int, size: int) -> Tensor
 
 
 def _check_order(path: Path, tensors: dict[str, TensorEntry], data_at: int, size: int) -> None:
-    """WeightFileError unless one tensor's data begins where another one's ends, up to the end of the file."""
+    """Raise WeightFileError unless each tensor's data begins where the previous one ends, up to the end of the file."""
     end = data_at
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin != end:
             got = f"data from byte {entry.begin}"
-            raise WeightFileError(f"{path}: {name}", got, f"{end}, where the tensor before it ends", _COPY_AGAIN)
+            raise WeightFileError(f"{path}: {name}", got, f"{end}, the end of the previous tensor", _COPY_AGAIN)
         end = entry.end
     if end != size:
-        raise WeightFileError(str(path), f"{size} bytes", f"{end}, where the last tensor ends", _COPY_AGAIN)
+        raise WeightFileError(str(path), f"{size} bytes", f"{end}, the end of the last tensor", _COPY_AGAIN)
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in found if names.count(name) > 1)!r} occurs twice")
-    return found
+        raise ValueError(f"{next(name for name in unique if names.count(name) > 1)!r} occurs twice")
+    return unique
 
 
 def _extents(value: Any) -> tuple[int, ...] | None:
@@ -202,7 +212,7 @@ def _extents(value: Any) -> tuple[int, ...] | None:
 
 
 def similar_names(name: str, names: Iterable[str]) -> str:
-    """Names that end as the missing one does, to show what the layer prefix should look like."""
+    """Describe the names that end as a missing one does, which show the layers' prefix."""
     ending = name.rpartition(".")[2]
-    found = [other for other in names if other.rpartition(".")[2] == ending]
-    return f"it holds {', '.join(found[:4])}" if found else f"it has no tensor that ends in {ending!r}"
+    similar = [other for other in names if other.rpartition(".")[2] == ending]
+    return f"it holds {', '.join(similar[:4])}" if similar else f"it has no tensor that ends in {ending!r}"

@@ -1,4 +1,4 @@
-"""A packed weight divided among GPUs: by columns (N), or by rows (K) at group boundaries."""
+"""Divide a packed weight among GPUs, by columns (N) or by rows (K) at group boundaries."""
 
 from __future__ import annotations
 
@@ -11,16 +11,52 @@ from cudatma.quantization.packed import GROUP_SIZES, PackedWeight, pack, unpack
 
 
 def shard(weight: PackedWeight, index: int, count: int, *, by: str) -> PackedWeight:
-    """Part ``index`` of ``count`` equal parts of a weight: the same values, on its device, in memory of their own.
+    """Return one of ``count`` equal parts of a weight.
 
-    by: ``"columns"``: W[:, index N / count :][:, : N / count], for the outputs of a layer; count divides N.
-    ``"rows"``: W[index K / count :][: K / count], for its inputs, of which each GPU has a part. K / count is a multiple
-    of the group size, any number with one scale for the whole column; the weight has no activation order, whose groups
-    have rows in all parts. Parts that begin or end within a block of 64 x 64 are packed again, which takes longer.
-    Raises ArgumentError, ArgumentTypeError, QuantizationError.
+    Parameters
+    ----------
+    weight : PackedWeight
+        The weight, of shape (K, N).
+    index : int
+        Number of the part, 0..count - 1.
+    count : int
+        Number of parts.
+    by : {"columns", "rows"}
+        "columns" divides N, the outputs of a layer, and gives (K, N / count). "rows" divides K, the inputs of a layer,
+        and gives (K / count, N).
+
+    Returns
+    -------
+    PackedWeight
+        The part: the same values on the same device, in memory of its own.
+
+    Raises
+    ------
+    ArgumentError
+        If ``count`` does not divide the columns or rows, or ``index`` is out of range.
+    ArgumentTypeError
+        If ``weight`` is not a PackedWeight.
+    QuantizationError
+        If rows cannot be divided: a part has no whole number of groups, or the weight has an activation order, whose
+        groups have rows in all parts.
+
+    Notes
+    -----
+    Parts that begin or end inside a block of 64 x 64 are packed again, which takes longer.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import cudatma
+    >>> from cudatma.quantization import shard
+    >>> weight = cudatma.quantize(np.ones((256, 128), dtype=np.float32))
+    >>> shard(weight, 0, 2, by="columns").shape
+    (256, 64)
     """
     if not isinstance(weight, PackedWeight):
-        raise ArgumentTypeError("weight", type(weight).__name__, "PackedWeight", "quantize() or an importer makes one")
+        raise ArgumentTypeError(
+            "weight", type(weight).__name__, "PackedWeight", "create one with quantize() or an importer"
+        )
     if type(count) is not int or count < 1:
         raise ArgumentError("count", count, "an int from 1 up")
     if type(index) is not int or not 0 <= index < count:
@@ -44,8 +80,8 @@ def _check_rows(weight: PackedWeight, size: int, count: int) -> None:
         remedy = "shard it by columns, or quantize without activation order (desc_act=False)"
         raise QuantizationError("weight", "a weight with activation order", "one without, by rows", remedy)
     if weight.group_size != -1 and size % weight.group_size:
-        fitting = [str(other) for other in GROUP_SIZES if other == -1 or size % other == 0]
-        remedy = f"quantize with a group_size of {' or '.join(fitting)}, or use fewer GPUs"
+        sizes = [str(other) for other in GROUP_SIZES if other == -1 or size % other == 0]
+        remedy = f"quantize with a group_size of {' or '.join(sizes)}, or use fewer GPUs"
         allowed = f"parts of a multiple of {weight.group_size} rows, the group size"
         raise QuantizationError("count", f"{count}, for parts of {size} rows", allowed, remedy)
 
@@ -76,7 +112,9 @@ def _rows(weight: PackedWeight, begin: int, end: int) -> PackedWeight:
 
 
 def _cut(weight: PackedWeight, qweight: Any, part: tuple[slice, slice], shape: tuple[int, int]) -> PackedWeight:
-    """Whole blocks of a weight, and a part of its scales and zero points. Copies: the weight may go."""
+    """Return whole blocks of a weight with a part of its scales and zero points, copied so that the weight can be
+    freed.
+    """
     with on_device_of(weight.qweight):
         return PackedWeight(
             qweight=qweight.copy(),

@@ -1,7 +1,7 @@
-"""Read the quantization configuration from a model folder's JSON files.
+"""Read the quantization configuration from the JSON files of a model folder.
 
-Each key of a configuration belongs to one of four classes. Keys of the first are read here. Keys of the second describe
-how the model was quantized or how another tool runs it; they do not change the weights, and the report lists them. Keys
+A key of a configuration belongs to one of four classes. Keys of the first are read here. Keys of the second describe
+how the model was quantized or how another tool runs it: they do not change the weights, and the report lists them. Keys
 of the third change what the model computes and are refused by name. Unknown keys are listed in the report.
 """
 
@@ -20,7 +20,7 @@ from cudatma.quantization.formats import AWQ, COMPRESSED_TENSORS, FROM_FLOAT, GP
 
 Section = Mapping[str, Any]
 
-#: Files that tools write, the later one's values last, and the keys of config.json.
+#: Files that tools write, in the order in which later values replace earlier ones, and the keys of config.json.
 _FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json", "config.json")
 _CONFIG_KEYS = ("quantization_config", "compression_config")
 
@@ -51,9 +51,9 @@ _FORMAT_KEYS = _keys("quant_method method checkpoint_format format")
 _READ_OF_LAYER = _FORMAT_KEYS | _keys("""
     bits w_bit wbits group_size q_group_size sym zero_point desc_act data_type act_bits pack_dtype
 """)
-#: Keys by which a file is known to describe a quantization.
-_TELLING = _keys("quant_method bits w_bit group_size q_group_size config_groups checkpoint_format desc_act")
-#: How the model was quantized, and how other tools run it: without effect on what stored weights mean.
+#: Keys that show that a file describes a quantization.
+_MARKERS = _keys("quant_method bits w_bit group_size q_group_size config_groups checkpoint_format desc_act")
+#: Keys about how the model was quantized or how other tools run it. They do not affect the stored weights.
 _HARMLESS = _keys("""
     damp_percent damp_auto_increment static_groups true_sequential mse act_group_aware gptaq foem hessian dataset
     tokenizer batch_size pad_token_id model_seqlen seqlen nsamples iters lr minmax_lr amp gradient_accumulate_steps
@@ -67,7 +67,7 @@ _HARMLESS = _keys("""
     use_cuda_fp16 use_exllama disable_exllama exllama_config max_input_length cache_block_outputs do_fuse
     fuse_max_seq_len modules_to_fuse run_compressed dequantize backend hyb_act meta version
 """)
-#: Parts of names of keys, in lower case, that change what the model computes.
+#: Parts of key names, in lower case, that change what the model computes.
 _COMPUTES = re.compile(
     r"rotat|hadamard|quarot|spin_?quant|transform|activation|act_?scale|act_?quant|act_?bit|input_?bit|a_?bits?$"
     r"|(?<![a-z])kv|smooth_?quant|adapter|lora|eora|low_?rank|online|permut|super_"
@@ -78,10 +78,22 @@ _FLOAT_BITS = 16
 
 @dataclass(frozen=True, slots=True)
 class LayerStatement:
-    """Facts that a configuration states about a layer; None for those that it does not state.
+    """Facts that a configuration states about a layer, None if it does not state them.
 
-    where: file and key, for errors. group_size: -1 is one scale for the whole column. quantized: False if the layer is
-    listed as not quantized.
+    Attributes
+    ----------
+    where : str
+        File and key, for errors.
+    bits : int or None
+        Bits of a value.
+    group_size : int or None
+        Rows of a group; -1 means one scale for the whole column.
+    symmetric : bool or None
+        Whether all zero points are 8.
+    act_order : bool or None
+        Whether rows are in activation order.
+    quantized : bool
+        False if the layer is listed as not quantized.
     """
 
     where: str
@@ -94,7 +106,7 @@ class LayerStatement:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The statement about the layers whose names begin with a match of the pattern."""
+    """Statement about the layers whose names match the pattern at their beginning."""
 
     pattern: re.Pattern[str]
     statement: LayerStatement
@@ -102,10 +114,24 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """The statement of a whole model.
+    """Quantization configuration of a model.
 
-    zero_point_format: as in from_gptq(). borrows: whether asymmetric layers have the format "v1_borrow". rules: the
-    first one that matches a layer applies. notes: sentences of the report. unused: keys without effect.
+    Attributes
+    ----------
+    format : Format
+        Format of the tensors.
+    where : str
+        File and key, for errors.
+    zero_point_format : str
+        As in ``from_gptq``.
+    rules : tuple of Rule
+        The first rule that matches a layer applies.
+    notes : tuple of str
+        Sentences for the report.
+    unused : tuple of str
+        Keys without effect.
+    borrows : bool
+        Whether asymmetric layers have the format "v1_borrow".
     """
 
     format: Format
@@ -121,11 +147,11 @@ class Statement:
         return next((rule.statement for rule in self.rules if rule.pattern.match(layer)), None)
 
 
-# ---- where a statement is
+# ---- finding the configuration
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read a folder's config.json. Raises WeightFileError unless it is a JSON object."""
+    """Return the content of a folder's config.json. Raise WeightFileError unless it is a JSON object."""
     content = read_json(folder / "config.json")
     if not isinstance(content, dict):
         raise WeightFileError(str(folder / "config.json"), type(content).__name__, "a JSON object")
@@ -133,14 +159,14 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def statement_files(folder: Path) -> list[Path]:
-    """Return the files of a folder that may hold a statement."""
+    """Return the files of a folder that may describe a quantization."""
     return [folder / name for name in _FILES if (folder / name).is_file()]
 
 
 def read_section(folder: Path) -> tuple[dict[str, Any], str]:
-    """Return the quantization configuration of a folder and its place for errors; empty where the folder has none.
+    """Return the quantization configuration of a folder and its place for errors, empty if the folder has none.
 
-    Raises WeightFileError for files that are no JSON or contradict each other, and for other tools' configurations.
+    Raise WeightFileError for files that are not JSON or contradict each other, and for other tools' configurations.
     """
     if (folder / "hf_quant_config.json").is_file():
         content = read_json(folder / "hf_quant_config.json")
@@ -148,29 +174,29 @@ def read_section(folder: Path) -> tuple[dict[str, Any], str]:
         kind = quantization.get("quant_algo") if isinstance(quantization, dict) else None
         got = f"ModelOpt's format ({kind})"
         raise WeightFileError(str(folder / "hf_quant_config.json"), got, _SUPPORTED, FROM_FLOAT)
-    found: list[tuple[str, Section]] = []
+    sections: list[tuple[str, Section]] = []
     for path in statement_files(folder):
         content = read_json(path)
         if not isinstance(content, dict):
             continue
         if path.name == "config.json":
-            found += [(f"{path}: {key}", section) for key, section in _in_config(content, str(path))]
-        elif not _TELLING.isdisjoint(content):
-            found.append((str(path), content))
-    _check_alike(folder, found)
+            sections += [(f"{path}: {key}", section) for key, section in _in_config(content, str(path))]
+        elif not _MARKERS.isdisjoint(content):
+            sections.append((str(path), content))
+    _check_alike(folder, sections)
     merged: dict[str, Any] = {}
-    for _, section in found:
+    for _, section in sections:
         stated = {key: value for key, value in section.items() if value is not None}
         merged |= {key: value for key, value in stated.items() if key not in merged or not _is_neutral(value)}
-    if tools := [tool for _, section in found if (tool := _tools(section))]:
+    if tools := [tool for _, section in sections if (tool := _tools(section))]:
         merged["meta"] = {"quantizer": tools}
     if merged and not merged.get("quant_method"):
         merged |= {"quant_method": method} if (method := _inferred_method(merged)) else {}
-    return merged, found[-1][0] if found else str(folder)
+    return merged, sections[-1][0] if sections else str(folder)
 
 
 def _in_config(config: Section, where: str) -> Iterable[tuple[str, Section]]:
-    """Yield the sections of config.json; models of text and images keep theirs with the text model."""
+    """Yield the sections of config.json. Models of text and images store theirs with the text model."""
     mlx = config.get("quantization")
     if isinstance(mlx, dict) and "bits" in mlx:
         raise WeightFileError(f"{where}: quantization", "MLX's format", _SUPPORTED, FROM_FLOAT)
@@ -203,12 +229,12 @@ def _check_alike(folder: Path, sections: list[tuple[str, Section]]) -> None:
             got = ", ".join(f"{str(value)[:80]} in {file}" for file, value in values.items())
             remedy = "correct the wrong file"
             if key == "checkpoint_format":
-                remedy += ", or read its layers by load_gptq(zero_point_format='v1' or 'v2')"
+                remedy += ", or read its layers with load_gptq(zero_point_format='v1' or 'v2')"
             raise WeightFileError(f"{folder}: {key}", got, "one of them", remedy)
 
 
 def _normalized(value: Any) -> str:
-    """Return a text that is equal for equal settings: without case, order, repetitions and null values."""
+    """Return text that is equal for equal settings, ignoring case, order, repetitions and null values."""
     if isinstance(value, dict):
         return f"{{{sorted(f'{key}: {_normalized(item)}' for key, item in value.items() if item is not None)}}}"
     if isinstance(value, list):
@@ -217,13 +243,13 @@ def _normalized(value: Any) -> str:
 
 
 def _tools(section: Section) -> str:
-    """Return the tools that quantized the model, or ""."""
+    """Return the names of the tools that quantized the model, or ""."""
     meta = section.get("meta")
     return str(meta.get("quantizer") or "").lower() if isinstance(meta, Mapping) else ""
 
 
 def _inferred_method(section: Section) -> str | None:
-    """Return the method of a section that does not name one, by keys that only one tool writes."""
+    """Return the method of a section that does not name one, from keys that only one tool writes."""
     if "method" in section:
         return str(section["method"])
     if "config_groups" in section:
@@ -237,11 +263,11 @@ def _inferred_method(section: Section) -> str | None:
     return None
 
 
-# ---- what it says
+# ---- reading the configuration
 
 _AUTO_ROUND = ("auto-round", "auto_round", "intel/auto-round")
 METHODS = ("gptq", "awq", "compressed-tensors", "marlin", *_AUTO_ROUND)
-#: checkpoint_format -> zero_point_format.
+#: zero_point_format by checkpoint_format.
 _GPTQ_FORMATS = {"gptq": "v1", "gptq_v2": "v2"}
 _QUOTED = "'v1' or 'v1_borrow' or 'v2'"
 _INTEGERS = (None, "int", "int_sym", "int_asym")
@@ -251,14 +277,14 @@ _SUPPORTED = "GPTQ, AWQ (gemm), compressed-tensors (pack-quantized), AutoRound o
 def read_statement(section: Section, where: str) -> Statement:
     """Read a quantization configuration.
 
-    where: its file and key, for errors. Raises WeightFileError for methods, variants and keys that are not supported,
-    and for values of another type.
+    ``where`` is its file and key, for errors. Raise WeightFileError for unsupported methods, variants and keys, and for
+    values of a wrong type.
     """
     method = str(section.get("quant_method") or _inferred_method(section)).lower()
     if method not in METHODS:
         raise WeightFileError(f"{where}: quant_method", method, ", ".join(METHODS), FROM_FLOAT)
     method = "auto-round" if method in _AUTO_ROUND else method
-    if method == "awq" and section.get("zero_point") is not None:  # GPTQModel also writes the default of "sym"
+    if method == "awq" and section.get("zero_point") is not None:  # GPTQModel also writes the default value of "sym"
         section = {key: value for key, value in section.items() if key != "sym"}
     notes: list[str] = []
     unused = tuple(sorted(section.keys() & _HARMLESS - _READ_OF_METHOD[method]))
@@ -319,14 +345,14 @@ def _check_awq(section: Section, where: str) -> None:
 
 
 def _auto_round_format(section: Section, default: LayerStatement) -> tuple[Format, str]:
-    """Return AutoRound's format, either GPTQ's or AWQ's, and the zero_point_format."""
+    """Return AutoRound's format, GPTQ's or AWQ's, and the zero_point_format."""
     packing = section.get("packing_format") or section.get("backend")
     kind = str(packing or "").removeprefix("auto_round").removeprefix(":").removeprefix("auto_").partition(":")[0]
     if kind == "awq":
         return AWQ, "v2"
     if packing == "auto_round" or kind == "gptqmodel":
         return GPTQ, "v2"
-    # Old files do not say which; of symmetric ones the values do.
+    # Old files do not name the packing. For symmetric files the values show it.
     if kind == "gptq" or (kind in ("", "exllamav2") and default.symmetric):
         return GPTQ, "v1"
     allowed = "auto_round, auto_round:auto_gptq, auto_round:auto_awq, auto_round:gptqmodel"
@@ -359,7 +385,7 @@ def _compressed_rules(section: Section, where: str, notes: list[str]) -> tuple[R
             _refuse_computation(f"{field}.weights.dynamic", weights["dynamic"])
         targeted += [(target, statement) for target in _names(group.get("targets"), f"{field}.targets")]
     ignored = LayerStatement(f"{where}: ignore", quantized=False)
-    # A layer's own name comes before a pattern, and a pattern before a class of modules.
+    # A layer's own name has precedence over a pattern, and a pattern over a class of modules.
     targeted.sort(key=lambda item: (item[0] == "Linear", item[0].startswith("re:")))
     targeted[:0] = [(name, ignored) for name in _names(section.get("ignore"), ignored.where)]
     return tuple(
@@ -374,7 +400,7 @@ def _is_class(target: str) -> bool:
 
 
 def _target(target: str) -> str:
-    """Return the pattern of a target. The model class and its files may wrap the same module in other names."""
+    """Return the pattern of a target. The model class and its files may wrap the same module in different names."""
     if target == "Linear":
         return ""
     if target.startswith("re:"):
@@ -398,7 +424,7 @@ def _compressed_group_size(weights: Section, where: str) -> int | None:
 
 
 def _check_transforms(transforms: Any, where: str, notes: list[str]) -> None:
-    """Refuse transforms of activations; the stored weights already include transforms of weights."""
+    """Raise WeightFileError for transforms of activations. The stored weights already include transforms of weights."""
     if _is_neutral(transforms):
         return
     groups = transforms.get("config_groups") if isinstance(transforms, dict) else None
@@ -422,13 +448,13 @@ def _is_transform(groups: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def _common(section: Section, where: str) -> LayerStatement:
-    """Read the facts that GPTQ, AWQ and AutoRound state alike, of all layers or of some."""
+    """Read the facts that GPTQ, AWQ and AutoRound state alike, for all layers or for some."""
     symmetric, zero_point = _value(section, "sym", bool, where), _value(section, "zero_point", bool, where)
     if symmetric is None:
         symmetric = None if zero_point is None else not zero_point
     elif zero_point is symmetric:
         got = f"sym {symmetric}, zero_point {zero_point}"
-        raise WeightFileError(f"{where}: sym", got, "one the negation of the other", "correct the wrong key")
+        raise WeightFileError(f"{where}: sym", got, "opposite values", "correct the wrong key")
     return LayerStatement(
         where,
         _same(section, ("bits", "w_bit", "wbits"), where),
@@ -446,11 +472,11 @@ def _overrides(
     overrides = {} if section.get(key) is None else section[key]
     if not isinstance(overrides, dict):
         raise WeightFileError(where, repr(overrides)[:80], "an object of names and settings")
-    found = []
+    statements = []
     for name, settings in overrides.items():
         field = f"{where}[{name!r}]"
         if name.startswith("-:"):
-            found.append((name, LayerStatement(field, quantized=False)))
+            statements.append((name, LayerStatement(field, quantized=False)))
             continue
         if not isinstance(settings, dict):
             raise WeightFileError(field, repr(settings)[:80], "an object of settings")
@@ -466,17 +492,17 @@ def _overrides(
             statement = LayerStatement(field, quantized=False)
         else:
             _check_types(settings, field)
-        found.append((name, statement))
-    return found
+        statements.append((name, statement))
+    return statements
 
 
 def _layer_rules(section: Section, default: LayerStatement, notes: list[str]) -> tuple[Rule, ...]:
-    """Read which layers are not quantized and which have settings of their own, in the ways of all tools."""
+    """Return the rules for layers that are not quantized or have their own settings, as all tools write them."""
     rules = []
     field = f"{default.where}: modules_to_not_convert"
-    for name in _names(section.get("modules_to_not_convert"), field):  # a whole name, or parts of one
+    for name in _names(section.get("modules_to_not_convert"), field):  # a whole name or a part of one
         rules.append(_rule(_module(name), LayerStatement(field, quantized=False)))
-    if inside := section.get("modules_in_block_to_quantize"):  # a list, or lists of modules done together
+    if inside := section.get("modules_in_block_to_quantize"):  # a list, or lists of modules processed together
         field = f"{default.where}: modules_in_block_to_quantize"
         if isinstance(inside, list):
             inside = [name for part in inside for name in (part if isinstance(part, list) else [part])]
@@ -493,12 +519,12 @@ def _layer_rules(section: Section, default: LayerStatement, notes: list[str]) ->
 
 
 def _module(name: str) -> str:
-    """Return the pattern of a module and the modules inside, by its whole name or the end of it."""
+    """Return the pattern of a module and the modules inside it, by its whole name or the end of it."""
     return rf"(?:.*\.)?{re.escape(name)}(?:\.|$)"
 
 
 def _is_module(name: str) -> bool:
-    """Return whether a key of extra_config names one module in a numbered block; others are searched as patterns."""
+    """Return whether a key of extra_config names one module in a numbered block. Other keys are patterns."""
     return re.search(r"\.\d+\.", name) is not None and not set(name) & set("*+?^$()[]{}|\\")
 
 
@@ -510,7 +536,7 @@ def _rule(pattern: str, statement: LayerStatement) -> Rule:
 
 
 def _check_keys(section: Section, where: str, read: frozenset[str], notes: list[str]) -> None:
-    """Refuse keys that change the computation, and note unknown keys."""
+    """Raise WeightFileError for keys that change the computation, and note unknown keys."""
     if (_value(section, "act_bits", int, where) or _FLOAT_BITS) < _FLOAT_BITS:
         _refuse_computation(f"{where}: act_bits", section["act_bits"])
     unknown = [name for name in section if name not in read | _HARMLESS]
@@ -523,7 +549,7 @@ def _check_keys(section: Section, where: str, read: frozenset[str], notes: list[
 
 
 def _check_types(section: Section, where: str) -> None:
-    """Refuse weights that are no integers in 32-bit words."""
+    """Raise WeightFileError unless the weights are integers in 32-bit words."""
     if section.get("data_type") not in _INTEGERS:
         raise WeightFileError(f"{where}: data_type", str(section["data_type"]), "int", FROM_FLOAT)
     if str(section.get("pack_dtype") or "int32").removeprefix("torch.") != "int32":
@@ -554,7 +580,7 @@ def _value(section: Section, name: str, kind: type, where: str) -> Any:
 
 
 def _same(section: Section, names: tuple[str, ...], where: str) -> int | None:
-    """Return the integer that one or several keys state, which have to agree."""
+    """Return the integer that one or several keys state. Raise WeightFileError if they differ."""
     stated = {name: value for name in names if (value := _value(section, name, int, where)) is not None}
     if len(set(stated.values())) > 1:
         got = ", ".join(f"{name} {value}" for name, value in stated.items())

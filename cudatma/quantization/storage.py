@@ -1,11 +1,11 @@
 """Packed weights in safetensors files.
 
-A weight named ``layer`` is stored as the tensors ``layer.qweight``, ``layer.scales`` and, where there are any,
-``layer.zeros`` and ``layer.perm``. The file's metadata, all strings: format, layout_version, and weights, JSON that
-gives for each name its shape, group_size, dtype and the arrays it has.
+A weight named ``layer`` is stored as the tensors ``layer.qweight``, ``layer.scales`` and, if the weight has them,
+``layer.zeros`` and ``layer.perm``. The file's metadata, all strings, has the keys format, layout_version and weights:
+JSON that maps each name to its shape, group_size, dtype and arrays.
 
-A later layout raises layout_v1.LAYOUT_VERSION and registers in CONVERTERS, for each version before it, a function that
-turns the arrays of that version into those of a later one. Version 1 is the first, so that nothing is registered yet.
+A later layout raises layout_v1.LAYOUT_VERSION and registers in CONVERTERS, for each earlier version, a function that
+converts the arrays to a later version. Version 1 is the first, so nothing is registered yet.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cudatma.quantization.safetensors_file import SafetensorsFile, as_path, open
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredWeight:
-    """A weight as a file of some version holds it. arrays: by name, ``"qweight"``, ``"scales"`` ..."""
+    """A weight as stored in a file, with its arrays by name (``"qweight"``, ``"scales"`` ...)."""
 
     name: str
     layout_version: int
@@ -40,24 +40,24 @@ class StoredWeight:
 
 Converter = Callable[[StoredWeight], StoredWeight]
 
-#: From which layout version -> the function that leads to a later one.
+#: Function that converts to a later layout version, by the version it accepts.
 CONVERTERS: dict[int, Converter] = {}
 
 
 def supported_versions() -> tuple[int, ...]:
-    """The layout versions that can be loaded."""
+    """Return the layout versions that can be loaded."""
     return tuple(sorted({LAYOUT_VERSION, *CONVERTERS}))
 
 
 def check_version(version: int, field: str) -> None:
-    """WeightFileError unless files of this layout version can be loaded."""
+    """Raise WeightFileError unless files of this layout version can be loaded."""
     if version not in supported_versions():
         allowed = f"layout version {', '.join(map(str, supported_versions()))}"
         raise WeightFileError(field, version, allowed, "install a newer cudatma, or pack the weight again")
 
 
 def upgrade(stored: StoredWeight) -> StoredWeight:
-    """``stored`` in the current layout version. WeightFileError where no converter leads there."""
+    """Convert a weight to the current layout version, or raise WeightFileError."""
     while stored.layout_version != LAYOUT_VERSION:
         check_version(stored.layout_version, f"{stored.name}.layout_version")
         converted = CONVERTERS[stored.layout_version](stored)
@@ -75,8 +75,8 @@ _MAX_VERSION_DIGITS = 9
 def write_weights(path: str | os.PathLike[str], weights: Mapping[str, StoredWeight]) -> None:
     """Write weights by name, with arrays on the host, to one file.
 
-    The file is written aside and renamed into place, so that a reader finds the old file, or the new one, whole.
-    Raises WeightFileError where it cannot be written, ArgumentTypeError for what is no path.
+    A temporary file is renamed into place, so readers see either the old or the new file, complete. Raise
+    WeightFileError if it cannot be written, and ArgumentTypeError if ``path`` is not a path.
     """
     path = as_path(path)
     tensors: dict[str, NDArray[Any]] = {}
@@ -94,10 +94,10 @@ def write_weights(path: str | os.PathLike[str], weights: Mapping[str, StoredWeig
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, StoredWeight]:
-    """All weights of a file by name, in the current layout version.
+    """Return all weights of a file by name, in the current layout version.
 
-    Raises WeightFileError for files that are truncated or corrupt, of another format or an unknown version, or that
-    lack a tensor.
+    Raise WeightFileError for files that are truncated or corrupt, have another format or an unknown version, or lack a
+    tensor.
     """
     file = open_safetensors(path)
     return {name: _weight(file, name, facts) for name, facts in _facts(file).items()}
@@ -110,11 +110,11 @@ def _write(path: Path, tensors: dict[str, NDArray[Any]], metadata: dict[str, str
     aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         aside.touch(exist_ok=False)
-        mode = stat.S_IMODE(aside.stat().st_mode)  # what the umask leaves; the library makes private files
+        mode = stat.S_IMODE(aside.stat().st_mode)  # respects the umask; the library creates private files
         save_file(tensors, aside, metadata=metadata)
         aside.chmod(mode)
-        with aside.open("rb") as written:
-            os.fsync(written.fileno())
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(aside, path)
     except (OSError, SafetensorError) as error:
         raise WeightFileError(str(path), f"{error}", "a path that can be written", "check folder and space") from error
@@ -123,11 +123,11 @@ def _write(path: Path, tensors: dict[str, NDArray[Any]], metadata: dict[str, str
 
 
 def _facts(file: SafetensorsFile) -> dict[str, Any]:
-    """What the metadata says of each weight, after format and version were checked."""
-    found = file.metadata.get("format")
-    if found != FORMAT:
+    """Check format and version, and return the metadata of each weight."""
+    kind = file.metadata.get("format")
+    if kind != FORMAT:
         remedy = "import checkpoints of other tools with load_gptq, load_awq, load_compressed_tensors or load_marlin"
-        raise WeightFileError(f"{file.path}: format", repr(found), FORMAT, remedy)
+        raise WeightFileError(f"{file.path}: format", repr(kind), FORMAT, remedy)
     version = file.metadata.get("layout_version", "")
     if not version.isdecimal() or len(version) > _MAX_VERSION_DIGITS:
         raise WeightFileError(f"{file.path}: layout_version", repr(version)[:80], "a number", "pack the weight again")
@@ -145,10 +145,10 @@ def _weight(file: SafetensorsFile, name: str, facts: Any) -> StoredWeight:
     field = f"{file.path}: {name}"
     try:
         k, n = facts["shape"]
-        group_size, dtype, held = facts["group_size"], facts["dtype"], [str(array) for array in facts["arrays"]]
+        group_size, dtype, names = facts["group_size"], facts["dtype"], [str(array) for array in facts["arrays"]]
     except (KeyError, TypeError, ValueError) as error:
         raise WeightFileError(field, repr(facts)[:80], "shape, group_size, dtype, arrays", "pack it again") from error
-    arrays = {array: file.read(f"{name}.{array}") for array in held}
+    arrays = {array: file.read(f"{name}.{array}") for array in names}
     version = int(file.metadata["layout_version"])
     stored = upgrade(StoredWeight(name, version, (k, n), group_size, dtype, arrays))
     parts = stored.arrays

@@ -1,4 +1,4 @@
-"""Several packed weights in one file, by name."""
+"""Store several packed weights in one file, by name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,23 @@ from cudatma.quantization.storage import StoredWeight, read_weights, write_weigh
 
 
 def save_weights(weights: Mapping[str, PackedWeight], path: str | os.PathLike[str]) -> None:
-    """Write weights by name to one safetensors file; weights on a device are copied to the host.
+    """Write packed weights to one safetensors file.
 
-    The file is written aside and renamed into place, so that a reader finds the old file, or the new one, whole.
-    Raises WeightFileError where it cannot be written, ArgumentTypeError for what is no path or no PackedWeight.
+    A temporary file is renamed into place, so readers see either the old or the new file, complete.
+
+    Parameters
+    ----------
+    weights : mapping of str to PackedWeight
+        The weights, by name. Weights on a device are copied to the host.
+    path : str or os.PathLike
+        The file.
+
+    Raises
+    ------
+    WeightFileError
+        If the file cannot be written.
+    ArgumentTypeError
+        If ``path`` is not a path, or a value is not a PackedWeight.
     """
     path = as_path(path)
     if not isinstance(weights, Mapping):
@@ -29,9 +42,21 @@ def save_weights(weights: Mapping[str, PackedWeight], path: str | os.PathLike[st
 
 
 def load_weights(path: str | os.PathLike[str]) -> dict[str, PackedWeight]:
-    """Read all weights of a file that save_weights() wrote, by name, on the host.
+    """Read all packed weights of a file.
 
-    Files of an earlier layout version go through the converters. Raises WeightFileError for files that are truncated
-    or corrupt, of another format or an unknown version, or that lack a tensor.
+    Parameters
+    ----------
+    path : str or os.PathLike
+        A file that ``save_weights`` or ``PackedWeight.save`` wrote. Earlier layout versions are converted.
+
+    Returns
+    -------
+    dict of str to PackedWeight
+        The weights by name, on the host.
+
+    Raises
+    ------
+    WeightFileError
+        If the file is truncated or corrupt, has another format or an unknown version, or lacks a tensor.
     """
     return {name: PackedWeight.from_stored(path, stored) for name, stored in read_weights(path).items()}

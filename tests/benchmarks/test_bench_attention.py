@@ -149,7 +149,7 @@ def test_without_a_library_of_fa3_the_packages_are_looked_through(
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     rivals.fa3_forward.cache_clear()
-    with pytest.raises(ImportError, match=r"xformers 0\.0\.34 brings one"):
+    with pytest.raises(ImportError, match=r"xformers 0\.0\.34 contains one"):
         rivals.fa3_forward(None)
     library = tmp_path / "xformers" / "flash_attn_3" / "_C.so"
     library.parent.mkdir(parents=True)
@@ -216,7 +216,7 @@ def test_a_version_without_a_kernel_is_named(monkeypatch: pytest.MonkeyPatch) ->
     def explain(q: Any, k: Any, v: Any, *, causal: bool, version: str) -> Any:
         if version == "a2":
             raise ArgumentError("version", version, "one with a kernel")
-        return SimpleNamespace(spec=(q, k, causal, version))
+        return SimpleNamespace(config=(q, k, causal, version))
 
     torch = SimpleNamespace(bfloat16="bf16", empty=lambda sizes, dtype, device: sizes)
     monkeypatch.setitem(sys.modules, "torch", torch)

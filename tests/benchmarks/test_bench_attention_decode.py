@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import attention_decode as decoding
 from benchmarks.attention_decode import FP8, OURS, PAGED, Decoding, decode_summary, decode_table
-from benchmarks.contest import entered, field_of
+from benchmarks.contest import field_of, find_entrants
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -75,7 +75,7 @@ def test_who_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, None)
     field, told = field_of({}, decoding.OPTIONAL, ["fa4", "flashinfer"])
     assert all(what.startswith("absent: ") for what in told.values())
-    found, refused = entered(None, decoding.Caches(Decoding(1, 16)), field)
+    found, refused = find_entrants(None, decoding.Caches(Decoding(1, 16)), field)
     assert not found
     assert set(refused) == {"FA4", "FlashInfer"}
 

@@ -54,7 +54,7 @@ def take_turns(gpu: FakeGpu, entrants: list[Entrant], refused: dict[str, str], s
     cell: dict[str, Any] = {}
     product = Product(64, 64, 64, "RC", "float16")
     run = contest.timing_method(gpu, 3, product.rest_s, seconds)
-    contest.timed(run, entrants, cell, refused, ("torch.mm", "auto"))
+    contest.add_times(run, entrants, cell, refused, ("torch.mm", "auto"))
     return cell
 
 
@@ -133,7 +133,7 @@ def test_a_line_names_choices_and_reasons() -> None:
         (["--fp8", "--transformer"], "--fp8 has its own shapes"),
         (["--fp8", "--version", "v4"], "--fp8 has its own shapes"),
         (["--seconds", "nan"], "nan; allowed: seconds, more than 0"),
-        (["--seconds", "1"], "1.0; allowed: 1.2 and more"),
+        (["--seconds", "1"], "1.0; allowed: at least 1.2"),
         (["--version", "v9"], "invalid choice"),
     ],
 )
@@ -193,7 +193,7 @@ def test_results_are_compared_with_float64() -> None:
     assert found["wrong"][1] > 5
     assert all(math.isnan(each) for each in found["broken"])
     made: dict[str, Any] = {"us": {"right": 1.0, "broken": 1.0}}
-    contest.judged(made, errors(a, b, {"right": right, "broken": broken}), 1e-3)
+    contest.add_errors(made, errors(a, b, {"right": right, "broken": broken}), 1e-3)
     assert list(made["us"]) == list(made["rms_error"]) == ["right"]
     assert made["error"] == "broken: wrong, nan off"
     assert torch.isfinite(right).all()
@@ -223,10 +223,10 @@ def test_the_best_algorithms_of_cublaslt_take_part(monkeypatch: pytest.MonkeyPat
     assert errors(*operands.pair(0), {"it": found[0].out})["it"][0] < 4e-4
     cell = {"us": {"cuBLASLt": 1.0}, "chosen": {"cuBLASLt": found[1].detail}}
     library.launches.clear()
-    assert not contest.chosen(cell, found)["cuBLASLt"].isnan().any()
+    assert not contest.chosen_results(cell, found)["cuBLASLt"].isnan().any()
     assert [launch[0] for launch in library.launches] == [103]
     monkeypatch.setattr(dense, "_cublaslt", lambda: CublasLt(NumpyLt(states=(15,))))
-    with pytest.raises(RuntimeError, match="nothing that runs"):
+    with pytest.raises(RuntimeError, match="no proposed algorithm runs"):
         dense.cublaslt(None, operands)
 
 

@@ -186,7 +186,7 @@ def test_a_whole_run(world: World, tmp_path: Path, capsys: pytest.CaptureFixture
     assert world.opened == [(4096, 4096, "float16", 256, True), (64, 64, "float16", 256, True)]
     assert ElementTree.parse(picture).getroot().tag.endswith("svg")
     said = capsys.readouterr().out
-    assert said.splitlines()[0] == "6 cells (0 kept)"
+    assert said.splitlines()[0] == "6 cells to measure (0 kept)"
     assert "tinygemm: ValueError: bf16 only" in said
 
 

@@ -112,7 +112,7 @@ def test_a_compiled_call_of_a_closed_all_reduce_finds_no_other_one() -> None:
     compiled(torch.ones(4))
     reduce.close()
     AllReduce()
-    with pytest.raises(ArgumentError, match=r"^number: got \d+; allowed: that of an AllReduce which is not closed"):
+    with pytest.raises(ArgumentError, match=r"^number: got \d+; allowed: the number of an open AllReduce"):
         compiled(torch.ones(4))
 
 

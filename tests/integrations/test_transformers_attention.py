@@ -34,7 +34,7 @@ HOLES = torch.tensor([[1] * 12, [1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1], [0] * 5 + 
 @pytest.fixture(autouse=True)
 def on_the_reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("CUDATMA_BACKEND", "reference")
-    monkeypatch.setattr(attention, "_told", set())
+    monkeypatch.setattr(attention, "_warned", set())
     register()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="cudatma attention")

@@ -441,7 +441,7 @@ def test_other_methods_and_wrong_configurations_are_refused(tmp_path: Path) -> N
     with pytest.raises(WeightFileError, match="rotation: got hadamard"):
         load(tmp_path / "in")
     (tmp_path / "in" / "model.safetensors").rename(tmp_path / "in" / "pytorch_model.bin")
-    with pytest.raises(WeightFileError, match="a pickle of torch"):
+    with pytest.raises(WeightFileError, match="a pickle file of torch"):
         load(tmp_path / "in")
     for arguments in (
         {"group_size": 48},
@@ -493,7 +493,7 @@ MISFITS: dict[str, tuple[dict[str, tuple[int, int]], dict[str, Any], dict[str, A
         {"lm_head": (HIDDEN, VOCAB)},
         {"model.embed_tokens.weight": None},
         {"tie_word_embeddings": True},
-        r"lm_head: got quantized, and no model\.embed_tokens\.weight",
+        r"lm_head: got quantized, without model\.embed_tokens\.weight",
     ),
 }
 

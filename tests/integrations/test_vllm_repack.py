@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 torch = pytest.importorskip("torch")
 
 from cudatma.errors import QuantizationError
-from cudatma.integrations.vllm.layer import repack
+from cudatma.integrations.vllm.layer import PackedLayer, repack
 from cudatma.quantization.packed import pack
 
 
@@ -65,3 +66,35 @@ def test_tensors_that_contradict_each_other_are_refused() -> None:
     ):
         with pytest.raises(QuantizationError, match=field):
             repack(*loaded, n=n, group_size=128)
+
+
+def parameters(q: NDArray[np.uint8], scales: NDArray[Any], zeros: NDArray[np.uint8]) -> Any:
+    """A layer of vLLM that has loaded a compressed-tensors weight, N first."""
+    layer = torch.nn.Module()
+    tensors = {"q": words(q.T), "s": torch.from_numpy(scales).t().contiguous(), "z": words(zeros).t().contiguous()}
+    for name, tensor in tensors.items():
+        layer.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+        getattr(layer, name).output_dim = 0
+    return layer
+
+
+def test_a_layer_packs_its_weight_and_refuses_scales_of_another_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDATMA_BACKEND", "reference")
+    rng = np.random.default_rng(1)
+    q, zeros = (rng.integers(0, 16, shape, dtype=np.uint8) for shape in ((128, 64), (1, 64)))
+    scales = rng.uniform(0.01, 0.02, (1, 64)).astype(np.float16)
+    kernel = PackedLayer()
+    kernel.config = SimpleNamespace(partition_weight_shape=(128, 64), group_size=128, zero_points=True)
+    kernel.w_q_name, kernel.w_s_name, kernel.w_zp_name = "q", "s", "z"
+    layer = parameters(q, scales, zeros)
+    kernel.process_weights_after_loading(layer)
+    expected = pack(q, scales, zeros, group_size=128)
+    np.testing.assert_array_equal(layer.q.numpy(), expected.qweight)
+    np.testing.assert_array_equal(layer.z.numpy(), expected.zeros)
+    x = torch.from_numpy(rng.standard_normal((3, 128)).astype(np.float16))
+    bias = torch.ones(64, dtype=torch.float16)
+    exact = x.double().numpy() @ expected.dequantize() + 1
+    np.testing.assert_allclose(kernel.apply_weights(layer, x, bias).double().numpy(), exact, atol=2e-2)
+    scales[0, 0] = 60000
+    with pytest.raises(QuantizationError, match=r"^s: got scales with .* before the reload"):
+        kernel.process_weights_after_loading(parameters(q, scales, zeros))

@@ -165,7 +165,7 @@ def test_the_tool_lists_the_mutants_of_a_file(small: list[str], capsys: pytest.C
 def test_the_tool_tries_the_mutants_of_a_file(small: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["mutants", *small, "--schedules", "8"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("small.ptx, kernel: 11 mutants; unchanged it is clean\n")
+    assert shown.startswith("small.ptx, kernel: 11 mutants; the unchanged kernel is clean\n")
     assert "exempt: PTX line 12: " in shown
     assert main(["mutants", *small, "--schedules", "8", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -185,7 +185,7 @@ def test_the_tool_runs_no_mutant_of_a_kernel_that_is_not_clean(
     arguments = ["mutants", str(path), "--block", "64", "--arg", "x:uint32[4]"]
     assert main(arguments) == 1
     shown = capsys.readouterr().out
-    assert shown.startswith("small.ptx, k: the unchanged kernel shows deadlock; no mutant was run, mend it first\n")
+    assert shown.startswith("small.ptx, k: the unchanged kernel shows deadlock; no mutant was run, fix it first\n")
     assert "PTX line" in shown
     assert main([*arguments, "--json"]) == 1
     data = json.loads(capsys.readouterr().out)

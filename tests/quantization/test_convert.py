@@ -233,10 +233,10 @@ def test_folders_that_would_be_overwritten_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ArgumentError, match="out: got"):
             convert_checkpoint(tmp_path / "in", out)
-    with pytest.raises(WeightFileError, match="not empty"):
+    with pytest.raises(WeightFileError, match="other files"):
         convert_checkpoint(tmp_path / "in", tmp_path / "in2")
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(WeightFileError, match="not empty"):
+    with pytest.raises(WeightFileError, match="other files"):
         convert_checkpoint(tmp_path / "in", tmp_path / "file")
     convert_checkpoint(tmp_path / "in", tmp_path / "out")
     before = digests(tmp_path / "out")
@@ -427,7 +427,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "groups of 48": (lambda path: write_gptq(path, group=48), section(), "group_size: got 48; .*multiple of 32"),
     "rows in another order": (lambda path: write_gptq(path, order=True), section(desc_act=False), "g_idx: got rows in"),
     "order of groups": (write_compressed, weights(actorder="group"), "got no weight_g_idx; .*activation order"),
-    "awq in order": (write_awq, section(desc_act=True), "AWQ, which holds rows in order; .*desc_act true"),
+    "awq in order": (write_awq, section(desc_act=True), "AWQ, which stores rows in order; .*desc_act true"),
     "8 bits in tensors": (gptq, tensor(f"{LAYER}.qzeros", EIGHTS), "these would be 8 bits a value; .*says 4 bits"),
     "another format": (gptq, section(quant_method="awq", checkpoint_format=None), "looks like GPTQ; allowed: AWQ, bec"),
     "marlin by name": (gptq, section(checkpoint_format="marlin"), "got layers of GPTQ; .*says the original Marlin"),
@@ -555,15 +555,19 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         "it looks like AWQ",
     ),
     # tensors that are left over
-    "integers": (gptq, tensor("model.layers.0.x", EIGHTS), "belongs to no layer that is packed"),
+    "integers": (gptq, tensor("model.layers.0.x", EIGHTS), "belongs to no packed layer"),
     "packed experts": (
         write_compressed,
         tensor("model.layers.0.mlp.experts.down_proj_packed", np.zeros((2, 4, 4), np.int32)),
         "experts in one tensor",
     ),
-    "scales": (gptq, tensor("model.layers.0.mlp.other.scales", SCALE), "belongs to no layer"),
-    "a scale": (gptq, tensor("model.layers.0.mlp.other.weight_scale", SCALE), "belongs to no layer"),
-    "scales of a KV cache": (gptq, tensor("model.layers.0.self_attn.k_scale", SCALE[0, :1]), "belongs to no layer"),
+    "scales": (gptq, tensor("model.layers.0.mlp.other.scales", SCALE), "belongs to no packed layer"),
+    "a scale": (gptq, tensor("model.layers.0.mlp.other.weight_scale", SCALE), "belongs to no packed layer"),
+    "scales of a KV cache": (
+        gptq,
+        tensor("model.layers.0.self_attn.k_scale", SCALE[0, :1]),
+        "belongs to no packed layer",
+    ),
     "a bias": (gptq, tensor("model.layers.0.mlp.other.bias", SCALE[0]), "bias of a module without weight"),
     "a second weight": (gptq, tensor(f"{LAYER}.weight", SCALE), f"a tensor of the packed layer {LAYER}"),
 }
@@ -702,7 +706,7 @@ def test_every_tensor_of_the_shards_is_read_and_two_values_of_one_are_refused(tm
     convert_checkpoint(tmp_path / "in", tmp_path / "out")
     expect_weights(tmp_path / "out", weights)
     save_file({**more, name[0]: name[1] + 1}, second, metadata={"format": "pt"})
-    with pytest.raises(WeightFileError, match=rf"^{name[0]}: got other values in {first.name} than in {second.name}"):
+    with pytest.raises(WeightFileError, match=rf"^{name[0]}: got different values in {first.name} and {second.name}"):
         convert_checkpoint(tmp_path / "in", tmp_path / "other")
 
 
@@ -724,6 +728,26 @@ def test_quantized_and_float_models_are_told_apart(tmp_path: Path) -> None:
     change_json(tmp_path / "awq", lambda config: config.update(quantization_config={"bits": 4}))
     with pytest.raises(ArgumentError, match=r"quantized \(no quant_method\)"):
         convert_checkpoint(tmp_path / "awq", tmp_path / "out", quantize=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"architectures": ["NoSuchModel"]}, r"transformers \S+ has no class NoSuchModel"),
+        ({"hidden_act": "no such function"}, "LlamaForCausalLM cannot be built: .*no such function.*"),
+        (
+            {"auto_map": {"AutoModelForCausalLM": "model.Custom"}, "intermediate_size": 320},
+            "the model uses custom code, and its layers differ from those of transformers' LlamaForCausalLM",
+        ),
+    ],
+)
+def test_a_class_that_cannot_be_compared_is_reported(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    pytest.importorskip("transformers")
+    write_awq(tmp_path / "in")
+    change_json(tmp_path / "in", lambda config: config.update(changes))
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    assert re.fullmatch(reason, done.not_compared)
+    assert len(done.layers) == len(linear_shapes())
 
 
 # ---- the command

@@ -80,7 +80,7 @@ def test_no_command_and_an_unknown_one(capsys: pytest.CaptureFixture[str]) -> No
         (["tune", "--model", "llama3-8"], "--model: got llama3-8 (did you mean llama3-8b?); allowed: "),
         (
             ["header", "--tagret", "x"],
-            "--tagret: got an unknown option (did you mean --target?); allowed: what",
+            "--tagret: got an unknown option (did you mean --target?); allowed: an argument that",
         ),
         (["bench", "marlon"], "benchmark: got marlon (did you mean marlin?); allowed: "),
         (["mutants", "tile_copy"], "FILE: got tile_copy; allowed: a .ptx, .cu, .toml or .json file"),

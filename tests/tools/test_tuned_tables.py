@@ -40,7 +40,7 @@ def test_what_gains_two_percent_ships_in_place_of_what_shipped(
     measured(first, 16, SKINNY, 9.7)
     measured(first, 1, SKINNY, 9.9)  # 1 %
     assert tuned_tables.main([str(first)]) == 0
-    assert "3 entries looked at, 2 in shipped.json" in capsys.readouterr().out
+    assert "3 entries read, 2 in shipped.json" in capsys.readouterr().out
     assert table.stat().st_mode & 0o777 == 0o644
     measured(second, 64, SKINNY, 8.0)
     measured(second, 16, SKINNY, 10.0)  # measured again, and no better than the cost model's choice

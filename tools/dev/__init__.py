@@ -1,1 +1,1 @@
-"""What only this repository needs; not in the wheel. Each module runs as ``python tools/dev/NAME.py``."""
+"""Tools for this repository only; not in the wheel. Each module runs as ``python tools/dev/NAME.py``."""

@@ -1,4 +1,4 @@
-"""Draw the schematics of README and docs; the command line of each schematic's script."""
+"""Draw the diagrams of README and docs, with the command line of each diagram's script."""
 
 from __future__ import annotations
 
@@ -69,17 +69,17 @@ class Drawing:
 
     def arrow(self, path: str, kind: str, width: float = 1.8, *, dashed: bool = False) -> None:
         dash = ' stroke-dasharray="5 4"' if dashed else ""
-        colour = _HEADS[kind]
+        color = _HEADS[kind]
         self.lines.append(
-            f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width:g}" marker-end="url(#{kind})"{dash}/>'
+            f'<path d="{path}" fill="none" stroke="{color}" stroke-width="{width:g}" marker-end="url(#{kind})"{dash}/>'
         )
 
     def document(self, title: str, width: float, height: float) -> str:
         """Return the SVG."""
         heads = "".join(
             f'<marker id="{name}" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="9" markerHeight="9" orient="auto" '
-            f'markerUnits="userSpaceOnUse"><path d="M0 0L10 5L0 10z" fill="{colour}"/></marker>'
-            for name, colour in _HEADS.items()
+            f'markerUnits="userSpaceOnUse"><path d="M0 0L10 5L0 10z" fill="{color}"/></marker>'
+            for name, color in _HEADS.items()
         )
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
@@ -94,7 +94,7 @@ class Drawing:
 def write_picture(path: Path, drawn: str, doc: str, argv: Sequence[str] | None) -> int:
     """Write a picture; with ``--check`` only compare it with the file. Return the exit status."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 where the file differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if the file differs")
     if parser.parse_args(argv).check:
         return int(not path.is_file() or path.read_text(encoding="utf-8") != drawn)
     path.write_text(drawn, encoding="utf-8")

@@ -4,8 +4,8 @@ python -m tools.dev.guide                    # run every page; update the output
 python -m tools.dev.guide --notebooks DIR    # write DIR/01_descriptor.ipynb ...
 
 The Python blocks of a page are the cells of its notebook: they run in order, in one namespace. A block without a
-language that follows one shows what it prints. A page draws its pictures itself: it writes SVG files into the current
-folder, and shows them from docs/pictures.
+language that follows one shows its output. A page draws its own pictures: it writes SVG files into the current folder,
+and shows them from docs/pictures.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 PAGES = sorted((ROOT / "docs" / "guide").glob("[0-9]*.md"))
-#: Numbers differ between releases of NVRTC, and addresses between runs.
+#: Masked in comparisons, because numbers differ between releases of NVRTC and addresses between runs.
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 
@@ -38,9 +38,9 @@ class Cell:
     Attributes
     ----------
     start, end : int
-        The position of `text` in the page.
+        Position of `text` in the page.
     output : Cell or None
-        The block that shows what this one prints.
+        The block that shows the output of this one.
     """
 
     is_code: bool
@@ -72,9 +72,9 @@ def run(page: Path) -> tuple[list[str], dict[str, str]]:
     Returns
     -------
     list of str
-        What each code cell printed.
+        Output of each code cell.
     dict of str to str
-        The pictures that the page wrote, by file name.
+        Pictures that the page wrote, by file name.
     """
     printed: list[str] = []
     namespace: dict[str, Any] = {"__name__": "__main__"}
@@ -105,7 +105,7 @@ def update(page: Path) -> None:
         if cell.output and without_numbers(cell.output.text) != without_numbers(output):
             text = text[: cell.output.start] + output + text[cell.output.end :]
         elif output and not cell.output:
-            raise SystemExit(f"{page.name}: nothing shows what this cell prints:\n{cell.text}")
+            raise SystemExit(f"{page.name}: no block shows the output of this cell:\n{cell.text}")
     page.write_text(text, encoding="utf-8")
     for name, picture in pictures.items():
         (PICTURES / name).write_text(picture, encoding="utf-8")

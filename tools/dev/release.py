@@ -1,8 +1,8 @@
-"""Build the wheel and the sdist, check what is in them, and try both in clean environments: `make release`.
+"""Build the wheel and the sdist, check their contents, and try both in clean environments: `make release`.
 
-The wheel is compressed anew by zopfli (of the extra "release"), whose deflate is 3 % smaller than zlib's.
-Refuses a checkout with changes, and a CHANGELOG whose first section with entries is not that of the version. With
---packages it takes any checkout and makes no environments: `make packages`, which CI runs.
+zopfli (of the extra "release") compresses the wheel again, 3 % smaller than zlib. The script refuses a checkout with
+changes, and a CHANGELOG whose first section with entries is for another version. With --packages it accepts any
+checkout and creates no environments: `make packages`, which CI runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import cudatma
 ROOT = Path(__file__).resolve().parents[2]
 DIST = ROOT / "dist"
 WHEEL_BYTES = 1_150_000
-#: Files that only the repository or only its sdist has; folders that a wheel must not have.
+#: Files that only the repository or only its sdist has, and folders that a wheel must not contain.
 ONLY_IN_GIT = {".gitignore"}
 ONLY_IN_SDIST = re.compile(r"PKG-INFO|setup\.cfg|cudatma\.egg-info/.*|")
 NOT_IN_WHEEL = ("cudatma/tools/dev/", "cudatma/ptx_templates/probes/")
@@ -33,11 +33,11 @@ SDIST_TESTS = ["tests/tools/test_packaging.py", "tests/build/test_render.py", "t
 
 
 class ReleaseError(Exception):
-    """The release cannot be made; says why."""
+    """The reason why the release cannot be made."""
 
 
 def run(*command: str | Path, folder: Path = ROOT) -> None:
-    """Run a command that sees nothing of this checkout but its working folder. Raises ReleaseError where it fails."""
+    """Run a command without this checkout in its environment. Raise ReleaseError if it fails."""
     print("+", *command, flush=True)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if subprocess.run([str(word) for word in command], cwd=folder, env=environment, check=False).returncode:
@@ -52,7 +52,7 @@ def git(*arguments: str) -> list[str]:
 
 
 def changelog_version(changelog: str) -> str:
-    """The title of the first section that has entries."""
+    """Return the title of the first section that has entries."""
     for section in re.split(r"^## ", changelog, flags=re.MULTILINE)[1:]:
         title, _, entries = section.partition("\n")
         if entries.strip():
@@ -61,7 +61,7 @@ def changelog_version(changelog: str) -> str:
 
 
 def check_checkout() -> None:
-    """Raise ReleaseError unless what is here is committed and the CHANGELOG describes this version."""
+    """Raise ReleaseError unless everything is committed and the CHANGELOG describes this version."""
     if changes := git("status", "--porcelain"):
         raise ReleaseError(f"the checkout has changes, commit them first: {', '.join(changes)}")
     described = changelog_version((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
@@ -73,7 +73,7 @@ def check_checkout() -> None:
 
 
 def build() -> tuple[Path, Path]:
-    """The wheel, which is built from the sdist, and the sdist, new in dist/."""
+    """Build the sdist and, from it, the wheel, in dist/. Return wheel and sdist."""
     for old in DIST.glob("cudatma-*"):
         old.unlink()
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", DIST)
@@ -83,7 +83,7 @@ def build() -> tuple[Path, Path]:
 
 
 def zopfli_deflate(data: bytes) -> bytes:
-    """The data as a deflate stream, which zlib's header and checksum do not belong to."""
+    """Return the data as a deflate stream, without zlib's header and checksum."""
     from zopfli.zlib import compress
 
     return bytes(compress(data)[2:-4])
@@ -98,15 +98,15 @@ def repack(wheel: Path, deflate: Callable[[bytes], bytes] = zopfli_deflate) -> N
     with wheel.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
         for (old, _), stream in zip(members, streams, strict=True):
             new = zipfile.ZipInfo(old.filename)  # dated 1980-01-01
-            new.external_attr = 0o100644 << 16  # whatever the umask was; no file of a wheel is executable
-            archive.writestr(new, stream)  # unchanged; the headers, here and at the archive's end, then say what it is
+            new.external_attr = 0o100644 << 16  # independent of the umask; no file of a wheel is executable
+            archive.writestr(new, stream)  # stored as it is; the headers here and at the archive's end are set below
             new.compress_type, new.file_size, new.CRC = zipfile.ZIP_DEFLATED, old.file_size, old.CRC
             file.seek(new.header_offset)
             file.write(new.FileHeader())
 
 
 def check_wheel(wheel: Path) -> None:
-    """Raise ReleaseError unless the wheel is pure Python and has the package alone."""
+    """Raise ReleaseError unless the wheel is pure Python and contains only the package."""
     if wheel.name != f"cudatma-{cudatma.__version__}-py3-none-any.whl":
         raise ReleaseError(f"{wheel.name}: not a pure wheel of version {cudatma.__version__}")
     names = zipfile.ZipFile(wheel).namelist()
@@ -116,7 +116,7 @@ def check_wheel(wheel: Path) -> None:
 
 
 def check_size(wheel: Path) -> None:
-    """Raise ReleaseError unless the wheel, once repacked, is small."""
+    """Raise ReleaseError unless the repacked wheel is small."""
     if wheel.stat().st_size > WHEEL_BYTES:
         raise ReleaseError(f"{wheel.name}: {wheel.stat().st_size} bytes, allowed: {WHEEL_BYTES}")
 
@@ -124,16 +124,16 @@ def check_size(wheel: Path) -> None:
 def check_sdist(sdist: Path) -> None:
     """Raise ReleaseError unless the sdist has the files of the repository and no others."""
     with tarfile.open(sdist) as archive:
-        found = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
+        packed = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
     known = {*git("ls-files", "--cached", "--others", "--exclude-standard")}
-    if missing := sorted(known - found - ONLY_IN_GIT):
+    if missing := sorted(known - packed - ONLY_IN_GIT):
         raise ReleaseError(f"{sdist.name} lacks {', '.join(missing[:5])}; see MANIFEST.in")
-    if foreign := sorted(name for name in found - known if not ONLY_IN_SDIST.fullmatch(name)):
+    if foreign := sorted(name for name in packed - known if not ONLY_IN_SDIST.fullmatch(name)):
         raise ReleaseError(f"{sdist.name} has {', '.join(foreign[:5])}, which the repository does not have")
 
 
 def clean_environment(folder: Path, requirement: str) -> Path:
-    """A new environment with a package alone; the folder of its commands."""
+    """Create an environment with only one package, and return the folder of its commands."""
     run(sys.executable, "-m", "venv", folder)
     run(folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", requirement)
     return folder / "bin"
@@ -147,7 +147,7 @@ def try_wheel(wheel: Path, folder: Path) -> None:
 
 
 def try_sdist(sdist: Path, folder: Path, python: Path) -> None:
-    """Run some tests of the sdist where it is unpacked."""
+    """Unpack the sdist and run some of its tests."""
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
     run(python, "-m", "pytest", "-q", *SDIST_TESTS, folder=folder / sdist.name.removesuffix(".tar.gz"))
@@ -155,7 +155,7 @@ def try_sdist(sdist: Path, folder: Path, python: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tools/dev/release.py", description=__doc__)
-    parser.add_argument("--packages", action="store_true", help="of any checkout, and without clean environments")
+    parser.add_argument("--packages", action="store_true", help="accept any checkout; create no environments")
     options = parser.parse_args(argv)
     try:
         if not options.packages:

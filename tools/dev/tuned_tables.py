@@ -1,4 +1,4 @@
-"""The tuning entries that ship: put a tuner's among them.
+"""Add a tuner's entries to the entries that ship.
 
 An entry ships if it is at least 2 % faster than the cost model's choice.
 """
@@ -19,35 +19,38 @@ from cudatma.kernels.marlin.choose import MARLIN, SHIPPED
 from cudatma.kernels.tuning import parse_entry, put_entry, read_sections, write_sections
 from cudatma.target import get_target
 
-#: What is gained over the cost model's choice, at least.
-LEAST_GAIN = 1.02
+#: Minimum speedup over the cost model's choice.
+MIN_GAIN = 1.02
 
 
 def add(files: Sequence[Path], table: Path) -> str:
-    """Put the entries of these files into the table, in place of older ones for the same layer and M.
+    """Add the entries of these files to the table, replacing older ones for the same layer and M.
 
-    Raises ArgumentError for an entry that cannot be run, before anything is written; OSError, ValueError for what is no
-    file of a tuner's.
+    Raise ArgumentError for an entry that cannot run, before anything is written, and OSError or ValueError for a file
+    that no tuner wrote.
     """
-    given = [(section["gpu"], raw) for file in files for section in read_sections(file) for raw in section["entries"]]
-    for gpu, raw in given:
+    additions = [
+        (section["gpu"], raw) for file in files for section in read_sections(file) for raw in section["entries"]
+    ]
+    for gpu, raw in additions:
         parse_entry(raw, MARLIN, get_target(gpu["target"]))
     sections = read_sections(table) if table.exists() else []
-    for gpu, raw in given:
+    for gpu, raw in additions:
         put_entry(sections, gpu, raw, ("family", *_ORDER))
     for section in sections:
-        kept = [raw for raw in section["entries"] if raw["rule_us"] >= LEAST_GAIN * raw["us"]]
+        kept = [raw for raw in section["entries"] if raw["rule_us"] >= MIN_GAIN * raw["us"]]
         section["entries"] = sorted(kept, key=lambda raw: tuple(raw[name] for name in _ORDER))
     write_sections(table, sections)
-    table.chmod(0o644)  # packages are read by everybody
-    return f"{len(given)} entries looked at, {sum(len(section['entries']) for section in sections)} in {table.name}"
+    table.chmod(0o644)  # everybody can read packages
+    shipped = sum(len(section["entries"]) for section in sections)
+    return f"{len(additions)} entries read, {shipped} in {table.name}"
 
 
 _ORDER = ("k", "n", "dtype", "group_size", "has_zeros", "m")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 2 nothing changed, for the reason that is printed."""
+    """Return the exit status: 0 if done, 2 if nothing changed, with a printed reason."""
     parser = argparse.ArgumentParser(prog="tuned_tables.py", description=__doc__)
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="written by cudatma tune --file")
     try:

@@ -1,4 +1,4 @@
-"""PyTorch: the operators ``torch.ops.cudatma.*``, which the import registers, and int4 modules."""
+"""PyTorch: int4 modules, and the operators ``torch.ops.cudatma.*``, which the import registers."""
 
 from cudatma.integrations.torch.all_reduce import AllReduce
 from cudatma.integrations.torch.linear import MarlinLinear, warm_up

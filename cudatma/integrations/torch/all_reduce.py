@@ -1,4 +1,4 @@
-"""AllReduce: sums of small tensors over the GPUs of a host, by one kernel that writes to the other GPUs' memory."""
+"""AllReduce sums small tensors over the GPUs of a host with one kernel that writes to the other GPUs' memory."""
 
 from __future__ import annotations
 
@@ -29,43 +29,58 @@ from cudatma.runtime.device_memory import close_memory, memory_handle, open_memo
 
 
 def rank_and_members(group: Any) -> tuple[int, list[int]]:
-    """This process's rank in a group, and all members' ranks in the default group. None is the default group.
+    """Return this process's rank in a group, and all members' ranks in the default group.
 
-    ArgumentError without a group, and outside of it; ArgumentTypeError.
+    ``group=None`` is the default group. Raise ArgumentError if there is no group or this process is not in it, and
+    ArgumentTypeError for other objects.
     """
     if not dist.is_available() or not dist.is_initialized():
         remedy = "call torch.distributed.init_process_group(), or run under torchrun and do so"
         raise ArgumentError("group", "no process group", "one of torch.distributed", remedy)
     if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:
-        raise ArgumentError("group", "a group without this process", "one that it is in")
+        raise ArgumentError("group", "a group without this process", "one that contains it")
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise ArgumentTypeError("group", type(group).__name__, "None, or a ProcessGroup of torch.distributed")
     return dist.get_rank(group), list(dist.get_process_group_ranks(dist.group.WORLD if group is None else group))
 
 
-_MOST_BYTES, _ALLOWED_BYTES = 1 << 30, "None, or 0 to 2**30"
-#: By the number that the operator gets. An object stays until close(): peers write to its memory.
+_MAX_BYTES, _ALLOWED_BYTES = 1 << 30, "None, or 0 to 2**30"
+#: AllReduce objects by the operator's ``number`` argument. An object stays here until close(): peers write to its
+#: memory.
 _known: dict[int, AllReduce] = {}
-#: Never one twice: a compiled graph may outlive the object that it calls.
+#: Numbers are never reused: a compiled graph may outlive the object that it calls.
 _numbers = itertools.count(1)
-#: Kept for the life of the process, even if this module is reloaded: a library takes its operators with it.
+#: Libraries live as long as the process, even if this module is reloaded, because deleting one removes its operators.
 _libraries: list[Any] = globals().get("_libraries", [])
 
 
 class AllReduce:
-    """Adds up tensors over the ranks of a process group, in place: each rank gets the same bits.
+    """Sums tensors over the ranks of a process group, in place and with the same bits on each rank.
 
-    Up to ``max_bytes`` of fp16 or bf16 in one shot: one kernel writes the tensor to the memory of all peers, and adds
-    up what the peers wrote, in fp32 and in the order of the ranks. Anything else by the group's all-reduce.
+    fp16 and bf16 tensors of up to ``max_bytes`` take one shot: a kernel writes the tensor to the memory of all peers
+    and adds up the peers' tensors in fp32, in the order of the ranks. Other tensors use the group's all-reduce. All
+    ranks must create, call and close the object in the same order, and the calls of a rank must be in one stream or
+    ordered by events.
 
-    All ranks make the object, call it and close it in the same order. group: None is torch's default group, of 2 to 8
-    ranks on one host whose GPUs reach each other's memory. device: an ordinal, None is torch's current device; without
-    CUDA every call is the group's. max_bytes: None chooses by a model of one shot and of NCCL. Inboxes take
-    8/3 ranks max_bytes of device memory: by default 49 MB for two ranks, 13 MB for four, 9 MB for eight. timeout_s: how
-    long a kernel waits for a peer. The sums that it lacks and the results of all later launches, replays of graphs too,
-    are then NaNs; calls and check() raise PeerTimeout. The calls of a rank are in one stream, or ordered by events.
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroup, optional
+        2 to 8 ranks on one host whose GPUs can access each other's memory. Default: torch's default group.
+    device : int, optional
+        Device ordinal. Default: torch's current device. Without CUDA every call uses the group's all-reduce.
+    max_bytes : int, optional
+        Limit of one shot, up to 2**30. Inboxes take 8/3 * ranks * max_bytes of device memory. Default: chosen by a
+        model of one shot and of NCCL; the inboxes then take 49 MB for two ranks, 13 MB for four and 9 MB for eight.
+    timeout_s : float, default 30.0
+        Seconds that a kernel waits for a peer. Afterwards the missing sums and the results of all later launches,
+        including replays of graphs, are NaN, and calls and check() raise PeerTimeout.
 
-    Raises ArgumentError, ArgumentTypeError; DriverError on every rank if any of them cannot reach a peer's memory.
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If an argument is invalid.
+    DriverError
+        On every rank, if any of them cannot access a peer's memory.
     """
 
     def __init__(
@@ -79,7 +94,7 @@ class AllReduce:
         if not 0 < self.timeout_s < 2**32:
             raise ArgumentError("timeout_s", timeout_s, "seconds, above 0")
         limit = longest_message_bytes(max(2, self.ranks))
-        if max_bytes is not None and (limit := checked_count(max_bytes, "max_bytes", _ALLOWED_BYTES)) > _MOST_BYTES:
+        if max_bytes is not None and (limit := checked_count(max_bytes, "max_bytes", _ALLOWED_BYTES)) > _MAX_BYTES:
             raise ArgumentError("max_bytes", max_bytes, _ALLOWED_BYTES)
         self.max_bytes = limit if self.ranks > 1 and torch.cuda.is_available() else 0
         if device is not None:
@@ -95,44 +110,48 @@ class AllReduce:
         _known[self._number] = self
 
     def _check_limits(self) -> None:
-        """Raise ArgumentError on every rank unless all have the same limit: one would write beyond another's inbox, or
-        wait for a rank that has none."""
-        limits = [int(limit) for limit, _, _ in self._gathered((str(self.max_bytes), b"", ""))]
+        """Raise ArgumentError on every rank unless all have the same limit.
+
+        Otherwise a rank could write beyond another's inbox, or wait for a rank that has none.
+        """
+        limits = [int(limit) for limit, _, _ in self._gather((str(self.max_bytes), b"", ""))]
         if len(set(limits)) > 1:
             raise ArgumentError("max_bytes", self.max_bytes, f"the same on all ranks, which have {limits}")
 
     def _connect(self) -> None:
-        """Make the inbox and map those of the peers. What fails on one rank is an error on all of them."""
+        """Create the inbox and map the peers' inboxes. A failure on one rank is an error on all of them."""
         inbox = Inbox(self.ranks, self.max_bytes)
-        own, error = self._attempt(lambda: self._make(inbox))
-        everyone = self._gathered((socket.gethostname(), own, error))
+        handle, error = self._attempt(lambda: self._create_inbox(inbox))
+        everyone = self._gather((socket.gethostname(), handle, error))
         if not any(error for _, _, error in everyone):
-            _, error = self._attempt(lambda: self._map(inbox, [(host, handle) for host, handle, _ in everyone]))
-            everyone = self._gathered((socket.gethostname(), b"", error))
-        if found := [f"rank {rank}: {error}" for rank, (_, _, error) in enumerate(everyone) if error]:
+            _, error = self._attempt(lambda: self._map_peers(inbox, [(host, peer) for host, peer, _ in everyone]))
+            everyone = self._gather((socket.gethostname(), b"", error))
+        if errors := [f"rank {rank}: {error}" for rank, (_, _, error) in enumerate(everyone) if error]:
             self._disconnect()
-            raise DriverError("AllReduce", None, "; ".join(found), "max_bytes=0 leaves all to the group's all-reduce")
+            raise DriverError(
+                "AllReduce", None, "; ".join(errors), "max_bytes=0 uses the group's all-reduce for everything"
+            )
 
     def _attempt(self, function: Callable[[], bytes]) -> tuple[bytes, str]:
-        """What it returns, and what went wrong."""
+        """Return the function's result and "", or b"" and the error's text."""
         try:
             return function(), ""
-        except Exception as error:  # torch's, too: the other ranks wait for this one
+        except Exception as error:  # any error, because the other ranks wait for this one
             return b"", str(error)
 
-    def _gathered(self, mine: tuple[str, bytes, str]) -> list[tuple[str, bytes, str]]:
+    def _gather(self, own: tuple[str, bytes, str]) -> list[tuple[str, bytes, str]]:
         everyone: list[Any] = [None] * self.ranks
-        dist.all_gather_object(everyone, mine, group=self.group)
+        dist.all_gather_object(everyone, own, group=self.group)
         return everyone
 
-    def _make(self, inbox: Inbox) -> bytes:
-        """This rank's memory; its handle."""
+    def _create_inbox(self, inbox: Inbox) -> bytes:
+        """Allocate this rank's memory and return its handle."""
         self._memory = shareable_memory(inbox.nbytes, self._device)
         self._memory.write(initial_state())
         return memory_handle(self._memory)
 
-    def _map(self, inbox: Inbox, everyone: Sequence[tuple[str, bytes]]) -> bytes:
-        """The peers' memory, and launches of the kernels: a capture then finds them loaded."""
+    def _map_peers(self, inbox: Inbox, everyone: Sequence[tuple[str, bytes]]) -> bytes:
+        """Map the peers' memory, and load the kernels now because a graph capture cannot load them."""
         memories = []
         for peer, (host, handle) in enumerate(everyone):
             if host != socket.gethostname():
@@ -153,9 +172,24 @@ class AllReduce:
         return b""
 
     def __call__(self, x: Any) -> Any:
-        """x, a contiguous tensor of the same shape and dtype on every rank, which becomes the sum of all.
+        """Replace ``x`` by its sum over all ranks, and return it.
 
-        Raises ArgumentError, ArgumentTypeError, PeerTimeout, and what torch's all_reduce raises.
+        Parameters
+        ----------
+        x : torch.Tensor
+            A contiguous tensor with the same shape and dtype on every rank.
+
+        Returns
+        -------
+        torch.Tensor
+            ``x``.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            If ``x`` is not such a tensor. torch's all_reduce may raise other errors.
+        PeerTimeout
+            If an earlier launch waited too long for a peer.
         """
         if not isinstance(x, torch.Tensor):
             raise ArgumentTypeError("x", type(x).__name__, "a torch tensor")
@@ -180,41 +214,39 @@ class AllReduce:
         torch.autograd.graph.increment_version(x)
 
     def _is_one_shot(self, x: Any, nbytes: int) -> bool:
-        """Only what is the same on all ranks decides."""
-        known = x.dtype in (torch.float16, torch.bfloat16) and x.is_cuda
-        return known and 0 < nbytes <= self.max_bytes and nbytes % 4 == 0
+        """Return whether one shot serves the tensor. Only properties that all ranks share may decide this."""
+        is_16_bit = x.dtype in (torch.float16, torch.bfloat16) and x.is_cuda
+        return is_16_bit and 0 < nbytes <= self.max_bytes and nbytes % 4 == 0
 
     def check(self) -> None:
-        """Raise PeerTimeout if a launch that has run waited too long for a peer."""
-        if self.max_bytes and (what := int(self._failed[0]) & (1 << 64) - 1):
-            raise PeerTimeout((what & 0xFFFFFFFF) - 1, what >> 32, self.timeout_s)
+        """Raise PeerTimeout if a finished launch waited too long for a peer."""
+        if self.max_bytes and (state := int(self._failed[0]) & (1 << 64) - 1):
+            raise PeerTimeout((state & 0xFFFFFFFF) - 1, state >> 32, self.timeout_s)
 
     def close(self) -> None:
-        """Free the inboxes, when no launch and no captured graph needs them any more. All ranks call it."""
+        """Free the inboxes once no launch and no captured graph needs them. All ranks must call it."""
         if _known.pop(self._number, None) is None or not self.max_bytes:
             return
         torch.cuda.synchronize(self._device)
-        dist.barrier(self.group)  # no rank writes to another one's memory any more
+        dist.barrier(self.group)  # from here, no rank writes to another one's memory
         self._disconnect()
 
     def _disconnect(self) -> None:
         for pointer in self._peers:
             close_memory(pointer, self._device)
-        dist.barrier(self.group)  # no rank has this one's memory mapped any more
+        dist.barrier(self.group)  # from here, no rank has this one's memory mapped
         self._peers.clear()
         self.max_bytes, self._memory = 0, None
 
 
 def _all_reduce(x: Any, number: int) -> None:
     if number not in _known:
-        raise ArgumentError(
-            "number", number, "that of an AllReduce which is not closed", "compile again with a new one"
-        )
+        raise ArgumentError("number", number, "the number of an open AllReduce", "compile again with a new one")
     _known[number]._run(x)
 
 
 def _register() -> None:
-    """The operator for torch.compile, once a process."""
+    """Register the operator for torch.compile, once in a process."""
     if hasattr(torch.ops.cudatma, "all_reduce_"):
         return
     library = torch.library.Library("cudatma", "FRAGMENT")

@@ -1,6 +1,6 @@
-"""Shapes, dtypes and devices of the operators' results, with the checks that the operators make of their tensors.
+"""Shapes, dtypes and devices of the operators' results, with the operators' checks of their tensors.
 
-torch.compile and torch.export call these functions with tensors that have no memory and whose sizes may be symbols.
+torch.compile and torch.export call these functions with tensors that have no memory and possibly symbolic sizes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def gemm(
         raise ArgumentTypeError("out_dtype", _name(dtype), ", ".join(RESULT_TYPES))
     if bias is not None:
         if bias.dtype != dtype:
-            raise ArgumentTypeError("bias.dtype", _name(bias.dtype), f"{_name(dtype)}, as the result")
+            raise ArgumentTypeError("bias.dtype", _name(bias.dtype), f"{_name(dtype)}, the type of the result")
         _check_shape("bias", bias, (b.shape[-1],))
     for field, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
         if scale is not None and scale.dtype != torch.float32:
@@ -135,12 +135,12 @@ def attention_decode(
     if page_table is not None:
         _check_offsets(q, 2, page_table=page_table)
         if page_table.shape[0] != q.shape[0]:
-            raise ArgumentError("page_table.shape", tuple(page_table.shape), f"a batch of {q.shape[0]}, as q")
+            raise ArgumentError("page_table.shape", tuple(page_table.shape), f"a batch of {q.shape[0]}, like q")
     return q.new_empty((*q.shape[:-1], v_cache.shape[-1]))
 
 
 def into(fake: Callable[..., Any]) -> Callable[..., None]:
-    """The fake kernel of the operator with ``out``, which has to be like the result of this one."""
+    """Return the fake kernel of the variant with ``out``, which must match the result of ``fake``."""
 
     def check(*operands: Any, out: Any, **options: Any) -> None:
         _check_out(out, fake(*operands, **options))
@@ -153,12 +153,12 @@ def _name(dtype: Any) -> str:
 
 
 def _shape(tensor: Any) -> tuple[Any, ...]:
-    """With the head dim as a number: kernels are compiled for it."""
+    """Return the shape with the head dimension as a plain number: kernels are compiled for it."""
     return *tensor.shape[:-1], int(tensor.shape[-1])
 
 
 def _check_part(field: str, tensor: Any, dtype: Any, shapes: dict[str, tuple[int, ...]]) -> None:
-    """QuantizationError unless a tensor of a weight has this dtype and its shape."""
+    """Raise QuantizationError unless a tensor of a weight has this dtype and the shape of its part."""
     shape = shapes[field]
     if tensor.dtype != dtype or tuple(tensor.shape) != shape:
         got = f"{_name(tensor.dtype)} {tuple(tensor.shape)}"
@@ -166,15 +166,15 @@ def _check_part(field: str, tensor: Any, dtype: Any, shapes: dict[str, tuple[int
 
 
 def _check_like(field: str, tensor: Any, other: Any, name: str) -> None:
-    """ArgumentError or ArgumentTypeError unless two tensors share dtype and device."""
+    """Raise ArgumentError or ArgumentTypeError unless two tensors share dtype and device."""
     if tensor.dtype != other.dtype:
-        raise ArgumentTypeError(f"{field}.dtype", _name(tensor.dtype), f"{_name(other.dtype)}, as {name}")
+        raise ArgumentTypeError(f"{field}.dtype", _name(tensor.dtype), f"{_name(other.dtype)}, the type of {name}")
     _check_device(field, tensor, other, name)
 
 
 def _check_device(field: str, tensor: Any, other: Any, name: str) -> None:
     if tensor.device != other.device:
-        raise ArgumentError(f"{field}.device", str(tensor.device), f"{other.device}, where {name} is")
+        raise ArgumentError(f"{field}.device", str(tensor.device), f"{other.device}, the device of {name}")
 
 
 def _check_shape(field: str, tensor: Any, shape: tuple[Any, ...]) -> None:
@@ -189,11 +189,11 @@ def _check_out(out: Any, result: Any) -> None:
 
 
 def _check_ranks(rank: int, types: Iterable[str] = ACTIVATION_TYPES, /, **tensors: Any) -> None:
-    first, its = next(iter(tensors.items()))
-    if _name(its.dtype) not in types:
-        raise ArgumentTypeError(f"{first}.dtype", _name(its.dtype), ", ".join(types))
+    first_field, reference = next(iter(tensors.items()))
+    if _name(reference.dtype) not in types:
+        raise ArgumentTypeError(f"{first_field}.dtype", _name(reference.dtype), ", ".join(types))
     for field, tensor in tensors.items():
-        _check_like(field, tensor, its, first)
+        _check_like(field, tensor, reference, first_field)
         if tensor.dim() != rank:
             raise ArgumentError(f"{field}.shape", tuple(tensor.shape), f"{rank} dimensions")
     _check_gradients(**tensors)

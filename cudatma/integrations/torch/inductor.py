@@ -1,8 +1,8 @@
 """Direct calls of marlin_gemm in code that Inductor generates, instead of calls through torch's dispatcher.
 
-The dispatcher converts each argument twice, and allocating the result is one more operator. After an import of this
-module Inductor, the compiler behind torch.compile, allocates the result as for its own kernels and calls Python. The
-generated code imports what it calls, so it also works in processes that load it from Inductor's cache.
+The dispatcher converts each argument twice, and allocates the result with another operator. After an import of this
+module Inductor, torch.compile's code generator, allocates the result as it does for its own kernels and calls Python.
+The generated code imports the function, so it also works in processes that load it from Inductor's cache.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ _IMPORT = f"from {marlin_gemm.__module__} import {marlin_gemm.__name__} as {_NAM
 
 
 class _Call(ir.ExternKernelOut):  # type: ignore[misc]  # torch's class is not typed here
-    """A call whose result Inductor allocates. given: whether each tensor of the operator is there."""
+    """A call whose result Inductor allocates. ``is_given`` marks the operator's tensors that are not None."""
 
-    given: tuple[bool, ...] = ()
+    is_given: tuple[bool, ...] = ()
 
     def codegen_args(self) -> list[str]:
         tensors = iter(self.inputs)
-        written = [V.graph.wrapper_code.val_to_arg_str(next(tensors) if given else None) for given in self.given]
-        return [*written, *self.codegen_const_args()]
+        arguments = [
+            V.graph.wrapper_code.val_to_arg_str(next(tensors) if present else None) for present in self.is_given
+        ]
+        return [*arguments, *self.codegen_const_args()]
 
     def codegen(self, wrapper: Any) -> None:
         wrapper.add_import_once(_IMPORT)
@@ -46,7 +48,7 @@ def _lowered(
     group_size: int,
     batch_invariant: bool = False,
 ) -> Any:
-    """Return the node of a call. C++ and FX wrappers cannot call Python functions: they call the operator."""
+    """Return the node of a call. C++ and FX wrappers cannot call Python functions, so they call the operator."""
     tensors, numbers = (x, qweight, scales, zeros, perm, bias), (k, n, group_size, batch_invariant)
     if V.graph.cpp_wrapper or getattr(V.graph, "fx_wrapper", False):
         return _operator(*tensors, *numbers)
@@ -57,7 +59,7 @@ def _lowered(
         python_kernel_name=_NAME,
         op_overload=MARLIN_GEMM,
     )
-    node.given = tuple([tensor is not None for tensor in tensors])
+    node.is_given = tuple([tensor is not None for tensor in tensors])
     return ir.TensorBox.create(node)
 
 

@@ -32,18 +32,56 @@ from cudatma.quantization.packed import check_group_size
 
 
 class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
-    """y = x W + b with W in int4 (PackedWeight): torch.nn.Linear for inference. There is no backward pass.
+    """Linear layer y = x W + b with an int4 weight, for inference.
 
-    The weight's arrays are the buffers ``qweight`` (uint8), ``scales`` (fp16 or bf16), ``zeros`` (uint8) and ``perm``
-    (int32), the last two None without zero points or activation order; ``bias`` is a buffer or None. ``state_dict()``
-    holds them and nothing else; the sizes are the constructor's, so that load_state_dict() fills a module that was made
-    with the same arguments, also on the meta device with ``assign=True``.
+    It replaces torch.nn.Linear and has no backward pass. ``from_linear``, ``from_packed`` and the importers create
+    layers with a weight; the constructor leaves the buffers uninitialized.
 
-    in_features, out_features: K and N. group_size: 32, 64, 128 or -1 for the whole column. symmetric: no zero points.
-    act_order: with a permutation of the activations' columns. dtype: torch.float16 or torch.bfloat16, of activations,
-    scales and bias. It is fixed, since the weight was quantized for it: ``.half()``, ``.float()`` and ``.to(dtype)``
-    raise ArgumentTypeError for any other; ``.to(device)`` and ``.cuda()`` move the module. batch_invariant: as in
-    marlin_gemm. The buffers are not initialized. Raises ArgumentError, ArgumentTypeError, QuantizationError.
+    Parameters
+    ----------
+    in_features : int
+        K, the inputs.
+    out_features : int
+        N, the outputs.
+    bias : bool, default True
+        Whether the layer has a bias.
+    group_size : int, default 128
+        Rows of K that share a scale: 32, 64, 128, or -1 for all.
+    symmetric : bool, default True
+        Whether the weight has no zero points.
+    act_order : bool, default False
+        Whether the weight has a permutation of the activation's columns.
+    dtype : torch.dtype, default torch.float16
+        Type of activations, scales and bias, float16 or bfloat16. It is fixed, because the weight was quantized for it.
+    device : torch.device or str, optional
+        Device of the buffers. Default: torch's.
+    batch_invariant : bool, default False
+        As in ``marlin_gemm``.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, QuantizationError
+        If an argument is invalid.
+
+    Notes
+    -----
+    The weight's arrays are the buffers ``qweight`` (uint8), ``scales`` (the layer's dtype), ``zeros`` (uint8) and
+    ``perm`` (int32); ``zeros`` is None without zero points and ``perm`` without activation order. ``bias`` is a buffer
+    or None. ``state_dict()`` holds these and nothing else. ``load_state_dict()`` fills a module that was created with
+    the same arguments, also on the meta device with ``assign=True``.
+
+    ``.half()``, ``.float()`` and ``.to(dtype)`` raise ArgumentTypeError for another dtype; ``.to(device)`` and
+    ``.cuda()`` move the module.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from cudatma.integrations.torch import MarlinLinear
+    >>> layer = MarlinLinear.from_linear(torch.nn.Linear(256, 128))
+    >>> layer
+    MarlinLinear(in_features=256, out_features=128, bias=True, group_size=128, symmetric=True, dtype=torch.float16)
+    >>> {name: tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
+    {'qweight': (8, 2048), 'scales': (2, 128), 'bias': (128,)}
     """
 
     def __init__(
@@ -73,16 +111,33 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         shapes = part_shapes(in_features, out_features, group_size) | {"bias": (out_features,)}
         dtypes = {"qweight": torch.uint8, "scales": dtype, "zeros": torch.uint8, "perm": torch.int32, "bias": dtype}
         absent = {"zeros": symmetric, "perm": not act_order, "bias": not bias}
-        # torch.export miscounts buffers where one that is None precedes another.
+        # torch.export miscounts buffers if one that is None precedes another.
         for name in sorted(shapes, key=lambda name: absent.get(name, False)):
             buffer = None if absent.get(name) else torch.empty(shapes[name], dtype=dtypes[name], device=device)
             self.register_buffer(name, buffer)
 
     @classmethod
     def from_packed(cls, weight: PackedWeight, bias: Any = None, *, batch_invariant: bool = False) -> MarlinLinear:
-        """A copy of a PackedWeight, on its device. bias: (N,), floats of any array library, or None.
+        """Create a layer from a copy of a PackedWeight, on its device.
 
-        Raises ArgumentError, ArgumentTypeError.
+        Parameters
+        ----------
+        weight : PackedWeight
+            The weight, of shape (K, N).
+        bias : array_like, shape (N,), optional
+            Floating-point bias of any array library.
+        batch_invariant : bool, default False
+            As in ``marlin_gemm``.
+
+        Returns
+        -------
+        MarlinLinear
+            The layer.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            If an argument is invalid.
         """
         k, n = check_weight(weight).shape
         parts = weight_tensors(weight)
@@ -114,9 +169,34 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         clip_search: bool = False,
         batch_invariant: bool = False,
     ) -> MarlinLinear:
-        """Quantize a torch.nn.Linear, on its device; the options are those of quantize().
+        """Quantize a torch.nn.Linear on its device.
 
-        dtype: torch.float16, torch.bfloat16 or a name; None: the layer's own, float16 for others.
+        Parameters
+        ----------
+        linear : torch.nn.Linear
+            The float layer.
+        group_size : int, default 128
+            As in ``quantize``.
+        symmetric : bool, default True
+            As in ``quantize``.
+        dtype : torch.dtype or str, optional
+            float16 or bfloat16. Default: the layer's type if it is one of these, otherwise float16.
+        clip_search : bool, default False
+            As in ``quantize``.
+        batch_invariant : bool, default False
+            As in ``marlin_gemm``.
+
+        Returns
+        -------
+        MarlinLinear
+            The layer.
+
+        Raises
+        ------
+        ArgumentTypeError
+            If ``linear`` is not a torch.nn.Linear.
+        QuantizationError
+            If the weight cannot be quantized.
         """
         if not isinstance(linear, torch.nn.Linear):
             raise ArgumentTypeError("linear", type(linear).__name__, "torch.nn.Linear")
@@ -130,33 +210,98 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
 
     @classmethod
     def from_gptq(cls, *tensors: Any, bias: Any = None, batch_invariant: bool = False, **options: Any) -> MarlinLinear:
-        """From GPTQ tensors: qweight, qzeros, scales, g_idx and the options of cudatma.from_gptq().
+        """Create a layer from GPTQ tensors, on the first tensor's device.
 
-        The layer is on the first tensor's device, as with the other importers below.
+        Parameters
+        ----------
+        *tensors : torch.Tensor
+            qweight, qzeros, scales and optionally g_idx, as in ``cudatma.from_gptq``.
+        bias : array_like, shape (N,), optional
+            Floating-point bias.
+        batch_invariant : bool, default False
+            As in ``marlin_gemm``.
+        **options
+            Options of ``cudatma.from_gptq``.
+
+        Returns
+        -------
+        MarlinLinear
+            The layer.
         """
-        return cls._imported(from_gptq, tensors, bias, batch_invariant, options)
+        return cls._import(from_gptq, tensors, bias, batch_invariant, options)
 
     @classmethod
     def from_awq(cls, *tensors: Any, bias: Any = None, batch_invariant: bool = False, **options: Any) -> MarlinLinear:
-        """From AWQ tensors: qweight, qzeros, scales and the options of cudatma.from_awq()."""
-        return cls._imported(from_awq, tensors, bias, batch_invariant, options)
+        """Create a layer from AWQ tensors, on the first tensor's device.
+
+        Parameters
+        ----------
+        *tensors : torch.Tensor
+            qweight, qzeros and scales, as in ``cudatma.from_awq``.
+        bias : array_like, shape (N,), optional
+            Floating-point bias.
+        batch_invariant : bool, default False
+            As in ``marlin_gemm``.
+        **options
+            Options of ``cudatma.from_awq``.
+
+        Returns
+        -------
+        MarlinLinear
+            The layer.
+        """
+        return cls._import(from_awq, tensors, bias, batch_invariant, options)
 
     @classmethod
     def from_compressed_tensors(
         cls, *tensors: Any, bias: Any = None, batch_invariant: bool = False, **options: Any
     ) -> MarlinLinear:
-        """From compressed-tensors' tensors and the options of cudatma.from_compressed_tensors()."""
-        return cls._imported(from_compressed_tensors, tensors, bias, batch_invariant, options)
+        """Create a layer from compressed-tensors' tensors, on the first tensor's device.
+
+        Parameters
+        ----------
+        *tensors : torch.Tensor
+            Tensors in the order of ``cudatma.from_compressed_tensors``.
+        bias : array_like, shape (N,), optional
+            Floating-point bias.
+        batch_invariant : bool, default False
+            As in ``marlin_gemm``.
+        **options
+            Options of ``cudatma.from_compressed_tensors``.
+
+        Returns
+        -------
+        MarlinLinear
+            The layer.
+        """
+        return cls._import(from_compressed_tensors, tensors, bias, batch_invariant, options)
 
     @classmethod
     def from_marlin(
         cls, *tensors: Any, bias: Any = None, batch_invariant: bool = False, **options: Any
     ) -> MarlinLinear:
-        """From tensors in Marlin's layout and the options of cudatma.from_marlin()."""
-        return cls._imported(from_marlin, tensors, bias, batch_invariant, options)
+        """Create a layer from tensors of the original Marlin, on the first tensor's device.
+
+        Parameters
+        ----------
+        *tensors : torch.Tensor
+            B and s, as in ``cudatma.from_marlin``.
+        bias : array_like, shape (N,), optional
+            Floating-point bias.
+        batch_invariant : bool, default False
+            As in ``marlin_gemm``.
+        **options
+            Options of ``cudatma.from_marlin``.
+
+        Returns
+        -------
+        MarlinLinear
+            The layer.
+        """
+        return cls._import(from_marlin, tensors, bias, batch_invariant, options)
 
     @classmethod
-    def _imported(
+    def _import(
         cls,
         function: Callable[..., PackedWeight],
         tensors: tuple[Any, ...],
@@ -165,40 +310,67 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         options: dict[str, Any],
     ) -> MarlinLinear:
         layer = cls.from_packed(function(*tensors, **options), bias, batch_invariant=batch_invariant)
-        given = (each for each in (*tensors, *options.values()) if isinstance(each, torch.Tensor))
-        first = next(given, None)
+        arguments = (*tensors, *options.values())
+        first = next((argument for argument in arguments if isinstance(argument, torch.Tensor)), None)
         return layer if first is None else layer.to(first.device)
 
     @property
     def dtype(self) -> Any:
-        """Of activations, scales and bias."""
+        """Type of activations, scales and bias."""
         return self.scales.dtype
 
     def dequantize(self, *, dtype: Any = None) -> Any:
-        """W as torch.nn.Linear keeps it, (N, K), on the layer's device; dtype: torch's, None is the layer's."""
-        kind = self.dtype if dtype is None else dtype
+        """Return the weight's values in torch's orientation, on the layer's device.
+
+        Parameters
+        ----------
+        dtype : torch.dtype, optional
+            Type of the result. Default: the layer's.
+
+        Returns
+        -------
+        torch.Tensor, shape (N, K)
+            The values.
+        """
+        result = self.dtype if dtype is None else dtype
         if self.qweight.is_cuda:
-            if kind == self.dtype:
+            if result == self.dtype:
                 return self._dequantize_by_kernel()
-            torch.cuda.current_stream(self.qweight.device).synchronize()  # CuPy reads on a stream of its own
+            torch.cuda.current_stream(self.qweight.device).synchronize()  # CuPy reads on its own stream
         values = torch.from_numpy(
-            self._packed_weight().dequantize(dtype="float64" if kind == torch.float64 else "float32")
+            self._packed_weight().dequantize(dtype="float64" if result == torch.float64 else "float32")
         )
-        return values.T.contiguous().to(self.scales.device, kind)
+        return values.T.contiguous().to(self.scales.device, result)
 
     def _dequantize_by_kernel(self) -> Any:
-        """dequantize() by the kernel, in the layer's dtype. It writes (K, N), each row padded to 16 bytes."""
+        """Dequantize with the kernel, which writes (K, N) in the layer's dtype, each row padded to 16 bytes."""
         rows = self.scales.new_empty((self.in_features, align_up(self.out_features, 8)))[:, : self.out_features]
         return dequantize(self._packed_weight(), out=rows).T.contiguous()
 
     def forward(self, x: Any) -> Any:
-        """x (..., K) of the layer's dtype, on its device -> (..., N). On the CPU, $CUDATMA_BACKEND says how."""
+        """Return x W + bias.
+
+        Parameters
+        ----------
+        x : torch.Tensor, shape (..., K)
+            Activations of the layer's dtype, on its device. On the CPU, $CUDATMA_BACKEND selects the backend.
+
+        Returns
+        -------
+        torch.Tensor, shape (..., N)
+            The result.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            If ``x`` does not fit the layer.
+        """
         if not isinstance(x, torch.Tensor):
             raise ArgumentTypeError("x", type(x).__name__, "a torch tensor")
-        tensors = self._buffers  # each attribute of a module costs 0.5 us more
-        if self._parameters:  # a buffer that was replaced by a Parameter
+        tensors = self._buffers  # each access to a module's attribute costs 0.5 us
+        if self._parameters:  # a buffer may have been replaced by a Parameter
             tensors = {**tensors, **self._parameters}
-        # What MARLIN_GEMM calls: its own Python frame costs 0.2 us. torch.compile knows only the operator.
+        # _op avoids MARLIN_GEMM's own Python frame, which costs 0.2 us. torch.compile supports only the operator.
         operator = MARLIN_GEMM if torch.compiler.is_compiling() else MARLIN_GEMM._op
         return operator(
             x.contiguous(),
@@ -214,15 +386,15 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         )
 
     def warm_up(self, m_values: int | Iterable[int]) -> None:
-        """Read the weight's values, and compile and load what calls need: at start-up, or before a graph capture.
+        """Read the weight's values, and compile and load the kernels of later calls.
 
-        On the CPU the weight is read and checked.
+        Call this at start-up, or before a graph capture. On the CPU it checks ``m_values`` and the weight.
 
         Parameters
         ----------
         m_values : int or iterable of int
-            Numbers of rows of x, the product of all its dimensions but the last. An int n covers 1 to n rows. To warm
-            up a whole model, use ``cudatma.integrations.torch.warm_up(model, max_m)``, which is faster.
+            Numbers of rows of x, the product of all its dimensions except the last. An int n covers 1 to n rows. To
+            warm up a whole model, ``cudatma.integrations.torch.warm_up(model, max_m)`` is faster.
 
         Raises
         ------
@@ -237,7 +409,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
             checked_m_values(m_values)
 
     def _packed_weight(self) -> PackedWeight:
-        """Over the buffers, which it does not keep alive."""
+        """Return a PackedWeight over the buffers. It does not keep them alive."""
         parts = (self.qweight, self.scales, self.zeros, self.perm)
         return packed_weight(*parts, self.in_features, self.out_features, self.group_size)
 
@@ -249,7 +421,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         return ", ".join(parts)
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-        """What .to(), .cuda() and .half() call."""
+        """Raise ArgumentTypeError for conversions to another dtype, such as .half()."""
         converted = fn(torch.empty(0, dtype=self.dtype, device=self.scales.device)).dtype
         if converted != self.dtype:
             remedy = "the weight was quantized for its dtype: quantize it again, or use .to(device)"
@@ -257,18 +429,18 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         return super()._apply(fn, recurse)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """load_state_dict() would round scales of another dtype."""
+        """Raise ArgumentTypeError for a tensor of another dtype, which load_state_dict() would round."""
         for name in ("qweight", "scales", "zeros", "perm", "bias"):
-            given, own = state_dict.get(prefix + name), getattr(self, name)
-            if isinstance(given, torch.Tensor) and own is not None and given.dtype != own.dtype:
-                raise ArgumentTypeError(f"{prefix}{name}.dtype", str(given.dtype), f"{own.dtype}, the layer's")
+            loaded, own = state_dict.get(prefix + name), getattr(self, name)
+            if isinstance(loaded, torch.Tensor) and own is not None and loaded.dtype != own.dtype:
+                raise ArgumentTypeError(f"{prefix}{name}.dtype", str(loaded.dtype), f"{own.dtype}, the layer's")
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if not self.qweight.is_meta:
             forget(self.qweight)
 
 
 def _bias(bias: Any, n: int, dtype: str) -> Any:
-    """A layer's bias on the host, rounded to its dtype, which must hold it."""
+    """Return a layer's bias on the host, in the layer's dtype."""
     shape = describe(bias, "bias").shape
     if shape != (n,):
         raise ArgumentError("bias.shape", shape, f"({n},)")

@@ -1,6 +1,7 @@
-"""``torch.ops.cudatma.*``: schemas, and what they call. Operators take tensors and numbers, and compute forward only.
+"""``torch.ops.cudatma.*``: the operators' schemas and functions.
 
-Defined by torch.library.Library: torch.library.custom_op costs four microseconds more at each call.
+Operators take tensors and numbers, and have no backward pass. They are defined with torch.library.Library, because
+torch.library.custom_op adds four microseconds to each call.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ _DECODE = (
 )
 _OUT = ", Tensor(a!) out"
 
-#: Kept for the life of the process, even if this module is reloaded: a library takes its operators with it.
+#: Libraries live as long as the process, even if this module is reloaded, because deleting one removes its operators.
 _libraries: list[Any] = globals().get("_libraries", [])
 
 
 def register() -> None:
-    """Define the operators, once a process."""
+    """Define the operators, once in a process."""
     if hasattr(torch.ops.cudatma, "marlin_gemm"):
         return
     library = torch.library.Library("cudatma", "FRAGMENT")
@@ -63,7 +64,7 @@ def register() -> None:
 
 
 def _define(library: Any, name: str, arguments: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """An operator on the CPU and on CUDA devices; one with ``out`` returns nothing, as functionalization requires."""
+    """Define an operator for the CPU and CUDA. One with ``out`` returns nothing, as functionalization requires."""
     has_out = name.endswith("_out")
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
     library.define(f"{name}({arguments}) -> {'()' if has_out else 'Tensor'}", tags=tags)
@@ -73,7 +74,7 @@ def _define(library: Any, name: str, arguments: str, function: Callable[..., Any
 
 
 def _writes(function: Callable[..., Any]) -> Callable[..., None]:
-    """The function's variant that writes to ``out``, and counts a version of it for autograd and packed_weight()."""
+    """Return a variant that writes to ``out`` and increments its version, which autograd and packed_weight() read."""
 
     def write(*operands: Any, out: Any, **options: Any) -> None:
         function(*operands, out=out, **options)
@@ -83,7 +84,7 @@ def _writes(function: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _with_sides(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of attention that takes the sides of its window as ``left`` and ``right``."""
+    """Return a variant of an attention function with the two sides of its window as ``left`` and ``right``."""
 
     def call(*arrays: Any, left: int | None = None, right: int | None = None, **options: Any) -> Any:
         window = None if left is None and right is None else (left, right)
@@ -110,5 +111,5 @@ def marlin_gemm(
 
 
 register()
-#: For calls: looking it up in torch.ops costs 0.2 us.
+#: The operator, kept here because looking it up in torch.ops costs 0.2 us.
 MARLIN_GEMM = torch.ops.cudatma.marlin_gemm.default

@@ -1,4 +1,4 @@
-"""Layers whose weight is divided among the GPUs of a process group, which is torch's."""
+"""Layers whose weight is divided among the GPUs of a torch process group."""
 
 from __future__ import annotations
 
@@ -16,10 +16,23 @@ from cudatma.quantization.sharding import shard
 
 
 class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
-    """Each rank has some of the outputs: y[..., r N / ranks :][..., : N / ranks] on rank r, all of x on every rank.
+    """Linear layer whose outputs are divided among the ranks.
 
-    layer: the rank's own MarlinLinear, its part of the bias included. group: None is torch's default group.
-    gather_output: the result is the whole y on every rank, by an all-gather. Raises ArgumentError, ArgumentTypeError.
+    Every rank needs the whole x. Rank r computes y[..., r * N / ranks : (r + 1) * N / ranks].
+
+    Parameters
+    ----------
+    layer : MarlinLinear
+        This rank's layer, with its part of the bias.
+    group : torch.distributed.ProcessGroup, optional
+        The ranks. Default: torch's default group.
+    gather_output : bool, default False
+        Return the whole y on every rank, with an all-gather.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If an argument is invalid.
     """
 
     def __init__(self, layer: MarlinLinear, *, group: Any = None, gather_output: bool = False) -> None:
@@ -40,7 +53,31 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
         gather_output: bool = False,
         batch_invariant: bool = False,
     ) -> ColumnParallel:
-        """The rank's part of a weight and bias, which every rank gives whole. Raises what shard() raises."""
+        """Create this rank's layer from the whole weight and bias.
+
+        Parameters
+        ----------
+        weight : PackedWeight
+            The whole weight, the same on every rank.
+        bias : array_like, shape (N,), optional
+            The whole bias.
+        group : torch.distributed.ProcessGroup, optional
+            The ranks. Default: torch's default group.
+        gather_output : bool, default False
+            Return the whole y on every rank.
+        batch_invariant : bool, default False
+            As in ``marlin_gemm``.
+
+        Returns
+        -------
+        ColumnParallel
+            The layer.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError, QuantizationError
+            If the weight cannot be divided, as in ``shard``, or the bias has a wrong shape.
+        """
         rank, members = rank_and_members(group)
         part = shard(weight, rank, len(members), by="columns")
         if bias is not None:
@@ -52,7 +89,18 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
         return cls(layer, group=group, gather_output=gather_output)
 
     def forward(self, x: Any) -> Any:
-        """x (..., K) -> (..., N / ranks), with gather_output (..., N)."""
+        """Return this rank's part of y.
+
+        Parameters
+        ----------
+        x : torch.Tensor, shape (..., K)
+            The whole input.
+
+        Returns
+        -------
+        torch.Tensor, shape (..., N / ranks)
+            The part, or the whole y (..., N) with ``gather_output``.
+        """
         y = self.layer(x)
         if not self.gather_output or self.ranks == 1:
             return y
@@ -65,11 +113,24 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
 
 
 class RowParallel(torch.nn.Module):  # type: ignore[misc]
-    """Each rank has some of the inputs: x[..., r K / ranks :][..., : K / ranks] on rank r, as ColumnParallel gives it.
+    """Linear layer whose inputs are divided among the ranks, as the outputs of ColumnParallel are.
 
-    The partial results are added up by an all-reduce, which gives every rank the same y. layer: the rank's own
-    MarlinLinear; rank 0 alone has the bias, which is added once. group: None is torch's default group. all_reduce: an
-    AllReduce of the same group, which layers share; None is the group's own. Raises ArgumentError, ArgumentTypeError.
+    Rank r reads x[..., r * K / ranks : (r + 1) * K / ranks]. An all-reduce adds up the partial results, so every rank
+    gets the same y.
+
+    Parameters
+    ----------
+    layer : MarlinLinear
+        This rank's layer. Only rank 0 has the bias, which is added once.
+    group : torch.distributed.ProcessGroup, optional
+        The ranks. Default: torch's default group.
+    all_reduce : AllReduce, optional
+        An AllReduce of the same group. Several layers may share one. Default: the group's all-reduce.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If an argument is invalid.
     """
 
     def __init__(self, layer: MarlinLinear, *, group: Any = None, all_reduce: AllReduce | None = None) -> None:
@@ -83,7 +144,7 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
             raise ArgumentError("all_reduce", f"one for ranks {all_reduce.members}", f"one for ranks {members}")
         if self.rank and layer.bias is not None:
             raise ArgumentError(
-                "layer.bias", f"a bias on rank {self.rank}", "a bias on rank 0 alone", "it is added once"
+                "layer.bias", f"a bias on rank {self.rank}", "a bias on rank 0 only", "it is added once"
             )
 
     @classmethod
@@ -96,14 +157,49 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
         batch_invariant: bool = False,
         all_reduce: AllReduce | None = None,
     ) -> RowParallel:
-        """The rank's part of a weight, which every rank gives whole, with the bias. Raises what shard() raises."""
+        """Create this rank's layer from the whole weight and bias.
+
+        Parameters
+        ----------
+        weight : PackedWeight
+            The whole weight, the same on every rank.
+        bias : array_like, shape (N,), optional
+            The bias.
+        group : torch.distributed.ProcessGroup, optional
+            The ranks. Default: torch's default group.
+        batch_invariant : bool, default False
+            As in ``marlin_gemm``.
+        all_reduce : AllReduce, optional
+            An AllReduce of the same group.
+
+        Returns
+        -------
+        RowParallel
+            The layer.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError, QuantizationError
+            If the weight cannot be divided, as in ``shard``.
+        """
         rank, members = rank_and_members(group)
         part = shard(weight, rank, len(members), by="rows")
         layer = MarlinLinear.from_packed(part, None if rank else bias, batch_invariant=batch_invariant)
         return cls(layer, group=group, all_reduce=all_reduce)
 
     def forward(self, x: Any) -> Any:
-        """x (..., K / ranks) -> (..., N), the same on every rank."""
+        """Return y, the same on every rank.
+
+        Parameters
+        ----------
+        x : torch.Tensor, shape (..., K / ranks)
+            This rank's part of the input.
+
+        Returns
+        -------
+        torch.Tensor, shape (..., N)
+            The sum of all partial results.
+        """
         y = self.layer(x)
         if self.all_reduce is not None:
             return self.all_reduce(y)

@@ -1,10 +1,10 @@
-"""The PackedWeight of a weight's tensors: made at the first call, found at later ones, replaced if the tensors change.
+"""The PackedWeight of a weight's tensors: created at the first call, looked up later, replaced if the tensors change.
 
-An operator gets tensors, and the kernels need a PackedWeight. A table holds one for the address of qweight. It serves
-tensors of the same shapes, strides and dtypes whose values were read from the same memory and have the same version
-counters. The values of qweight are not read: for it, the address suffices. The table keeps weak references to the
-storages: no other storage gets the address of one that is alive or weakly referenced. Entries whose storages were freed
-are removed.
+Operators take tensors, and the kernels need a PackedWeight. A table holds one for each address of qweight. It serves
+tensors with the same shapes, strides and dtypes whose values were read from the same memory with the same version
+counters. The values of qweight are not read, so its address is sufficient. The table keeps weak references to the
+storages, because no other storage gets the address of one that is alive or weakly referenced. Entries with freed
+storages are removed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ALIGNMENT = 16
 
 
 class _Known(NamedTuple):
-    """A weight, its arrays for a launch, and the facts and storages of the tensors that it was made of."""
+    """A weight, its arrays for a launch, and the facts and storages of its tensors."""
 
     facts: tuple[Any, ...]
     weight: PackedWeight
@@ -42,18 +42,18 @@ class _Known(NamedTuple):
     storages: tuple[StorageWeakRef, ...]
 
 
-#: Address of qweight -> weight. There is no lock: a forked child could find it locked, and so could a finalizer that
-#: calls forget().
+#: Weights by the address of qweight. A lock would be dangerous: a forked child, or a finalizer that calls forget(),
+#: could find it locked.
 _known: dict[int, _Known] = {}
 
 
 def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int) -> PackedWeight:
-    """Return the PackedWeight over a weight's tensors, which it does not copy; layout and dtypes as in PackedWeight.
+    """Return a PackedWeight over a weight's tensors, without a copy. Layout and dtypes are as in PackedWeight.
 
-    Inference tensors have no version counters: after changing them in place, call forget(). Raises what PackedWeight
-    raises for wrong shapes and values, ArgumentTypeError, ArgumentError if torch records a gradient of the scales or if
-    memory is misaligned, and LaunchError if the weight is not known yet and the current stream is being captured,
-    because the values have to be read.
+    Inference tensors have no version counters: call forget() after changing them in place. Raise the errors of
+    PackedWeight for wrong shapes and values, ArgumentError if torch records a gradient of the scales or if memory is
+    misaligned, and LaunchError if the weight is new and the current stream is being captured, because the values must
+    be read.
     """
     return known_weight(qweight, scales, zeros, perm, k, n, group_size)[0]
 
@@ -61,7 +61,7 @@ def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: i
 def known_weight(
     qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int
 ) -> tuple[PackedWeight, Weight]:
-    """Return packed_weight(), and its arrays for a launch. Raises as packed_weight()."""
+    """Return packed_weight() and its arrays for a launch, with the same errors."""
     if scales.requires_grad:
         check_gradient(scales, "scales", "marlin_gemm")
     address = qweight.data_ptr()
@@ -81,43 +81,43 @@ def known_weight(
         None if zeros is None else _facts(zeros),
         None if perm is None else _facts(perm),
     )
-    known = _known.get(address)
-    if known is not None and known.facts == facts:
-        return known.weight, known.launched
-    weight = _made(qweight, scales, zeros, perm, k, n, group_size)
+    entry = _known.get(address)
+    if entry is not None and entry.facts == facts:
+        return entry.weight, entry.launched
+    weight = _create(qweight, scales, zeros, perm, k, n, group_size)
     launched = weight_of(weight)
     tensors = [tensor for tensor in (qweight, scales, zeros, perm) if tensor is not None]
     storages = tuple([StorageWeakRef(tensor.untyped_storage()) for tensor in tensors])
-    for other, held in list(_known.items()):
-        if any(storage.expired() for storage in held.storages):
+    for other, old in list(_known.items()):
+        if any(storage.expired() for storage in old.storages):
             _known.pop(other, None)
-    if weight.device is not None or address % _ALIGNMENT == 0:  # else the weight holds a copy of qweight
+    if weight.device is not None or address % _ALIGNMENT == 0:  # otherwise the weight holds a copy of qweight
         _known[address] = _Known(facts, weight, launched, storages)
     return weight, launched
 
 
 def forget(qweight: Any) -> None:
-    """Make the next call with this weight read its values again."""
+    """Discard the cached values of a weight, so that the next call reads them again."""
     _known.pop(qweight.data_ptr(), None)
 
 
 def weight_tensors(weight: PackedWeight) -> dict[str, Any]:
-    """Copies of a weight's arrays on its device: qweight, scales, zeros and perm, of which the last two may be None."""
+    """Copy a weight's arrays on its device: qweight, scales, zeros and perm. The last two may be None."""
     tensors = {name: _as_tensor(getattr(weight, name)) for name in ("qweight", "scales", "zeros", "perm")}
-    if weight.device is not None:  # CuPy may use the memory again once the weight is dropped
+    if weight.device is not None:  # CuPy may reuse the memory as soon as the weight is deleted
         torch.cuda.current_stream(weight.device).synchronize()
     return tensors
 
 
 def _facts(tensor: Any) -> tuple[Any, ...]:
-    """Return what identifies memory and its values; inference tensors have no version counter."""
+    """Return values that identify memory and its contents. Inference tensors have no version counter."""
     version = -1 if tensor.is_inference() else tensor._version
     return tensor.untyped_storage()._cdata, tensor.data_ptr(), version, tensor.shape, tensor.stride(), tensor.dtype
 
 
-def _made(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int) -> PackedWeight:
-    given = {"qweight": qweight, "scales": scales, "zeros": zeros, "perm": perm}
-    infos = {name: describe(tensor, name) for name, tensor in given.items() if tensor is not None}
+def _create(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int) -> PackedWeight:
+    tensors = {"qweight": qweight, "scales": scales, "zeros": zeros, "perm": perm}
+    infos = {name: describe(tensor, name) for name, tensor in tensors.items() if tensor is not None}
     dtype, device = infos["scales"].dtype.name, infos["qweight"].device
     if dtype not in ACTIVATION_TYPES:
         raise ArgumentTypeError("scales.dtype", dtype, ", ".join(ACTIVATION_TYPES))
@@ -136,7 +136,7 @@ def _made(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, grou
 
 @contextlib.contextmanager
 def _reading(device: int) -> Iterator[None]:
-    """A context in which CuPy may read, on a stream of its own, what torch's current stream has written."""
+    """Wait for torch's current stream, so that CuPy can read its results on another stream."""
     stream = current_stream("torch", device)
     refuse_in_capture(device, stream, "a weight whose values were read before the capture")
     with context.using(device) as driver, context.outside_captures(driver):
@@ -145,22 +145,23 @@ def _reading(device: int) -> Iterator[None]:
 
 
 def _view(info: ArrayInfo) -> Any:
-    """Return a NumPy or CuPy array over a tensor's memory, which it does not keep alive: the operator's caller does.
+    """Return a NumPy or CuPy array over a tensor's memory. The operator's caller keeps the memory alive.
 
-    Host memory that does not begin at a multiple of 16 bytes, as in safetensors files, is copied: TMA cannot read it.
+    Host memory that does not begin at a multiple of 16 bytes, as in safetensors files, is copied because TMA cannot
+    read it.
     """
     if info.device is None:
         array = host_array(info)
         return array.copy() if info.pointer % _ALIGNMENT else array
 
-    def of_cupy(cupy: Any) -> Any:
+    def create(cupy: Any) -> Any:
         kind = "uint16" if info.dtype == BFLOAT16 else info.dtype
         memory = cupy.cuda.UnownedMemory(info.pointer, info.size_elems * info.dtype.itemsize, None, info.device)
         start = cupy.cuda.MemoryPointer(memory, 0)
         array = cupy.ndarray(info.shape, kind, start, strides=info.strides_bytes)
         return bfloat16_view(array) if info.dtype == BFLOAT16 else array
 
-    return with_cupy("cupy.ndarray", of_cupy)
+    return with_cupy("cupy.ndarray", create)
 
 
 def _as_tensor(array: Any) -> Any:

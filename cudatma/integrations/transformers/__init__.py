@@ -34,14 +34,14 @@ from cudatma.quantization.statement import METHODS, read_config, read_section
 __all__ = ["CudatmaConfig", "load", "register"]
 
 
-#: Options of from_pretrained() that say where a configuration is, too.
-_WHERE = ("revision", "subfolder", "token", "cache_dir", "local_files_only", "trust_remote_code")
+#: Options of from_pretrained() that also affect where a configuration is found.
+_LOCATION = ("revision", "subfolder", "token", "cache_dir", "local_files_only", "trust_remote_code")
 
 
 def register() -> None:
     """Add the quantization method and the attention "cudatma" to transformers, and MarlinLinear to peft's LoRA.
 
-    Further calls change nothing.
+    Further calls have no effect.
     """
     if METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         register_quantization_config(METHOD)(CudatmaConfig)
@@ -56,10 +56,10 @@ def register() -> None:
 
 
 def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | None = None, **options: Any) -> Any:
-    """Load a GPTQ, AWQ, AutoRound, Marlin or compressed-tensors model, and pack its layers as they are read.
+    """Load a GPTQ, AWQ, AutoRound, Marlin or compressed-tensors model, and pack its layers while reading them.
 
-    None of the tools that quantized the model is needed. A model that `cudatma convert` wrote is loaded as
-    from_pretrained() loads it.
+    The tool that quantized the model is not needed. Models that `cudatma convert` wrote are loaded as by
+    from_pretrained().
 
     Parameters
     ----------
@@ -69,15 +69,20 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | 
         A class with from_pretrained(). Default: AutoModelForCausalLM.
     max_m : int, optional
         Compile and load all kernels that int4 layers on a GPU need for batches of up to this number of tokens, as
-        ``cudatma.integrations.torch.warm_up(model, max_m)`` does, and all kernels that the attention "cudatma" needs.
-        Default: kernels compile when they are first needed.
+        ``cudatma.integrations.torch.warm_up(model, max_m)`` does, and all kernels of the attention "cudatma". Default:
+        kernels compile at first use.
     **options
         Arguments of from_pretrained().
+
+    Returns
+    -------
+    transformers.PreTrainedModel
+        The model.
 
     Raises
     ------
     WeightFileError, QuantizationError
-        If a layer cannot be packed, or the model class does not take it.
+        If a layer cannot be packed, or the model class cannot load it.
     ArgumentError
         If the quantization method is not supported, the folder does not exist, tensor parallelism is requested, or
         ``max_m`` is out of range.
@@ -88,8 +93,8 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | 
     check_ranks(options)
     register()
     loader = auto_class or transformers.AutoModelForCausalLM
-    where = {name: options[name] for name in _WHERE if name in options}
-    config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(model, **where)
+    location = {name: options[name] for name in _LOCATION if name in options}
+    config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(model, **location)
     section = _section(Path(model, options.get("subfolder", "")), config)
     method = str(section.get("quant_method")).lower()
     if method not in (METHOD, *METHODS):
@@ -126,19 +131,19 @@ def _check_folder(model: str | os.PathLike[str], options: Mapping[str, Any]) -> 
     config = read_config(path) if "config" not in options else {}
     read_section(path)
     if "transformers_weights" in config or options.get("variant") or options.get("use_safetensors") is False:
-        return  # other files
+        return  # transformers loads other files
     file = open_checkpoint(path).path
     if file.name not in MAIN_FILES:
         remedy = "convert the model first: cudatma convert"
-        raise WeightFileError(str(path), file.name, f"{' or '.join(MAIN_FILES)}, as transformers names it", remedy)
+        raise WeightFileError(str(path), file.name, f"{' or '.join(MAIN_FILES)}, the names transformers loads", remedy)
     if file.suffix == ".json" and not isinstance(read_json(file).get("metadata"), dict):
         remedy = "add an empty object, or convert the model first: cudatma convert"
-        raise WeightFileError(f"{file}: metadata", "none", "an object, which transformers reads", remedy)
+        raise WeightFileError(f"{file}: metadata", "none", "an object, because transformers reads it", remedy)
 
 
 def _section(folder: Path, config: Any) -> dict[str, Any]:
-    """Return the quantization configuration of a folder's files, or of a model on the hub its config.json."""
+    """Return the quantization configuration from a folder's files, or from the config.json of a model on the hub."""
     section, _ = read_section(folder) if folder.is_dir() else ({}, "")
     holders = (config, config.get_text_config(decoder=True))
-    named: Any = next(filter(None, (getattr(holder, "quantization_config", None) for holder in holders)), {})
-    return section or (named.to_dict() if hasattr(named, "to_dict") else dict(named))
+    stated: Any = next(filter(None, (getattr(holder, "quantization_config", None) for holder in holders)), {})
+    return section or (stated.to_dict() if hasattr(stated, "to_dict") else dict(stated))

@@ -1,13 +1,14 @@
-"""The attention "cudatma" of transformers: our kernels for the masks that they can serve, sdpa for the rest.
+"""The attention "cudatma" of transformers: our kernels for the masks that they support, sdpa for the rest.
 
-transformers calls attention_mask() once a forward pass with the pattern and the padding, and hands what it returns to
-attention_forward() in each layer. Tensors of four dimensions go through transformers as they are; those of int32 are
+transformers calls attention_mask() once per forward pass with the pattern and the padding, and passes the result to
+attention_forward() in each layer. Tensors of four dimensions pass through transformers unchanged; those of int32 are
 ours:
 
-- None: causal, sliding or full attention, as the layer says, of sequences whose last query belongs to the last key.
-- (1, 1, 1, batch): one query a sequence, and how many keys it sees. attention_decode() takes it.
-- (1, 1, 2, 3 batch + 1): offsets of queries and of keys, as attention_varlen() takes them. Each row of the batch is
-  three sequences: the padding before, the valid tokens, and what lies after them. Full attention: (1, 2, 1, ...).
+- None: causal, sliding or full attention, depending on the layer. The last query of each sequence belongs to the last
+  key.
+- (1, 1, 1, batch): one query per sequence, and the number of keys it attends to, for attention_decode().
+- (1, 1, 2, 3 batch + 1): offsets of queries and of keys, for attention_varlen(). Each row of the batch becomes three
+  sequences: the padding before, the valid tokens, and the padding after them. Full attention uses (1, 2, 1, ...).
 - bools (batch, 1, q_length, kv_length): any other pattern.
 """
 
@@ -49,27 +50,27 @@ def attention_mask(
     device: Any = "cpu",
     **options: Any,
 ) -> Any:
-    """transformers' interface of masks; attention_mask: bools (batch, tokens), False where a token is padding.
+    """Return a mask for attention_forward(); the arguments are transformers' mask interface.
 
-    Padding that lies between valid tokens gives a mask for sdpa, and so does any padding that cannot be looked at:
-    while torch.compile traces, or a CUDA graph is captured.
+    ``attention_mask`` holds bools (batch, tokens), False for padding. Padding between valid tokens gives a mask for
+    sdpa, and so does padding that cannot be read, while torch.compile traces or a CUDA graph is captured.
     """
-    first = q_offset - kv_offset  # the first query, counted as keys are
+    first = q_offset - kv_offset  # position of the first query among the keys
     causal = _causality(mask_function, local_size, allow_is_causal_skip, options.get("config"))
     if causal is not None:
         end = first + q_length if causal else kv_length
         if attention_mask is None:
             return _without_padding(causal, batch_size, q_length, kv_length, end, device)
-        if not _cannot_look(device):
+        if not _is_tracing(device):
             valid = _padding(attention_mask, kv_length, kv_offset)
             keys = torch.arange(kv_length, device=device)
             valid = valid & (keys < end)
             begin, count = valid.int().argmax(dim=1), valid.sum(dim=1)
-            inside = (keys >= begin[:, None]) & (keys < (begin + count)[:, None])
-            whole, joined = torch.stack([(count == end).all(), (valid == inside).all()]).tolist()
+            expected = (keys >= begin[:, None]) & (keys < (begin + count)[:, None])
+            whole, contiguous = torch.stack([(count == end).all(), (valid == expected).all()]).tolist()
             if whole:
                 return _without_padding(causal, batch_size, q_length, kv_length, end, device)
-            if joined:
+            if contiguous:
                 return _offsets(causal, begin, count, first, q_length, kv_length)
     return sdpa_mask(
         batch_size=batch_size,
@@ -80,7 +81,7 @@ def attention_mask(
         mask_function=mask_function,
         attention_mask=attention_mask,
         local_size=local_size,
-        allow_is_causal_skip=False,  # its None would mean another alignment than ours
+        allow_is_causal_skip=False,  # None from sdpa_mask would mean another alignment than ours
         use_vmap=use_vmap,
         device=device,
         **options,
@@ -88,7 +89,7 @@ def attention_mask(
 
 
 def dense_mask(mask: Any, query: Any, key: Any, causal: bool, window: int | None) -> Any:
-    """What a mask of ours, or None, means: bools (batch or 1, 1, q_length, kv_length), as sdpa takes them."""
+    """Convert one of our masks, or None, to bools (batch or 1, 1, q_length, kv_length) for sdpa."""
     q_length, kv_length = query.shape[2], key.shape[2]
     queries = torch.arange(q_length, device=query.device)[None, :, None]
     keys = torch.arange(kv_length, device=query.device)[None, None, :]
@@ -101,35 +102,35 @@ def dense_mask(mask: Any, query: Any, key: Any, causal: bool, window: int | None
         start = torch.arange(len(k_offsets), device=query.device)[:, None, None]
         begin, end = (k_offsets[:, place, None, None] - start * kv_length for place in (0, 1))
         last = q_offsets[:, 1, None, None] - start * q_length
-    seen = (keys >= begin) & (keys < end)
-    behind = (keys - end) - (queries - last)  # of the key that belongs to the query: 0
+    visible = (keys >= begin) & (keys < end)
+    distance = (keys - end) - (queries - last)  # 0 for the key that belongs to the query
     if causal:
-        seen = seen & (behind <= 0)
-        seen = seen if window is None else seen & (behind > -window)
-    return seen.expand(seen.shape[0], q_length, kv_length)[:, None]
+        visible = visible & (distance <= 0)
+        visible = visible if window is None else visible & (distance > -window)
+    return visible.expand(visible.shape[0], q_length, kv_length)[:, None]
 
 
 def is_decode(mask: Any) -> bool:
-    """Whether a mask of ours holds lengths for attention_decode(); otherwise it holds offsets."""
+    """Return whether one of our masks holds lengths for attention_decode(); otherwise it holds offsets."""
     return bool(mask.shape[1] == mask.shape[2] == 1)
 
 
 def is_causal(mask: Any) -> bool:
-    """Whether a mask of ours belongs to causal attention."""
+    """Return whether one of our masks belongs to causal attention."""
     return bool(mask.shape[1] == 1)
 
 
 def _causality(
     mask_function: Callable[..., Any], local_size: int | None, allow_is_causal_skip: bool, config: Any
 ) -> bool | None:
-    """True for causal attention, sliding or not, False for full attention, None for other patterns."""
+    """Return True for causal attention, sliding or not, False for full attention, and None for other patterns."""
     if mask_function is causal_mask_function:
         return True
     if mask_function is bidirectional_mask_function:
         return False
     if local_size is None or local_size == getattr(config, "attention_chunk_size", None):
         return None
-    if allow_is_causal_skip:  # transformers has added nothing to the pattern
+    if allow_is_causal_skip:  # transformers added nothing to the pattern
         return True
     if torch.compiler.is_compiling():
         return None
@@ -139,19 +140,20 @@ def _causality(
 
 
 def _parts(mask_function: Callable[..., Any]) -> tuple[Any, ...]:
-    """The functions that transformers' and_masks() has joined."""
-    held = [cell.cell_contents for cell in getattr(mask_function, "__closure__", None) or ()]
-    return held[0] if len(held) == 1 and isinstance(held[0], tuple) else ()
+    """Return the functions that transformers' and_masks() combined."""
+    contents = [cell.cell_contents for cell in getattr(mask_function, "__closure__", None) or ()]
+    return contents[0] if len(contents) == 1 and isinstance(contents[0], tuple) else ()
 
 
-def _cannot_look(device: Any) -> bool:
+def _is_tracing(device: Any) -> bool:
+    """Return whether values cannot be read, because torch.compile traces or a CUDA graph is captured."""
     if torch.compiler.is_compiling():
         return True
     return torch.device(device).type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
 
 
 def _padding(attention_mask: Any, kv_length: int, kv_offset: Any) -> Any:
-    """The padding of the keys alone, bools (batch, kv_length); keys that the mask does not reach are none."""
+    """Return the padding of the keys, bools (batch, kv_length). Keys beyond the mask are padding."""
     missing = kv_length + kv_offset - attention_mask.shape[1]
     if missing > 0:
         attention_mask = torch.nn.functional.pad(attention_mask, (0, int(missing)))
@@ -162,7 +164,10 @@ def _padding(attention_mask: Any, kv_length: int, kv_offset: Any) -> Any:
 
 
 def _without_padding(causal: bool, batch: int, q_length: int, kv_length: int, end: Any, device: Any) -> Any:
-    """end: how many of the keys there are; a static cache, which has more, gives it as a tensor."""
+    """Return the mask of a batch without padding.
+
+    ``end`` is the number of keys in use. A static cache, which has more, passes it as a tensor.
+    """
     if not causal:
         return None
     if q_length == 1:
@@ -176,7 +181,11 @@ def _without_padding(causal: bool, batch: int, q_length: int, kv_length: int, en
 
 
 def _offsets(causal: bool, begin: Any, count: Any, first: Any, q_length: int, kv_length: int) -> Any:
-    """begin, count: of each row's valid keys, (batch,). first: the first query, counted as keys are."""
+    """Return the mask with offsets.
+
+    ``begin`` and ``count`` (batch,) give each row's valid keys. ``first`` is the position of the first query among the
+    keys.
+    """
     before, until = torch.zeros_like(begin), torch.full_like(begin, q_length)
     if causal:
         before, until = (begin - first).clamp(0, q_length), (begin + count - first).clamp(0, q_length)
@@ -237,8 +246,8 @@ def _calls_of(
         yield attention_decode, (q[:, :1], k, v, ends[1:]), options
 
 
-#: Reasons that were told.
-_told: set[str] = set()
+#: Reasons for which a warning was given.
+_warned: set[str] = set()
 
 
 def attention_forward(
@@ -254,48 +263,79 @@ def attention_forward(
     s_aux: Any = None,
     **options: Any,
 ) -> tuple[Any, None]:
-    """transformers' interface of attention: q (batch, heads, q_length, dim), k and v (batch, kv_heads, kv_length, dim),
-    s_aux (heads,), the attention sinks.
+    """Compute attention; the arguments are transformers' attention interface.
 
-    Returns (batch, q_length, heads, dim) and None. The views of q, k and v are read as they are, except with padding.
-    What our kernels do not compute goes to sdpa, or where sdpa would ignore an option to the model's own eager
-    function, with one warning for each reason. Raises ArgumentError where the model has no such function.
+    Views of q, k and v are read without a copy, except with padding. Calls that our kernels do not support go to sdpa,
+    or to the model's own eager function if sdpa would ignore an option, with one warning for each reason.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The attention layer.
+    query : torch.Tensor, shape (batch, heads, q_length, dim)
+        Queries.
+    key, value : torch.Tensor, shape (batch, kv_heads, kv_length, dim)
+        Keys and values.
+    attention_mask : torch.Tensor or None
+        The result of attention_mask().
+    dropout : float, default 0.0
+        Dropout probability. Our kernels support 0.
+    scaling : float, optional
+        Factor of the scores. Default: dim ** -0.5.
+    sliding_window : int, optional
+        Number of keys that a query attends to.
+    softcap : float, optional
+        Limit of the scores' soft capping.
+    s_aux : torch.Tensor, shape (heads,), optional
+        Attention sinks.
+    **options
+        Other options of transformers.
+
+    Returns
+    -------
+    tuple of torch.Tensor, shape (batch, q_length, heads, dim), and None
+        The result, without attention weights.
+
+    Raises
+    ------
+    ArgumentError
+        If the model needs an eager function and has none.
     """
-    wanted = options.get("is_causal")
-    causal = bool(getattr(module, "is_causal", True) if wanted is None else wanted)
+    requested = options.get("is_causal")
+    causal = bool(getattr(module, "is_causal", True) if requested is None else requested)
     if attention_mask is not None and attention_mask.dtype == torch.int32:
         causal = is_causal(attention_mask)
-    why = _why_not(query, key, value, attention_mask, dropout, options)
-    if why:
+    reason = _unsupported(query, key, value, attention_mask, dropout, options)
+    if reason:
         call = {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window, "softcap": softcap, **options}
         call |= {} if s_aux is None else {"s_aux": s_aux}
-        return _elsewhere(why, module, query, key, value, attention_mask, causal, call)
-    limits = {"scale": scaling, "softcap": softcap or None}
+        return _fall_back(reason, module, query, key, value, attention_mask, causal, call)
+    settings = {"scale": scaling, "softcap": softcap or None}
     if s_aux is not None:
-        limits["sink"] = s_aux.detach().float()
+        settings["sink"] = s_aux.detach().float()
     if causal and sliding_window is not None:
-        limits["left"] = sliding_window - 1
+        settings["left"] = sliding_window - 1
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    ours = torch.ops.cudatma
+    operators = torch.ops.cudatma
     if attention_mask is None:
-        return ours.attention(q, k, v, causal=causal, **limits), None
+        return operators.attention(q, k, v, causal=causal, **settings), None
     if is_decode(attention_mask):
-        return ours.attention_decode(q, k, v, attention_mask.view(-1), **limits), None
+        return operators.attention_decode(q, k, v, attention_mask.view(-1), **settings), None
     q_offsets, k_offsets = attention_mask.flatten(0, 2).unbind()
-    rows = ours.attention_varlen(
+    rows = operators.attention_varlen(
         *(tensor.flatten(0, 1) for tensor in (q, k, v)),
         q_offsets,
         k_offsets,
         max_seqlen_q=q.shape[1],
         max_seqlen_k=k.shape[1],
         causal=causal,
-        **limits,
+        **settings,
     )
     return rows.unflatten(0, q.shape[:2]), None
 
 
-def _why_not(query: Any, key: Any, value: Any, mask: Any, dropout: float, options: dict[str, Any]) -> str:
-    """Why our kernels do not compute this; "" where they do."""
+def _unsupported(query: Any, key: Any, value: Any, mask: Any, dropout: float, options: dict[str, Any]) -> str:
+    """Return why our kernels do not support a call, or ""."""
     if mask is not None and mask.dtype != torch.int32:
         return "a mask that is neither causal, sliding nor padding at one end"
     if dropout:
@@ -306,28 +346,28 @@ def _why_not(query: Any, key: Any, value: Any, mask: Any, dropout: float, option
         return f"tensors of {query.dtype}"
     if (query.shape[-1], value.shape[-1]) not in HEAD_DIMS:
         return f"a head dimension of {query.shape[-1]}"
-    given = [name for name in ("position_bias", "head_mask") if options.get(name) is not None]
-    return given[0] if given else ""
+    unsupported = [name for name in ("position_bias", "head_mask") if options.get(name) is not None]
+    return unsupported[0] if unsupported else ""
 
 
-def _elsewhere(
-    why: str, module: Any, query: Any, key: Any, value: Any, mask: Any, causal: bool, call: dict[str, Any]
+def _fall_back(
+    reason: str, module: Any, query: Any, key: Any, value: Any, mask: Any, causal: bool, call: dict[str, Any]
 ) -> tuple[Any, None]:
-    """sdpa, or the model's eager attention for softcap and attention sinks, which sdpa ignores."""
+    """Call sdpa, or the model's eager attention for softcap and attention sinks, which sdpa ignores."""
     name = "sdpa"
     if call.get("softcap") or call.get("s_aux") is not None:
         name = "eager"
-    if not torch.compiler.is_compiling() and why not in _told:
-        _told.add(why)
-        warnings.warn(f"cudatma attention: {why} goes to {name}", RuntimeWarning, stacklevel=3)
+    if not torch.compiler.is_compiling() and reason not in _warned:
+        _warned.add(reason)
+        warnings.warn(f"cudatma attention: {reason} goes to {name}", RuntimeWarning, stacklevel=3)
     if mask is None or mask.dtype == torch.int32:
         mask = dense_mask(mask, query, key, causal, call["sliding_window"])
     if name == "sdpa":
-        done: tuple[Any, None] = sdpa_attention_forward(module, query, key, value, mask, **call)
-        return done
+        result: tuple[Any, None] = sdpa_attention_forward(module, query, key, value, mask, **call)
+        return result
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if eager is None:
-        raise ArgumentError("attn_implementation", "cudatma", "sdpa, eager", f"{why} with this model needs them")
+        raise ArgumentError("attn_implementation", "cudatma", "sdpa, eager", f"{reason} with this model needs them")
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(
             ~mask, torch.finfo(query.dtype).min

@@ -17,25 +17,27 @@ _FACTS = ("group_size", "symmetric", "act_order")
 
 
 class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
-    """How transformers quantizes a float model while it loads it, or what a converted model's config.json says.
+    """Options for quantizing a float model while transformers loads it, or the description of a converted model.
 
     Parameters
     ----------
     group_size, symmetric, clip_search
-        As in cudatma.quantize().
+        As in ``cudatma.quantize``.
     modules_to_not_convert : sequence of str, optional
-        Modules that stay as they are, matched as transformers matches them: by the whole name, its end, or a prefix.
-        The head and tied weights stay in any case.
+        Modules that stay float, matched as transformers matches them: by the whole name, its end, or a prefix. The head
+        and tied weights always stay float.
     vision_tower : bool, default False
-        Quantize the encoders of images, video and audio too.
+        Also quantize the encoders of images, video and audio.
     dtype, act_order, layers, source, bits, layout_version
         Written by `cudatma convert` and save_pretrained(): the type of the scales; the packed layers by name, with the
         facts that differ from group_size, symmetric and act_order; the quantization_config that load() packs.
+    quant_method : str
+        Ignored; config.json contains it.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, QuantizationError
-        For values that are not allowed.
+        If a value is not allowed.
     """
 
     def __init__(
@@ -62,8 +64,8 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         if bits != 4:
             raise QuantizationError("bits", repr(bits), "4")
         if layout_version not in supported_versions():
-            known = ", ".join(map(str, supported_versions()))
-            raise QuantizationError("layout_version", layout_version, known, "convert the checkpoint again")
+            supported = ", ".join(map(str, supported_versions()))
+            raise QuantizationError("layout_version", layout_version, supported, "convert the checkpoint again")
         names = () if modules_to_not_convert is None else modules_to_not_convert
         if isinstance(names, str) or not isinstance(names, Sequence) or any(type(name) is not str for name in names):
             raise ArgumentTypeError("modules_to_not_convert", repr(names)[:80], "a list of names")
@@ -81,21 +83,21 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.source = None if source is None else dict(source)
 
     def facts(self, layer: str) -> dict[str, Any]:
-        """group_size, symmetric and act_order of a packed layer."""
+        """Return group_size, symmetric and act_order of a packed layer."""
         own = (self.layers or {}).get(layer, {})
         return {name: own.get(name, getattr(self, name)) for name in _FACTS}
 
     def describe(self, layers: Mapping[str, Mapping[str, Any]], dtype: str) -> None:
-        """Note the layers of a loaded model, by name with their facts, as save_pretrained() will write them."""
+        """Record the layers of a loaded model, by name with their facts, for save_pretrained()."""
         if layers:
-            found = quantization_config({name: dict(facts) for name, facts in layers.items()}, dtype)
+            section = quantization_config({name: dict(facts) for name, facts in layers.items()}, dtype)
             for name in ("dtype", "layers", *_FACTS):
-                setattr(self, name, found[name])
+                setattr(self, name, section[name])
         self.source = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of config.json, without values that are None and without ``vision_tower=False``."""
-        found: dict[str, Any] = super().to_dict()
+        content: dict[str, Any] = super().to_dict()
         if not self.vision_tower:
-            del found["vision_tower"]
-        return {name: value for name, value in found.items() if value is not None}
+            del content["vision_tower"]
+        return {name: value for name, value in content.items() if value is not None}

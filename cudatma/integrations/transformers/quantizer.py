@@ -1,8 +1,8 @@
-"""The quantizer that transformers calls while it loads a model: its linear layers become MarlinLinear.
+"""The quantizer that transformers calls while loading a model: linear layers become MarlinLinear.
 
-Three kinds of checkpoints: packed layers, as `cudatma convert` and save_pretrained() write them; layers of GPTQ, AWQ or
-compressed-tensors, which are packed as they are read; and float layers, which are quantized as they are read.
-transformers renames tensors of some architectures as it loads, so that a layer has one name in the checkpoint and one
+It supports three kinds of checkpoints: packed layers written by `cudatma convert` and save_pretrained(); layers of
+GPTQ, AWQ or compressed-tensors, which are packed while they are read; and float layers, which are quantized while they
+are read. transformers renames tensors of some architectures, so a layer may have one name in the checkpoint and another
 in the model.
 """
 
@@ -37,17 +37,17 @@ from cudatma.quantization.statement import Statement, read_statement
 
 
 class Pack(ConversionOps):  # type: ignore[misc]
-    """The tensors of another tool's layer to ours. facts: by the module's name."""
+    """Packs the tensors of another tool's layer. ``facts`` holds the facts of each module by name."""
 
     def __init__(self, kind: Format, facts: Mapping[str, LayerFacts]) -> None:
         self.kind, self.facts = kind, facts
 
     def __deepcopy__(self, memo: Any) -> Pack:
-        return self  # transformers copies it for each layer, and it does not change
+        return self  # transformers copies the operation for each layer, and it never changes
 
     def convert(self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, **_: Any) -> dict[str, Any]:
-        """input_dict: the layer's tensors by the patterns that they matched."""
-        tensors = {pattern.rpartition(".")[2][:-1]: found[0] for pattern, found in input_dict.items()}
+        """Pack one layer, given its tensors by the patterns that they matched."""
+        tensors = {pattern.rpartition(".")[2][:-1]: matches[0] for pattern, matches in input_dict.items()}
         layer = full_layer_name.rpartition(".")[0]
         module = model.get_submodule(layer)
         dtype = str(module.dtype).removeprefix("torch.")
@@ -56,7 +56,7 @@ class Pack(ConversionOps):  # type: ignore[misc]
 
 
 class Quantize(ConversionOps):  # type: ignore[misc]
-    """A float weight to ours."""
+    """Quantizes a float weight."""
 
     def __init__(self, config: CudatmaConfig) -> None:
         self.config = config
@@ -64,9 +64,9 @@ class Quantize(ConversionOps):  # type: ignore[misc]
     def convert(
         self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, missing_keys: Any = None, **_: Any
     ) -> dict[str, Any]:
-        """input_dict: the weight (N, K)."""
-        (found,) = input_dict.values()
-        weight = found[0] if isinstance(found, list) else found
+        """Quantize one weight (N, K)."""
+        (value,) = input_dict.values()
+        weight = value[0] if isinstance(value, list) else value
         layer = full_layer_name.rpartition(".")[0]
         module = model.get_submodule(layer)
         packed = quantize_linear(
@@ -83,8 +83,11 @@ class Quantize(ConversionOps):  # type: ignore[misc]
 
 
 def _quantization_device(weight: Any) -> Any:
-    """The GPU where a weight is, which device_map chose; torch's current GPU for one on the CPU, where NumPy would take
-    50 times as long; the CPU without a GPU, or where $CUDATMA_BACKEND names another backend."""
+    """Return the device on which to quantize a weight.
+
+    This is the weight's GPU, which device_map chose. A weight on the CPU uses torch's current GPU, because NumPy would
+    take 50 times as long, unless there is no GPU or $CUDATMA_BACKEND names another backend.
+    """
     if weight.is_cuda or not torch.cuda.is_available() or selected_backend() != "cuda":
         return weight.device
     return torch.device("cuda", torch.cuda.current_device())
@@ -94,30 +97,30 @@ def check_ranks(options: Mapping[str, Any]) -> None:
     """Raise ArgumentError for options of from_pretrained() that divide layers among processes."""
     distributed = options.get("distributed_config")
     if not isinstance(distributed, DistributedConfig):
-        named = distributed or {name: options.get(name) for name in ("tp_plan", "tp_size")}
-        distributed = DistributedConfig.from_dict(named)
+        settings = distributed or {name: options.get(name) for name in ("tp_plan", "tp_size")}
+        distributed = DistributedConfig.from_dict(settings)
     if (count := distributed.tp_size or 1) > 1:
-        remedy = "load the model on one GPU, or serve it by vLLM; ColumnParallel and RowParallel divide single layers"
+        remedy = "load the model on one GPU, or serve it with vLLM; ColumnParallel and RowParallel divide single layers"
         raise ArgumentError("tp_size", count, "1: int4 layers are not divided among processes", remedy)
 
 
 def packing_conversion(kind: Format, facts: Mapping[str, LayerFacts]) -> Any:
-    """What transformers collects a layer's tensors with: each is found by the end of its name."""
-    # Whole names: transformers replaces the first occurrence of what matched, and ".s" begins ".self_attn" too.
+    """Return the converter with which transformers collects and packs a layer's tensors."""
+    # Whole names, because transformers replaces the first occurrence of a match, and ".s" also begins ".self_attn".
     names = [rf"^(.+)\.{name}$" for name in (*kind.required, *kind.optional)]
     return WeightConverter(source_patterns=names, target_patterns=r"\1.qweight", operations=[Pack(kind, facts)])
 
 
 def _fill(module: MarlinLinear, layer: str, weight: PackedWeight, device: Any) -> dict[str, Any]:
-    """The layer's buffers by their full names. The module gets them too: its shapes are compared."""
-    found = {}
+    """Set the layer's buffers and return them by their full names. transformers compares the module's shapes."""
+    buffers = {}
     module.group_size = weight.group_size
     for name, tensor in weight_tensors(weight).items():
         tensor = None if tensor is None else tensor.to(device)
         setattr(module, name, tensor)
         if tensor is not None:
-            found[f"{layer}.{name}"] = tensor
-    return found
+            buffers[f"{layer}.{name}"] = tensor
+    return buffers
 
 
 _DTYPES = (torch.float16, torch.bfloat16)
@@ -125,7 +128,7 @@ _log = logging.get_logger(__name__)
 
 
 class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
-    """quantization_config: a CudatmaConfig; what it lacks is filled in when the model is loaded."""
+    """Replaces linear layers while transformers loads a model. Loading fills in what ``quantization_config`` lacks."""
 
     requires_calibration = False
     quantization_config: CudatmaConfig
@@ -137,12 +140,12 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         self.layer_facts: dict[str, LayerFacts] = {}
 
     def update_dtype(self, dtype: Any) -> Any:
-        """That of converted layers; otherwise the model's, float16 where that is neither fp16 nor bf16."""
-        named = self.quantization_config.dtype
-        wanted = getattr(torch, named) if named else dtype if dtype in _DTYPES else torch.float16
-        if wanted != dtype:
-            _log.warning_once(f"cudatma: the model is loaded in {wanted}, the type of its int4 layers, not in {dtype}.")
-        return wanted
+        """Return the type of converted layers; otherwise the model's, or float16 if it is neither fp16 nor bf16."""
+        stated = self.quantization_config.dtype
+        chosen = getattr(torch, stated) if stated else dtype if dtype in _DTYPES else torch.float16
+        if chosen != dtype:
+            _log.warning_once(f"cudatma: the model is loaded in {chosen}, the type of its int4 layers, not in {dtype}.")
+        return chosen
 
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: Iterable[str] | None = None, **_: Any
@@ -152,7 +155,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         files = list(checkpoint_files or ())
         if not self.pre_quantized:
             if files and all(str(file).endswith(".safetensors") for file in files):
-                match_layers(model, {}, opened_files(files)).require()
+                match_layers(model, {}, open_files(files)).require()
             skipped = self.get_modules_to_not_convert(
                 model, config.modules_to_not_convert, model._keep_in_fp32_modules, add_default_skips=True
             )
@@ -170,18 +173,18 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
                 del linears[name]
             for name, linear in linears.items():
                 layer = _replace(model, name, linear, config.facts(name))
-                # The float weight is read under this name.
+                # The float weight is loaded under this name.
                 layer.register_parameter("weight", torch.nn.Parameter(linear.weight.to("meta"), False))
             return
-        checkpoint = opened_files(files)
+        checkpoint = open_files(files)
         facts: dict[str, dict[str, Any]] = {name: config.facts(name) for name in config.layers or ()}
         sizes: dict[str, Sizes] = dict.fromkeys(facts)
         if self.statement is not None:
             inventory = take_inventory(checkpoint, self.statement, "the checkpoint")
             for note in inventory.notes:
                 _log.warning_once(f"cudatma: {note}")
-            for name, read in inventory.facts.items():
-                facts[name], sizes[name] = {}, (read.extent.k, read.extent.n)
+            for name, fact in inventory.facts.items():
+                facts[name], sizes[name] = {}, (fact.extent.k, fact.extent.n)
         match = match_layers(model, sizes, checkpoint)
         match.require()
         modules = {module: facts[layer] for layer, module in match.modules.items()}
@@ -193,55 +196,55 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
                 scales = inventory.layers[name][self.statement.format.scales]
                 dtype = str(model.get_submodule(module).weight.dtype).removeprefix("torch.")
                 check_scales(scales, checkpoint.read(scales), dtype)
-        for module, known in modules.items():
-            _replace(model, module, model.get_submodule(module), known)
+        for module, module_facts in modules.items():
+            _replace(model, module, model.get_submodule(module), module_facts)
         _untie(model, modules)
 
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
-        """Whether a tensor is the float weight of a layer that becomes a MarlinLinear."""
+        """Return whether a tensor is the float weight of a layer that becomes a MarlinLinear."""
         layer, tensor = param_name.rpartition(".")[::2]
         return tensor == "weight" and isinstance(model.get_submodule(layer), MarlinLinear)
 
     def param_element_size(self, model: Any, param_name: str, param: Any) -> float:
-        """Bytes of an element in the loaded model, for device_map="auto": a float weight does not stay."""
+        """Return the bytes of an element in the loaded model, for device_map="auto": a float weight does not remain."""
         if self.param_needs_quantization(model, param_name):
             return 0
         return float(super().param_element_size(model, param_name, param))
 
     def get_quantize_ops(self) -> Any:
-        """What turns such a weight into the layer's arrays."""
+        """Return the operation that quantizes a float weight."""
         return Quantize(self.quantization_config)
 
     def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
-        """The type in which a tensor is read; None keeps that of the file. transformers before 5.21 does not ask."""
+        """Return the type in which to read a tensor, None for the file's type. transformers calls it from 5.21 on."""
         return None if _packs(converter) else super().get_new_dtype(converter, param, dtype)
 
     def get_weight_conversions(self) -> list[Any]:
-        """What turns the tensors of another tool's layers into ours."""
+        """Return the converters that pack the layers of another tool."""
         return [] if self.statement is None else [packing_conversion(self.statement.format, self.layer_facts)]
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         layers = {name: module for name, module in model.named_modules() if isinstance(module, MarlinLinear)}
-        if left := [name for name, layer in layers.items() if "weight" in layer._parameters]:
+        if missing := [name for name, layer in layers.items() if "weight" in layer._parameters]:
             raise WeightFileError(
-                ", ".join(left[:4]), "no weights for these layers", "a whole checkpoint", "see the load report"
+                ", ".join(missing[:4]), "no weights for these layers", "a whole checkpoint", "see the load report"
             )
         dtypes = {str(layer.dtype).removeprefix("torch.") for layer in layers.values()}
         self.quantization_config.describe(
             {name: _facts(layer) for name, layer in layers.items()}, next(iter(dtypes), "float16")
         )
         self.statement = None
-        # What was converted is saved as it is now, not as it was.
-        model._weight_conversions = [one for one in model._weight_conversions or () if not _packs(one)]
+        # Converted layers are saved in their new form.
+        model._weight_conversions = [part for part in model._weight_conversions or () if not _packs(part)]
         return model
 
     def is_serializable(self) -> bool:
-        """Whether save_pretrained() works."""
+        """Return whether save_pretrained() works."""
         return True
 
     @property
     def is_trainable(self) -> bool:
-        """There is no backward pass."""
+        """Whether the model can be trained; there is no backward pass."""
         return False
 
     @property
@@ -251,11 +254,11 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
 
 
 def _replace(model: Any, name: str, linear: Any, facts: dict[str, Any]) -> MarlinLinear:
-    """Replace an nn.Linear or Conv1D by a MarlinLinear on the meta device."""
+    """Replace an nn.Linear or Conv1D with a MarlinLinear on the meta device."""
     sizes: Any = linear_sizes(linear)
     layer = MarlinLinear(sizes[0], sizes[1], linear.bias is not None, dtype=linear.weight.dtype, device="meta", **facts)
     model.set_submodule(name, layer)
-    # transformers initializes every module that is not marked, and reads .weight of what it takes for nn.Linear.
+    # transformers initializes every module without this mark, and reads .weight of modules that it takes for nn.Linear.
     layer._is_hf_initialized = True
     parent = model.get_submodule(name.rpartition(".")[0])
     if not [*parent.parameters(recurse=False), *parent.buffers(recurse=False)]:
@@ -267,7 +270,7 @@ def _untie(model: Any, modules: Iterable[str]) -> None:
     """Keep transformers from tying weights of packed modules, such as a quantized head to the float embedding."""
     packed = {f"{module}.weight" for module in modules}
     tied = model.all_tied_weights_keys.items()
-    model.all_tied_weights_keys = {one: other for one, other in tied if packed.isdisjoint((one, other))}
+    model.all_tied_weights_keys = {name: other for name, other in tied if packed.isdisjoint((name, other))}
 
 
 def _facts(layer: MarlinLinear) -> dict[str, Any]:
@@ -282,24 +285,26 @@ def _packs(conversion: Any) -> bool:
 _ARRAYS = ("qweight", "scales", "zeros", "perm")
 
 
-def opened_files(files: Iterable[str]) -> Checkpoint:
-    """Open the files that transformers is about to load. Raises WeightFileError."""
+def open_files(files: Iterable[str]) -> Checkpoint:
+    """Open the files that transformers is about to load. Raise WeightFileError if one cannot be read."""
     opened = [open_safetensors(file) for file in files]
     return Checkpoint(opened[0].path if opened else Path(), files_by_tensor(opened))
 
 
 def require_arrays(
-    checkpoint: Checkpoint, layers: Mapping[str, Mapping[str, Any]], renamed: Callable[[str], str]
+    checkpoint: Checkpoint, layers: Mapping[str, Mapping[str, Any]], rename: Callable[[str], str]
 ) -> None:
-    """Raise WeightFileError where a packed layer lacks a tensor: transformers would initialize it at random.
+    """Raise WeightFileError if a packed layer lacks a tensor, which transformers would initialize at random.
 
-    layers: the facts of each by the module's name.
+    ``layers`` maps each module's name to its facts.
     """
-    held = {f"{renamed(layer)}.{part}" for layer, _, part in (name.rpartition(".") for name in checkpoint.files)
+    stored = {f"{rename(layer)}.{part}" for layer, _, part in (name.rpartition(".") for name in checkpoint.files)
             if part in _ARRAYS}  # fmt: skip
     for layer, facts in layers.items():
-        left_out = {"zeros": facts["symmetric"], "perm": not facts["act_order"]}
-        wanted = [part for part in _ARRAYS if not left_out.get(part)]
-        missing = [part for part in wanted if f"{layer}.{part}" not in held]
+        absent = {"zeros": facts["symmetric"], "perm": not facts["act_order"]}
+        required = [part for part in _ARRAYS if not absent.get(part)]
+        missing = [part for part in required if f"{layer}.{part}" not in stored]
         if missing:
-            raise WeightFileError(layer, f"no {' and no '.join(missing)}", ", ".join(wanted), "convert the model again")
+            raise WeightFileError(
+                layer, f"no {' and no '.join(missing)}", ", ".join(required), "convert the model again"
+            )

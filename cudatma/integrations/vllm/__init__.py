@@ -1,4 +1,4 @@
-"""cudatma in vLLM: the plugin that puts the W4A16 GEMM first among vLLM's mixed-precision linear kernels."""
+"""cudatma in vLLM: a plugin that puts the W4A16 GEMM first among vLLM's mixed-precision linear kernels."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from cudatma.errors import INSTALL_CUDA, ArgumentError
 
 __all__ = ["register"]
 
-#: Environment variable; "0" leaves vLLM as it is.
+#: Environment variable; "0" leaves vLLM unchanged.
 SWITCH = "CUDATMA_VLLM"
 
 
 def register() -> None:
-    """Put CudatmaW4A16LinearKernel first where vLLM looks for a kernel of a 4-bit layer on CUDA devices.
+    """Put CudatmaW4A16LinearKernel first in vLLM's list of kernels for 4-bit layers on CUDA devices.
 
-    vLLM calls it in each of its processes through the entry point group ``vllm.general_plugins``. Further calls change
-    nothing. The kernel refuses layers and GPUs that it cannot serve, and vLLM takes its next one. Does nothing with
-    CUDATMA_VLLM=0; warns and does nothing without CuPy, and where vLLM has no such list. Raises ArgumentError for other
-    values than 0 and 1.
+    vLLM calls this function in each of its processes through the entry point group ``vllm.general_plugins``. Further
+    calls have no effect. The kernel refuses layers and GPUs that it cannot serve, and vLLM uses its next one.
+    CUDATMA_VLLM=0 disables the function. It warns and changes nothing if CuPy is not installed or this version of vLLM
+    is not supported.
+
+    Raises
+    ------
+    ArgumentError
+        If CUDATMA_VLLM is neither 0 nor 1.
     """
     switch = os.environ.get(SWITCH) or "1"
     if switch not in ("0", "1"):
@@ -42,11 +47,11 @@ def register() -> None:
         kernels, variables = linear._POSSIBLE_KERNELS[PlatformEnum.CUDA], envs.environment_variables
     except (ImportError, AttributeError, KeyError) as error:
         cause = f"{type(error).__name__}: {error}"
-        log.warning("cudatma leaves vLLM its own kernels: it does not know this version of vLLM (%s)", cause)
+        log.warning("cudatma leaves vLLM its own kernels: it does not support this version of vLLM (%s)", cause)
         return
     if CudatmaW4A16LinearKernel not in kernels:
         kernels.insert(0, CudatmaW4A16LinearKernel)
-    # vLLM loads compiled models from disk by a digest of such values. One that was compiled for other kernels would
-    # call them with our weights.
+    # vLLM caches compiled models on disk by a digest of these values. A model compiled for other kernels would call
+    # them with our weights.
     version = importlib.metadata.version("cudatma")
     variables[SWITCH] = lambda: version

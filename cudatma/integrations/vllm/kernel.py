@@ -1,4 +1,4 @@
-"""The W4A16 GEMM as one of vLLM's mixed-precision linear kernels. The only module that needs vLLM when imported."""
+"""The W4A16 GEMM as one of vLLM's mixed-precision linear kernels. Only this module imports vLLM."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from vllm.platforms import current_platform
 
 from cudatma.integrations.vllm.layer import PackedLayer, refusal
 
-#: Compute capabilities that marlin_gemm has kernels for.
+#: Compute capabilities for which marlin_gemm has kernels.
 _CAPABILITIES = (90, 120, 121)
 
 
 class CudatmaW4A16LinearKernel(PackedLayer, MPLinearKernel):  # type: ignore[misc]  # vLLM's class is not typed here
-    """vLLM asks can_implement(), makes one for each layer, has it pack the layer's weight, and calls it.
+    """Linear kernel for vLLM, which creates one for each layer that can_implement() accepts.
 
-    Its name is what VLLM_DISABLED_KERNELS takes. It has neither "marlin" nor "humming" in it: on SM90 vLLM moves its
-    Humming kernel before the first class that is named after Marlin.
+    VLLM_DISABLED_KERNELS takes the class's name. The name contains neither "marlin" nor "humming", because on SM90 vLLM
+    moves its Humming kernel before the first class that is named after Marlin.
     """
 
     @classmethod
@@ -26,18 +26,18 @@ class CudatmaW4A16LinearKernel(PackedLayer, MPLinearKernel):  # type: ignore[mis
 
     @classmethod
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
-        """Whether marlin_gemm serves such a layer on the current GPU; the reason where it does not."""
+        """Return whether marlin_gemm serves a layer on the current GPU, and the reason if it does not."""
         reason = _unfit_platform() or refusal(c)
         return reason is None, reason
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether rows must not depend on their batch, as VLLM_BATCH_INVARIANT says."""
+        """Whether rows must not depend on their batch (VLLM_BATCH_INVARIANT)."""
         return bool(envs.VLLM_BATCH_INVARIANT)
 
     @property
     def max_m(self) -> int | None:
-        """The largest number of tokens of a batch, as vLLM's configuration says while it loads a model."""
+        """Maximum number of tokens in a batch, from vLLM's configuration while it loads a model."""
         config = get_current_vllm_config_or_none()
         return None if config is None else int(config.scheduler_config.max_num_batched_tokens)
 

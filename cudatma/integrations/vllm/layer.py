@@ -1,7 +1,7 @@
-"""A linear kernel as vLLM calls it, without an import of vLLM; kernel.py adds vLLM's base class.
+"""A linear kernel with vLLM's interface, without an import of vLLM; kernel.py adds vLLM's base class.
 
-vLLM's q is int32 (K / 8, N), eight consecutive rows in a word, lowest nibble first; its zero points are int32 (G, N /
-8), eight consecutive columns in a word. They are repacked by torch, on their device. The result equals that of
+vLLM's q is int32 (K / 8, N), eight consecutive rows in a word, lowest nibble first. Its zero points are int32 (G, N /
+8), eight consecutive columns in a word. torch repacks both on their device. The result equals that of
 ``quantization.pack``, which works on one byte for each value; quantization/layout_v1.py defines the layout.
 """
 
@@ -27,7 +27,7 @@ from cudatma.quantization.scale_range import ScaleFit, fit_scales
 
 
 class LayerConfig(Protocol):
-    """What is read of vLLM's MPLinearLayerConfig. Shapes are (K, N), the partition is this rank's part."""
+    """Fields of vLLM's MPLinearLayerConfig that cudatma reads. Shapes are (K, N); the partition is this rank's part."""
 
     partition_weight_shape: tuple[int, int]
     weight_type: Any
@@ -38,31 +38,36 @@ class LayerConfig(Protocol):
 
 
 def refusal(config: LayerConfig) -> str | None:
-    """Why marlin_gemm cannot serve a layer; None where it can."""
+    """Return why marlin_gemm cannot serve a layer, or None."""
     (k, n), size = config.partition_weight_shape, config.group_size
-    wanted = "uint4" if config.zero_points else "uint4b8"
-    if str(config.weight_type) != wanted:
+    expected = "uint4" if config.zero_points else "uint4b8"
+    if str(config.weight_type) != expected:
         points = "with" if config.zero_points else "without"
-        return f"the weight type is {config.weight_type}; {points} zero points it has to be {wanted}"
+        return f"the weight type is {config.weight_type}; {points} zero points it has to be {expected}"
     if config.act_type not in (torch.float16, torch.bfloat16):
         return f"activations are {config.act_type}; they have to be torch.float16 or torch.bfloat16"
     if config.out_type not in (None, config.act_type):
-        return f"results are {config.out_type}; they have to be {config.act_type}, as the activations"
+        return f"results are {config.out_type}; they have to be {config.act_type}, like the activations"
     if size not in GROUP_SIZES:
         return f"the group size is {size}; it has to be one of {', '.join(map(str, GROUP_SIZES))}"
     multiple = WORD_VALUES if size == -1 else size
     if k % multiple:
         return f"the weight is {k} x {n} (K x N) on each rank; K has to be a multiple of {multiple}"
-    if getattr(config, "has_g_idx", False):  # of vLLM before 0.33
+    if getattr(config, "has_g_idx", False):  # vLLM before 0.33
         return "the weight is in activation order"
     return None
 
 
 class PackedLayer:
-    """The calls of a linear kernel, for one layer. vLLM's base class sets the attributes.
+    """A linear kernel for one layer. vLLM's base class sets the attributes.
 
-    config: the layer's. w_q_name, w_s_name, w_zp_name: names of its parameters, whose ``output_dim`` is the dimension
-    of N. The arrays of the packed weight replace them under the same names.
+    Attributes
+    ----------
+    config : LayerConfig
+        The layer's configuration.
+    w_q_name, w_s_name, w_zp_name : str
+        Names of the layer's parameters, whose ``output_dim`` is the dimension of N. The arrays of the packed weight
+        replace them under the same names.
     """
 
     config: LayerConfig
@@ -78,16 +83,17 @@ class PackedLayer:
 
     @property
     def max_m(self) -> int | None:
-        """The largest number of tokens in a batch. If None, nothing is warmed up."""
+        """Maximum number of tokens in a batch. If None, nothing is warmed up."""
         return None
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Pack the layer's weight, free the loaded tensors, and compile and load the kernels that batches will need.
 
-        Also prepare the process, once: direct calls in compiled models, and one workspace for vLLM's CUDA graphs.
+        The first call also prepares the process: direct calls in compiled models, and one workspace for vLLM's CUDA
+        graphs.
 
-        vLLM's reload_weights() replaces weights in place. Raises QuantizationError if the new scales have another
-        range: the kernels of the layer were chosen for that of the first.
+        vLLM's reload_weights() replaces weights in place. Raise QuantizationError if the new scales have another range,
+        because the layer's kernels were chosen for the first range.
         """
         config, names = self.config, (self.w_q_name, self.w_s_name, self.w_zp_name)
         loaded = [_input_major(layer, name) for name in names[: 2 + config.zero_points]]
@@ -96,9 +102,9 @@ class PackedLayer:
         for name, tensor in zip(names, packed, strict=True):
             if name is None or not hasattr(layer, name):
                 continue
-            # Not vLLM's parameter classes, which run Python code at each access. None: zero points that are all 8.
+            # Plain parameters: vLLM's classes run Python code at each access. None means that all zero points are 8.
             setattr(layer, name, None if tensor is None else torch.nn.Parameter(tensor, requires_grad=False))
-        _generate_calls()
+        _enable_direct_calls()
         if not packed[0].is_cuda:
             return
         share_captured_workspaces()  # vLLM runs its graphs one after the other
@@ -108,7 +114,7 @@ class PackedLayer:
             warm_up([weight], min(self.max_m, LARGEST_M), batch_invariant=self.batch_invariant)
 
     def apply_weights(self, layer: Any, x: Any, bias: Any = None) -> Any:
-        """x (..., K) -> x W + bias (..., N), by torch.ops.cudatma.marlin_gemm."""
+        """Return x W + bias (..., N) for x (..., K), with torch.ops.cudatma.marlin_gemm."""
         config, (k, n) = self.config, self.config.partition_weight_shape
         qweight, scales = getattr(layer, self.w_q_name), getattr(layer, self.w_s_name)
         zeros = getattr(layer, self.w_zp_name) if config.zero_points and self.w_zp_name else None
@@ -118,27 +124,29 @@ class PackedLayer:
         fit = fit_scales(host_array(scales, self.w_s_name))
         if self._fit not in (None, fit):
             remedy = "restart vLLM with these weights, or set VLLM_DISABLED_KERNELS=CudatmaW4A16LinearKernel"
-            raise QuantizationError(self.w_s_name, f"scales with {fit}", f"{self._fit}, as before the reload", remedy)
+            raise QuantizationError(
+                self.w_s_name, f"scales with {fit}", f"{self._fit}, the range before the reload", remedy
+            )
         self._fit = fit
 
 
 @functools.cache
-def _generate_calls() -> None:
-    """Let compiled models call marlin_gemm directly, if torch's Inductor has what that needs."""
+def _enable_direct_calls() -> None:
+    """Let compiled models call marlin_gemm directly, if this version of torch's Inductor supports it."""
     try:
         importlib.import_module("cudatma.integrations.torch.inductor")
-    except Exception as error:  # these are not public functions of torch: any of them may change
+    except Exception as error:  # these functions of torch are not public, and any of them may change
         cause = f"{type(error).__name__}: {error}"
-        logging.getLogger(__name__).warning("compiled models call marlin_gemm by torch's dispatcher (%s)", cause)
+        logging.getLogger(__name__).warning("compiled models call marlin_gemm through torch's dispatcher (%s)", cause)
 
 
 def _input_major(layer: Any, name: Any) -> Any:
-    """A parameter's values with K, or what stands for it, as the first dimension."""
+    """Return a parameter's values with K, or the dimension derived from K, first."""
     parameter = getattr(layer, name)
     return parameter.data.t() if parameter.output_dim == 0 else parameter.data
 
 
-#: Values of four bits in a 32-bit word.
+#: Four-bit values in a 32-bit word.
 WORD_VALUES = 8
 #: A nibble in both halves of a byte.
 _TWICE = 0x11
@@ -147,10 +155,30 @@ _TWICE = 0x11
 def repack(
     words: Any, scales: Any, zero_words: Any | None = None, *, n: int, group_size: int
 ) -> tuple[Any, Any, Any | None]:
-    """qweight, scales and zeros of a PackedWeight (K, N), as new tensors that share no memory with the arguments.
+    """Return qweight, scales and zeros of a PackedWeight (K, N) as new tensors.
 
-    words: int32 (K / 8, N). scales: fp16 or bf16 (G, N). zero_words: int32 (G, ceil(N / 8)), None where every zero
-    point is 8. Any strides. Raises QuantizationError where the shapes contradict each other.
+    Parameters
+    ----------
+    words : torch.Tensor of int32, shape (K / 8, N)
+        Packed integers, with any strides.
+    scales : torch.Tensor of float16 or bfloat16, shape (G, N)
+        Scales.
+    zero_words : torch.Tensor of int32, shape (G, ceil(N / 8)), optional
+        Packed zero points. Default: every zero point is 8.
+    n : int
+        N.
+    group_size : int
+        Rows of K that share a scale, or -1.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        qweight, scales, and zeros or None.
+
+    Raises
+    ------
+    QuantizationError
+        If the shapes contradict each other.
     """
     k = words.shape[0] * WORD_VALUES
     groups = group_count(k, group_size)
@@ -171,19 +199,19 @@ def _require(field: str, tensor: Any, shape: tuple[int, int]) -> None:
 
 
 def _bytes(words: Any) -> Any:
-    """int32 (R, C) -> uint8 (R, C, 4), least significant first."""
+    """Return the bytes uint8 (R, C, 4) of words (R, C), least significant first."""
     words = words.clone(memory_format=torch.contiguous_format)  # contiguous() would keep a single column's stride
     return words.view(torch.uint8).reshape(*words.shape, 4)
 
 
 def _nibbles(words: Any) -> Any:
-    """int32 (R, C) -> uint8 (R, 8 C), lowest nibble first."""
+    """Unpack words (R, C) into uint8 (R, 8 C), lowest nibble first."""
     data = _bytes(words)
     return torch.stack((data & 15, data >> 4), dim=-1).reshape(len(words), -1)
 
 
 def _packed(words: Any, padding: Any | None) -> Any:
-    """int32 (K / 8, N) -> uint8 (N64 K64, 2048). padding: (N,), what rows beyond K hold; None is 8."""
+    """Pack words (K / 8, N) into uint8 (N64 K64, 2048). Rows beyond K hold ``padding`` (N,), or 8 if it is None."""
     rows, n = words.shape
     k64, n64 = blocks(rows * WORD_VALUES), blocks(n)
     data = _bytes(words)
@@ -193,7 +221,8 @@ def _packed(words: Any, padding: Any | None) -> Any:
         if padding is not None:
             padded[rows:, :n] = (padding * _TWICE)[:, None]
         data = padded
-    # A byte of a word has k = ... + 2 t and, in its high nibble, 2 t + 1; a packed byte, columns r0 = 0 and r0 = 1.
+    # A byte of a word holds k = ... + 2 t and, in its high nibble, 2 t + 1; a packed byte holds columns r0 = 0 and r0 =
+    # 1.
     split = data.view(k64, 4, 2, n64, 4, 2, 8, 4)  # k64 j r1 n64 c r0 g t
     left, right = split[:, :, :, :, :, 0], split[:, :, :, :, :, 1]
     pairs = torch.stack(((left & 15) | (right << 4), (left >> 4) | (right & 240)))  # h k64 j r1 n64 c g t
@@ -201,7 +230,7 @@ def _packed(words: Any, padding: Any | None) -> Any:
 
 
 def _ordered(rows: Any, padding: int) -> Any:
-    """(G, N) -> (G, 64 N64), padded, every 64 columns in stored order."""
+    """Pad (G, N) to (G, 64 N64), every 64 columns in stored order."""
     groups, n = rows.shape
     n64 = blocks(n)
     padded = rows.new_full((groups, n64 * BLOCK), padding)

@@ -1,4 +1,4 @@
-"""Whole models: a Hugging Face checkpoint's folder to one whose linear layers are packed."""
+"""Convert the folder of a Hugging Face checkpoint into one with packed linear layers."""
 
 from cudatma.quantization.conversion.convert import convert_checkpoint
 from cudatma.quantization.conversion.report import Conversion, LayerReport

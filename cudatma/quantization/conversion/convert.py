@@ -1,4 +1,4 @@
-"""convert_checkpoint(): a checkpoint's folder to one with packed linear layers, file by file."""
+"""Convert a checkpoint's folder, file by file, into one with packed linear layers."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from cudatma.quantization.safetensors_file import as_path
 
 SHARD_BYTES = 1_000_000_000
 
-#: Called with what is being done, the bytes of the source that are done, and all of them.
+#: Called with the current step, the bytes of the source that are done, and the bytes of the source.
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """left: layers of a float checkpoint that stay float because the model class does not take them."""
+    """Options of a conversion. ``left`` lists float layers that the model class cannot load quantized."""
 
     quantize: bool
     group_size: int
@@ -63,44 +63,80 @@ def convert_checkpoint(
     shard_bytes: int = SHARD_BYTES,
     progress: Progress | None = None,
 ) -> Conversion:
-    """Convert a Hugging Face checkpoint's folder into another folder, whose linear layers are packed.
+    """Convert the folder of a Hugging Face checkpoint into another folder with packed linear layers.
 
-    A GPTQ, AWQ (gemm), AutoRound, Marlin or compressed-tensors (pack-quantized W4A16) checkpoint keeps its integers,
-    and has to be what its configuration says (docs/howto/convert_a_checkpoint.md). With ``quantize`` a
-    float checkpoint is quantized: the matrices in the model's numbered blocks, with ``group_size``, ``symmetric`` and
-    ``clip_search`` as in quantize(), except those whose names match a pattern of ``exclude``. Encoders of images, video
-    and audio are quantized with ``vision_tower``. All other tensors are copied as they are.
+    The source is a GPTQ, AWQ (gemm), AutoRound, Marlin or compressed-tensors (pack-quantized W4A16) checkpoint, or a
+    float checkpoint with ``quantize``. A quantized checkpoint keeps its integers and must agree with its configuration
+    (docs/howto/convert_a_checkpoint.md). All other tensors are copied unchanged.
 
-    Where transformers is installed, the layers are compared with the model class that config.json names. A layer that
-    this class cannot load raises WeightFileError if the checkpoint quantized it, and otherwise stays float. A parameter
-    of the class that the checkpoint lacks, or has in another shape, raises WeightFileError.
+    Parameters
+    ----------
+    source : str or os.PathLike
+        The checkpoint's folder.
+    out : str or os.PathLike
+        The new folder: absent, empty, or left by an interrupted conversion.
+    quantize : bool, default False
+        Quantize a float checkpoint: the matrices in the model's numbered blocks.
+    group_size : int, default 128
+        As in ``quantize``, for float checkpoints.
+    symmetric : bool, default True
+        As in ``quantize``, for float checkpoints.
+    clip_search : bool, default False
+        As in ``quantize``, for float checkpoints.
+    dtype : str, optional
+        Type of the scales and activations, "float16" or "bfloat16". Default: the model's type, otherwise the first
+        layer's.
+    exclude : sequence of str, optional
+        Patterns (fnmatch) of layers that stay float. Requires ``quantize``.
+    vision_tower : bool, default False
+        Also quantize encoders of images, video and audio. Requires ``quantize``.
+    shard_bytes : int, default 1,000,000,000
+        Maximum size of a file, unless one tensor is larger.
+    progress : callable, optional
+        Called often with the current step, the bytes of the source that are done, and the bytes of the source.
 
-    dtype: of the scales, "float16" or "bfloat16", which activations have to share; None: the model's own, else the
-    first layer's. shard_bytes: of a file, at most, unless one tensor is larger. progress: called often.
+    Returns
+    -------
+    Conversion
+        The converted layers, their errors, and notes about everything else.
 
-    A call that was interrupted can be repeated: finished files are checked and kept. No more than one layer is in
-    memory. Raises WeightFileError, QuantizationError and ArgumentError before writing if the folders or configuration
-    are invalid, a quantized layer does not fit the model class, a scale is not finite, or disk space is insufficient.
+    Raises
+    ------
+    ArgumentError
+        If the options do not suit the checkpoint, or one folder contains the other.
+    WeightFileError
+        If the checkpoint cannot be converted, the model class cannot load it, or the disk is too full.
+    QuantizationError
+        If tensors are invalid or contradict the configuration.
+
+    Notes
+    -----
+    If transformers is installed, the layers are compared with the model class that config.json names. A layer that this
+    class cannot load raises WeightFileError if the checkpoint quantized it, and otherwise stays float. A parameter of
+    the class that the checkpoint lacks, or stores in another shape, raises WeightFileError.
+
+    Errors of the folders, the configuration, the model class, the scales and the disk are raised before anything is
+    written. An interrupted call can be repeated: finished files are checked and kept. At most one layer is in memory.
     """
     folder, target = as_path(source), as_path(out)
     check_folders(folder, target)
     check_group_size(group_size)
     if isinstance(exclude, str):
         raise ArgumentTypeError("exclude", "str", "a list of patterns")
-    for name, given in (("exclude", list(exclude)), ("vision_tower", vision_tower)):
-        if given and not quantize:
-            raise ArgumentError(name, given, "with quantize=True", "a quantized checkpoint keeps its layers")
+    for name, value in (("exclude", list(exclude)), ("vision_tower", vision_tower)):
+        if value and not quantize:
+            raise ArgumentError(name, value, "with quantize=True", "a quantized checkpoint keeps its layers")
     if type(shard_bytes) is not int or shard_bytes < 1:
         raise ArgumentError("shard_bytes", shard_bytes, "bytes, at least 1")
-    opened = open_source(folder, quantize=quantize, exclude=exclude, vision_tower=vision_tower)
-    match = match_class(opened)
+    origin = open_source(folder, quantize=quantize, exclude=exclude, vision_tower=vision_tower)
+    match = match_class(origin)
     left: dict[str, str] = {}
     if quantize:
-        unfit = [layer for layer in opened.layers if layer in match.refused]
+        unfit = [layer for layer in origin.layers if layer in match.refused]
         replace(match, refused={name: match.refused[name] for name in match.refused if name not in unfit}).require()
         left = dict.fromkeys(unfit, f"{match.class_name} cannot load it quantized")
         left |= dict.fromkeys(match.ignored, f"{match.class_name} leaves it out")
-        opened = opened.leave(left)
+        origin = origin.leave(left)
     else:
         match.require()
     options = _Options(
@@ -108,44 +144,44 @@ def convert_checkpoint(
         group_size=group_size,
         symmetric=symmetric,
         clip_search=clip_search,
-        dtype=_dtype(opened, dtype),
+        dtype=_dtype(origin, dtype),
         exclude=tuple(sorted(exclude)),
         vision_tower=vision_tower,
         left=tuple(sorted(left)),
     )
-    if opened.statement is not None:
-        for parts in opened.layers.values():
-            name = parts[opened.statement.format.scales]
-            check_scales(name, opened.checkpoint.read(name), options.dtype)
-    shards = plan_shards(opened, shard_bytes, group_size)
-    journal = Journal(target, _identity(opened, options, shard_bytes), opened.folder.resolve().name)
-    check_disk(target, sum(shard.most_bytes for shard in shards if shard.name not in journal.shards))
+    if origin.statement is not None:
+        for parts in origin.layers.values():
+            name = parts[origin.statement.format.scales]
+            check_scales(name, origin.checkpoint.read(name), options.dtype)
+    shards = plan_shards(origin, shard_bytes, group_size)
+    journal = Journal(target, _identity(origin, options, shard_bytes), origin.folder.resolve().name)
+    check_disk(target, sum(shard.max_bytes for shard in shards if shard.name not in journal.shards))
     with journal.begin():
         report = progress or (lambda what, done, total: None)
-        total = sum(opened.tensor_bytes(unit.source) for shard in shards for unit in shard.units)
-        done = _verify(journal, opened, shards, report, total)
+        total = sum(origin.tensor_bytes(unit.source) for shard in shards for unit in shard.units)
+        done = _verify(journal, origin, shards, report, total)
         kept = len(journal.shards)
         for shard in shards:
             if shard.name not in journal.shards:
-                journal.add(shard.name, _write_shard(shard, target, opened, options, report, done, total))
-                done += _shard_source_bytes(shard, opened)
-        not_copied = copy_files(folder, target, (file.path.name for file in opened.checkpoint.files.values()))
+                journal.add(shard.name, _write_shard(shard, target, origin, options, report, done, total))
+                done += _shard_source_bytes(shard, origin)
+        not_copied = copy_files(folder, target, (file.path.name for file in origin.checkpoint.files.values()))
         finished = [journal.shards[shard.name] for shard in shards]
         layers = tuple(layer for shard in finished for layer in shard.layers)
         write_index(target, {shard.name: journal.shards[shard.name].tensors for shard in shards})
-        write_config(target, opened.config, layers, options.dtype)
+        write_config(target, origin.config, layers, options.dtype)
     return Conversion(
         source=str(folder),
         out=str(target),
-        method=opened.statement.format.title if opened.statement else "float",
+        method=origin.statement.format.title if origin.statement else "float",
         dtype=options.dtype,
         layers=layers,
-        skipped=opened.skipped,
+        skipped=origin.skipped,
         ignored=() if quantize else tuple(match.ignored),
         not_compared=match.unknown,
         not_copied=not_copied,
-        left_out=opened.inventory.left_out,
-        notes=(*opened.inventory.notes, *_unloaded(match)),
+        left_out=origin.inventory.left_out,
+        notes=(*origin.inventory.notes, *_unloaded(match)),
         source_bytes=total,
         out_bytes=sum(sum(shard.tensors.values()) for shard in finished),
         shards=len(shards),
@@ -154,16 +190,16 @@ def convert_checkpoint(
 
 
 def _unloaded(match: Match) -> Iterator[str]:
-    """Yield a note about tensors that are copied, though the model class does not load them."""
+    """Yield a note about copied tensors that the model class does not load."""
     if match.unloaded:
         first, others = ", ".join(match.unloaded[:3]), len(match.unloaded) - 3
         more = f" and {counted(others, 'other')}" if others > 0 else ""
         yield f"copied, but {match.class_name} does not load: {first}{more}"
 
 
-def _dtype(source: Source, asked: str | None) -> str:
-    if asked is not None:
-        return activation_type(asked).name
+def _dtype(source: Source, dtype: str | None) -> str:
+    if dtype is not None:
+        return activation_type(dtype).name
     text = source.config.get("text_config")
     for config in (source.config, text if isinstance(text, dict) else {}):
         named = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
@@ -183,7 +219,7 @@ def _identity(source: Source, options: _Options, shard_bytes: int) -> dict[str, 
 
 
 def _verify(journal: Journal, source: Source, shards: Sequence[ShardPlan], report: Progress, total: int) -> int:
-    """Check the finished files; returns the bytes of the source that they stand for."""
+    """Check the finished files and return the source bytes that they cover."""
     size = {shard.name: _shard_source_bytes(shard, source) for shard in shards}
     done = 0
     for name in journal.keep_intact():
@@ -212,7 +248,7 @@ def _write_shard(
                         tensors[f"{unit.name}.{part}"] = array.nbytes
             else:
                 writer.copy(unit.name, source.checkpoint.files[unit.name])
-                tensors[unit.name] = unit.most_bytes
+                tensors[unit.name] = unit.max_bytes
             done += source.tensor_bytes(unit.source)
             report(unit.name, done, total)
         size, digest = writer.finish()

@@ -1,6 +1,6 @@
-"""The folders of a conversion: what is checked before anything is written, and what is written beside the weights.
+"""Check the folders of a conversion, write its files other than weights, and keep a journal of finished files.
 
-That includes a journal of what is finished, so that a conversion can go on after it was interrupted.
+The journal lets an interrupted conversion continue.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ELSEWHERE = "name another folder, or remove this one"
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A finished file. tensors: the bytes of each by its name."""
+    """A finished file, with the size of each tensor in bytes."""
 
     bytes: int
     digest: str
@@ -38,9 +38,18 @@ class Shard:
 
 
 class Journal:
-    """The finished files of a conversion, by name. identity: digests of the source, and the options.
+    """Finished files of a conversion, by name.
 
-    source_name: the folder that was converted, for errors. Nothing is written before begin().
+    Nothing is written before begin().
+
+    Parameters
+    ----------
+    out : pathlib.Path
+        The folder of the converted model.
+    identity : dict
+        Digests of the source, and the options. A journal with another identity is refused.
+    source_name : str
+        Name of the source's folder, for errors.
     """
 
     def __init__(self, out: Path, identity: dict[str, Any], source_name: str) -> None:
@@ -49,13 +58,13 @@ class Journal:
         if self.path.is_file():
             self._read()
         elif out.exists() and (not out.is_dir() or any(not _is_ours(entry) for entry in out.iterdir())):
-            raise WeightFileError(str(out), "no conversion, and not empty", "a new or empty folder", _ELSEWHERE)
+            raise WeightFileError(str(out), "a folder with other files", "a new or empty folder", _ELSEWHERE)
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[None]:
         """Create the folder, lock it against other processes, and remove unfinished files.
 
-        Remove the journal, and the folder if this call created it, after an error that leaves no finished file.
+        After an error that leaves no finished file, remove the journal, and the folder if this call created it.
         """
         out = self.path.parent
         existed = out.exists()
@@ -81,7 +90,7 @@ class Journal:
             os.close(folder)
 
     def keep_intact(self) -> Iterator[str]:
-        """Check the finished files one by one, give the name of each, and forget those that are not as they were."""
+        """Check the finished files, drop those that changed, and yield the name of each."""
         for name, shard in list(self.shards.items()):
             path = self.path.parent / name
             if not path.is_file() or path.stat().st_size != shard.bytes or file_digest(path) != shard.digest:
@@ -89,7 +98,7 @@ class Journal:
             yield name
 
     def add(self, name: str, shard: Shard) -> None:
-        """Note a finished file."""
+        """Add a finished file and write the journal."""
         self.shards[name] = shard
         self._write()
 
@@ -103,14 +112,14 @@ class Journal:
         content = read_json(self.path)
         if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
             raise WeightFileError(str(self.path), "another format", f"{_FORMAT}, version {_VERSION}", _ELSEWHERE)
-        for part, wanted in self.identity.items():
-            there, here = content.get(part), json.loads(json.dumps(wanted))
-            if there != here:
+        for part, expected in self.identity.items():
+            stored, current = content.get(part), json.loads(json.dumps(expected))
+            if stored != current:
                 got, allowed = f"a conversion with other {part}", "the same source and options"
                 if part == "source":
                     got = f"a conversion of another source, {content.get('source_name', 'unnamed')}"
-                if part == "options" and isinstance(there, dict):
-                    got, allowed = f"{got}: {_without(there, here)}", f"{allowed}: {_without(here, there)}"
+                if part == "options" and isinstance(stored, dict):
+                    got, allowed = f"{got}: {_without(stored, current)}", f"{allowed}: {_without(current, stored)}"
                 raise WeightFileError(str(self.path), got, allowed, _ELSEWHERE)
         shards = content.get("shards")
         for name, shard in shards.items() if isinstance(shards, dict) else ():
@@ -127,7 +136,7 @@ class Journal:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, WeightFileError):
                 raise
-            raise WeightFileError(where, f"{error!r}", "what a conversion writes", _ELSEWHERE) from error
+            raise WeightFileError(where, f"{error!r}", "an entry that cudatma convert wrote", _ELSEWHERE) from error
 
 
 def _lock(folder: int, out: Path) -> None:
@@ -138,7 +147,7 @@ def _lock(folder: int, out: Path) -> None:
 
 
 def _without(options: dict[str, Any], others: dict[str, Any]) -> str:
-    """The options that are not the same in others."""
+    """Return the options that ``others`` lacks or sets differently, as JSON."""
     return json.dumps({name: value for name, value in options.items() if name not in others or others[name] != value})
 
 
@@ -146,55 +155,56 @@ def _is_ours(entry: Path) -> bool:
     return entry.name.startswith(".") and entry.name.endswith(PARTIAL)
 
 
-#: What transformers calls our packed layers.
+#: The quant_method of converted models.
 METHOD = "cudatma"
-#: Left free on the disk beyond what a conversion takes.
+#: Free disk space, in bytes, to leave after a conversion.
 _SPARE_BYTES = 64_000_000
 _INDEX = "model.safetensors.index.json"
-#: Weights in other files, and descriptions of a quantization that the converted model no longer has.
+#: Endings of other weight files, and files that describe a quantization that the converted model no longer has.
 _WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
 _STALE = ("quantize_config.json", "quant_config.json", "quantization_config.json")
 
 
 def check_folders(source: Path, out: Path) -> None:
-    """ArgumentError where one folder is in the other."""
+    """Raise ArgumentError if one folder contains the other."""
     inner, outer = out.resolve(), source.resolve()
     if inner == outer or outer in inner.parents or inner in outer.parents:
         raise ArgumentError("out", str(out), f"a folder outside of {source}", "a conversion never changes its source")
 
 
-def check_disk(out: Path, wanted_bytes: int) -> None:
-    """WeightFileError unless the disk of a folder, which need not exist yet, has so many bytes left."""
+def check_disk(out: Path, required_bytes: int) -> None:
+    """Raise WeightFileError unless the disk of a folder, which need not exist yet, has this many bytes left."""
     existing = out.absolute()
     while not existing.exists():
         existing = existing.parent
-    needed = wanted_bytes + _SPARE_BYTES
+    needed = required_bytes + _SPARE_BYTES
     partial = (path.stat().st_size for path in out.glob(f".*{PARTIAL}")) if out.is_dir() else ()
     free = shutil.disk_usage(existing).free + sum(partial)
-    if wanted_bytes and free < needed:
+    if required_bytes and free < needed:
         got = f"{free / 1e9:.2f} GB free on its disk"
         raise WeightFileError(str(out), got, f"{needed / 1e9:.2f} GB or more", "name a folder on another disk")
 
 
 def copy_files(source: Path, out: Path, converted: Iterable[str]) -> dict[str, str]:
-    """Copy tokenizer, generation configuration and other files that hold no weights.
+    """Copy the tokenizer, generation configuration and other files without weights.
 
-    converted: the names of the source's files that were converted. Returns what was not copied, and why.
+    ``converted`` names the source's files that were converted. Return the entries that were not copied, with the
+    reason.
     """
     known = {"config.json", FILE, _INDEX, *converted}
-    left: dict[str, str] = {}
+    skipped: dict[str, str] = {}
     for entry in sorted(source.iterdir()):
         if entry.name in known or entry.name.startswith("."):
             continue
         if not entry.is_file():
-            left[entry.name] = "no file"
+            skipped[entry.name] = "not a file"
         elif entry.name in _STALE:
-            left[entry.name] = "describes the former quantization"
+            skipped[entry.name] = "describes the former quantization"
         elif entry.name.endswith(_WEIGHT_ENDINGS):
-            left[entry.name] = "other weights"
+            skipped[entry.name] = "other weights"
         else:
             _copy_file(entry, out / entry.name)
-    return left
+    return skipped
 
 
 def _copy_file(source: Path, target: Path) -> None:
@@ -219,7 +229,7 @@ def write_index(out: Path, shards: Mapping[str, Mapping[str, int]]) -> None:
 
 
 def write_config(out: Path, config: Mapping[str, Any], layers: Sequence[LayerReport], dtype: str) -> None:
-    """Write the source's config.json with our quantization_config, last of all: it makes the folder a model's."""
+    """Write the source's config.json with our quantization_config. Call this last: it makes the folder a model's."""
     config = _without_sections(config)
     if isinstance(config.get("text_config"), dict):
         config["text_config"] = _without_sections(config["text_config"])
@@ -234,9 +244,9 @@ def _without_sections(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def quantization_config(layers: dict[str, dict[str, Any]], dtype: str) -> dict[str, Any]:
-    """The quantization_config of a model with these packed layers and their facts (LayerReport.facts).
+    """Return the quantization_config of a model with these packed layers and their facts (LayerReport.facts).
 
-    The most common facts are named once; ``layers`` has what is different, by the layer's name.
+    The most common facts occur once; ``layers`` holds the differences by the layer's name.
     """
     common = json.loads(Counter(json.dumps(facts) for facts in layers.values()).most_common(1)[0][0])
     different = {

@@ -27,9 +27,23 @@ _IMPORTERS: dict[str, Callable[..., PackedWeight]] = {
 
 
 def pack_layer(kind: Format, tensors: Mapping[str, Any], facts: LayerFacts, *, dtype: Any = None) -> PackedWeight:
-    """Pack a layer's tensors (NumPy or torch), given by their names without the layer's.
+    """Pack a layer's tensors with the importer of their format.
 
-    facts: from layer_facts(). dtype: of the scales; None keeps theirs. Raises QuantizationError, ArgumentTypeError.
+    Parameters
+    ----------
+    kind : Format
+        The format.
+    tensors : mapping of str to array
+        NumPy arrays or torch tensors, by the name without the layer's prefix.
+    facts : LayerFacts
+        The result of ``layer_facts``.
+    dtype : str or dtype, optional
+        Type of the scales. Default: the type in ``tensors``.
+
+    Returns
+    -------
+    PackedWeight
+        The weight.
     """
     values = [tensors.get(name) for name in (*kind.required, *kind.optional)]
     options = {"zero_point_format": facts.zero_point_format} if kind is GPTQ else {}
@@ -37,12 +51,12 @@ def pack_layer(kind: Format, tensors: Mapping[str, Any], facts: LayerFacts, *, d
 
 
 def check_scales(name: str, scales: NDArray[Any], dtype: str) -> None:
-    """Raise QuantizationError for the first scale that is not finite in ``dtype``, or that becomes 0 in it."""
+    """Raise QuantizationError for the first scale that becomes infinite, NaN or 0 in ``dtype``."""
     with np.errstate(over="ignore"):
         rounded = scales.astype(ACTIVATION_TYPES[dtype].numpy)
-    lost = ~np.isfinite(rounded) | ((rounded == 0) & (scales != 0))
-    if lost.any():
-        first = np.argwhere(lost)[0].tolist()
+    invalid = ~np.isfinite(rounded) | ((rounded == 0) & (scales != 0))
+    if invalid.any():
+        first = np.argwhere(invalid)[0].tolist()
         value = float(scales[tuple(first)])
         remedy = "use dtype='bfloat16'" if np.isfinite(value) else "copy or download the checkpoint again"
         raise QuantizationError(f"{name}{first}", f"{value:g}", f"finite values that {dtype} can hold", remedy)

@@ -1,4 +1,4 @@
-"""An inventory of a checkpoint: each tensor is packed, copied, or left out with a reason."""
+"""Take an inventory of a checkpoint: pack each tensor, copy it, or leave it out with a reason."""
 
 from __future__ import annotations
 
@@ -18,11 +18,19 @@ from cudatma.quantization.statement import Statement
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The tensors of a checkpoint.
+    """Uses of a checkpoint's tensors. Tensors that it does not name are copied.
 
-    layers: the layers that are packed, in the model's order, with the names of their tensors by the names without the
-    layer's. facts: how to read each layer. left_out: tensors that are neither packed nor copied, with the reason.
-    notes: sentences of the report. All other tensors are copied.
+    Attributes
+    ----------
+    layers : dict of str to dict of str to str
+        Packed layers in the model's order. Each maps the names of its tensors without the layer's prefix to their names
+        in the checkpoint.
+    facts : dict of str to LayerFacts
+        How to decode each layer.
+    left_out : dict of str to str
+        Tensors that are neither packed nor copied, with the reason.
+    notes : tuple of str
+        Sentences for the report.
     """
 
     layers: dict[str, dict[str, str]]
@@ -34,12 +42,12 @@ class Inventory:
 def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> Inventory:
     """Find the quantized layers, compare each with the configuration, and account for all other tensors.
 
-    where: the checkpoint, for errors. Raises WeightFileError and QuantizationError.
+    ``where`` names the checkpoint in errors. Raise WeightFileError or QuantizationError.
     """
     kind = statement.format
     ending = f".{kind.required[0]}"
-    found = sorted((name.removesuffix(ending) for name in checkpoint.names if name.endswith(ending)), key=natural)
-    if not found:
+    names = sorted((name.removesuffix(ending) for name in checkpoint.names if name.endswith(ending)), key=natural)
+    if not names:
         ends = {name.rpartition(".")[2] for name in checkpoint.files}
         others = [other for other in FORMATS if other.required[0] in ends]
         got = f"layers of {others[0].title}" if others else "no quantized layer"
@@ -47,12 +55,12 @@ def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> 
         raise WeightFileError(where, got, allowed, "correct the configuration" if others else "")
     layers: dict[str, dict[str, str]] = {}
     facts: dict[str, LayerFacts] = {}
-    for layer in found:
+    for layer in names:
         if is_expert(layer):
             remedy = "mixtures of experts cannot be converted"
             raise WeightFileError(layer, "a quantized expert", "linear layers of dense models", remedy)
-        names = {part: f"{layer}.{part}" for part in (*kind.required, *kind.optional)}
-        layers[layer] = {part: name for part, name in names.items() if name in checkpoint.files}
+        tensors = {part: f"{layer}.{part}" for part in (*kind.required, *kind.optional)}
+        layers[layer] = {part: name for part, name in tensors.items() if name in checkpoint.files}
         if missing := [part for part in kind.required if part not in layers[layer]]:
             allowed = f"{', '.join(kind.required)} of a {kind.title} layer"
             remedy = "copy or download the checkpoint again"
@@ -63,23 +71,23 @@ def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> 
         buffers = (f"{layer}.workspace" for layer in layers)
         left_out = {name: "scratch memory of the Marlin kernel" for name in buffers if name in checkpoint.files}
     check_others(checkpoint, layers, left_out)
-    counts = Counter(known.note for known in facts.values() if known.note)
+    counts = Counter(fact.note for fact in facts.values() if fact.note)
     notes = [f"{note} ({count} of {len(layers)} layers)" for note, count in counts.items()]
     return Inventory(layers, facts, left_out, (*statement.notes, *notes))
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a sorting key under which layer 2 comes before layer 10."""
+    """Return a sorting key that puts layer 2 before layer 10."""
     parts = name.split(".")
     return tuple((0, int(part), "") if part.isascii() and part.isdecimal() else (1, 0, part) for part in parts)
 
 
 def is_expert(layer: str) -> bool:
-    """Whether a layer is an expert by its name."""
+    """Return whether a layer is an expert, judging by its name."""
     return re.search(r"\.experts\.", layer) is not None
 
 
-#: Buffers of integers that models have without any quantization.
+#: Integer buffers that models have even without quantization.
 _BUFFERS = re.compile(
     r"(^|.*\.)(position_ids|num_batches_tracked|relative_position_index|token_type_ids|cache_position|tid2eid"
     r"|att(entio)?n\.(bias|masked_bias)|\w*_(index|indices|mask))"
@@ -90,24 +98,24 @@ _PARTS = re.compile(
     r"|.*\.(scales|weight\.(absmax|quant_map|nested_\w+|quant_state\..*|_data|_scale|_shift))"
 )
 _SCALE = re.compile(r"(.*\.)?([^.]*)_scales?")
-#: A tensor `X_scale` with one of these X belongs to a quantized module, even if the file has no tensor X.
+#: A tensor `X_scale` with one of these X belongs to a quantized module even if the file has no tensor X.
 _SCALED = frozenset(
     ["weight", "input", "output", "act", "q", "k", "v", "kv", "kv_cache", "prob", "w1", "w2", "w3", "w13"]
 )
-#: Modules that may share the weight of another module, and have a bias of their own.
+#: Modules that may share another module's weight and have their own bias.
 _TIED = re.compile(r"(.*[._])?(lm_head|predictions|decoder)")
 
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Number of tensors in each module, and the stems of tensor names."""
+    """Number of tensors in each module, and stems of tensor names."""
 
     modules: Counter[str]
     stems: frozenset[str]
 
 
 def check_others(checkpoint: Checkpoint, layers: Mapping[str, Mapping[str, str]], left_out: Iterable[str] = ()) -> None:
-    """Raise WeightFileError for a left-over tensor that does not look like a float parameter."""
+    """Raise WeightFileError for another tensor that does not look like a float parameter."""
     names = _names(checkpoint.files)
     known = {name for parts in layers.values() for name in parts.values()} | set(left_out)
     for name, file in checkpoint.files.items():
@@ -150,19 +158,19 @@ def _check_other(name: str, entry: TensorEntry, names: _Names, checkpoint: Check
             _refuse(name, entry, checkpoint)
     if part == "bias" and is_float and names.modules[module] == 1 and not _TIED.fullmatch(module):
         remedy = "copy or download the checkpoint again"
-        raise WeightFileError(name, f"the bias of a module without weight: {module}", "a weight beside it", remedy)
+        raise WeightFileError(name, f"the bias of a module without weight: {module}", "a weight in the module", remedy)
 
 
 def _refuse(name: str, entry: TensorEntry, checkpoint: Checkpoint) -> NoReturn:
-    """Say that a tensor is left over, and what its module looks like."""
-    beside = checkpoint.shapes(name.rpartition(".")[0])
+    """Raise WeightFileError for a tensor that belongs to no packed layer, and name the format it resembles."""
+    siblings = checkpoint.shapes(name.rpartition(".")[0])
     remedy = f"cudatma does not read this part of the model; {FROM_FLOAT}"
-    got = f"{entry.dtype} {entry.shape}, which belongs to no layer that is packed"
+    got = f"{entry.dtype} {entry.shape}, which belongs to no packed layer"
     if re.search(r"(^|\.)experts\b", name):
         got += ": experts in one tensor"
-    elif {"scales", "biases"} <= beside.keys():
+    elif {"scales", "biases"} <= siblings.keys():
         got += ": MLX's format"
-    elif kind := recognized(beside):
+    elif kind := recognized(siblings):
         got += f": it looks like {kind.title}"
         remedy = "state it in config.json: quantization_config with quant_method, bits, group_size and the like"
     allowed = f"layers of {', '.join(kind.title for kind in FORMATS)}, and float tensors"

@@ -1,7 +1,7 @@
-"""Which module of a transformers model each quantized layer of a checkpoint becomes, if any.
+"""Match a checkpoint's quantized layers with the modules of a transformers model.
 
-Loading matches the layers with the model that it fills. A conversion matches them, before it writes, with the class
-that config.json names, built on the meta device. torch and transformers are imported only when a function needs them.
+Loading matches them with the model that it fills. A conversion matches them, before it writes, with the class that
+config.json names, built on the meta device. torch and transformers are imported only by the functions that use them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,29 @@ from cudatma.errors import WeightFileError, counted
 from cudatma.quantization.checkpoint import Checkpoint
 from cudatma.quantization.conversion.source import Source
 
-#: In and out features of a layer; None where the checkpoint does not say.
+#: In and out features of a layer; None if the checkpoint does not state them.
 Sizes = tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A checkpoint's quantized layers in a model class.
+    """Result of matching a checkpoint's quantized layers with a model class.
 
-    modules: layer -> the module that it becomes. ignored: layers that the class does not load, such as multi-token
-    prediction. refused: the error of each layer that the class cannot load, and of each parameter that the checkpoint
-    lacks or has in another shape. unloaded: other tensors that the class does not load. unknown: why the layers were
-    not matched, or "".
+    Attributes
+    ----------
+    class_name : str
+        The model class.
+    modules : dict of str to str
+        The module of each layer.
+    ignored : list of str
+        Layers that the class does not load, such as multi-token prediction.
+    refused : dict of str to WeightFileError
+        The error of each layer that the class cannot load, and of each parameter that the checkpoint lacks or stores in
+        another shape.
+    unloaded : list of str
+        Other tensors that the class does not load.
+    unknown : str
+        Why the layers were not matched, or "".
     """
 
     class_name: str = ""
@@ -39,7 +50,7 @@ class Match:
     unknown: str = ""
 
     def require(self) -> None:
-        """Raise the error of the first layer that the class cannot take."""
+        """Raise the error of the first layer that the class cannot load."""
         for error in self.refused.values():
             others = len(self.refused) - 1
             raise error.renamed({error.field: f"{error.field} and {counted(others, 'other')}"}) if others else error
@@ -47,41 +58,41 @@ class Match:
 
 def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint) -> Match:
     """Match a checkpoint's quantized layers, by name, with the modules of a model whose layers are still float."""
-    renamed, found = renaming(model), Match(type(model).__name__)
+    rename, match = renaming(model), Match(type(model).__name__)
     known = dict(model.named_modules())
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
-    held, plain = _held_parameters(model, checkpoint)
+    loaded, unchanged = _held_parameters(model, checkpoint)
     is_base = bool(model.base_model_prefix) and model.base_model is model
     for layer, sizes in layers.items():
-        name = renamed(layer)
+        name = rename(layer)
         module = known.get(name)
-        is_other_head = is_base and "." not in name  # a base model loads a folder of a model with a head
+        is_other_head = is_base and "." not in name  # a base model can load the folder of a model with a head
         if module is None and (is_other_head or any(pattern.search(f"{name}.weight") for pattern in ignored)):
-            found.ignored.append(layer)
+            match.ignored.append(layer)
             continue
-        found.modules[layer] = name
-        error = _misfit(layer, module, sizes, found.class_name)
-        error = error or _bias_misfit(module, found.class_name, checkpoint, held.get(f"{name}.bias"))
-        error = error or _tie_misfit(layer, name, model, held)
+        match.modules[layer] = name
+        error = _misfit(layer, module, sizes, match.class_name)
+        error = error or _bias_misfit(module, match.class_name, checkpoint, loaded.get(f"{name}.bias"))
+        error = error or _tie_misfit(layer, name, model, loaded)
         if error:
-            found.refused[layer] = error
+            match.refused[layer] = error
     parameters = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name, shape in parameters.items():
-        if name in plain and checkpoint.shape(plain[name]) != shape:
-            tensor, got, allowed = plain[name], checkpoint.shape(plain[name]), f"{shape}, as {found.class_name} has it"
+        if name in unchanged and checkpoint.shape(unchanged[name]) != shape:
+            tensor, allowed = unchanged[name], f"{shape}, the shape in {match.class_name}"
             remedy = "correct config.json, or download the checkpoint again"
-            found.refused[tensor] = WeightFileError(tensor, f"shape {got}", allowed, remedy)
-    for name in _absent_parameters(model, set(found.modules.values()), held):
-        allowed = f"the parameter that {found.class_name} has"
-        found.refused[name] = WeightFileError(name, "no such tensor", allowed, "copy or download the checkpoint again")
-    found.unloaded.extend(
+            match.refused[tensor] = WeightFileError(tensor, f"shape {checkpoint.shape(tensor)}", allowed, remedy)
+    for name in _absent_parameters(model, set(match.modules.values()), loaded):
+        allowed = f"a tensor for this parameter of {match.class_name}"
+        match.refused[name] = WeightFileError(name, "no such tensor", allowed, "copy or download the checkpoint again")
+    match.unloaded.extend(
         tensor
-        for name, tensor in held.items()
+        for name, tensor in loaded.items()
         if name not in parameters
         and tensor.rpartition(".")[0] not in layers
         and not any(pattern.search(name) for pattern in ignored)
     )
-    return found
+    return match
 
 
 def match_class(source: Source) -> Match:
@@ -90,22 +101,22 @@ def match_class(source: Source) -> Match:
     if model is None:
         return Match(unknown=unknown)
     layers = {layer: _sizes(source, layer) for layer in source.layers}
-    found = match_layers(model, layers, source.checkpoint)
-    if found.refused and "auto_map" in source.config:
-        cause = f"the model uses custom code, and its layers differ from those of transformers' {found.class_name}"
+    match = match_layers(model, layers, source.checkpoint)
+    if match.refused and "auto_map" in source.config:
+        cause = f"the model uses custom code, and its layers differ from those of transformers' {match.class_name}"
         return Match(unknown=cause)
-    return found
+    return match
 
 
 def is_linear(module: Any) -> bool:
-    """Return whether a module is an nn.Linear, or a class of transformers that computes the same."""
+    """Return whether a module is an nn.Linear, or a transformers class that computes the same."""
     import torch
 
     return type(module) is torch.nn.Linear or type(module).__name__ == "FalconLinear"
 
 
 def linear_sizes(module: Any) -> Sizes:
-    """Return the in and out features of a linear layer or of transformers' Conv1D, None for other modules."""
+    """Return the in and out features of a linear layer or of transformers' Conv1D, and None for other modules."""
     from transformers.pytorch_utils import Conv1D
 
     if is_linear(module):
@@ -114,20 +125,20 @@ def linear_sizes(module: Any) -> Sizes:
 
 
 def renaming(model: Any) -> Callable[[str], str]:
-    """Return a function from a layer's name in a checkpoint to that in a model whose layers are still float."""
+    """Return a function from a layer's name in a checkpoint to its name in a model with float layers."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
     known = model.state_dict()
     rules = [rule for rule in deepcopy(get_model_conversion_mapping(model)) if isinstance(rule, WeightRenaming)]
 
-    def renamed(layer: str) -> str:
+    def rename(layer: str) -> str:
         key, _ = rename_source_key(f"{layer}.weight", rules, [], model.base_model_prefix, known)
-        if key not in known and f"{layer}.weight" in known:  # it has the model's name already
+        if key not in known and f"{layer}.weight" in known:  # it already has the model's name
             return layer
         return str(key).removesuffix(".weight")
 
-    return renamed
+    return rename
 
 
 def _sizes(source: Source, layer: str) -> Sizes:
@@ -139,43 +150,43 @@ def _sizes(source: Source, layer: str) -> Sizes:
 
 
 def _misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> WeightFileError | None:
-    """Return the error of a layer that a module cannot hold."""
+    """Return the error of a layer that does not fit the module, or None."""
     allowed = "nn.Linear or Conv1D"
     if module is None:
-        remedy = "remove its tensors from the checkpoint, or name the class that has it in config.json: architectures"
+        remedy = "remove its tensors from the checkpoint, or name the right class in config.json: architectures"
         return WeightFileError(layer, f"no module of {class_name}", f"{allowed} of this class", remedy)
     expected = linear_sizes(module)
     if expected is None:
         remedy = "quantize the model again without this module"
         return WeightFileError(layer, f"a quantized {type(module).__name__} of {class_name}", allowed, remedy)
-    # Other tools store words of eight integers: K or N may be padded by up to seven.
+    # Other tools store words of eight integers, so K or N may be padded by up to seven.
     if sizes is not None and any(not b <= a <= -(-b // 8) * 8 for a, b in zip(sizes, expected, strict=True)):
         got, allowed = (f"{k} x {n}" for k, n in (sizes, expected))
-        return WeightFileError(f"{layer}: K x N", got, f"{allowed}, as {class_name} has it", "correct config.json")
+        return WeightFileError(f"{layer}: K x N", got, f"{allowed}, the size in {class_name}", "correct config.json")
     return None
 
 
 def _bias_misfit(module: Any, class_name: str, checkpoint: Checkpoint, name: str | None) -> WeightFileError | None:
-    """Return an error if only the checkpoint has a nonzero bias."""
+    """Return an error if the checkpoint has a nonzero bias and the module has none."""
     if module.bias is None and name is not None and checkpoint.read(name).any():
         remedy = "set the model's option for biases in config.json"
         return WeightFileError(name, "a bias", f"none, or zeros: {class_name} has no such bias", remedy)
     return None
 
 
-def _tie_misfit(layer: str, name: str, model: Any, held: Mapping[str, str]) -> WeightFileError | None:
-    """Return the error of a layer whose weight another module shares, if the checkpoint has no weight for that one."""
+def _tie_misfit(layer: str, name: str, model: Any, loaded: Mapping[str, str]) -> WeightFileError | None:
+    """Return an error if a module is tied to the layer's weight and the checkpoint has no weight for it."""
     pairs = [*model.all_tied_weights_keys.items()]
     for own, other in (*pairs, *(pair[::-1] for pair in pairs)):
-        if own == f"{name}.weight" and other not in held:
-            got = f"quantized, and no {other}, which {type(model).__name__} ties to it"
+        if own == f"{name}.weight" and other not in loaded:
+            got = f"quantized, without {other}, which {type(model).__name__} ties to it"
             remedy = "quantize the model again without this layer"
             return WeightFileError(layer, got, "both, or a float weight for both", remedy)
     return None
 
 
 def _held_parameters(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the tensor that each parameter of a model is loaded from, and the same for tensors loaded unchanged."""
+    """Return the tensor that each parameter of a model is loaded from, and those among them that load unchanged."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -183,29 +194,29 @@ def _held_parameters(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str]
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
     targets = {pattern: rule.target_patterns for rule in converters for pattern in rule.source_patterns}
-    held, plain = {}, {}
+    loaded, unchanged = {}, {}
     for tensor in checkpoint.names:
         key, pattern = rename_source_key(tensor, renamings, converters, model.base_model_prefix, known)
-        if key not in known and tensor in known:  # it has the model's name already
+        if key not in known and tensor in known:  # it already has the model's name
             key, pattern = tensor, None
         for target in targets.get(pattern, [""]):
-            held[key.replace(targets[pattern][0], target) if target else key] = tensor
+            loaded[key.replace(targets[pattern][0], target) if target else key] = tensor
         if pattern not in targets:
-            plain[key] = tensor
-    return held, plain
+            unchanged[key] = tensor
+    return loaded, unchanged
 
 
-def _absent_parameters(model: Any, modules: set[str], held: Mapping[str, str]) -> list[str]:
+def _absent_parameters(model: Any, modules: set[str], sources: Mapping[str, str]) -> list[str]:
     """Return the parameters that the checkpoint lacks.
 
-    Outside of numbered blocks, a checkpoint may lack poolers, and one of another class anything, such as a head for
-    classification: transformers initializes these for training.
+    A checkpoint may lack poolers outside of numbered blocks. A checkpoint of another class may lack any parameter
+    there, such as a classification head: transformers initializes these for training.
     """
-    present = held.keys() | {f"{module}.weight" for module in modules}
+    present = sources.keys() | {f"{module}.weight" for module in modules}
     patterns = "|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ())
     is_own_class = type(model).__name__ in (model.config.architectures or ())
     tied = model.all_tied_weights_keys
-    loaded = {tied.get(name, name) for name in present}  # by the name of the parameter that others are tied to
+    loaded = {tied.get(name, name) for name in present}  # by the parameter that others are tied to
     return [
         name
         for name, _ in model.named_parameters()
@@ -221,7 +232,7 @@ def _absent_parameters(model: Any, modules: set[str], held: Mapping[str, str]) -
 
 
 def _empty_model(source: Source) -> tuple[Any, str]:
-    """Build the class that config.json names on the meta device; return it, or None and why that is not possible."""
+    """Build the class that config.json names on the meta device. Return it and "", or None and the reason."""
     architectures = source.config.get("architectures")
     if not isinstance(architectures, list) or not architectures:
         return None, "config.json names no architecture"
@@ -237,6 +248,6 @@ def _empty_model(source: Source) -> tuple[Any, str]:
         config = transformers.AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
         with torch.device("meta"):
             return architecture._from_config(config, attn_implementation="eager"), ""
-    except Exception as error:  # any, of the model's code
+    except Exception as error:  # the model's code may raise anything
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         return None, f"{architectures[0]} cannot be built: {cause}"

@@ -1,4 +1,4 @@
-"""What a conversion did to each layer, and how far the packed weights are from what they were made of."""
+"""Report the errors of a conversion for each layer, and everything it did besides."""
 
 from __future__ import annotations
 
@@ -16,11 +16,32 @@ from cudatma.quantization.packed import PackedWeight, unpack
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """A packed layer. shape: (K, N). source_bytes, packed_bytes: of its tensors, without its bias.
+    """Result of packing one layer.
 
-    Errors are relative, 0.0 where nothing was rounded. Of an imported layer they compare scales, each with its own
-    value before it was rounded to the model's type. Of a quantized layer they compare weights: max_error is the
-    largest deviation over the largest weight, mean_error the sum of all deviations over the sum of all weights.
+    Errors are relative, and 0.0 if nothing was rounded. For an imported layer they compare each scale with its value
+    before it was rounded to the model's type. For a quantized layer they compare weights: max_error is the largest
+    deviation over the largest weight, mean_error the sum of all deviations over the sum of all weights.
+
+    Attributes
+    ----------
+    name : str
+        The layer's name.
+    shape : tuple of int
+        The sizes (K, N).
+    group_size : int
+        Rows of a group, or -1.
+    symmetric : bool
+        Whether the layer has no zero points.
+    act_order : bool
+        Whether the layer has a permutation of rows.
+    source_bytes : int
+        Bytes of the source's tensors, without the bias.
+    packed_bytes : int
+        Bytes of the packed arrays, without the bias.
+    max_error : float
+        Largest error.
+    mean_error : float
+        Mean error.
     """
 
     name: str
@@ -35,12 +56,12 @@ class LayerReport:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a reader of the packed arrays has to know before it sees them."""
+        """Facts that a reader needs before it sees the packed arrays."""
         return {"group_size": self.group_size, "symmetric": self.symmetric, "act_order": self.act_order}
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> LayerReport:
-        """The report that asdict() made, out of a file. WeightFileError where it is something else."""
+        """Rebuild a report from the result of asdict(). Raise WeightFileError if the value is anything else."""
         names = {field.name for field in fields(cls)}
         if not isinstance(value, Mapping) or set(value) != names or not isinstance(value["name"], str):
             raise WeightFileError(where, repr(value)[:80], ", ".join(sorted(names)), "convert into another folder")
@@ -49,15 +70,36 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A conversion that is done.
+    """Result of a finished conversion.
 
-    source, out: folders. method: of the source, "float" where this conversion quantized it. dtype: of the scales.
-    layers: in the model's order. skipped: matrices that stay as they are, with the reason. ignored: packed layers that
-    the model class does not load. not_compared: why the layers were not compared with the model class, or "".
-    not_copied: entries of the source's folder that the new one lacks, with the reason. left_out: tensors that the new
-    folder lacks, with the reason. notes: sentences about the source's configuration: keys that were not used, values
-    read otherwise than stated. source_bytes, out_bytes: of all tensors. kept_shards: how many an earlier run had
-    finished.
+    Attributes
+    ----------
+    source, out : str
+        The two folders.
+    method : str
+        Format of the source; "float" if this conversion quantized it.
+    dtype : str
+        Type of the scales.
+    layers : tuple of LayerReport
+        Packed layers, in the model's order.
+    skipped : dict of str to str
+        Matrices that stay unchanged, with the reason.
+    ignored : tuple of str
+        Packed layers that the model class does not load.
+    not_compared : str
+        Why the layers were not compared with the model class, or "".
+    not_copied : dict of str to str
+        Entries of the source's folder that the new one lacks, with the reason.
+    left_out : dict of str to str
+        Tensors that the new folder lacks, with the reason.
+    notes : tuple of str
+        Sentences about the source's configuration: unused keys, and values that are not used as stated.
+    source_bytes, out_bytes : int
+        Bytes of all tensors.
+    shards : int
+        Number of files.
+    kept_shards : int
+        Number of files that an earlier run had finished.
     """
 
     source: str
@@ -77,36 +119,39 @@ class Conversion:
     kept_shards: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
+        """Return all fields as plain data, for JSON."""
         return asdict(self)
 
 
-#: Rows of K that are compared at once.
+#: Rows of K compared at once.
 _ROWS = 256
 
 
 def weight_error(weight: NDArray[Any], packed: PackedWeight) -> tuple[float, float]:
-    """(largest deviation over the largest weight, sum of deviations over the sum of weights) of a quantized weight
-    (N, K), as torch keeps it. The packed weight has no activation order."""
+    """Return the maximum and mean relative error of a quantized weight (N, K), in torch's orientation.
+
+    The maximum is the largest deviation over the largest weight, the mean the sum of deviations over the sum of
+    weights. The packed weight must have no activation order.
+    """
     logical, k = unpack(packed), packed.shape[0]
     size = k if packed.group_size == -1 else packed.group_size
-    most = worst = total = deviation = 0.0
+    largest = worst = total = deviation = 0.0
     for first in range(0, k, _ROWS):
         group = np.arange(first, min(first + _ROWS, k)) // size
         rows = slice(first, first + len(group))
         zero = SYMMETRIC_ZERO if logical.zeros is None else logical.zeros[group].astype(np.float32)
         values = (logical.q[rows].astype(np.float32) - zero) * logical.scales[group].astype(np.float32)
-        wanted = weight[:, rows].T.astype(np.float32)
-        most = max(most, float(np.abs(wanted).max()))
-        total += float(np.abs(wanted).sum(dtype=np.float64))
-        np.abs(np.subtract(values, wanted, out=values), out=values)
+        expected = weight[:, rows].T.astype(np.float32)
+        largest = max(largest, float(np.abs(expected).max()))
+        total += float(np.abs(expected).sum(dtype=np.float64))
+        np.abs(np.subtract(values, expected, out=values), out=values)
         worst = max(worst, float(values.max()))
         deviation += float(values.sum(dtype=np.float64))
-    return (worst / most, deviation / total) if most else (0.0, 0.0)
+    return (worst / largest, deviation / total) if largest else (0.0, 0.0)
 
 
 def scale_error(scales: NDArray[Any], dtype: np.dtype[Any]) -> tuple[float, float]:
-    """(largest, mean) relative error of scales other than 0 that are rounded to ``dtype``."""
+    """Return the (largest, mean) relative error of the nonzero scales after rounding to ``dtype``."""
     if scales.dtype == dtype:
         return 0.0, 0.0
     exact = scales.astype(np.float64)

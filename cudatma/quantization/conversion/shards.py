@@ -1,8 +1,8 @@
-"""The files of a conversion: which tensors go into each, and a writer that holds no more than one of them.
+"""Plan the files of a conversion, and write each with at most one tensor in memory.
 
-The header comes first in the file and is known last: its place is reserved, and what it does not need is filled with
-spaces, as the format allows. Tensors have no gaps between them, and readers want each to begin at a multiple of its
-element's size: those that would misalign their successor are written last, the widest elements first.
+The header comes first in the file but is known last: its space is reserved and padded with spaces, as the format
+allows. Tensors follow each other without gaps, and readers expect each to begin at a multiple of its element's size.
+Tensors that would misalign their successor are therefore written last, the widest elements first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cudatma.quantization.importing import file_group_size, packed_group_size
 from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks, group_count
 from cudatma.quantization.safetensors_file import SafetensorsFile, dtype_name
 
-#: What files have until they are whole.
+#: Ending of the names of unfinished files.
 PARTIAL = ".cudatma-partial"
 _ALIGNED_BYTES = 8
 _METADATA = {"format": "pt"}  # transformers reads no file without it
@@ -37,15 +37,18 @@ _Late = tuple[int, str, str, tuple[int, ...], Callable[[], Iterable[Any]]]
 
 
 def header_room(tensors: Iterable[tuple[str, int]]) -> int:
-    """Bytes that are enough for the header of tensors with these names and numbers of dimensions."""
+    """Return enough bytes for the header of tensors with these names and numbers of dimensions."""
     needed = 64 + sum(len(json.dumps(name)) + 96 + 21 * dimensions for name, dimensions in tensors)
     return -(-needed // _ALIGNED_BYTES) * _ALIGNED_BYTES
 
 
 class ShardWriter:
-    """A context in which tensors are added; finish() renames the file into place, anything else removes it.
+    """Context manager that writes a safetensors file; finish() renames it into place, any other exit removes it.
 
-    Raises WeightFileError where it cannot be written.
+    Raises
+    ------
+    WeightFileError
+        If the file cannot be written.
     """
 
     def __init__(self, path: Path, room_bytes: int) -> None:
@@ -68,18 +71,18 @@ class ShardWriter:
         self.aside.unlink(missing_ok=True)
 
     def add(self, name: str, array: NDArray[Any]) -> None:
-        """Write an array, C order."""
+        """Write an array in C order."""
         data = array.reshape(-1).view(np.uint8)
         chunks = [data[begin : begin + _CHUNK_BYTES] for begin in range(0, data.size, _CHUNK_BYTES)]
         self._add(name, dtype_name(array.dtype), array.shape, array.nbytes, lambda: chunks)
 
     def copy(self, name: str, source: SafetensorsFile) -> None:
-        """Write a tensor of another file, of any type, as it is."""
+        """Copy a tensor of any type from another file."""
         entry = source.tensors[name]
         self._add(name, entry.dtype, entry.shape, entry.end - entry.begin, lambda: source.raw(name))
 
     def finish(self) -> tuple[int, str]:
-        """Write what is left, rename the file into place and return its bytes and digest (file_digest())."""
+        """Write the remaining tensors, rename the file into place, and return its size and file_digest()."""
         for _, name, dtype, shape, chunks in sorted(self._late, key=lambda late: -late[0]):
             self._write(name, dtype, shape, chunks)
         header = json.dumps({"__metadata__": _METADATA, **self.entries}, separators=(",", ":")).encode()
@@ -121,7 +124,9 @@ class ShardWriter:
 
 
 def file_digest(path: Path) -> str:
-    """The digest of a whole file, as ShardWriter.finish() returned it. WeightFileError where it cannot be read."""
+    """Return the digest of a whole file, as ShardWriter.finish() does. Raise WeightFileError if it is
+    unreadable.
+    """
     digest = hashlib.blake2b(digest_size=16)
     try:
         with path.open("rb") as file:
@@ -135,7 +140,7 @@ def file_digest(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file aside and rename it into place. WeightFileError where that fails."""
+    """Write a temporary file and rename it into place. Raise WeightFileError if that fails."""
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     try:
         with aside.open("x", encoding="utf-8") as file:
@@ -150,42 +155,43 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _joined(first: bytes, data: Any) -> str:
-    """The digest of a file by its header and the digest of its data, which is known before."""
+    """Return the digest of a file from its header and the running digest of its data."""
     return hashlib.blake2b(first + data.digest(), digest_size=16).hexdigest()
 
 
-#: The arrays of a packed layer, by their names without the layer's, and the dimensions of each.
+#: Arrays of a packed layer, by the name without the layer's prefix, and their numbers of dimensions.
 ARRAYS = {"qweight": 2, "scales": 2, "zeros": 2, "perm": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A layer that is packed, or a tensor that is copied. source: the names of the tensors that it is made of."""
+    """A layer to pack, or a tensor to copy. ``source`` names its tensors in the checkpoint."""
 
     name: str
     is_layer: bool
     source: tuple[str, ...]
-    most_bytes: int
+    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """A file, its units in order, and the bytes that are kept for its header."""
+    """A file, its units in order, and the bytes reserved for its header."""
 
     name: str
     units: tuple[Unit, ...]
     room_bytes: int
 
     @property
-    def most_bytes(self) -> int:
-        """What the file takes at most."""
-        return 8 + self.room_bytes + sum(unit.most_bytes for unit in self.units)
+    def max_bytes(self) -> int:
+        """Upper bound of the file's size in bytes."""
+        return 8 + self.room_bytes + sum(unit.max_bytes for unit in self.units)
 
 
 def plan_shards(source: Source, shard_bytes: int, group_size: int) -> list[ShardPlan]:
-    """Files of about ``shard_bytes`` at most, in the model's order; a unit is never divided.
+    """Divide the units among files of at most about ``shard_bytes``, in the model's order.
 
-    group_size: of a float checkpoint's layers. The same source and options give the same plan.
+    A unit is never divided. ``group_size`` applies to the layers of a float checkpoint. The same source and options
+    give the same plan.
     """
     packed = {name for parts in source.layers.values() for name in parts.values()} | source.inventory.left_out.keys()
     units = [
@@ -197,11 +203,11 @@ def plan_shards(source: Source, shard_bytes: int, group_size: int) -> list[Shard
     shards: list[list[Unit]] = []
     filled = shard_bytes
     for unit in sorted(units, key=lambda unit: natural(unit.name)):
-        if filled + unit.most_bytes > shard_bytes:
+        if filled + unit.max_bytes > shard_bytes:
             shards.append([])
             filled = 0
         shards[-1].append(unit)
-        filled += unit.most_bytes
+        filled += unit.max_bytes
     return [
         ShardPlan(_file_name(number, len(shards)), tuple(shard), header_room(_tensors(source, shard)))
         for number, shard in enumerate(shards, 1)
@@ -220,11 +226,11 @@ def _packed_bytes(source: Source, layer: str, group_size: int) -> int:
 
 def _tensors(source: Source, shard: list[Unit]) -> list[tuple[str, int]]:
     files: Mapping[str, object] = source.checkpoint.files
-    found = [(f"{unit.name}.{part}", size) for unit in shard if unit.is_layer for part, size in ARRAYS.items()]
+    tensors = [(f"{unit.name}.{part}", size) for unit in shard if unit.is_layer for part, size in ARRAYS.items()]
     for unit in shard:
         if not unit.is_layer and unit.name in files:
-            found.append((unit.name, len(source.checkpoint.files[unit.name].tensors[unit.name].shape)))
-    return found
+            tensors.append((unit.name, len(source.checkpoint.files[unit.name].tensors[unit.name].shape)))
+    return tensors
 
 
 def _file_name(number: int, count: int) -> str:

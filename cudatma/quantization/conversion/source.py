@@ -1,4 +1,4 @@
-"""The checkpoint that is converted: its tensors, its configuration, and which of its matrices are packed."""
+"""Open the checkpoint to convert, check it, and select the matrices to pack."""
 
 from __future__ import annotations
 
@@ -17,19 +17,31 @@ from cudatma.quantization.layout_v1 import BLOCK
 from cudatma.quantization.safetensors_file import FLOAT_DTYPES, check_suffix
 from cudatma.quantization.statement import Statement, read_config, read_section, read_statement, statement_files
 
-#: Architectures whose projections are stored (K, N), as transformers' Conv1D, under the name of nn.Linear's.
+#: Architectures that store projections as (K, N), as transformers' Conv1D does, under the names of nn.Linear.
 _CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
-#: transformers applies the adapter that this file describes to the model in the same folder, if peft is installed.
+#: If peft is installed, transformers applies the adapter that this file describes to the model in the same folder.
 ADAPTER = "adapter_config.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A checkpoint.
+    """A checkpoint and the use of its tensors.
 
-    statement: None for a float checkpoint. inventory: the use of each tensor. skipped: matrices that are not packed,
-    with the reason.
+    Attributes
+    ----------
+    folder : pathlib.Path
+        The checkpoint's folder.
+    config : dict
+        The content of config.json.
+    checkpoint : Checkpoint
+        The tensors.
+    statement : Statement or None
+        The quantization configuration; None for a float checkpoint.
+    inventory : Inventory
+        The use of each tensor.
+    skipped : dict of str to str
+        Matrices that are not packed, with the reason.
     """
 
     folder: Path
@@ -41,27 +53,29 @@ class Source:
 
     @property
     def layers(self) -> dict[str, dict[str, str]]:
-        """The packed layers in the model's order, with their tensors by the names without the layer's."""
+        """Packed layers in the model's order, each with its tensors by the name without the layer's prefix."""
         return self.inventory.layers
 
     def tensor_bytes(self, names: Iterable[str]) -> int:
-        """Bytes of these tensors in the checkpoint."""
+        """Return the bytes of these tensors in the checkpoint."""
         entries = (self.checkpoint.files[name].tensors[name] for name in names)
         return sum(entry.end - entry.begin for entry in entries)
 
     def shapes(self, layer: str) -> dict[str, tuple[int, ...]]:
-        """The shapes of a layer's tensors."""
+        """Return the shapes of a layer's tensors."""
         files = self.checkpoint.files
         return {part: files[name].tensors[name].shape for part, name in self.layers[layer].items()}
 
     def leave(self, reasons: Mapping[str, str]) -> Source:
-        """Return the same source with some float layers left as they are, each for a reason."""
+        """Return the same source without some of the float layers to quantize, each with a reason."""
         layers = {name: parts for name, parts in self.layers.items() if name not in reasons}
         _require_layers(layers, str(self.folder))
         return replace(self, inventory=Inventory(layers), skipped={**self.skipped, **reasons})
 
     def fingerprint(self) -> dict[str, str]:
-        """File -> digest of its size, header and samples of its data, enough to tell two trainings of a model apart."""
+        """Return a digest of each file's size, header and samples of its data, which differs between trainings of a
+        model.
+        """
         files = {file.path for file in self.checkpoint.files.values()} | set(statement_files(self.folder))
         return {path.name: _fingerprint(path) for path in sorted(files)}
 
@@ -69,11 +83,28 @@ class Source:
 def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vision_tower: bool = False) -> Source:
     """Read a checkpoint's headers and configuration and check both.
 
-    quantize: whether the caller wants a float checkpoint quantized. exclude: patterns (fnmatch) of layers that stay.
-    vision_tower: whether encoders of images, video and audio are quantized too.
+    Parameters
+    ----------
+    folder : pathlib.Path
+        The checkpoint's folder.
+    quantize : bool
+        Whether to quantize a float checkpoint.
+    exclude : iterable of str, optional
+        Patterns (fnmatch) of layers that stay float.
+    vision_tower : bool, default False
+        Whether to quantize encoders of images, video and audio.
 
-    Raises WeightFileError and QuantizationError for what cannot be converted, ArgumentError for quantize where the
-    checkpoint is or is not quantized.
+    Returns
+    -------
+    Source
+        The checkpoint.
+
+    Raises
+    ------
+    WeightFileError, QuantizationError
+        If the checkpoint cannot be converted.
+    ArgumentError
+        If ``quantize`` does not suit the checkpoint.
     """
     check_suffix(folder)
     if not folder.is_dir():
@@ -83,7 +114,7 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     config, (section, where) = read_config(folder), read_section(folder)
     if section.get("quant_method") == "cudatma":
         remedy = "transformers loads it after cudatma.integrations.transformers.register()"
-        raise WeightFileError(str(folder), "a folder that is converted already", "one that is not", remedy)
+        raise WeightFileError(str(folder), "a converted folder", "one that is not converted yet", remedy)
     if (folder / ADAPTER).is_file():
         remedy = "move it and adapter_model.safetensors to another folder; peft applies them to the converted model"
         raise WeightFileError(str(folder / ADAPTER), "an adapter", "a model without one", remedy)
@@ -94,7 +125,9 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
         check_others(checkpoint, {})
     if section and quantize:
         got = f"a checkpoint that is quantized ({section.get('quant_method', 'no quant_method')})"
-        raise ArgumentError("quantize", got, "a float checkpoint", "leave the option out: its layers are packed as is")
+        raise ArgumentError(
+            "quantize", got, "a float checkpoint", "leave the option out: its layers keep their integers"
+        )
     if not section and not quantize:
         remedy = "add --quantize (quantize=True), which rounds its weights to nearest"
         raise ArgumentError(str(folder), "a float checkpoint", "a quantized one", remedy)
@@ -131,20 +164,20 @@ def _float_layers(
 
 
 def _require_layers(layers: Mapping[str, object], where: str) -> None:
-    """Raise WeightFileError where a float checkpoint has no layer to quantize."""
+    """Raise WeightFileError if a float checkpoint has no layer to quantize."""
     if not layers:
         raise WeightFileError(where, "no layer to quantize", "matrices named *.N.*.weight, in fp16, bf16 or fp32")
 
 
 def _matrices(checkpoint: Checkpoint) -> list[str]:
-    """Modules whose weight has two dimensions, in the model's order."""
+    """Return the modules whose weight has two dimensions, in the model's order."""
     files = checkpoint.files
-    found = (name for name in files if name.endswith(".weight") and len(files[name].tensors[name].shape) == 2)
-    return sorted((name.removesuffix(".weight") for name in found), key=natural)
+    weights = (name for name in files if name.endswith(".weight") and len(files[name].tensors[name].shape) == 2)
+    return sorted((name.removesuffix(".weight") for name in weights), key=natural)
 
 
 def _why_not(checkpoint: Checkpoint, layer: str, exclude: tuple[str, ...]) -> str:
-    """Why a matrix is not quantized; "" where it is."""
+    """Return why a matrix is not quantized, or ""."""
     entry = checkpoint.files[f"{layer}.weight"].tensors[f"{layer}.weight"]
     for pattern in exclude:
         if fnmatchcase(layer, pattern):
@@ -155,7 +188,7 @@ def _why_not(checkpoint: Checkpoint, layer: str, exclude: tuple[str, ...]) -> st
 
 
 def unsuitable(layer: str, shape: tuple[int, ...]) -> str:
-    """Why a matrix of this name and shape is not quantized unless its checkpoint was; "" where it is."""
+    """Return why a matrix with this name and shape is not quantized unless its checkpoint was, or ""."""
     last = layer.rpartition(".")[2]
     if last == "lm_head" or not re.search(r"\.\d+\.", layer):
         return "outside the model's numbered blocks, as the head and the embedding"
@@ -168,21 +201,21 @@ def unsuitable(layer: str, shape: tuple[int, ...]) -> str:
     return ""
 
 
-#: Words in the names of modules that encode what is not text.
+#: Words in the names of modules that encode something other than text.
 _TOWER_WORDS = {"vision", "visual", "image", "video", "audio", "speech", "vqmodel", "vpm", "apm"}
-#: Types of models for images or audio whose encoder has no other name than ``encoder``.
+#: Types of image or audio models whose encoder is simply called ``encoder``.
 _ENCODER_MODELS = {
     "granite_speech", "moonshine", "speech-encoder-decoder", "speech_to_text", "vision-encoder-decoder", "whisper",
 }  # fmt: skip
 
 
 def tower_layers(layers: Iterable[str], model_type: object) -> set[str]:
-    """Return the layers whose names say that they encode images, video or audio, unless all of them do."""
+    """Return the layers whose names say that they encode images, video or audio, unless all layers do."""
     names = set(layers)
-    found = {layer for layer in names if _TOWER_WORDS & set(re.split(r"[._]", layer))}
+    tower = {layer for layer in names if _TOWER_WORDS & set(re.split(r"[._]", layer))}
     if model_type in _ENCODER_MODELS:
-        found |= {layer for layer in names if re.match(r"(model\.)?encoder\.", layer)}
-    return found if found != names else set()
+        tower |= {layer for layer in names if re.match(r"(model\.)?encoder\.", layer)}
+    return tower if tower != names else set()
 
 
 def _fingerprint(path: Path) -> str:
