@@ -612,8 +612,8 @@ MISTAKES = (
 
 HEAD = """# Common mistakes, and how cudatma reports them
 
-Each section shows a mistake, its repair as a diff, and the first line of the report about the wrong code. To see a whole
-report, run for example `python docs/guide/mistakes.py 6` in a checkout. You do not need a GPU.
+Each section shows a mistake, its repair as a diff, and the first line of the report about the wrong code. To see a
+whole report, run for example `python docs/guide/mistakes.py 6` in a checkout. You do not need a GPU.
 
 ## Checklist
 

@@ -19,7 +19,6 @@ from cudatma.mutants.exemptions import Exemptions
 from cudatma.mutants.ptx_text import sites_of
 
 
-
 @pytest.mark.parametrize("name", ["marlin_mma_sync/tma", "wgmma_gemm/cluster2", "tile_copy/2d"])
 def test_sites_are_exact_and_mutants_parse(name: str) -> None:
     ptx = trials()[name]().ptx
