@@ -11,8 +11,8 @@ A file is validated when it is read, and writing it loses nothing::
     {"schema": 5, "sections": [{"gpu": {..}, "entries": [{family, problem, kernel, revision, config, us, rule_us}]}]}
 
 A section holds the measurements of one class of GPUs; sections of other GPUs stay unchanged. An entry is valid for its
-kernel, config and the kernel's ``revision``, which is raised whenever the kernel's timing changes. docs/howto/tune.md
-describes every field.
+kernel, config and the kernel's ``revision``, which is raised whenever the kernel's timing changes. ``us`` and
+``rule_us`` are the times of the entry and of the cost model's choice in the same run.
 """
 
 from __future__ import annotations

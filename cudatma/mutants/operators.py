@@ -19,7 +19,7 @@ _UNORDERED |= {"store_source_reused", "read_before_store"}
 _LATE_STORE = frozenset({"store_source_reused", "exit_with_pending_store", "read_before_store", "write_race"})
 _TX_STEP = 16
 
-#: Operator -> description, for the table in the documentation.
+#: Operator -> description.
 OPERATORS: dict[str, str] = {
     "drop_fence": "a fence (mbarrier_init, proxy, acq_rel, membar, wgmma) is removed",
     "drop_init": "an mbarrier.init is removed",

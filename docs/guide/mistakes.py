@@ -612,41 +612,28 @@ MISTAKES = (
 
 HEAD = """# Common mistakes, and how cudatma reports them
 
-Each section shows a mistake, its repair as a diff, and the report about the wrong code. The emulator reports mistakes
-in kernels. A `DescriptorError` is raised on the host, when the tensor map is created or checked. To see a whole
-report, with source lines and addresses, run for example `python docs/guide/mistakes.py 6` in a checkout. You do not
-need a GPU.
+Each section shows a mistake, its repair as a diff, and the first line of the report about the wrong code. To see a
+whole report, run for example `python docs/guide/mistakes.py 6` in a checkout. You do not need a GPU.
 
 ## Checklist
 
-Host:
-
-- The base address and the strides are multiples of 16 bytes. Boxes and coordinates count elements; strides count
-  bytes.
-- The rows of a tensor that you store to are multiples of 16 bytes.
-
-Kernel:
-
-- A tile begins at a multiple of `smem_alignment_bytes` (128 bytes, or 256 to 1024 with a swizzle) and takes
-  `footprint_bytes` of shared memory.
+- The base address, the strides, and the x coordinate of a box are multiples of 16 bytes. So are the rows of a tensor
+  that you store to.
+- A tile begins at a multiple of `smem_alignment_bytes` and takes `footprint_bytes` of shared memory.
 - The barrier expects `expected_bytes`. Elements outside the tensor count.
-- The x coordinate times the size of an element is a multiple of 16 bytes. Only loads may begin outside the tensor.
 - `fence.mbarrier_init` and a barrier of all threads that use it follow `mbarrier.init`.
-- One thread issues a load; every reader waits on its barrier. The parity of the wait toggles with each lap of the
-  ring.
-- A slot is refilled after all readers have arrived at its `empty` barrier, and after a proxy fence if ordinary code
-  wrote to it.
-- A store follows a proxy fence and a barrier. Commit it, and wait before you reuse the tile or exit.
+- One thread issues a load; every reader waits on its barrier. The parity of the wait toggles with each lap of the ring.
+- A slot is refilled after all readers have arrived at its `empty` barrier.
+- A proxy fence comes between ordinary writes to a tile and a load or store by TMA.
+- A store is committed, and waited for before you reuse the tile or exit.
 - No CTA of a cluster sends before the barriers of all CTAs are initialized, or exits before the others have stopped
   sending to it.
-- A tensor map that the GPU edits needs a release and an acquire, and no copy that uses its old contents may be in
-  flight.
 
 ## Index
 
 """
 #: Places in a report that differ from run to run, or with the line numbers of the templates.
-_PLACE = re.compile(r" \((shared address|bytes from) .*$|, address 0x[0-9a-f]+|; PTX line .*$")
+_PLACE = re.compile(r" \((shared address|bytes from) .*$|, address 0x[0-9a-f]+|; PTX line .*$|: (it ends )?phase .*$")
 
 
 def page() -> str:
@@ -670,13 +657,10 @@ def _section(number: int, mistake: Mistake) -> str:
 
 
 def _finding(mistake: Mistake) -> str:
-    """Return the first line of the finding that the mistake is known by, and its usual cause."""
-    lines = mistake.report().splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith(mistake.says))
-    cause = next((line.strip() for line in lines[first:] if line.strip().startswith("usual cause")), "")
-    kind, _, message = _PLACE.sub("", lines[first]).partition(":")
-    ending = f". Usual{cause.removeprefix('usual')}" if cause else ""
-    return f"`{kind}`: {message.strip().rstrip(':')}{ending}."
+    """Return the first line of the finding that the mistake is known by."""
+    line = next(line for line in mistake.report().splitlines() if line.startswith(mistake.says))
+    kind, _, message = _PLACE.sub("", line).partition(":")
+    return f"`{kind}`: {message.strip().rstrip(':')}."
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -155,7 +155,6 @@ PUBLIC = {name: role_of(name) for name in cudatma.__all__}
 GENERATED = {
     "docs/reference/command_line": site_cli.page,
     "docs/reference/errors": site_errors.index_page,
-    "docs/reference/hazards": site_errors.hazard_page,
 }
 
 

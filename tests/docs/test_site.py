@@ -11,7 +11,6 @@ import pytest
 
 import cudatma
 from cudatma import cli
-from cudatma.emulator import CAUSES
 from tools.dev import site_cli, site_errors
 from tools.dev.site_docstrings import linked_sections, to_rst
 
@@ -60,11 +59,6 @@ def test_the_page_of_an_error_has_its_messages() -> None:
     )
     assert message in pages["DescriptorError"].replace("\\", "")
     assert all(f":doc:`errors/{name}`" in site_errors.index_page() for name in pages)
-
-
-def test_every_kind_of_hazard_has_a_section() -> None:
-    page = site_errors.hazard_page()
-    assert all(f"\n{kind}\n{'-' * len(kind)}\n" in page for kind in CAUSES)
 
 
 def test_blocks_of_code_are_left_alone() -> None:

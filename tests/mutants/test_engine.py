@@ -14,11 +14,9 @@ from trials import trials
 from cudatma.cli import main
 from cudatma.emulator import load
 from cudatma.emulator.ptx.parser import parse
-from cudatma.mutants import EXEMPT, OPERATORS, REPORTED, Call, Trial, mutants_of
+from cudatma.mutants import EXEMPT, REPORTED, Call, Trial, mutants_of
 from cudatma.mutants.exemptions import Exemptions
 from cudatma.mutants.ptx_text import sites_of
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", ["marlin_mma_sync/tma", "wgmma_gemm/cluster2", "tile_copy/2d"])
@@ -197,9 +195,3 @@ def test_the_tool_refuses_wrong_calls(small: list[str], capsys: pytest.CaptureFi
     assert "--schedules" in capsys.readouterr().err
     assert main(["mutants", "no_such_kernel"]) == 2
     assert "no_such_kernel" in capsys.readouterr().err
-
-
-def test_the_page_names_every_operator() -> None:
-    page = (ROOT / "docs" / "howto" / "mutate_a_kernel.md").read_text()
-    for name, text in OPERATORS.items():
-        assert f"| `{name}` | {text} |" in page

@@ -1,7 +1,7 @@
-"""The pages of the documentation site about errors and hazards, generated from the code.
+"""The pages of the documentation site about errors, generated from the code.
 
 Each error class has a page with its docstring and the messages that it is raised with, so that a search for a message
-finds the class. The page of hazards has a section for each kind that the emulator reports.
+finds the class.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import cudatma
 from cudatma import emulator, errors
-from cudatma.emulator import CAUSES
 from tools.dev.site_docstrings import inline
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,17 +106,3 @@ def index_page() -> str:
         summary = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
         lines += [f"   * - :doc:`errors/{name}`", f"     - {inline(summary, {})}"]
     return "\n".join(lines) + "\n"
-
-
-def hazard_page() -> str:
-    """Return the page of hazards, with a section for each kind."""
-    title = "Hazards"
-    lines = [title, "=" * len(title), ""]
-    lines += [
-        "The emulator reports these kinds of hazards. Each report adds the source line, the other access and the",
-        "missing call: see :doc:`/docs/howto/emulate_a_kernel`. ``emulator.CAUSES`` has the texts of this page.",
-        "",
-    ]
-    for kind, cause in CAUSES.items():
-        lines += [kind, "-" * len(kind), "", f"Usual cause: {inline(cause, {})}.", ""]
-    return "\n".join(lines)
