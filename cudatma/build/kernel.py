@@ -202,8 +202,8 @@ def compile(
         Further options of NVRTC.
     debug : bool, optional
         Whether waits of the primitives end after $CUDATMA_DEBUG_TIMEOUT seconds (2), and their arguments are checked. A
-        launch then waits for its end and raises PipelineHang; see docs/howto/debug_a_hang.md. Default: whether $CUDATMA_DEBUG is
-        1.
+        launch then waits for its end and raises PipelineHang; see docs/howto/debug_a_hang.md. Default: whether
+        $CUDATMA_DEBUG is 1.
 
     Returns
     -------

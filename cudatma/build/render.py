@@ -210,7 +210,8 @@ def render(
     name : str, optional
         File name of the text. The source then has #line directives, which name it.
     debug : bool, default False
-        ``debug`` in the template. Primitives then bound their waits and check their arguments; see docs/howto/debug_a_hang.md.
+        ``debug`` in the template. Primitives then bound their waits and check their arguments; see
+        docs/howto/debug_a_hang.md.
 
     Returns
     -------

@@ -172,6 +172,11 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d_store(const TensorMap* m
                  :: "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
+// [PTX ISA, prefetch] Prefetch a tensor map into the descriptor cache.
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
 // [PTX ISA, cp.async.bulk.commit_group] Make this thread's bulk stores and reductions since the last commit one group.
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
@@ -320,6 +325,11 @@ __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
+
+// Where a thread is among the consumers. warp counts from the first warp of the warpgroup.
+struct ThreadPosition {
+    u32 warpgroup, warp, lane;
+};
 
 // A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
 struct Divisor {
@@ -574,6 +584,14 @@ __device__ __forceinline__ void load_scales(const Ring& ring, u32 smem, const Te
     cp_async_bulk_tensor_3d_load(smem + A_SCALE + ring.stage * A_SCALE_STAGE_BYTES, map, ring.get_barrier(), place.row0, k, place.batch);
 }
 
+// Prefetch the tensor maps in the first thread of the producer warp. It may run before the previous grid completes.
+__device__ __forceinline__ void prefetch_maps(const Maps& maps) {
+    if (threadIdx.x != 32 * CONSUMER_WARPS) return;
+    prefetch_tensormap(maps.a);
+    prefetch_tensormap(maps.b);
+    prefetch_tensormap(maps.a_scale);
+}
+
 // ---- Stores ---------------------------------------------------------------------------------------------------------
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
@@ -588,25 +606,25 @@ __device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STOR
 // Stage all of a warpgroup's part of a tile in the 128-byte swizzle. One thread stores it by TMA while the next tile is computed: few large
 // boxes take TMA less time than many small ones. place: the place of the warpgroup's part.
 __device__ __forceinline__ void store_tile(Accumulators& acc, const Problem& problem, const Result& result, u32 smem,
-                                           const TensorMap* map, const Place& place, u32 warpgroup, u32 warp, u32 lane) {
-    const Place of_warp{place.row0 + 16 * warp, place.column0, place.batch};
-    const u32 buffers = smem + STAGING + STAGING_BUFFERS * warpgroup * BUFFER_BYTES;
+                                           const TensorMap* map, const Place& place, const ThreadPosition& at) {
+    const Place of_warp{place.row0 + 16 * at.warp, place.column0, place.batch};
+    const u32 buffers = smem + STAGING + STAGING_BUFFERS * at.warpgroup * BUFFER_BYTES;
     if (!problem.output_by_tma) {   // the output's strides do not allow TMA
-        store_rows(acc, problem, result, buffers + warp * WARP_STAGING_BYTES, of_warp, lane);
+        store_rows(acc, problem, result, buffers + at.warp * WARP_STAGING_BYTES, of_warp, at.lane);
         return;
     }
-    const bool issues = warp == 0 && lane == 0;
+    const bool issues = at.warp == 0 && at.lane == 0;
     if (issues) cp_async_bulk_wait_group_read<0>();   // TMA has read the previous tile
-    store_sync(warpgroup);   // wait for the thread that issued the stores
+    store_sync(at.warpgroup);   // wait for the thread that issued the stores
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
         for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
-            const u32 row = FRAGMENT_STRIDE_M * m + 16 * warp;
-            stage_fragments(acc[m], buffers + (8 * n / STAGED_N * WARPGROUP_M + row) * SPAN_BYTES, n, lane);
+            const u32 row = FRAGMENT_STRIDE_M * m + 16 * at.warp;
+            stage_fragments(acc[m], buffers + (8 * n / STAGED_N * WARPGROUP_M + row) * SPAN_BYTES, n, at.lane);
         }
     fence_proxy_async_shared_cta();
-    store_sync(warpgroup);   // all rows are staged, and visible to TMA
+    store_sync(at.warpgroup);   // all rows are staged, and visible to TMA
     if (!issues) return;
 #pragma unroll
     for (u32 n = 0; n < TILE_N; n += STAGED_N)
@@ -771,8 +789,8 @@ struct BlockScales {
     float columns, next;    // column_scales() of this window and of the next one
     float row_scales[2], column_scale;
 
-    __device__ __forceinline__ BlockScales(const Result& result, const Place& place, u32 smem, float columns, u32 warpgroup, u32 warp, u32 lane)
-        : result(result), place(place), rows(smem + A_SCALE + 4 * (warpgroup * WARPGROUP_M + 16 * warp + lane / 4)), next(columns) {}
+    __device__ __forceinline__ BlockScales(const Result& result, const Place& place, u32 smem, float columns, const ThreadPosition& at)
+        : result(result), place(place), rows(smem + A_SCALE + 4 * (at.warpgroup * WARPGROUP_M + 16 * at.warp + at.lane / 4)), next(columns) {}
 
     // Begin with block k, and load the scales of the next window.
     __device__ __forceinline__ void begin_window(const Problem& problem, u32 k, u32 lane) {
@@ -797,17 +815,17 @@ struct BlockScales {
 
 // Accumulate the scaled blocks of a tile. One warpgroup multiplies while the other one scales, so the code between the products of a warpgroup must
 // be short: the loops are unrolled so that an iteration waits for the next slot and computes its descriptors while it scales.
-__device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const Problem& problem, BlockScales& scales, u32 smem, u32 warpgroup,
-                                           u32 lane) {
+__device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const Problem& problem, BlockScales& scales, u32 smem,
+                                           const ThreadPosition& at) {
     clear(acc);
     BlockSums sums = {};
 #pragma unroll(UNROLLED_WINDOWS)
     for (u32 k = 0; k < problem.k_iterations; k += WINDOW) {
-        scales.begin_window(problem, k, lane);
+        scales.begin_window(problem, k, at.lane);
 #pragma unroll(UNROLLED_BLOCKS)
         for (u32 i = 0; i < WINDOW; ++i, ring.advance()) {
             if (i > 0 && k + i == problem.k_iterations) break;
-            const u64 a = a_descriptor(smem, ring.stage, warpgroup), b = b_descriptor(smem, ring.stage);
+            const u64 a = a_descriptor(smem, ring.stage, at.warpgroup), b = b_descriptor(smem, ring.stage);
             ring.wait();
 #pragma unroll
             for (u32 m = 0; m < FRAGMENTS_16; ++m) {
@@ -816,7 +834,7 @@ __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const 
                 float factors[2];
                 scales.get(factors, problem, k, i, m);
                 wgmma_wait_group<0>();
-                if (m + 1 == FRAGMENTS_16) release_slot(ring, ring.stage, lane);
+                if (m + 1 == FRAGMENTS_16) release_slot(ring, ring.stage, at.lane);
                 add_scaled(acc[m], sums, factors);
             }
         }
@@ -825,22 +843,22 @@ __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const 
 
 // Compute and store one tile after the other.
 __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map, const Result& result,
-                                        u32 warpgroup, u32 warp, u32 lane, u32 rank) {
+                                        const ThreadPosition& at, u32 rank) {
     WorkQueue queue(problem, blockIdx.x / CLUSTER);
     WorkUnit unit;
-    float columns = next_columns(queue, problem, result, rank, lane);
+    float columns = next_columns(queue, problem, result, rank, at.lane);
     while (queue.next(problem, unit)) {
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
         Place place = tile_place(problem, tile_m, tile_n, rank);
-        place.row0 += warpgroup * WARPGROUP_M;
+        place.row0 += at.warpgroup * WARPGROUP_M;
         Accumulators acc;
-        BlockScales scales(result, place, smem, columns, warpgroup, warp, lane);
-        add_blocks(acc, ring, problem, scales, smem, warpgroup, lane);
-        columns = next_columns(queue, problem, result, rank, lane);   // their loads complete while the tile is stored
-        store_tile(acc, problem, result, smem, output_map, place, warpgroup, warp, lane);
+        BlockScales scales(result, place, smem, columns, at);
+        add_blocks(acc, ring, problem, scales, smem, at);
+        columns = next_columns(queue, problem, result, rank, at.lane);   // their loads complete while the tile is stored
+        store_tile(acc, problem, result, smem, output_map, place, at);
     }
-    if (lane == 0) cp_async_bulk_wait_group<0>();   // the CTA must not exit while TMA reads its shared memory
+    if (at.lane == 0) cp_async_bulk_wait_group<0>();   // the CTA must not exit while TMA reads its shared memory
 }
 }  // namespace cudatma
 
@@ -860,6 +878,7 @@ gemm_v5_e4m3_rc_blocks_tma_256x128x128_w2_s3_c2(
     // The shuffle lets ptxas know that the value is uniform in a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 
+    prefetch_maps(Maps{&a_map, &b_map, &a_scale_map});
     clear_unloaded(problem, smem);
     Ring ring;
     ring.attach(smem + FULL_BARRIERS);
@@ -875,7 +894,7 @@ gemm_v5_e4m3_rc_blocks_tma_256x128x128_w2_s3_c2(
     } else {
         setmaxnreg_inc<240>();
         consume(ring, problem, smem, &output_map, Result{output, b_scale},
-                warp_index / 4, warp_index % 4, laneid(), rank);
+                ThreadPosition{warp_index / 4, warp_index % 4, laneid()}, rank);
     }
     // A CTA must not exit while another CTA may write to its shared memory or arrive at its barriers.
     barrier_cluster_arrive();
