@@ -778,61 +778,29 @@ __device__ __forceinline__ float next_columns(WorkQueue queue, const Problem& pr
     return column_scales(problem, result, tile_place(problem, tile_m, tile_n, rank), 0, lane);
 }
 
-constexpr u32 WINDOW = 32;   // blocks of K whose scales of the tile's columns a warp holds, one per lane
-constexpr u32 UNROLLED_WINDOWS = 1, UNROLLED_BLOCKS = 8;
-
-// The scales of a tile. The scales of A's rows are in the slots; they are read before a block's products are complete.
-struct BlockScales {
-    const Result& result;
-    const Place& place;
-    u32 rows;               // shared address of the thread's first row in slot 0
-    float columns, next;    // column_scales() of this window and of the next one
-    float row_scales[2], column_scale;
-
-    __device__ __forceinline__ BlockScales(const Result& result, const Place& place, u32 smem, float columns, const ThreadPosition& at)
-        : result(result), place(place), rows(smem + A_SCALE + 4 * (at.warpgroup * WARPGROUP_M + 16 * at.warp + at.lane / 4)), next(columns) {}
-
-    // Begin with block k, and load the scales of the next window.
-    __device__ __forceinline__ void begin_window(const Problem& problem, u32 k, u32 lane) {
-        columns = next;
-        if (k + WINDOW < problem.k_iterations) next = column_scales(problem, result, place, k + WINDOW, lane);
-    }
-
-    // Read the scales of block i of the window before its products are issued. stage: the slot of the block.
-    __device__ __forceinline__ void prepare(u32 stage, u32 i, u32 m) {
-        if (m == 0) column_scale = __shfl_sync(0xffffffffu, columns, i);
-        const u32 address = rows + stage * A_SCALE_STAGE_BYTES + 4 * 64 * m;
-        row_scales[0] = load_shared_f32(address);
-        row_scales[1] = load_shared_f32(address + 4 * 8);
-    }
-
-    // Set the factors of the thread's rows in the block.
-    __device__ __forceinline__ void get(float (&factors)[2], const Problem&, u32, u32, u32) const {
-#pragma unroll
-        for (u32 half = 0; half < 2; ++half) factors[half] = row_scales[half] * column_scale;
-    }
-};
-
-// Accumulate the scaled blocks of a tile. One warpgroup multiplies while the other one scales, so the code between the products of a warpgroup must
-// be short: the loops are unrolled so that an iteration waits for the next slot and computes its descriptors while it scales.
-__device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const Problem& problem, BlockScales& scales, u32 smem,
-                                           const ThreadPosition& at) {
+// Accumulate the scaled blocks of a tile. One warpgroup multiplies while the other one scales, so the code between the products of a
+// warpgroup must be short: the loop is unrolled so that an iteration waits for the next slot and computes its descriptors while it scales.
+// The scales of A's rows are in the slot, and are read before its products are complete. columns: column_scales() for block 0.
+__device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const Problem& problem, const Result& result,
+                                           const Place& place, u32 smem, float columns, const ThreadPosition& at) {
     clear(acc);
+    const u32 rows_scales = smem + A_SCALE + 4 * (at.warpgroup * WARPGROUP_M + 16 * at.warp + at.lane / 4);
     BlockSums sums = {};
-#pragma unroll(UNROLLED_WINDOWS)
-    for (u32 k = 0; k < problem.k_iterations; k += WINDOW) {
-        scales.begin_window(problem, k, at.lane);
-#pragma unroll(UNROLLED_BLOCKS)
-        for (u32 i = 0; i < WINDOW; ++i, ring.advance()) {
-            if (i > 0 && k + i == problem.k_iterations) break;
+    for (u32 first = 0; first < problem.k_iterations; first += 32) {
+        const float these = columns;
+        if (first + 32 < problem.k_iterations) columns = column_scales(problem, result, place, first + 32, at.lane);
+        const u32 blocks = min(32, problem.k_iterations - first);
+#pragma unroll 8
+        for (u32 i = 0; i < blocks; ++i, ring.advance()) {
+            const float column = __shfl_sync(0xffffffffu, these, i);   // the scale of the tile's columns in this block
             const u64 a = a_descriptor(smem, ring.stage, at.warpgroup), b = b_descriptor(smem, ring.stage);
             ring.wait();
 #pragma unroll
             for (u32 m = 0; m < FRAGMENTS_16; ++m) {
-                scales.prepare(ring.stage, i, m);
+                const u32 row_scales = rows_scales + ring.stage * A_SCALE_STAGE_BYTES + 4 * 64 * m;
+                const float scales[2] = {load_shared_f32(row_scales), load_shared_f32(row_scales + 4 * 8)};
                 multiply_block(sums, advanced(a, operand_offset<true, TILE_M>(64 * m, 0)), b);
-                float factors[2];
-                scales.get(factors, problem, k, i, m);
+                const float factors[2] = {scales[0] * column, scales[1] * column};
                 wgmma_wait_group<0>();
                 if (m + 1 == FRAGMENTS_16) release_slot(ring, ring.stage, at.lane);
                 add_scaled(acc[m], sums, factors);
@@ -853,8 +821,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
         Place place = tile_place(problem, tile_m, tile_n, rank);
         place.row0 += at.warpgroup * WARPGROUP_M;
         Accumulators acc;
-        BlockScales scales(result, place, smem, columns, at);
-        add_blocks(acc, ring, problem, scales, smem, at);
+        add_blocks(acc, ring, problem, result, place, smem, columns, at);
         columns = next_columns(queue, problem, result, rank, at.lane);   // their loads complete while the tile is stored
         store_tile(acc, problem, result, smem, output_map, place, at);
     }
