@@ -94,8 +94,13 @@ def is_right(given: dict[str, Any], out: Any, lse: Any, checked: Any, sequences:
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize("version", ["a3", "mma_sync"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "version"),
+    [
+        *((case, "a3") for case in ("full", "causal", "without_keys", "window")),
+        *((case, "mma_sync") for case in ("causal", "without_keys", "sinks", "softcap")),
+    ],
+)
 def test_results_are_right_and_clean(case: str, version: str) -> None:
     sizes: dict[str, Any] = {"dtype": ("float16", "bfloat16")[len(case) % 2]} | CASES[case]
     options = sizes.pop("options", {})
