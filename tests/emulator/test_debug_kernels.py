@@ -26,14 +26,11 @@ SUBJECTS = {subject.name: subject for subject in (*registry_subjects(), *probe_s
 CHOSEN = (
     "marlin_mma_sync/tma",
     "marlin_wgmma/cluster",
-    "marlin_wgmma/plain",
-    "marlin_skinny/even",
     "marlin_skinny/cluster",
     "tile_copy/2d",
     "ring/3x4",
     "multicast/2",
     "box_copy/128B_store",
-    "im2col/3d",
     "sync/plain",
 )
 
@@ -62,7 +59,7 @@ def test_the_result_is_the_same(name: str) -> None:
     subject = SUBJECTS[name]
     plain, debug = subject.make(), subject.make()
     plain.run(load(subject.ptx()), schedules=1, hazards="off")
-    debug.run(module(subject), schedules=2)
+    debug.run(module(subject), schedules=1)
     for here, there in zip(arrays(plain), arrays(debug), strict=True):
         np.testing.assert_array_equal(here, there)
 

@@ -208,3 +208,29 @@ def test_a_menu_has_few_kernels_and_loses_little(k: int, n: int, group_size: int
     assert np.exp(np.log1p(loss).mean()) <= 1.025
     assert len(set(chosen[:255])) <= 24
     assert len(set(chosen[255:])) <= (8 if n >= 3584 else 16)
+
+
+# ---- Batch invariance
+
+
+@pytest.mark.parametrize("name", ["sm_90", "sm_90a", "sm_120a"])
+@given(layers, st.integers(1, 100_000), st.sampled_from((1, 20, 132)))
+def test_a_batch_invariant_kernel_adds_in_one_order(name: str, layer: LinearShape, m: int, processors: int) -> None:
+    target = get_target(name)
+    config = choose_by_cost(Problem(layer, m, True), imagined_gpu(target, processors))
+    config.check_target(target)
+    work = schedule(config, m, layer.n, layer.k, processors, divide=False)
+    assert work.stream_tiles == 0
+    assert work.ctas <= processors
+    if config.version == "wgmma":
+        assert config.slice_k == 1
+    else:
+        assert config.version == "mma_sync"
+        assert config.slice_k == 1
+        assert config.scale_on != "accumulator"
+
+
+@given(layers, st.integers(1, 10_000), st.integers(1, 10_000))
+def test_the_batch_invariant_kernel_does_not_depend_on_m(layer: LinearShape, few: int, many: int) -> None:
+    kernels = {choose_by_cost(Problem(layer, m, True), H200).template for m in (few, many)}
+    assert len(kernels) == 1

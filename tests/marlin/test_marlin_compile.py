@@ -25,7 +25,7 @@ from tools.sass import disassemble, find_program, parse_ptxas, parse_sass, uses_
 
 TARGETS = ("sm_90a", "sm_120a")
 SM120 = ("sm_120a",)
-REPRESENTATIVE = [(name, config) for name in TARGETS for config in dump_configs("mma_sync", get_target(name))]
+REPRESENTATIVE = [(name, config) for name in TARGETS for config in dump_configs("mma_sync", get_target(name))[::2]]
 #: Local memory of a thread, spills included.
 MOST_LOCAL_BYTES = 96
 TENSOR_MAP_BYTES = 128
