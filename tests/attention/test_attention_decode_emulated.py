@@ -142,19 +142,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-#: Cases of the kernel for SM120, whose products are others; the wgmma kernel runs the other cases, and some of these.
-ON_SM120 = (
-    "many_parts",
-    "short",
-    "pages_of_24",
-    "pages_of_5",
-    "pages_of_1",
-    "window",
-    "softcap",
-    "sinks",
-    "wider_keys",
-)
+#: Cases of both kernels, with and without wgmma, and cases of mma.sync; the others are cases of wgmma.
 ON_BOTH = ("pages_of_5", "window", "softcap", "sinks")
+ON_SM120 = (*ON_BOTH, "many_parts", "short", "pages_of_24", "pages_of_1", "wider_keys")
 
 
 @pytest.mark.sweep(1)

@@ -10,7 +10,7 @@ import pytest
 from marlin_builders import BY_CP_ASYNC
 from marlin_runner import relative_error, run_marlin
 
-from cudatma import marlin_gemm, quantize
+from cudatma import marlin_gemm
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.kernels.choice import shortlist
 from cudatma.kernels.engine import emulate
@@ -19,7 +19,7 @@ from cudatma.kernels.marlin import gemm as marlin
 from cudatma.kernels.marlin.arguments import gemm_arguments
 from cudatma.kernels.marlin.candidates import choose_mma_sync
 from cudatma.kernels.marlin.choose import MARLIN, choose_by_cost
-from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinOptions, marlin_gemm, weight_of
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinOptions, weight_of
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.tuning import pinned
 from cudatma.quantization import quantize
