@@ -11,6 +11,8 @@ import pytest
 
 from benchmarks import plot
 from benchmarks.operands import packed_bytes
+from cudatma.errors import ArgumentError
+from tools.dev import readme_tables
 from tools.dev.readme_tables import ROOT
 
 
@@ -85,3 +87,91 @@ def test_what_cannot_be_drawn_is_said(text: str, tmp_path: Path, capsys: pytest.
         plot.main([str(tmp_path / "x.json")])
     assert ended.value.code == 2
     assert "x.json" in capsys.readouterr().err
+
+
+PAGE = "before\n<!-- table: speed -->\nold\n<!-- end table -->\nafter\n"
+RESULT: dict[str, Any] = {
+    "table": {"columns": ["K, N", "us"], "rows": [["4096, 4096", 8.51234], ["a|b", 7]], "note": "Cold L2."},
+    "machine": {"gpu": "H200", "CUDA": "13.0"},
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    (tmp_path / "docs" / "performance").mkdir(parents=True)
+    for name in readme_tables.PAGES:
+        (tmp_path / name).write_text(PAGE)
+    return tmp_path
+
+
+def put(root: Path, result: object) -> None:
+    (root / "benchmarks" / "results" / "speed.json").write_text(json.dumps(result))
+
+
+@pytest.mark.parametrize("name", readme_tables.PAGES)
+def test_a_result_becomes_a_table(name: str, root: Path) -> None:
+    put(root, RESULT)
+    assert readme_tables.main(["--check"], root) == 1
+    assert (root / name).read_text() == PAGE, "--check changes nothing"
+    assert readme_tables.main([], root) == 0
+    assert (root / name).read_text() == (
+        "before\n<!-- table: speed -->\n"
+        "| K, N | us |\n| --- | ---: |\n| 4096, 4096 | 8.512 |\n| a\\|b | 7 |\n"
+        "\nCold L2.\n\nMeasured on gpu H200, CUDA 13.0.\n"
+        "<!-- end table -->\nafter\n"
+    )
+    assert readme_tables.main(["--check"], root) == 0
+
+
+def test_a_page_that_is_not_current_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(root, RESULT)
+    readme_tables.main([], root)
+    (root / readme_tables.PAGES[1]).write_text(PAGE)
+    capsys.readouterr()
+    assert readme_tables.main(["--check"], root) == 1
+    assert capsys.readouterr().err.startswith(f"{readme_tables.PAGES[1]} is not current")
+
+
+def test_a_marker_may_ask_for_the_first_rows(root: Path) -> None:
+    put(root, RESULT)
+    (root / "README.md").write_text(PAGE.replace("speed -->", "speed, first 1 rows -->"))
+    assert readme_tables.main([], root) == 0
+    text = (root / "README.md").read_text()
+    assert "| 4096, 4096 | 8.512 |\n\nCold L2." in text
+    assert "<!-- table: speed, first 1 rows -->" in text
+
+
+@pytest.mark.parametrize(
+    ("machine", "line"),
+    [
+        ({"card": "NVIDIA H200", "cuda": "13.0"}, "Measured on NVIDIA H200, cuda 13.0."),
+        ({"card": "none", "cuda": "none", "nvrtc": "13.0"}, "Compiled without a GPU: nvrtc 13.0."),
+        ("a laptop", "Measured on a laptop."),
+    ],
+)
+def test_the_machine_is_named_below_the_table(machine: object, line: str, root: Path) -> None:
+    put(root, {**RESULT, "machine": machine})
+    assert readme_tables.main([], root) == 0
+    assert f"\n{line}\n" in (root / "README.md").read_text()
+
+
+def test_a_page_says_that_a_result_is_missing(root: Path) -> None:
+    assert readme_tables.main([], root) == 0
+    assert readme_tables.MISSING in (root / "README.md").read_text()
+    assert readme_tables.main(["--check"], root) == 0
+
+
+@pytest.mark.parametrize(
+    "result", [[], {}, {"table": {"columns": []}}, {"table": {"columns": ["a"], "rows": [["1", "2"]]}}]
+)
+def test_a_result_without_a_table_is_refused(result: object, root: Path) -> None:
+    put(root, result)
+    with pytest.raises(ArgumentError, match=r"speed\.json"):
+        readme_tables.main([], root)
+
+
+def test_a_damaged_result_is_refused(root: Path) -> None:
+    (root / "benchmarks" / "results" / "speed.json").write_text("{")
+    with pytest.raises(ArgumentError, match="JSON"):
+        readme_tables.main([], root)

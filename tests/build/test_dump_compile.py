@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cudatma.build.kernel import compile as compile_kernel
 from cudatma.build.render import render
+from cudatma.errors import TargetError
 from cudatma.kernels.registry import REGISTRY
 from cudatma.runtime.launch_args import entries
 from cudatma.target import get_target
@@ -127,3 +129,38 @@ def test_marlin_uses_tma_and_tensor_cores(name: str, folder: Path) -> None:
 def test_names_are_distinct() -> None:
     names = [job.name for job in JOBS]
     assert len(names) == len(set(names)) > 0
+
+
+def runs_on_sm90(config: Any) -> bool:
+    """Whether SM90 has the instructions: not the mma.sync of fp8."""
+    try:
+        config.check_target(get_target("sm_90a"))
+    except TargetError:
+        return False
+    return True
+
+
+#: Kernels that dumps show for SM120; SM90 has room for all.
+#: Kernels of instructions that SM90 lacks (gather4) have no SM90 form.
+SM120_CONFIGS = [
+    (entry.template, config)
+    for entry in REGISTRY.values()
+    if entry.configs("sm_90a")
+    for config in entry.configs("sm_120a")
+    if runs_on_sm90(config)
+]
+
+
+@pytest.mark.sweep(30)
+@pytest.mark.parametrize(("template", "config"), SM120_CONFIGS, ids=lambda value: getattr(value, "entry", None))
+def test_same_source(template: str, config: Any) -> None:
+    sources = [render(template, config, target) for target in ("sm_90a", "sm_120a")]
+    assert sources[0] != sources[1]
+    first, second = ([line for line in text.splitlines() if not line.startswith("//")] for text in sources)
+    assert len(first) > 20
+    assert first == second
+
+
+def test_every_kernel_is_there() -> None:
+    sm120 = {entry.template for entry in REGISTRY.values() if entry.configs("sm_120a") and entry.configs("sm_90a")}
+    assert {template for template, _ in SM120_CONFIGS} == sm120

@@ -5,7 +5,9 @@ The capture itself needs a driver (tests/descriptor/capture_descriptors.py).
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,8 @@ from descriptor_cases import cases
 from descriptor_report import Answer, report
 
 from cudatma.descriptor import Im2colSpec, TiledSpec, codec
+from cudatma.descriptor.bits import DIFFERENCES
+from cudatma.inspection.banks import markdown
 from cudatma.target import get_target
 
 #: Mutations that no rule forbids, and what each of the others may break.
@@ -144,3 +148,82 @@ def test_what_the_bindings_refuse_is_no_crash() -> None:
     names += ["CUtensorMapL2promotion", "CUtensorMapFloatOOBfill"]
     driver = SimpleNamespace(**dict.fromkeys(names, int), cuTensorMapEncodeTiled=refuse)
     assert ask_driver(driver, FIELDS | {"dims": [16] * 6}) == ("bindings", None)
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "descriptors.md"
+
+MEANINGS = {
+    "address": "global address",
+    "im2col": "0 tiled, 1 im2col",
+    "version": "0",
+    "rank_minus_1": "rank - 1",
+    "format": "element format, `TmaType.descriptor_format`",
+    "interleave": "0 none, 1 16B, 2 32B",
+    "swizzle": "0 none, 1 32B, 2 64B, 3 128B",
+    "nan_fill": "1 fills with NaN outside of the tensor",
+    "tf32": "1 rounds fp32 to tf32",
+    "l2_promotion": "0 none, 1 64B, 2 128B, 3 256B",
+    "swizzle_atomicity": "1 32B, 2 32B with flip of 8B, 3 64B; sm_100 and up",
+    "stride_low": "pitch of dimension i + 1 in units of 16 bytes, low 32 bits",
+    "stride_high": "its high 4 bits",
+    "dim_minus_1": "size of dimension i, less 1",
+    "element_stride_minus_1": "traversal step, less 1",
+    "box_minus_1": "size of the box in dimension i, less 1",
+    "channels_minus_1": "channels per pixel, less 1",
+    "lower_corner": "W lowest, then H, D: one of 16, two of 8 or three of 5 signed bits",
+    "upper_corner": "as above",
+    "pixels_minus_1": "pixels per column, less 1",
+    "smem_bytes": "product of floor(box / step), times the element's bytes",
+    "smem_pattern": "16 without swizzle, else 8 spans: 256, 512, 1024",
+}
+
+
+def table() -> str:
+    """Markdown: a row for each field in the order of its bits, arrays of equal fields in one row."""
+    rows: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for kind, fields in codec.FIELDS.items():
+        for name, place in fields.items():
+            both = all(other.get(name) == place for other in codec.FIELDS.values())
+            places = rows.setdefault(("both" if both else kind, name.partition("[")[0]), [])
+            if place not in places:
+                places.append(place)
+    lines = ["| bits | field | maps | value |", "|---|---|---|---|"]
+    for (kind, name), places in sorted(rows.items(), key=lambda row: (row[1][0], row[0])):
+        (first, bits), count = places[0], len(places)
+        span = f"{first}-{first + bits * count - 1}" if bits * count > 1 else str(first)
+        assert places == [(first + bits * i, bits) for i in range(count)], "an array has no gaps"
+        shown = f"`{name}[0..{count - 1}]`, {bits} bits each" if count > 1 else f"`{name}`"
+        lines.append(f"| {span} | {shown} | {kind} | {MEANINGS[name]} |")
+    return "\n".join(lines)
+
+
+def test_the_table_is_the_codecs() -> None:
+    assert table() in PAGE.read_text(encoding="utf-8"), f"docs/descriptors.md should have this table:\n{table()}"
+
+
+def differences() -> str:
+    """Markdown: what is known to differ on other GPUs."""
+    rows = [f"| {row.what} | {row.h200} | {row.others} | {row.source} |" for row in DIFFERENCES]
+    return "\n".join(["| | H200, driver 580.159 | sm_100a, sm_120a | source |", "|---|---|---|---|", *rows])
+
+
+TABLES = {"differences": differences, "swizzle": markdown}
+_MARKED = r"(<!-- table: {} -->\n)(.*?)(<!-- end table -->)"
+
+
+def filled(page: str) -> str:
+    """The page with its marked tables as the code has them."""
+    for name, text in TABLES.items():
+        inside = text()
+        page, count = re.subn(_MARKED.format(name), rf"\g<1>{inside}\n\g<3>", page, flags=re.DOTALL)
+        assert count == 1, f"docs/descriptors.md has one table {name}"
+    return page
+
+
+def test_the_marked_tables_are_the_codes() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert filled(page) == page, f"run python {Path(__file__).relative_to(PAGE.parents[1])}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -20,17 +20,25 @@ import json
 import re
 import shlex
 import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+import cudatma
 from cudatma import cli
 from cudatma.build.ptx_source import ptx_source
+from cudatma.emulator.trace.svg import text_width
 from cudatma.errors import CudaTmaError
 from cudatma.target import detect
+from tools.dev import call_picture, pipeline_picture, site_cli
+from tools.dev.drawing import Drawing
+from tools.dev.site_docstrings import to_rst
 from tools.emulate_launch import read_launch
 
 pytest_plugins = ["pytester"]
@@ -230,3 +238,131 @@ def test_files(block: Block, folder: Path) -> None:
         assert read_launch(folder / block.file).arrays
     elif block.page != "docs/guide/mistakes.md":
         assert ".entry" in ptx_source(folder / block.file).ptx
+
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+PUBLIC = {"copy": "func", "TensorMap": "class", "ArgumentError": "exc"}
+
+
+def test_every_public_name_is_in_the_reference_once() -> None:
+    pages = "\n".join(page.read_text() for page in REFERENCE.glob("*.rst"))
+    listed = Counter(re.findall(r"^\.\. auto\w+:: cudatma\.(\w+)$", pages, re.MULTILINE))
+    assert set(listed) == set(cudatma.__all__)
+    assert max(listed.values()) == 1
+
+
+def test_every_name_for_torch_is_in_the_reference() -> None:
+    listed = re.findall(
+        r"^\.\. auto\w+:: cudatma\.integrations\.torch\.(\w+)$", (REFERENCE / "torch.rst").read_text(), re.M
+    )
+    package = Path(cudatma.__path__[0], "integrations", "torch", "__init__.py").read_text()
+    assert f"__all__ = {json.dumps(sorted(listed))}" in package
+
+
+def test_what_is_said_of_parameters_becomes_a_list() -> None:
+    docstring = ["x: rows; any pitch. w,", "b (optional): more. Raises ArgumentError.", "", "Of y: nothing."]
+    assert to_rst(docstring, {"x", "w", "b"}, PUBLIC) == [
+        *("- **x**: rows; any pitch.", ""),
+        *("- **w**, **b** (optional): more.", ""),
+        *("Raises :py:exc:`~cudatma.ArgumentError`.", ""),
+        *("Of y: nothing.", ""),
+    ]
+
+
+def test_blocks_of_code_are_left_alone() -> None:
+    assert to_rst([">>> f(*x)", "", "    a | b"], {"x"}, {}) == [">>> f(*x)", "", "    a | b", ""]
+
+
+@pytest.fixture(scope="module")
+def sections() -> dict[str, str]:
+    """Command -> its section of the command-line reference."""
+    parts = re.split(r"^\.\. _cudatma-(\w+):$", site_cli.page(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_every_command_has_a_section(sections: dict[str, str]) -> None:
+    assert list(sections) == list(cli.COMMANDS)
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_option_of_a_command_is_listed(
+    command: str, sections: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    shown = set(re.findall(r"^  (--?[a-z][\w-]*)", capsys.readouterr().out, re.MULTILINE)) - {"-h"}
+    listed = re.findall(r"^\.\. option:: (-[\w-]+)", sections[command], re.MULTILINE)
+    assert set(listed) == shown
+    assert len(listed) == len(shown)
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+SCRIPTS = pytest.mark.parametrize("script", [pipeline_picture, call_picture], ids=lambda script: script.__name__)
+
+
+@SCRIPTS
+def test_the_picture_is_what_the_script_draws(script: Any) -> None:
+    assert script.main(["--check"]) == 0, f"run: python -m {script.__name__}"
+
+
+@SCRIPTS
+def test_texts_are_inside_of_the_picture_and_do_not_overlap(script: Any) -> None:
+    root = ElementTree.fromstring(script.picture())
+    boxes = []
+    for text in root.iter(f"{SVG}text"):
+        size, x, y = (float(text.attrib[name]) for name in ("font-size", "x", "y"))
+        wide = text_width(text.text or "", size)
+        left = x - wide / 2 * (text.attrib["text-anchor"] == "middle")
+        boxes.append((left, y - 0.75 * size, left + wide, y + 0.2 * size, text.text))
+    for left, above, right, below, text_of in boxes:
+        assert 0 <= left < right <= float(root.attrib["width"]), text_of
+        assert 0 <= above < below <= float(root.attrib["height"]), text_of
+    for one, other in combinations(boxes, 2):
+        apart = one[0] >= other[2] or other[0] >= one[2] or one[1] >= other[3] or other[1] >= one[3]
+        assert apart, (one[4], other[4])
+
+
+def test_a_text_wider_than_its_box_is_refused() -> None:
+    with pytest.raises(ValueError, match="wider than its box"):
+        Drawing().box(0, 0, 40, 40, "#ffffff", "#000000", "a long headline")
+
+
+PAGE = ROOT / "docs" / "adding_a_kernel.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+EXCERPTS = [page_block for page_block in blocks_of(PAGE) if not page_block.language]
+#: A path from the top of the checkout, in backquotes.
+_PATH = re.compile(r"`((?:cudatma|ptx_templates|tests|tools|benchmarks|docs)/[\w./]*)`")
+#: How a module names the family: an import of it, a path of its files, its kernel.
+_FAMILY = re.compile(r"\bkernels[./]gemm\b|\bkernels import gemm\b|gemm_v\d|parts/gemm_")
+FOLDER = ROOT / "cudatma" / "kernels" / "gemm"
+
+
+def test_every_file_of_the_page_exists() -> None:
+    named = set(_PATH.findall(TEXT))
+    assert len(named) > 10
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_table_holds_every_file_of_the_family() -> None:
+    tests = *ROOT.glob("tests/gemm/*.py"), *ROOT.glob("tests/golden/test_gemm*.py")
+    own = {path.relative_to(ROOT).as_posix() for path in (*FOLDER.glob("*.py"), *tests)}
+    assert set(re.findall(r"^\| `([\w./]+)` \|", TEXT, re.MULTILINE)) == own
+
+
+@pytest.mark.parametrize("block", EXCERPTS, ids=lambda page_block: f"line{page_block.line}")
+def test_an_excerpt_stands_in_the_file_that_is_named_before_it(page_block: Block) -> None:
+    path = _PATH.findall(page_block.before)[-1]
+    assert f"\n{page_block.text}" in (ROOT / path).read_text(encoding="utf-8")
+
+
+def test_the_family_touches_the_registry_and_the_public_names_alone() -> None:
+    """Besides its folder and its templates, and the integrations, which offer some families' functions."""
+    modules = [path for part in ("cudatma", "tools", "ptx_templates") for path in (ROOT / part).rglob("*.*")]
+    naming = {
+        path.relative_to(ROOT).as_posix()
+        for path in modules
+        if path.suffix in (".py", ".j2") and FOLDER not in path.parents and not path.name.startswith("gemm_")
+        if ROOT / "cudatma" / "integrations" not in path.parents
+        if _FAMILY.search(path.read_text("utf-8"))
+    }
+    assert naming == {"cudatma/kernels/registry.py", "cudatma/__init__.py"}

@@ -1,4 +1,4 @@
-"""Run by test_marlin_streams.py: which memory marlin_gemm gives to launches on which streams, on the fake driver.
+"""Run by test_marlin_workspace.py: which memory marlin_gemm gives to launches on which streams, on the fake driver.
 
 Usage: python marlin_on_fake_driver.py [CASE]. Prints what went wrong. The mma.sync kernel's tiles are
 divided, and their CTAs leave partial sums, where the wgmma kernel of a small weight would not.

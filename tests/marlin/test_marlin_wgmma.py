@@ -216,7 +216,8 @@ CLUSTERS = {
     "8_blocks_for_3_fragments_zeros": (17, 1088, 100, cluster_config(tile_m=24, cluster_k=8, has_zeros=True, stages=3)),
     "several_tiles": (60, 520, 136, cluster_config(tile_m=56, cluster_k=4, warpgroups=2, group_size=64)),
     "more_registers": (
-        64, 512, 128, cluster_config(tile_m=64, cluster_k=2, warpgroups=2, scale_form="as_stored", consumer_registers=152),
+        64, 512, 128,
+        cluster_config(tile_m=64, cluster_k=2, warpgroups=2, scale_form="as_stored", consumer_registers=152),
     ),
     "fused_bf16_ring_that_wraps": (
         90, 1928, 64, cluster_config(tile_m=96, cluster_k=3, scale_form="as_stored", dtype="bfloat16"),

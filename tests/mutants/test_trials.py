@@ -1,8 +1,9 @@
 """Every kernel is free of hazards, and the emulator reports its mutants: kernels with one synchronization removed or
 changed.
 
-A few mutants of each launch are tried, as different as possible. A new kernel takes part with the sample of its registry
-entry; if too few of its mutants are reported, registry_subjects.py is the place for a launch in which its rings wrap.
+A few mutants of each launch are tried, as different as possible. A new kernel takes part with the sample of its
+registry entry; if too few of its mutants are reported, registry_subjects.py is the place for a launch in which its
+rings wrap.
 """
 
 from __future__ import annotations
