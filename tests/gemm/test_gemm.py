@@ -417,8 +417,8 @@ def test_the_choice_loses_little_against_the_versions(name: str, most: float, av
     for cell in cells:
         measured = Problem(**{name: cell[name] for name in ("m", "n", "k", "dtype", "layout")})
         times: dict[str, list[float]] = {}
-        for version, entry in cell["entries"].items():
-            times.setdefault(entry, []).append(cell["us"][version])
+        for preset, entry in cell["entries"].items():
+            times.setdefault(entry, []).append(cell["us"][preset])
         us = {entry: sum(each) / len(each) for entry, each in times.items()}
         found.append(lost(measured, gpu, us))
         if measured.m <= 128:
