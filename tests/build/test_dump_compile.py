@@ -26,7 +26,7 @@ def all_jobs(target: str) -> list[Job]:
 
 
 #: Maximum number of kernels of a registry entry to compile. The source for sm_120a is mostly that for sm_90a
-#: (test_sm120_form.py); the source for sm_121a is that for sm_120a.
+#: (test_same_source); the source for sm_121a is that for sm_120a.
 COUNTS = {"sm_90a": 3, "sm_120a": 2}
 
 

@@ -1,4 +1,4 @@
-"""Run by test_data_movement_calls.py: operations over arrays on the fake driver.
+"""Run by test_data_movement.py: operations over arrays on the fake driver.
 
 Usage: python movement_on_fake_driver.py [CASE]. Prints what went wrong.
 """
