@@ -19,14 +19,13 @@ from fake_card import (
     counts,
     cupy,
     current,
-    in_a_forked_child,
     library,
     record,
     set_stream,
     streams,
     waits,
 )
-from fake_driver import raises, run_cases
+from fake_driver import in_a_forked_child, raises, run_cases
 from threads import in_threads
 
 import cudatma as c
