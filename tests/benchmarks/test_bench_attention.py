@@ -163,20 +163,6 @@ def test_without_a_library_of_fa3_the_packages_are_looked_through(
 # ---- What is said ---------------------------------------------------------------------------------------------------
 
 
-def test_a_table_has_a_column_for_each_contender_and_the_ratio_to_the_fastest_rival() -> None:
-    absent = cell(512, us={"cuDNN": 10.0}, refused={"FA4": "absent"}, error="auto: failed")
-    grouped = cell(2048, "causal", kv_heads=4)
-    table = attention.attention_table([cell(), absent, grouped])
-    assert table.columns == (
-        *("head dim", "heads", "mask", "dtype", "batch x length"),
-        *("cuDNN", "FA3", "FA4", "a2", "auto", "auto / best"),
-    )
-    facts = (128, "16", "full", "bfloat16")
-    assert table.rows[0] == (*facts, "16 x 1024", "100", "125", "-", "50", "200", "1.600")
-    assert table.rows[1] == (*facts, "32 x 512", "100", "-", "-", "-", "-", "-")
-    assert table.rows[2][1:3] == ("16/4", "causal")
-
-
 def test_a_summary_has_means_and_the_least_by_group() -> None:
     slow = cell(2048, us={"cuDNN": 4.0, "FA3": 8.0, "auto": 5.0})
     long = cell(32768, "causal")
@@ -243,13 +229,12 @@ def test_operands_are_normal_and_lie_by_rows() -> None:
     assert operands.out().isnan().all()
 
 
-@pytest.mark.parametrize("is_causal", [True, False])
-def test_results_are_compared_with_float64(is_causal: bool) -> None:
+def test_results_are_compared_with_float64() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    operands = Operands(Shape(2, 4, 2, 300, 64, is_causal, "bfloat16"))
+    operands = Operands(Shape(2, 4, 2, 300, 64, True, "bfloat16"))
     q, k, v = (each.float() for each in operands.heads_first())
     attend = torch.nn.functional.scaled_dot_product_attention
-    right = attend(q, k, v, is_causal=is_causal, enable_gqa=True).transpose(1, 2).to(torch.bfloat16)
+    right = attend(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).to(torch.bfloat16)
     wrong, broken = right.clone(), right.clone()
     wrong[1, 299, 3, 5] += 8
     broken[0, 0, 0, 0] = math.nan

@@ -22,7 +22,6 @@ from benchmarks.harness import Contender, Measured, Timing
 from benchmarks.rivals import common, dense
 from benchmarks.rivals.cublaslt import CublasLt
 from cudatma.kernels.gemm.choose import GEMM
-from cudatma.kernels.gemm.problem import LAYOUTS
 from cudatma.kernels.gpu import H200
 
 
@@ -85,22 +84,6 @@ def test_only_ours_and_torch_have_to_run(gpu: FakeGpu) -> None:
 # ---- What is said ---------------------------------------------------------------------------------------------------
 
 
-def test_a_table_has_a_row_for_each_product_over_its_layouts() -> None:
-    absent = cell(512, us={"torch.mm": 10.0}, refused={"DeepGEMM": "absent"}, error="auto: failed")
-    slower = cell(layout="CC", us={"torch.mm": 10.0, "cuBLASLt": 8.0, "v1": 20.0, "auto": 10.0})
-    table = gemm.gemm_table([cell(), slower, absent], gemm.COLD)
-    assert table.columns == (
-        *("M x N x K", "dtype", "layouts", "torch.mm", "cuBLASLt", "DeepGEMM", "v1", "auto"),
-        *("auto / cuBLASLt", "least", "auto / torch.mm", "least"),
-    )
-    assert table.rows[0] == (
-        *("1024 x 1024 x 1024", "float16", "RC CC", "215", "268", "-", "107", "304"),
-        *("1.131", "0.800", "1.414", "1.000"),
-    )
-    assert table.rows[1] == ("512 x 512 x 512", "float16", "RC", "27", *"-" * 4, *"-" * 4)
-    assert table.note == "TFLOP/s, geometric mean over the layouts; operands cold in L2"
-
-
 def test_a_summary_has_means_and_the_least_by_group() -> None:
     slow = cell(2048, "CC", us={"torch.mm": 10.0, "cuBLASLt": 9.0, "auto": 10.0})
     layer = {**cell(), "m": 16, "layer": "llama3-8b o"}
@@ -114,13 +97,6 @@ def test_a_summary_has_means_and_the_least_by_group() -> None:
         "float16, squares from 512 on: auto / cuBLASLt: geometric mean 1.200, least 0.900 at 2048 x 2048 x 2048 CC, "
         "2 cells (1 more not measured); errors at most 1.10 times as large"
     )
-
-
-def test_a_line_names_choices_and_reasons() -> None:
-    line = gemm.rates_line(cell(chosen={"cuBLASLt": "algorithm 2"}, refused={"DeepGEMM": "no fp16"}), "[1/2] here")
-    assert line.startswith("[1/2] here: torch.mm 215, cuBLASLt 268, v1 107, auto 429 TFLOP/s, auto / cuBLASLt 1.600;")
-    assert line.endswith("; cuBLASLt: algorithm 2; no DeepGEMM: no fp16")
-    assert gemm.rates_line({"us": {}}, "here") == "here: nothing measured"
 
 
 # ---- Arguments ------------------------------------------------------------------------------------------------------
@@ -153,28 +129,11 @@ def test_wrong_arguments_are_refused(arguments: list[str], why: str, capsys: pyt
 # ---- fp8 ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_fp8_table_compares_with_the_fastest_of_each_scaling() -> None:
-    tensor = {"scaled_mm": 12.0, "scaled_mm fast": 10.0, "auto": 9.0}
-    blocks = {"scaled_mm blocks": 12.0, "auto": 10.0}
-    cells = [cell(us=tensor, scaling="tensor"), cell(us=blocks, scaling=gemm_fp8.BLOCK, refused={"DeepGEMM": "absent"})]
-    table = gemm_fp8.fp8_table(cells)
-    assert table.columns[2:] == ("scaled_mm", "scaled_mm fast", "scaled_mm blocks", "DeepGEMM", "auto", "auto / best")
-    assert [row[-1] for row in table.rows] == ["1.111", "1.200"]
-    assert [line.split(": geometric")[0] for line in gemm_fp8.fp8_summary(cells)] == [
-        "fp8, scales: tensor: auto / scaled_mm",
-        "fp8, scales: tensor: auto / scaled_mm fast",
-        "fp8, scales: 1x128, 128x128: auto / scaled_mm blocks",
-    ]
-    assert "DeepGEMM" in gemm_fp8.field_of(gemm_fp8.BLOCK, {"DeepGEMM": "2.5"})
-    assert list(gemm_fp8.field_of(gemm_fp8.BLOCK, {})) == ["scaled_mm blocks"]
-
-
 # ---- With torch alone -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(1)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_operands_lie_as_the_layout_says(layout: str) -> None:
+def test_operands_lie_as_the_layout_says() -> None:
+    layout = "CR"
     torch = pytest.importorskip("torch", reason="torch is not installed")
     operands = Operands(Product(48, 32, 2048, layout, "bfloat16"), True)
     assert operands.copies == len(operands.a) == len({a.data_ptr() for a in operands.a}) > 1

@@ -69,7 +69,6 @@ EXPECT = "ring.expect_tx(slot, TRANSACTION_BYTES"
 #: Subject, a text of its source, what it becomes, and how the hang is known then.
 PLANTED = (
     ("marlin_wgmma/cluster", EXPECT, f"{EXPECT} + 16", "full_barriers[0]", "16 announced bytes"),
-    ("marlin_wgmma/setmaxnreg", "(1, EMPTY_ARRIVALS)", "(1, EMPTY_ARRIVALS + 1)", "empty_barriers[0]", "1 of 9"),
     ("marlin_skinny/even", "init_barriers(1, CONSUMER_WARPS)", "init_barriers(1, 9)", "empty_barriers[0]", "of 9"),
     # Of two others that send 2048 bytes each, one never does.
     (
