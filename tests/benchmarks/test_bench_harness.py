@@ -1,4 +1,4 @@
-"""The benchmarks' harness on a GPU whose clock is scripted: turns, rests, long runs, captures, rotation."""
+"""The harness and the read floor on a GPU whose clock is scripted: turns, rests, long runs, captures, rotation."""
 
 from __future__ import annotations
 

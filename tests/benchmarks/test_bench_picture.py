@@ -1,4 +1,4 @@
-"""The picture of Marlin's results: its panels, its labels, and the committed one."""
+"""The picture of Marlin's results and the tables of the README."""
 
 from __future__ import annotations
 

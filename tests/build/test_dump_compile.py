@@ -1,4 +1,4 @@
-"""Every kernel of the registry, dumped for every architecture that cudatma launches on, and what its SASS must show."""
+"""Kernels of the registry, dumped for every architecture that cudatma launches on, and what their SASS must show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cudatma.build.render: delimiters, strictness, single inclusion, the opening comment, the files behind a template."""
+"""cudatma.build.render: delimiters, strictness, inclusion, the opening comment, and primitives that a source uses."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""No kernel gives a ring slot back while it may still be read, or writes registers of a wgmma in flight; those that do
-are found. Needs NVRTC, no GPU."""
+"""The checks of SASS find ring slots that are released too early, and registers that are written too early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies with other rings than the usual ones, and windows as elements of other widths, emulated."""
+"""Copies with unusual rings, windows as elements of other widths, and transposes, on the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations over arrays on the CPU: results of emulator and reference against NumPy, hazards, and plans."""
+"""The operations over arrays on the CPU: results against NumPy, hazards, plans, windows and repeated calls."""
 
 from __future__ import annotations
 

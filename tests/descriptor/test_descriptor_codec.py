@@ -1,4 +1,4 @@
-"""Tensor maps to bytes and back: round trips, and single fields against the documented bit positions."""
+"""Tensor maps to bytes and back: round trips, and each field against the documented bit positions."""
 
 from __future__ import annotations
 

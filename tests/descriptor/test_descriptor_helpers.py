@@ -1,4 +1,4 @@
-"""Named maps of the GEMM's arrays, box coordinates, multicast masks and clusters."""
+"""Named maps of the GEMM's arrays, box coordinates, multicast masks, clusters, and alignment of accesses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every rule of a spec is broken alone, and the error names the field that broke it."""
+"""Each rule of a spec is broken alone, interleaved layouts included, and the error names the field that broke it."""
 
 from __future__ import annotations
 

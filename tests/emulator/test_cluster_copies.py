@@ -1,4 +1,4 @@
-"""Copies and stores between the blocks of a cluster, and bulk reductions."""
+"""Copies and stores between the CTAs of a cluster, bulk reductions, and the copies of SM100."""
 
 from __future__ import annotations
 

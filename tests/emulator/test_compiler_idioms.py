@@ -1,4 +1,4 @@
-"""What compilers write: moved and merged instructions, and loads whose bytes are not all used."""
+"""Idioms of compilers and of other projects: moved and merged instructions, and loads of more bytes than are used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels with planted hangs: the report of debug=True names each cause, and the state of the barriers is read once."""
+"""Kernels with planted hangs and wrong accesses: the report of debug=True names each cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Float instructions in every rounding mode and modifier, against exact fractions."""
+"""Float instructions and conversions in every rounding mode and modifier, against exact fractions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control flow, calls, memories, clusters and warp instructions, on PTX by nvcc or by hand, against plain Python."""
+"""Control flow, calls, memories, clusters, warp instructions, parser errors and events, on PTX by nvcc or by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dense GEMM: versions, what choosing and tuning do with a family."""
+"""The dense GEMM: versions, choice, tuning, and the loss against the fastest kernels that were measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``cudatma inspect``: against what an H200's driver was asked for, and on input that is no tensor map."""
+"""``cudatma inspect`` against an H200's driver, on input that is no tensor map, and how values are read."""
 
 from __future__ import annotations
 

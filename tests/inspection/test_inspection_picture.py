@@ -1,4 +1,4 @@
-"""The picture as data: well-formed, cells where the geometry says, colours that are banks, both themes, no links."""
+"""The picture of a tensor map as data: cells where the geometry says, banks as colors; and the advice about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cost model knows of a GPU: asked of the driver, or imagined."""
+"""Facts about a GPU that the cost model uses, and how many clusters it holds at a time."""
 
 from __future__ import annotations
 

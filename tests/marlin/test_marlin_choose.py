@@ -1,4 +1,4 @@
-"""Candidates, short lists and choices: every one can run, they differ, and ranking them is cheap."""
+"""Candidates, short lists, choices and explanations: every candidate can run, and ranking them is cheap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""marlin_gemm on the CPU: the reference backend against float64, and what is refused before any device is asked."""
+"""marlin_gemm and MarlinLinear on the CPU: the reference backend against float64, and invalid calls."""
 
 from __future__ import annotations
 

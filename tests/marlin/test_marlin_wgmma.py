@@ -1,4 +1,4 @@
-"""The wgmma Marlin kernel on the CPU: right, and free of hazards in several schedules, however the work is divided."""
+"""The wgmma Marlin kernel on the emulator: right, and free of hazards, however the work is divided."""
 
 from __future__ import annotations
 

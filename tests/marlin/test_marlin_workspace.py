@@ -1,4 +1,4 @@
-"""Workspace is large enough for every launch. marlin_on_fake_driver.py allocates and uses it."""
+"""The workspace is large enough for every launch, and streams, threads and graphs do not share one."""
 
 from __future__ import annotations
 

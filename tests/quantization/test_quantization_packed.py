@@ -1,4 +1,4 @@
-"""PackedWeight: layout version 1 value by value, pack and unpack, dequantisation, and everything it refuses."""
+"""PackedWeight: layout version 1, pack and unpack, files, sharding, and everything that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""quantize(): the error it may make, the choices it must make, and what it refuses."""
+"""quantize(): its error, its choices, the range of its scales, and what it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the records of a debug kernel to what a person reads; and that Python and template mean the same bytes."""
+"""Records of a debug kernel, the listener that collects them, and the report that a person reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The console script: dispatch, one-line errors, pipes, and the subcommands that print data."""
+"""The console script and ``cudatma doctor``: dispatch, one-line errors, pipes, and the subcommands that print data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SASS and ptxas text against small samples whose counts were taken by hand."""
+"""SASS and ptxas text against small samples whose counts were taken by hand, and the check of wgmma registers."""
 
 from __future__ import annotations
 
