@@ -205,7 +205,7 @@ def test_a_version_without_a_kernel_is_named(monkeypatch: pytest.MonkeyPatch) ->
     def explain(q: Any, k: Any, v: Any, *, causal: bool, version: str) -> Any:
         if version == "a2":
             raise ArgumentError("version", version, "one with a kernel")
-        return SimpleNamespace(spec=(q, k, causal, version))
+        return SimpleNamespace(config=(q, k, causal, version))
 
     torch = SimpleNamespace(bfloat16="bf16", empty=lambda sizes, dtype, device: sizes)
     monkeypatch.setitem(sys.modules, "torch", torch)

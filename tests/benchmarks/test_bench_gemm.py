@@ -248,7 +248,7 @@ class Trial:
         self.problem = problem
 
     def launcher(self, candidate: Any, copies: int, stream: int) -> Any:
-        if candidate.spec.tile_m == 256:
+        if candidate.config.tile_m == 256:
             raise MemoryError("no room")
         return lambda index: None
 

@@ -374,6 +374,7 @@ def test_runs_as_a_file_and_ends_quietly_with_its_reader(tmp_path: Path) -> None
 READING = TiledSpec(
     dtype="float16", dims=(64, 1000), strides_bytes=(144,), box=(16, 8), swizzle="128B", address=0x7F1000
 )
+READING_RAW = codec.encode(READING)
 FORMATS = {8: "g", 4: "w", 2: "h", 1: "b"}
 
 
@@ -411,13 +412,13 @@ def test_a_dump_gives_back_its_bytes(
 @given(columns=st.integers(20, 100), width=st.sampled_from([4, 8]))
 def test_lines_that_a_terminal_broke(columns: int, width: int) -> None:
     wrapped = []
-    for line in dump(RAW, width, symbol="map").expandtabs(8).splitlines():
+    for line in dump(READING_RAW, width, symbol="map").expandtabs(8).splitlines():
         wrapped += [line[at : at + columns] for at in range(0, len(line), columns)]
-    assert parse_content("\r\n".join(wrapped).encode()) == RAW
+    assert parse_content("\r\n".join(wrapped).encode()) == READING_RAW
 
 
 def test_p_x_with_repeats() -> None:
-    words = struct.unpack("<16Q", RAW)
+    words = struct.unpack("<16Q", READING_RAW)
     parts: list[str] = []
     at = 0
     while at < 16:
@@ -427,7 +428,7 @@ def test_p_x_with_repeats() -> None:
         parts.append(f"0x{words[at]:x}" + (f" <repeats {end - at} times>" if end - at > 1 else ""))
         at = end
     assert any("repeats" in part for part in parts)
-    assert parse_content(f"(cuda-gdb) p/x map\n$3 = {{opaque = {{{', '.join(parts)}}}}}\n".encode()) == RAW
+    assert parse_content(f"(cuda-gdb) p/x map\n$3 = {{opaque = {{{', '.join(parts)}}}}}\n".encode()) == READING_RAW
 
 
 @pytest.mark.parametrize(
@@ -451,7 +452,7 @@ def test_p_x_with_repeats() -> None:
 )  # fmt: skip
 def test_broken_dumps(change: Callable[[str], str], words: str) -> None:
     with pytest.raises(DescriptorError, match=words) as caught:
-        parse_content(change(dump(RAW, 8)).encode())
+        parse_content(change(dump(READING_RAW, 8)).encode())
     assert len(cli.one_line(caught.value).splitlines()) == 1
 
 
@@ -460,15 +461,15 @@ def test_broken_dumps(change: Callable[[str], str], words: str) -> None:
 
 def test_literals() -> None:
     for text in (
-        repr(RAW),
-        repr(bytearray(RAW)),
-        f"  {RAW!r}\n",
-        repr(list(RAW)),
-        str(struct.unpack("<16Q", RAW)),
-        repr(list(struct.unpack("<32I", RAW))),
-        repr(list(struct.unpack("<64H", RAW))),
+        repr(READING_RAW),
+        repr(bytearray(READING_RAW)),
+        f"  {READING_RAW!r}\n",
+        repr(list(READING_RAW)),
+        str(struct.unpack("<16Q", READING_RAW)),
+        repr(list(struct.unpack("<32I", READING_RAW))),
+        repr(list(struct.unpack("<64H", READING_RAW))),
     ):
-        assert parse_content(text.encode()) == RAW
+        assert parse_content(text.encode()) == READING_RAW
 
 
 @pytest.mark.parametrize(
@@ -500,7 +501,7 @@ class _Bomb:
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickles_are_never_loaded(protocol: int) -> None:
-    for value in (_Bomb(), RAW):
+    for value in (_Bomb(), READING_RAW):
         with pytest.raises(DescriptorError):
             parse_content(pickle.dumps(value, protocol))
     if protocol >= 2:
@@ -512,27 +513,27 @@ def test_pickles_are_never_loaded(protocol: int) -> None:
 
 
 def test_objects_of_every_kind_say_the_same() -> None:
-    expected = tool.describe_descriptor(RAW)
+    expected = tool.describe_descriptor(READING_RAW)
     made = TensorMap.tiled(READING, encoder="codec")
-    words = struct.unpack("<16Q", RAW)
+    words = struct.unpack("<16Q", READING_RAW)
     for source in (
         made,
         READING,
-        RAW,
-        bytearray(RAW),
-        memoryview(RAW),
-        (ctypes.c_ubyte * 128).from_buffer_copy(RAW),
-        np.frombuffer(RAW, np.uint8),
-        np.frombuffer(RAW, np.uint64),
-        np.frombuffer(RAW, np.uint32).reshape(4, 8),
+        READING_RAW,
+        bytearray(READING_RAW),
+        memoryview(READING_RAW),
+        (ctypes.c_ubyte * 128).from_buffer_copy(READING_RAW),
+        np.frombuffer(READING_RAW, np.uint8),
+        np.frombuffer(READING_RAW, np.uint64),
+        np.frombuffer(READING_RAW, np.uint32).reshape(4, 8),
         SimpleNamespace(opaque=list(words)),
-        RAW.hex(),
-        dump(RAW, 4),
-        RAW.hex().encode(),
+        READING_RAW.hex(),
+        dump(READING_RAW, 4),
+        READING_RAW.hex().encode(),
     ):
         found = cudatma.inspect(source)
         assert found.fields == expected
-        assert found.data == RAW
+        assert found.data == READING_RAW
 
 
 @pytest.mark.parametrize(
@@ -544,13 +545,13 @@ def test_objects_of_every_kind_say_the_same() -> None:
         (4096, -1, ArgumentError, "device: got -1"),
         (0, 0, ArgumentError, "a device address"),
         (-5, 0, ArgumentError, "a device address"),
-        (RAW, 0, ArgumentError, "device: got 0"),
+        (READING_RAW, 0, ArgumentError, "device: got 0"),
         (object(), None, ArgumentTypeError, "got object"),
         (3.5, None, ArgumentTypeError, "got float"),
         (np.zeros(64, np.uint8), None, DescriptorError, "an array of 64 bytes"),
         (np.zeros((64, 64), np.float16), None, DescriptorError, "TensorMap.from_array"),
         (np.zeros(256, np.uint8)[::2], None, DescriptorError, "contiguous"),
-        (RAW[:-1], None, DescriptorError, "127 bytes"),
+        (READING_RAW[:-1], None, DescriptorError, "127 bytes"),
         ("no map", None, DescriptorError, "6 bytes"),
         ([1, 2], None, ArgumentTypeError, "got list"),
     ],
@@ -565,7 +566,7 @@ def test_memory_of_a_gpu_is_copied_after_its_work(monkeypatch: pytest.MonkeyPatc
 
     def copy(to: int, pointer: int, size: int) -> tuple[int]:
         calls.append(("copy", pointer, size))
-        ctypes.memmove(to, RAW, size)
+        ctypes.memmove(to, READING_RAW, size)
         return (0,)
 
     def wait() -> tuple[int]:
@@ -584,11 +585,11 @@ def test_memory_of_a_gpu_is_copied_after_its_work(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(context, "using", Using)
     expected = [("device", 1), ("wait",), ("copy", 0x7000, 128), ("left",)]
-    assert cudatma.inspect(0x7000, device=1).data == RAW
+    assert cudatma.inspect(0x7000, device=1).data == READING_RAW
     assert calls == expected
     calls.clear()
     info = ArrayInfo(0x7000, (128,), (1,), np.dtype(np.uint8), 1, None, "cupy")
-    assert objects.content_of(info) == RAW
+    assert objects.content_of(info) == READING_RAW
     assert calls == expected
 
 
@@ -616,7 +617,7 @@ def test_im2col_wide_is_described_from_documents_only() -> None:
 def test_object_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "my_maps.py").write_text(
         "from cudatma import Im2colWideSpec, TiledSpec\n"
-        f"class Holder:\n    weights = bytes.fromhex('{RAW.hex()}')\n"
+        f"class Holder:\n    weights = bytes.fromhex('{READING_RAW.hex()}')\n"
         "    spec = TiledSpec(dtype='uint8', dims=(64,), box=(64,), address=16)\n"
         "    wide = Im2colWideSpec(dtype='uint8', dims=(64, 9, 4), strides_bytes=(64, 576), swizzle='64B',\n"
         "        lower_corner_w=0, upper_corner_w=0, channels_per_pixel=64, pixels_per_column=8)\n"
@@ -654,8 +655,14 @@ def test_object_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 def mutations(seed: int, count: int) -> list[bytes]:
     """Dumps, digits, literals and junk, each a little wrong."""
     chance = random.Random(seed)
-    forms = [dump(RAW, width).encode() for width in (1, 2, 4, 8)]
-    forms += [RAW.hex().encode(), repr(RAW).encode(), repr(list(RAW)).encode(), b"{0x1, 0x2 <repeats 15 times>}", RAW]
+    forms = [dump(READING_RAW, width).encode() for width in (1, 2, 4, 8)]
+    forms += [
+        READING_RAW.hex().encode(),
+        repr(READING_RAW).encode(),
+        repr(list(READING_RAW)).encode(),
+        b"{0x1, 0x2 <repeats 15 times>}",
+        READING_RAW,
+    ]
     made = []
     for _ in range(count):
         data = bytearray(chance.choice(forms))
@@ -701,7 +708,7 @@ def test_huge_files_directories_and_links(tmp_path: Path, capsys: pytest.Capture
     loop.symlink_to(loop)
     gone.symlink_to(tmp_path / "nowhere")
     good = tmp_path / "good"
-    good.write_bytes(RAW)
+    good.write_bytes(READING_RAW)
     (tmp_path / "link").symlink_to(good)
     for path in (huge, loop, gone, tmp_path):
         for arguments in ([], ["--json"], ["--bits"], ["--lint"]):
@@ -709,6 +716,6 @@ def test_huge_files_directories_and_links(tmp_path: Path, capsys: pytest.Capture
             captured = capsys.readouterr()
             assert (captured.out, len(captured.err.splitlines())) == ("", 1)
     assert cli.main(["inspect", str(tmp_path / "link")]) == 0
-    dots = dump(RAW, 8) + " " * MAX_INPUT_BYTES
+    dots = dump(READING_RAW, 8) + " " * MAX_INPUT_BYTES
     with pytest.raises(DescriptorError, match="more than 65536 bytes"):
         parse_content(dots.encode())
