@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from ptx_of import kernel_for_emulator
 
 import cudatma
 from cudatma.arrays import describe
@@ -95,7 +96,8 @@ def check(
     launch = launch_arguments(problem, config, target, sizes)
     space = host_workspace(launch.sizes)
     arrays = DECODE_CALL.named(checked) | {"lse": describe(lse)} | space
-    report = launch.emulate(target, arrays, schedules=schedules)
+    kernel = kernel_for_emulator(launch.template, launch.config, target)
+    report = launch.emulate(target, arrays, kernel=kernel, schedules=schedules)
     assert report.is_clean, str(report)
     reference(problem, arrays | {"out": describe(exact), "lse": describe(sums)})
     difference = out.astype(np.float64) - exact.astype(np.float64)

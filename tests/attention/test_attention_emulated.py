@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attention_cases import CASES
+from ptx_of import kernel_for_emulator
 
 import cudatma
 from cudatma.arrays import describe
@@ -46,7 +47,8 @@ def emulated(checked: Any, config: AttentionConfig, target: Target, lse: Any = N
     space = host_workspace(launch.sizes)
     arrays = ATTENTION_CALL.named(checked) | space | ({} if lse is None else {"lse": describe(lse)})
     assert launch.sizes.programmatic
-    return launch.emulate(target, arrays, schedules=schedules), space
+    kernel = kernel_for_emulator(launch.template, launch.config, target)
+    return launch.emulate(target, arrays, kernel=kernel, schedules=schedules), space
 
 
 def check(
@@ -384,7 +386,8 @@ def run_varlen(
     target = SM90A if version == "a3" else SM120A
     arrays = VARLEN_CALL.named(checked) | {"lse": describe(lse)}
     (launch,) = VARLEN_CALL.arguments(problem, config, imagined_gpu(target, 2), ())
-    report = launch.emulate(target, arrays, schedules=schedules)
+    kernel = kernel_for_emulator(launch.template, launch.config, target)
+    report = launch.emulate(target, arrays, kernel=kernel, schedules=schedules)
     assert report.is_clean, str(report)
     assert (whole[..., q.shape[2] :] == 7).all()
     return out, lse, checked

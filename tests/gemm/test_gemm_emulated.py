@@ -10,6 +10,7 @@ import pytest
 from gemm_builders import config
 from gemm_cases import E4M3, LIMITS, calls, numbers
 from gemm_cases import check as compare
+from ptx_of import kernel_for_emulator
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
@@ -50,7 +51,8 @@ def emulated(
     """Run gemm() with this configuration, or with the one that ``of`` returns for the problem; it must be clean."""
     chosen = of if isinstance(of, GemmConfig) else of(checked_call(a, b, out, **options).problem)
     arguments, arrays = gemm_call(chosen, target, SMS, a, b, out, **options)
-    report = arguments.emulate(target, arrays, schedules=schedules)
+    kernel = kernel_for_emulator(arguments.template, arguments.config, target)
+    report = arguments.emulate(target, arrays, kernel=kernel, schedules=schedules)
     assert report.is_clean, str(report)
 
 
