@@ -27,9 +27,8 @@ with suppress(ImportError):  # gpu-test needs no hypothesis
 
     # A busy machine is no failure. Most random configs break a rule: few examples pass their strategies' filters.
     forgiven = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-    for name, examples in (("quick", 30), ("full", 100)):  # `make test-all` asks for the second
-        settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=forgiven)
-    settings.load_profile("quick")
+    settings.register_profile("tests", max_examples=50, deadline=None, suppress_health_check=forgiven)
+    settings.load_profile("tests")
 
 tools_package()  # gives a checkout that is not installed its cudatma.tools
 for public in cudatma.__all__:  # pytester forgets the modules that a test is the first to import

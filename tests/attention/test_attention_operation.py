@@ -12,15 +12,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 from stub_driver import RESULT, Array, Launch, StubDriver, fresh
-from stub_driver import stub as stub  # the fixture
+from stub_driver import checked as checked
+from stub_driver import stub as stub
 
 from cudatma import attention, attention_decode, attention_varlen
 from cudatma.arrays import dense_strides
 from cudatma.context import using_runtime
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.attention.attention import ATTENTION_CALL, VARLEN_CALL, Attention, AttentionVarlen
-from cudatma.kernels.attention.decode import DECODE_CALL, AttentionDecodeCall
+from cudatma.kernels.attention.attention import ATTENTION_CALL, VARLEN_CALL
+from cudatma.kernels.attention.decode import DECODE_CALL
 from cudatma.kernels.calls import calls_of
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -175,25 +176,6 @@ def test_other_sizes_get_the_arguments_of_a_first_call(stub: StubDriver, family:
         with using_runtime(warm):
             assert launched(stub, call, sizes) == expected, sizes
             assert launched(stub, call, sizes) == expected, f"{sizes}, repeated"
-
-
-@pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the operations whose checks have run."""
-    names: list[str] = []
-
-    def watch(kind: Any) -> None:
-        check = kind.check
-
-        def spy(self: Any, *arguments: Any) -> Any:
-            names.append(self.name)
-            return check(self, *arguments)
-
-        monkeypatch.setattr(kind, "check", spy)
-
-    for kind in (Attention, AttentionVarlen, AttentionDecodeCall):
-        watch(kind)
-    return names
 
 
 @pytest.mark.parametrize(("family", "name"), ALL)

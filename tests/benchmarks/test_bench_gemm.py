@@ -3,21 +3,26 @@ with torch alone, operands, errors and the rivals' choices."""
 
 from __future__ import annotations
 
+import json
 import math
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_gpu import FakeGpu
+from gemm_builders import problem
 from test_bench_rivals import WORKSPACE, NumpyLt
 
-from benchmarks import contest, gemm, gemm_fp8
+from benchmarks import contest, gemm, gemm_fp8, tiles
 from benchmarks.contest import Entrant
 from benchmarks.gemm import Operands, Product, errors, squares
 from benchmarks.harness import Contender, Measured, Timing
 from benchmarks.rivals import common, dense
 from benchmarks.rivals.cublaslt import CublasLt
-from cudatma.kernels.gemm.problem import LAYOUTS
+from cudatma.kernels.gemm.choose import GEMM
+from cudatma.kernels.gpu import H200
 
 
 def cell(size: int = 1024, layout: str = "RC", **more: Any) -> dict[str, Any]:
@@ -79,22 +84,6 @@ def test_only_ours_and_torch_have_to_run(gpu: FakeGpu) -> None:
 # ---- What is said ---------------------------------------------------------------------------------------------------
 
 
-def test_a_table_has_a_row_for_each_product_over_its_layouts() -> None:
-    absent = cell(512, us={"torch.mm": 10.0}, refused={"DeepGEMM": "absent"}, error="auto: failed")
-    slower = cell(layout="CC", us={"torch.mm": 10.0, "cuBLASLt": 8.0, "v1": 20.0, "auto": 10.0})
-    table = gemm.gemm_table([cell(), slower, absent], gemm.COLD)
-    assert table.columns == (
-        *("M x N x K", "dtype", "layouts", "torch.mm", "cuBLASLt", "DeepGEMM", "v1", "auto"),
-        *("auto / cuBLASLt", "least", "auto / torch.mm", "least"),
-    )
-    assert table.rows[0] == (
-        *("1024 x 1024 x 1024", "float16", "RC CC", "215", "268", "-", "107", "304"),
-        *("1.131", "0.800", "1.414", "1.000"),
-    )
-    assert table.rows[1] == ("512 x 512 x 512", "float16", "RC", "27", *"-" * 4, *"-" * 4)
-    assert table.note == "TFLOP/s, geometric mean over the layouts; operands cold in L2"
-
-
 def test_a_summary_has_means_and_the_least_by_group() -> None:
     slow = cell(2048, "CC", us={"torch.mm": 10.0, "cuBLASLt": 9.0, "auto": 10.0})
     layer = {**cell(), "m": 16, "layer": "llama3-8b o"}
@@ -108,13 +97,6 @@ def test_a_summary_has_means_and_the_least_by_group() -> None:
         "float16, squares from 512 on: auto / cuBLASLt: geometric mean 1.200, least 0.900 at 2048 x 2048 x 2048 CC, "
         "2 cells (1 more not measured); errors at most 1.10 times as large"
     )
-
-
-def test_a_line_names_choices_and_reasons() -> None:
-    line = gemm.rates_line(cell(chosen={"cuBLASLt": "algorithm 2"}, refused={"DeepGEMM": "no fp16"}), "[1/2] here")
-    assert line.startswith("[1/2] here: torch.mm 215, cuBLASLt 268, v1 107, auto 429 TFLOP/s, auto / cuBLASLt 1.600;")
-    assert line.endswith("; cuBLASLt: algorithm 2; no DeepGEMM: no fp16")
-    assert gemm.rates_line({"us": {}}, "here") == "here: nothing measured"
 
 
 # ---- Arguments ------------------------------------------------------------------------------------------------------
@@ -147,28 +129,11 @@ def test_wrong_arguments_are_refused(arguments: list[str], why: str, capsys: pyt
 # ---- fp8 ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_fp8_table_compares_with_the_fastest_of_each_scaling() -> None:
-    tensor = {"scaled_mm": 12.0, "scaled_mm fast": 10.0, "auto": 9.0}
-    blocks = {"scaled_mm blocks": 12.0, "auto": 10.0}
-    cells = [cell(us=tensor, scaling="tensor"), cell(us=blocks, scaling=gemm_fp8.BLOCK, refused={"DeepGEMM": "absent"})]
-    table = gemm_fp8.fp8_table(cells)
-    assert table.columns[2:] == ("scaled_mm", "scaled_mm fast", "scaled_mm blocks", "DeepGEMM", "auto", "auto / best")
-    assert [row[-1] for row in table.rows] == ["1.111", "1.200"]
-    assert [line.split(": geometric")[0] for line in gemm_fp8.fp8_summary(cells)] == [
-        "fp8, scales: tensor: auto / scaled_mm",
-        "fp8, scales: tensor: auto / scaled_mm fast",
-        "fp8, scales: 1x128, 128x128: auto / scaled_mm blocks",
-    ]
-    assert "DeepGEMM" in gemm_fp8.field_of(gemm_fp8.BLOCK, {"DeepGEMM": "2.5"})
-    assert list(gemm_fp8.field_of(gemm_fp8.BLOCK, {})) == ["scaled_mm blocks"]
-
-
 # ---- With torch alone -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(1)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_operands_lie_as_the_layout_says(layout: str) -> None:
+def test_operands_lie_as_the_layout_says() -> None:
+    layout = "CR"
     torch = pytest.importorskip("torch", reason="torch is not installed")
     operands = Operands(Product(48, 32, 2048, layout, "bfloat16"), True)
     assert operands.copies == len(operands.a) == len({a.data_ptr() for a in operands.a}) > 1
@@ -263,3 +228,53 @@ def test_a_product_of_the_users_is_measured_alone_unless_sizes_are_named() -> No
     assert gemm._products(gemm._parser().parse_args(given)) == [product]
     found = gemm._products(gemm._parser().parse_args([*given, "--size", "512"]))
     assert found == [*squares([512], ["RC"], "float16"), product]
+
+
+PROBLEM = problem(m=64, n=512, k=512, version="mma_sync")
+
+
+def test_products_come_from_the_cells_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"cells": [{**PROBLEM.as_json(), "version": "mma_sync", "us": {"an entry": 1.0}}]}))
+    assert tiles.products(path, GEMM) == [PROBLEM]
+
+
+class Trial:
+    """Launches every configuration but one."""
+
+    device = 0
+
+    def prepare(self, problem: Any) -> None:
+        self.problem = problem
+
+    def launcher(self, candidate: Any, copies: int, stream: int) -> Any:
+        if candidate.config.tile_m == 256:
+            raise MemoryError("no room")
+        return lambda index: None
+
+
+def test_every_configuration_is_timed_and_those_that_cannot_be_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(stream: Any, contenders: list[Contender], replays: int) -> Measured:
+        us = {each.name: float(10 + number) for number, each in enumerate(reversed(contenders))}
+        return Measured({name: Timing(each, each, each, replays) for name, each in us.items()})
+
+    monkeypatch.setattr(tiles, "cold", timed)
+    monkeypatch.setattr(tiles, "gpu_of", lambda device: H200)
+    monkeypatch.setattr(tiles, "stream_handle", lambda *_: 0)
+    cell = tiles.measure(SimpleNamespace(), GEMM, Trial(), PROBLEM, 3)
+    assert list(cell["us"].values()) == sorted(cell["us"].values())
+    assert set(cell["us"]) == set(cell["predicted_us"])
+    assert len(cell["us"]) > 5
+    assert set(cell["refused"].values()) == {"MemoryError: no room"}
+    assert (cell["m"], cell["version"]) == (64, "mma_sync")
+    (row,) = tiles.tiles_table([cell]).rows
+    assert row[:3] == ("64 x 512 x 512", next(iter(cell["us"])), "10.00")
+    assert float(row[4]) > 1, "the one that the cost model takes was the slowest"
+
+
+def test_a_file_without_products_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "other.json"
+    path.write_text("{}")
+    with pytest.raises(SystemExit):
+        tiles.main(["gemm", str(path)])
+    assert "other.json: KeyError: 'cells'" in capsys.readouterr().err

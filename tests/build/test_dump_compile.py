@@ -1,20 +1,22 @@
-"""Every kernel of the registry, dumped for every architecture that cudatma launches on, and what its SASS must show."""
+"""Kernels of the registry, dumped for every architecture that cudatma launches on, and what their SASS must show."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cudatma.build.kernel import compile as compile_kernel
 from cudatma.build.render import render
+from cudatma.errors import TargetError
 from cudatma.kernels.registry import REGISTRY
 from cudatma.runtime.launch_args import entries
 from cudatma.target import get_target
 from tools.dump_kernels import Job, dump, jobs_for
-from tools.report import Report
-from tools.sass import find_program
+from tools.sass import disassemble, find_program
+from tools.sass_flow import Code, parse_encoded, successors
 
 TARGETS = ("sm_90a", "sm_120a", "sm_121a")
 
@@ -23,23 +25,24 @@ def all_jobs(target: str) -> list[Job]:
     return [job for entry in REGISTRY.values() for job in jobs_for(entry, get_target(target), {})]
 
 
+#: Maximum number of kernels of a registry entry to compile. The source for sm_120a is mostly that for sm_90a
+#: (test_same_source); the source for sm_121a is that for sm_120a.
+COUNTS = {"sm_90a": 3, "sm_120a": 2}
+
+
 def jobs_to_compile() -> list[Job]:
-    """Each kernel, of entries with many every second one. Every second entry for sm_121a, whose sources are those of
-    sm_120a."""
-    found: list[Job] = []
-    for name in ("sm_90a", "sm_120a"):
+    jobs: list[Job] = []
+    for name, count in COUNTS.items():
         for entry in REGISTRY.values():
-            jobs = jobs_for(entry, get_target(name), {})
-            found += jobs[:: 2 if len(jobs) > MANY else 1]
-    first = {job.entry.name: job for job in reversed(all_jobs("sm_121a"))}
-    return [*found, *list(first.values())[::2]]
+            available = jobs_for(entry, get_target(name), {})
+            jobs += available[:: -(-len(available) // count) or 1]
+    return [*jobs, *all_jobs("sm_121a")[::40]]
 
 
-#: Instances of an entry.
-MANY = 5
 JOBS = jobs_to_compile()
 
-
+#: Kernels that wait for cp.async groups, or for plain loads.
+WITHOUT_RING = ("gemm_v1", "attention_scalar", "attention_a1")
 #: Of one thread; an accumulator or operand array would be hundreds.
 MOST_SPILL_BYTES = 160
 
@@ -49,16 +52,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("dump")
 
 
-@pytest.fixture(scope="module")
-def reports() -> dict[str, Report]:
-    """Each kernel is compiled once."""
-    return {}
-
-
 def unread_parameters(ptx: str, entry: str) -> list[str]:
     """Launch parameters that the kernel's instructions do not name."""
     body = ptx[ptx.index("{", ptx.index(f".entry {entry}(")) :]
     return [one.name for one in entries(ptx)[entry] if not re.search(rf"\b{re.escape(one.name)}\b", body)]
+
+
+def assert_all_is_reached(code: Code) -> None:
+    """Otherwise the control flow was misread: ptxas leaves no dead code but a jump to itself and NOPs at the end."""
+    following = successors(code)
+    reached, queue = {0}, [0]
+    while queue:
+        new = set(following[queue.pop()]) - reached
+        reached |= new
+        queue += new
+    dead = [step.mnemonic for index, step in enumerate(code.steps) if index not in reached]
+    assert set(dead) <= {"BRA", "NOP"}
+    assert dead.count("BRA") <= 1
 
 
 def test_an_unread_parameter_is_found() -> None:
@@ -77,7 +87,7 @@ def test_sm_121a_has_the_sources_of_sm_120a() -> None:
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
-def test_kernel(job: Job, folder: Path, reports: dict[str, Report]) -> None:
+def test_kernel(job: Job, folder: Path) -> None:
     report = dump(job, folder)
     assert report.resources is not None, "ptxas said nothing about the entry"
     # The widest tiles keep a few addresses in local memory (docs/design/marlin.md), never accumulators.
@@ -92,6 +102,10 @@ def test_kernel(job: Job, folder: Path, reports: dict[str, Report]) -> None:
         pytest.skip("no disassembler here: the SASS was not looked at")
     assert report.sass is not None, report.notes
     assert report.release_hazards == report.wgmma_hazards == ()
+    (code,) = parse_encoded(disassemble(folder / f"{job.name}.cubin").text or "")
+    has_ring = getattr(job.config, "smem_bytes", 1) > 0 and job.entry.name not in WITHOUT_RING
+    assert any(step.opcode.startswith("SYNCS.ARRIVE") for step in code.steps) == has_ring
+    assert_all_is_reached(code)
     assert bool({"HGMMA", "QGMMA"} & report.sass.keys()) == ("wgmma" in job.entry.summary and job.target.has_wgmma)
     if not job.target.has_multicast:
         assert report.cluster_opcodes == ()
@@ -115,3 +129,38 @@ def test_marlin_uses_tma_and_tensor_cores(name: str, folder: Path) -> None:
 def test_names_are_distinct() -> None:
     names = [job.name for job in JOBS]
     assert len(names) == len(set(names)) > 0
+
+
+def runs_on_sm90(config: Any) -> bool:
+    """Whether SM90 has the instructions: not the mma.sync of fp8."""
+    try:
+        config.check_target(get_target("sm_90a"))
+    except TargetError:
+        return False
+    return True
+
+
+#: Kernels that dumps show for SM120; SM90 has room for all.
+#: Kernels of instructions that SM90 lacks (gather4) have no SM90 form.
+SM120_CONFIGS = [
+    (entry.template, config)
+    for entry in REGISTRY.values()
+    if entry.configs("sm_90a")
+    for config in entry.configs("sm_120a")
+    if runs_on_sm90(config)
+]
+
+
+@pytest.mark.sweep(30)
+@pytest.mark.parametrize(("template", "config"), SM120_CONFIGS, ids=lambda value: getattr(value, "entry", None))
+def test_same_source(template: str, config: Any) -> None:
+    sources = [render(template, config, target) for target in ("sm_90a", "sm_120a")]
+    assert sources[0] != sources[1]
+    first, second = ([line for line in text.splitlines() if not line.startswith("//")] for text in sources)
+    assert len(first) > 20
+    assert first == second
+
+
+def test_every_kernel_is_there() -> None:
+    sm120 = {entry.template for entry in REGISTRY.values() if entry.configs("sm_120a") and entry.configs("sm_90a")}
+    assert {template for template, _ in SM120_CONFIGS} == sm120

@@ -1,4 +1,4 @@
-"""Run by test_data_movement_calls.py: operations over arrays on the fake driver.
+"""Run by test_data_movement.py: operations over arrays on the fake driver.
 
 Usage: python movement_on_fake_driver.py [CASE]. Prints what went wrong.
 """
@@ -28,7 +28,7 @@ from fake_card import (
     streams,
     waits,
 )
-from fake_driver import raises, run_cases
+from fake_driver import in_a_forked_child, raises, run_cases
 
 import cudatma as c
 from cudatma import context
@@ -210,12 +210,12 @@ def case_addresses_are_still_looked_at() -> None:
     )
     assert record.launches == before
     # The two halves of a matrix: not one after the other, but apart.
-    halves = [Array(32, (64, 40), more=160 * i, pitch_bytes=320) for i in range(2)]
+    halves = [Array(32, (64, 40), more=160 * i, strides=(320, 4)) for i in range(2)]
     c.copy(halves[0], out=halves[1], via="tma")
     c.copy(halves[1], out=halves[0], via="tma")
-    c.copy(halves[0], out=Array(48, (64, 40), pitch_bytes=320), via="tma")
+    c.copy(halves[0], out=Array(48, (64, 40), strides=(320, 4)), via="tma")
     assert calls() == 2
-    moved = Array(32, (64, 40), more=80, pitch_bytes=320)
+    moved = Array(32, (64, 40), more=80, strides=(320, 4))
     raises(c.ArgumentError, "memory of its own", lambda: c.copy(halves[0], out=moved, via="tma"))
     # A window of an array may go to another part of the same array.
     whole, below = Array(32, (64, 80)), Array(32, (32, 80), more=32 * 320)
@@ -360,7 +360,7 @@ def case_fork() -> None:
         assert calls() == 0
         raises(c.LaunchError, "spawn", lambda: OPERATIONS["run"](32, 64))
 
-    fake_card.in_a_forked_child(refused)
+    in_a_forked_child(refused)
     OPERATIONS["run"](32, 64)
 
 

@@ -5,7 +5,9 @@ The capture itself needs a driver (tests/descriptor/capture_descriptors.py).
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,8 @@ from descriptor_cases import cases
 from descriptor_report import Answer, report
 
 from cudatma.descriptor import Im2colSpec, TiledSpec, codec
+from cudatma.descriptor.bits import DIFFERENCES
+from cudatma.inspection.banks import markdown
 from cudatma.target import get_target
 
 #: Mutations that no rule forbids, and what each of the others may break.
@@ -144,3 +148,29 @@ def test_what_the_bindings_refuse_is_no_crash() -> None:
     names += ["CUtensorMapL2promotion", "CUtensorMapFloatOOBfill"]
     driver = SimpleNamespace(**dict.fromkeys(names, int), cuTensorMapEncodeTiled=refuse)
     assert ask_driver(driver, FIELDS | {"dims": [16] * 6}) == ("bindings", None)
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "descriptors.md"
+
+
+def differences() -> str:
+    """Markdown: what is known to differ on other GPUs."""
+    rows = [f"| {row.what} | {row.h200} | {row.others} | {row.source} |" for row in DIFFERENCES]
+    return "\n".join(["| | H200, driver 580.159 | sm_100a, sm_120a | source |", "|---|---|---|---|", *rows])
+
+
+TABLES = {"differences": differences, "swizzle": markdown}
+_MARKED = r"(<!-- table: {} -->\n)(.*?)(<!-- end table -->)"
+
+
+def filled(page: str) -> str:
+    """The page with its marked tables as the code has them."""
+    for name, text in TABLES.items():
+        inside = text()
+        page, count = re.subn(_MARKED.format(name), rf"\g<1>{inside}\n\g<3>", page, flags=re.DOTALL)
+        assert count == 1, f"docs/descriptors.md has one table {name}"
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -18,8 +18,10 @@ import json
 import re
 import shlex
 import sys
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,8 +29,11 @@ import pytest
 
 from cudatma import cli
 from cudatma.build.ptx_source import ptx_source
+from cudatma.emulator.trace.svg import text_width
 from cudatma.errors import CudaTmaError
 from cudatma.target import detect
+from tools.dev import call_picture, pipeline_picture
+from tools.dev.drawing import Drawing
 from tools.emulate_launch import read_launch
 
 pytest_plugins = ["pytester"]
@@ -226,3 +231,34 @@ def test_files(block: Block, folder: Path) -> None:
         assert read_launch(folder / block.file).arrays
     else:
         assert ".entry" in ptx_source(folder / block.file).ptx
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+SCRIPTS = pytest.mark.parametrize("script", [pipeline_picture, call_picture], ids=lambda script: script.__name__)
+
+
+@SCRIPTS
+def test_the_picture_is_what_the_script_draws(script: Any) -> None:
+    assert script.main(["--check"]) == 0, f"run: python -m {script.__name__}"
+
+
+@SCRIPTS
+def test_texts_are_inside_of_the_picture_and_do_not_overlap(script: Any) -> None:
+    root = ElementTree.fromstring(script.picture())
+    boxes = []
+    for text in root.iter(f"{SVG}text"):
+        size, x, y = (float(text.attrib[name]) for name in ("font-size", "x", "y"))
+        wide = text_width(text.text or "", size)
+        left = x - wide / 2 * (text.attrib["text-anchor"] == "middle")
+        boxes.append((left, y - 0.75 * size, left + wide, y + 0.2 * size, text.text))
+    for left, above, right, below, text_of in boxes:
+        assert 0 <= left < right <= float(root.attrib["width"]), text_of
+        assert 0 <= above < below <= float(root.attrib["height"]), text_of
+    for one, other in combinations(boxes, 2):
+        apart = one[0] >= other[2] or other[0] >= one[2] or one[1] >= other[3] or other[1] >= one[3]
+        assert apart, (one[4], other[4])
+
+
+def test_a_text_wider_than_its_box_is_refused() -> None:
+    with pytest.raises(ValueError, match="wider than its box"):
+        Drawing().box(0, 0, 40, 40, "#ffffff", "#000000", "a long headline")

@@ -1,4 +1,4 @@
-"""Control flow, calls, memories, clusters and warp instructions, in PTX from nvcc or by hand, against plain Python."""
+"""Control flow, calls, memories, clusters, warp instructions, parser errors and events, on PTX by nvcc or by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from ptx_lines import kernel
 from ptx_of import module_of
 
-from cudatma.emulator import EmulatedModule, EmulatorError, PtxError, StepLimitError, TrapError, coverage, load
+from cudatma.emulator import EmulatedModule, EmulatorError, PtxError, StepLimitError, TrapError, api, coverage, load
+from cudatma.emulator.machine.events import UNOBSERVED, Observer, combined
 from cudatma.errors import ArgumentError, ArgumentTypeError, HazardError
 
 CALLS = r"""
@@ -265,3 +266,81 @@ def test_traps_and_asserts() -> None:
     with pytest.raises(HazardError, match=r"access of 1 byte at 0x[0-9a-f]+, 1 byte past the end of args\[0\]"):
         kernel("ld.param.u64 %d1, [p0];\nld.global.u8 %h1, [%d1+2];").launch("k", 1, 32, (a, a, a, a))
     assert issubclass(TrapError, EmulatorError)
+
+
+@pytest.mark.parametrize("version", ["0x9", "1" * 5000, "8.1e3", "9999999999.1"])
+def test_a_version_that_is_none(version: str) -> None:
+    text = f".version {version}\n.target sm_90a\n.address_size 64\n"
+    with pytest.raises(PtxError, match="version"):
+        load(text)
+
+
+BODY = """
+shl.b32 %r1, %r63, 2;
+mov.u32 %r2, buffer;
+add.u32 %r1, %r1, %r2;
+st.shared.u32 [%r1], %r63;
+bar.sync 0;
+ld.shared.u32 %r3, [%r1];
+"""
+
+
+class Log(Observer):
+    """Notes what happens."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def note(self, what: str) -> None:
+        self.log.append(f"a: {what}")
+
+    def warp_started(self, w: Any) -> None:
+        self.note("start")
+
+    def shared_write(self, w: Any, at: int, block: Any, offsets: Any, *rest: Any) -> None:
+        self.note(f"write over {block.shared.data[int(offsets[5])]:#x}")
+
+    def shared_read(self, w: Any, at: int, block: Any, offsets: Any, *rest: Any) -> None:
+        self.note(f"read {block.shared.data[int(offsets[5])]:#x}")
+
+    def barrier_completed(self, barrier: Any, warps: list[Any]) -> None:
+        self.note(f"barrier {barrier.number}")
+
+    def cluster_ended(self) -> None:
+        self.note("cluster ends")
+
+    def block_ended(self, block: Any) -> None:
+        self.note("block ends")
+
+    def warp_ended(self, w: Any) -> None:
+        self.note("warp ends")
+
+
+class Barriers(Observer):
+    """Is called for barriers alone."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def barrier_completed(self, barrier: Any, warps: list[Any]) -> None:
+        self.log.append(f"b: barrier {barrier.number}")
+
+
+def test_observers_are_called_in_their_order_before_each_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    monkeypatch.setattr(api, "checks_of", lambda *of: [Log(log), Barriers(log)])
+    kernel(BODY, declarations=".shared .align 4 .b8 buffer[128];").launch("k", 1, 32, (0,) * 4, schedules=1)
+    assert log == [
+        "a: start",
+        "a: write over 0xa5",
+        "a: barrier 0",
+        "b: barrier 0",
+        "a: read 0x5",
+        "a: cluster ends",
+        "a: block ends",
+        "a: warp ends",
+    ]
+
+
+def test_nobody_observes_a_launch_without_hazards_and_trace() -> None:
+    assert combined(()) is UNOBSERVED

@@ -1,21 +1,117 @@
-"""The fixture itself, and that each kernel's template has a golden."""
+"""The source of each kernel template, as text that is reviewed, and the golden fixture itself.
+
+Configurations are written out, so that no golden depends on a choice. Options are spread over the kernels of a family.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from gemm_builders import config as gemm
+from marlin_builders import mma_sync, skinny, wgmma
 
+from cudatma.build.render import render
+from cudatma.kernels.all_reduce.config import AllReduceConfig
+from cudatma.kernels.attention.sample import small_config
+from cudatma.kernels.data_movement.broadcast import BroadcastConfig
+from cudatma.kernels.data_movement.configs import PlainConfig, RunConfig, WindowConfig
+from cudatma.kernels.data_movement.gather import GatherConfig
+from cudatma.kernels.data_movement.im2col import Im2colCopyConfig
+from cudatma.kernels.data_movement.prefetch import PrefetchConfig
+from cudatma.kernels.data_movement.ragged_copy import RaggedCopyConfig
+from cudatma.kernels.data_movement.rows import RowsConfig
+from cudatma.kernels.data_movement.tile_copy import TileCopyConfig
+from cudatma.kernels.data_movement.transpose import TransposeConfig
+from cudatma.kernels.marlin.dequantize import DequantizeConfig
+from cudatma.kernels.marlin.permute_columns import PermuteColumnsConfig
 from cudatma.kernels.registry import REGISTRY
 
 Golden = Callable[[str, str], None]
 FILES = Path(__file__).parent / "files"
+SLOT = 16384
+GEMM: dict[str, Any] = {"tile_m": 128, "tile_n": 256, "stages": 3, "warpgroups": 2}
+BLOCK_SCALES: dict[str, Any] = {"dtype": "float8_e4m3fn", "block_scales": True, "scales_by_tma": True}
+
+
+def attention(version: str, **fields: Any) -> Any:
+    return small_config(version, dtype="bfloat16", **fields)
+
+
+#: Name of the kernel -> its configuration.
+CONFIGS: dict[str, Any] = {
+    "all_reduce": AllReduceConfig(2, "float16"),
+    "attention_scalar": attention("scalar", is_causal=True),
+    "attention_a1": attention("a1"),
+    "attention_a2": attention("a2", has_softcap=True),
+    "attention_a3": attention("a3", is_causal=True, has_window=True, is_varlen=True),
+    "attention_a4": attention("a4", is_causal=True),
+    "attention_mma_sync": attention("mma_sync", is_causal=True),
+    "attention_decode": attention("decode", has_sink=True, is_paged=True, box_rows=16),
+    "window_copy": WindowConfig("copy", 2, SLOT, 6, 3, "evict_first", "evict_first"),
+    "run_copy": RunConfig("copy", "b8", SLOT, 6, 3),
+    "plain_copy": PlainConfig(4, 3, 32),
+    "transpose": TransposeConfig(1, 1, 1, 3, 2),
+    "gather_boxes": GatherConfig(3, "table", SLOT, 6, 3),
+    "im2col": Im2colCopyConfig(4, SLOT, 6, 3),
+    "broadcast": BroadcastConfig(4, SLOT, 6, 3),
+    "prefetch": PrefetchConfig(2),
+    "rows": RowsConfig("gather", SLOT, 6, 3),
+    "ragged_copy": RaggedCopyConfig(2),
+    "tile_copy": TileCopyConfig(4, box_rows=32, stages=3),
+    "gemm_v1": gemm("v1", **GEMM | {"layout": "RR"}),
+    "gemm_v2": gemm("v2", **GEMM | {"layout": "CR"}),
+    "gemm_v3": gemm("v3", **GEMM | {"layout": "CC"}),
+    "gemm_v4": gemm("v4", **GEMM),
+    "gemm_v5": gemm("v5", **GEMM | BLOCK_SCALES | {"tile_m": 256, "tile_n": 128}),
+    "gemm_v6": gemm("v6", **GEMM | {"layout": "CR"}),
+    "gemm_v7": gemm("v7", **GEMM | {"layout": "CC", "tile_n": 128, "stages": 4, "warpgroups": 1}),
+    "gemm_mma_sync": gemm("mma_sync", **GEMM | {"layout": "CC", "stages": 4}),
+    # M of 8, weights streamed by TMA, groups scaled in the accumulators, slice-K.
+    "marlin_mma_sync": mma_sync(
+        has_zeros=True, tile_m=8, tile_n=128, tile_k=256, warps_n=4, slice_k=2, stages=4, scale_on="accumulator"
+    ),
+    # A cluster that divides K, groups that end within 64 of K, half a row of weights.
+    "marlin_skinny": skinny(
+        dtype="bfloat16",
+        group_size=64,
+        has_zeros=True,
+        cluster_k=2,
+        tile_m=16,
+        tile_n=96,
+        tile_k=256,
+        slice_k=2,
+        stages=3,
+    ),
+    # Two warpgroups in turn, a cluster, scale and offset in one multiply-add.
+    "marlin_wgmma": wgmma(
+        tile_m=128,
+        tile_n=128,
+        tile_k=128,
+        warpgroups=1,
+        stages=4,
+        cluster_n=2,
+        mmas_per_commit=1,
+        commits_in_flight=3,
+        consumer_registers=232,
+        scale_form="as_stored",
+        pingpong=True,
+    ),
+    "permute_columns": PermuteColumnsConfig(True, 8192, rows=2),
+    "dequantize": DequantizeConfig("bfloat16", 32, True, True),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_source(golden: Golden, name: str) -> None:
+    target = "sm_100a" if name == "rows" else "sm_120a" if "attention_mma" in name or "gemm_mma" in name else "sm_90a"
+    golden(f"{name}.cu", render(REGISTRY[name].template, CONFIGS[name], target))
 
 
 def test_every_template_has_a_golden() -> None:
-    shown = {path.read_text().partition(" for ")[0].removeprefix("// cudatma: ") for path in FILES.glob("*.cu")}
-    assert shown == {entry.template for entry in REGISTRY.values()}
+    assert {REGISTRY[name].template for name in CONFIGS} == {entry.template for entry in REGISTRY.values()}
 
 
 def test_a_changed_text_fails(golden: Golden, pytestconfig: pytest.Config) -> None:

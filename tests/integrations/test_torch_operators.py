@@ -256,7 +256,8 @@ def test_inductor_generates_direct_calls(has_bias: bool) -> None:
         torch.testing.assert_close(compiled(x[:1, :3]), model(x[:1, :3]), rtol=0, atol=0)
         if not has_bias:  # once: it runs a C++ compiler
             torch._dynamo.reset()
-            with torch._inductor.config.patch(cpp_wrapper=True):  # C++ calls the operator
+            fast = {"cpp_cache_precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
+            with torch._inductor.config.patch({"cpp_wrapper": True} | fast):  # C++ calls the operator
                 torch.testing.assert_close(torch.compile(model)(x), model(x), rtol=0, atol=0)
 
 

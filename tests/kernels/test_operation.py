@@ -14,7 +14,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from stub_driver import RESULT, Array, Launch, StubDriver, fresh, packed_weight
-from stub_driver import stub as stub  # the fixture
+from stub_driver import checked as checked
+from stub_driver import stub as stub
 
 from cudatma import LaunchError, attention, copy, gemm, marlin_gemm
 from cudatma.context import Cache, using_runtime
@@ -22,8 +23,8 @@ from cudatma.descriptor import codec
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.calls import calls_of, facts_of
-from cudatma.kernels.gemm.gemm import GEMM_CALL, Gemm
-from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinGemm
+from cudatma.kernels.gemm.gemm import GEMM_CALL
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM
 from cudatma.quantization.scale_range import ScaleFit
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -143,25 +144,6 @@ def test_a_new_m_gets_the_arguments_of_a_first_call(stub: StubDriver, family: st
             assert launched(stub, call, m) == wanted, f"M = {m}, repeated"
 
 
-@pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the operations whose checks have run."""
-    names: list[str] = []
-
-    def watch(kind: Any) -> None:
-        check = kind.check
-
-        def spy(self: Any, *arguments: Any) -> Any:
-            names.append(self.name)
-            return check(self, *arguments)
-
-        monkeypatch.setattr(kind, "check", spy)
-
-    for kind in (MarlinGemm, Gemm):
-        watch(kind)
-    return names
-
-
 #: Calls whose checks look at each new M.
 NOT_RESIZED = ("batch", "fp8, blocks", "(B, T, K), strides", "(A, 1, T, K), strides")
 
@@ -189,7 +171,7 @@ def test_a_new_length_whose_results_are_too_far_apart_is_refused(stub: StubDrive
     kv = Array((3, 330, 4, 128))
 
     def call(length: int) -> list[Launch]:
-        attention(Array((3, length, 4, 128), strides=(1024, 3072, 256, 2)), kv, kv)
+        attention(Array((3, length, 4, 128), address=A, strides=(1024, 3072, 256, 2)), kv, kv)
         return stub.last()
 
     first = call(1000)

@@ -33,6 +33,7 @@ from cudatma.kernels.gemm.choose import GEMM
 from cudatma.kernels.gemm.copies import _copy
 from cudatma.kernels.gemm.matrices import as_rows, letter_of, why_copied
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
+from cudatma.kernels.marlin import warm_up as marlin_warm_up
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.operation import Checked, Operation
@@ -386,6 +387,31 @@ def test_a_kernel_that_does_not_compile_is_an_error(compiler: SimpleNamespace, f
     with pytest.raises(CompileError, match="NVRTC refuses it"):
         warm_up.compile_and_load(KERNELS, 0)
     assert not compiler.loaded
+
+
+def test_warming_up_marlin_compiles_what_is_missing_and_loads_the_rest(
+    compiler: SimpleNamespace, stub: StubDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = [packed_weight(128, 64, address=(number + 1) << 40) for number in (0, 1)]
+    monkeypatch.setattr(warm_up, "is_cached", lambda template, config, target: "permute" in template)
+    monkeypatch.setattr(warm_up, "gpu_of", lambda device: imagined_gpu("sm_90a", 4))
+    monkeypatch.setattr(warm_up, "launch_of", lambda *_, **__: None)
+    marlin_warm_up.warm_up(weights, 100)
+    loaded = set(compiler.loaded)
+    assert len(loaded) == len(compiler.loaded)
+    assert set(compiler.orders) == {one for one in loaded if "permute" not in one[0]}
+    assert len(compiler.orders) > 3
+    marlin_warm_up.warm_up(weights, 100)
+    assert len(loaded) == len(compiler.loaded), "the second time there is nothing to do"
+    forget()
+    marlin_warm_up.warm_up(weights[:1], 100)
+    assert len(compiler.loaded) == 2 * len(loaded), "another tuning file may have come"
+    compiler.loaded.clear()
+    cudatma.warm_up(marlin_gemm, (Array((5, 128), address=1 << 36), weights[0]), max_m=100)
+    assert set(compiler.loaded) == loaded, "of the call, it is the same"
+    for wrong in (0, 1 << 20):
+        with pytest.raises(ArgumentError, match=r"max_m: got \d+; allowed: 1 to 131072"):
+            marlin_warm_up.warm_up(weights, wrong)
 
 
 WEIGHTS = {"marlin": packed_weight(1024, 1536), "act-order": packed_weight(1024, 1536, act_order=True)}

@@ -1,4 +1,4 @@
-"""Run by test_marlin_streams.py: which memory marlin_gemm gives to launches on which streams, on the fake driver.
+"""Run by test_marlin_workspace.py: which memory marlin_gemm gives to launches on which streams, on the fake driver.
 
 Usage: python marlin_on_fake_driver.py [CASE]. Prints what went wrong. The mma.sync kernel's tiles are
 divided, and their CTAs leave partial sums, where the wgmma kernel of a small weight would not.
@@ -19,14 +19,13 @@ from fake_card import (
     counts,
     cupy,
     current,
-    in_a_forked_child,
     library,
     record,
     set_stream,
     streams,
     waits,
 )
-from fake_driver import raises, run_cases
+from fake_driver import in_a_forked_child, raises, run_cases
 from threads import in_threads
 
 import cudatma as c

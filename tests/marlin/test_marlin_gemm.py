@@ -1,4 +1,4 @@
-"""marlin_gemm on the CPU: the reference backend against float64, and what is refused before any device is asked."""
+"""marlin_gemm and MarlinLinear on the CPU: the reference backend against float64, and invalid calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudatma import ArgumentError, ArgumentTypeError, PackedWeight, marlin_gemm
+from cudatma import ArgumentError, ArgumentTypeError, MarlinLinear, PackedWeight, marlin_gemm, quantize_linear
 from cudatma.dtypes import activation_type
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinOptions
 from cudatma.quantization import pack
@@ -182,3 +182,68 @@ def test_rows_that_are_copied_first() -> None:
     odd, shifted = values((7, 97))[:, :96], values((7, 104))[:, 1:97]
     for x, weight, is_copied in ((X, WEIGHT, False), (X, permuted, True), (odd, WEIGHT, True), (shifted, WEIGHT, True)):
         assert MARLIN_GEMM.check((x, None), None, MarlinOptions(False, False), weight).problem.is_arranged == is_copied
+
+
+# ---- MarlinLinear
+
+
+def dense(n: int = 40, k: int = 96, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(0, 0.05, (n, k)).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_is_its_dequantised_weight(dtype: str, symmetric: bool, bias: bool) -> None:
+    added = np.linspace(-1, 1, 40) if bias else None
+    layer = MarlinLinear.from_dense(dense(), added, group_size=32, symmetric=symmetric, dtype=dtype)
+    assert (layer.in_features, layer.out_features) == (96, 40)
+    assert (layer.weight.dtype, layer.weight.group_size, layer.weight.symmetric) == (dtype, 32, symmetric)
+    x = values((2, 3, 96), dtype)
+    reference = x.astype(np.float64) @ layer.weight.dequantize()
+    if bias:
+        assert layer.bias.dtype == x.dtype
+        reference += layer.bias.astype(np.float64)
+    out = layer(x, backend="reference")
+    assert (out.shape, out.dtype) == ((2, 3, 40), x.dtype)
+    error = np.linalg.norm(out.astype(np.float64) - reference) / np.linalg.norm(reference)
+    assert error < {"float16": 5e-4, "bfloat16": 4e-3}[dtype]
+
+
+def test_out_is_returned() -> None:
+    layer = MarlinLinear.from_dense(dense(), group_size=32, dtype="float16")
+    out = np.empty((5, 40), np.float16)
+    assert layer(values((5, 96)), out, backend="reference") is out
+    np.testing.assert_array_equal(out, layer(values((5, 96)), backend="reference"))
+
+
+@pytest.mark.parametrize(
+    ("bias", "error", "field"),
+    [
+        (np.zeros(41, np.float16), ArgumentError, "bias"),
+        (np.zeros((1, 40), np.float16), ArgumentError, "bias"),
+        (np.zeros(40, np.float32), ArgumentTypeError, "bias.dtype"),
+        ([0.0] * 40, ArgumentTypeError, "bias"),
+    ],
+)
+def test_a_bias_is_checked_when_the_layer_is_made(bias: Any, error: type[Exception], field: str) -> None:
+    with pytest.raises(error) as caught:
+        MarlinLinear(quantize_linear(dense(), group_size=32), bias)
+    assert caught.value.field == field  # type: ignore[attr-defined]
+
+
+def test_what_else_is_checked_then() -> None:
+    packed = quantize_linear(dense(), group_size=32)
+    with pytest.raises(ArgumentTypeError, match="PackedWeight"):
+        MarlinLinear(dense())
+    with pytest.raises(ArgumentError, match=r"x\.shape"):
+        MarlinLinear(packed)(values((5, 95)), backend="reference")
+
+
+def test_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = MarlinLinear.from_dense(dense(), group_size=32)
+    monkeypatch.setenv("CUDATMA_BACKEND", "reference")
+    layer.warm_up([1, 16])
+    monkeypatch.setenv("CUDATMA_BACKEND", "cuda")
+    with pytest.raises(ArgumentError, match=r"to_device\(\)"):
+        layer.warm_up([1])

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 from stub_driver import Array, StubDriver, packed_weight
 from stub_driver import stub as stub  # the fixture
 
-from cudatma import ArgumentError, marlin_gemm
-from cudatma.kernels import choice
-from cudatma.kernels import warm_up as shared
-from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.marlin import warm_up as warming
-from cudatma.target import get_target
+from cudatma import marlin_gemm
 
 K, N = 128, 64
 X, OUT = 1 << 36, 1 << 37
@@ -68,40 +61,3 @@ def test_threads_of_one_stream_do_not_mix_their_rows(stub: StubDriver) -> None:
     marlin_gemm(x_of(2), weight)
     others[0].join()
     assert [is_copy for is_copy, _ in entries(stub)] == [True, False, True, False]
-
-
-def test_warming_up_to_a_bound_compiles_what_is_missing_and_loads_the_rest(
-    stub: StubDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = [packed_weight(K, N, address=(number + 1) << 40) for number in (0, 1)]
-    compiled, loaded = [], []
-
-    def compile_all(orders: Any, target: Any, jobs: int, tell: Any) -> None:
-        for order in orders:
-            compiled.append(order)
-            tell(order[1], None)
-
-    def load_kernel(template: str, config: Any, target: Any) -> Any:
-        return SimpleNamespace(load=lambda device: loaded.append((template, config)))
-
-    monkeypatch.setattr(shared, "is_cached", lambda template, config, target: "permute" in template)
-    monkeypatch.setattr(shared, "compile_all", compile_all)
-    monkeypatch.setattr(shared, "load_kernel", load_kernel)
-    monkeypatch.setattr(shared, "detect", lambda device: get_target("sm_90a"))
-    monkeypatch.setattr(shared, "gpu_of", lambda device: imagined_gpu("sm_90a", 4))
-    monkeypatch.setattr(shared, "launch_of", lambda *_, **__: None)
-    warming.warm_up(weights, 100)
-    assert len(set(loaded)) == len(loaded)
-    assert set(compiled) == {one for one in loaded if "permute" not in one[0]}
-    assert len(compiled) > 3
-    warming.warm_up(weights, 100)
-    assert len(set(loaded)) == len(loaded), "the second time there is nothing to do"
-    choice.forget()
-    warming.warm_up(weights[:1], 100)
-    assert len(loaded) == 2 * len(set(loaded)), "another tuning file may have come"
-    both, loaded[:] = set(loaded), []
-    shared.warm_up(marlin_gemm, (x_of(5), weights[0]), max_m=100)
-    assert set(loaded) == both, "of the call, it is the same"
-    for wrong in (0, 1 << 20):
-        with pytest.raises(ArgumentError, match=r"max_m: got \d+; allowed: 1 to 131072"):
-            warming.warm_up(weights, wrong)

@@ -1,8 +1,11 @@
-"""Workspace is large enough for every launch. marlin_on_fake_driver.py allocates and uses it."""
+"""The workspace is large enough for every launch, and streams, threads and graphs do not share one."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from fake_driver import build_driver, wrong_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,3 +54,10 @@ def test_a_launch_without_room_is_refused(sizes: Workspace) -> None:
     for partials, flags in ((sizes.partials_bytes + 1, 0), (0, sizes.flags_bytes + 1)):
         with pytest.raises(LaunchError, match="workspace"):
             sizes.require_room(partials, flags)
+
+
+@pytest.mark.slow
+def test_on_the_fake_driver(tmp_path: Path) -> None:
+    build_driver(tmp_path)
+    script = Path(__file__).with_name("marlin_on_fake_driver.py")
+    assert not (wrong := wrong_cases(script, tmp_path, environment={"CUDATMA_BACKEND": "cuda"})), wrong

@@ -6,14 +6,13 @@ Usage: python launch_on_fake_driver.py KERNEL.pickle [CASE]. Prints what went wr
 from __future__ import annotations
 
 import ctypes
-import os
 import pickle
 import struct
 import sys
 from pathlib import Path
 from typing import Any
 
-from fake_driver import Record, Setup, raises, run_cases
+from fake_driver import Record, Setup, in_a_forked_child, raises, run_cases
 from threads import in_threads
 
 from cudatma import context
@@ -161,42 +160,22 @@ def case_capture() -> None:
 
 def case_fork() -> None:
     plan = kernel.plan(1, 1, args())
-    child = os.fork()
-    if child == 0:
-        try:
-            for call in (lambda: kernel.launch(1, 1, args()), lambda: plan.launch(0), lambda: kernel.load(0)):
-                raises(LaunchError, "spawn", call)
-        except BaseException as error:
-            print(error, file=sys.stderr)
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def refused() -> None:
+        for call in (lambda: kernel.launch(1, 1, args()), lambda: plan.launch(0), lambda: kernel.load(0)):
+            raises(LaunchError, "spawn", call)
+
+    in_a_forked_child(refused)
     plan.launch(0)
 
 
 def case_fork_before_the_first_launch() -> None:
-    child = os.fork()
-    if child == 0:
-        try:
-            kernel.launch(1, 1, args())
-        except BaseException as error:
-            print(error, file=sys.stderr)
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    in_a_forked_child(lambda: kernel.launch(1, 1, args()))
 
 
 def case_fork_of_another_librarys_process() -> None:
     library.cuInit(0)
-    child = os.fork()
-    if child == 0:
-        try:
-            raises(DriverError, "spawn", lambda: kernel.launch(1, 1, args()))
-        except BaseException as error:
-            print(error, file=sys.stderr)
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    in_a_forked_child(lambda: raises(DriverError, "spawn", lambda: kernel.launch(1, 1, args())))
 
 
 def case_a_producers_stream() -> None:

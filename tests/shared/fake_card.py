@@ -1,24 +1,19 @@
-"""A device of the fake driver, and a CuPy whose arrays live on it: for scripts that fake_driver.wrong_cases() runs.
-
-Arrays have addresses and no memory.
-"""
+"""A device of the fake driver, and the fake CuPy on it: for scripts that fake_driver.wrong_cases() runs."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import sys
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from fake_cupy import MIB as MIB
+from fake_cupy import Array, fake_cupy
+from fake_cupy import heap as heap
 from fake_driver import Counts, Record, Setup, Stream
 
-from cudatma.arrays import dense_strides
-
-MIB = 1 << 20
 library = ctypes.CDLL("libcuda.so.1")
 record, setup = Record.in_dll(library, "fake_record"), Setup.in_dll(library, "fake_setup")
 counts, streams = Counts.in_dll(library, "fake_counts"), (Stream * 64).in_dll(library, "fake_streams")
@@ -26,34 +21,8 @@ capability, encoded, replaced = (
     ctypes.c_int.in_dll(library, f"fake_{name}") for name in ("capability", "encoded", "replaced")
 )
 ctypes.c_int.in_dll(library, "fake_most_threads").value = 1024
-#: Where the next array without an address is.
-heap = [1 << 32]
 #: The stream that CuPy works on, and those it allocated on.
 current, allocated_on = [7], []
-
-
-class Array:
-    """The attributes of a CuPy array that cudatma reads. By default it has memory of its own."""
-
-    def __init__(
-        self,
-        shape: Sequence[int],
-        dtype: Any = np.float32,
-        *,
-        address: int | None = None,
-        pitch_bytes: int = 0,
-        device: int = 0,
-    ) -> None:
-        if address is None:
-            heap[0] += 16 * MIB
-            address = heap[0]
-        self.shape, self.dtype, self.ndim = tuple(shape), np.dtype(dtype), len(shape)
-        self.data = types.SimpleNamespace(ptr=address, device_id=device)
-        dense = dense_strides(self.shape, self.dtype)
-        self.strides = (*dense[:-2], pitch_bytes, dense[-1]) if pitch_bytes else dense
-
-    def __getitem__(self, index: object) -> Array:
-        return self  # a view of all of it
 
 
 class Foreign:
@@ -82,15 +51,7 @@ def external_stream(handle: int, device: int) -> Iterator[None]:
     current[0] = before
 
 
-cupy: Any = types.ModuleType("cupy")
-cupy.ndarray, cupy.empty = Array, empty
-cupy.asarray = lambda words: empty(words.shape, words.dtype)
-cupy.cuda = types.SimpleNamespace(
-    Device=lambda ordinal: contextlib.nullcontext(),
-    ExternalStream=external_stream,
-    get_current_stream=lambda device: types.SimpleNamespace(ptr=current[0]),
-    runtime=types.SimpleNamespace(CUDARuntimeError=type("E", (Exception,), {}), getDevice=lambda: 0),
-)
+cupy = fake_cupy(empty, lambda: current[0], external_stream)
 sys.modules["cupy"] = cupy
 
 
@@ -105,15 +66,3 @@ def waits(function: Callable[[], object]) -> tuple[int, int] | None:
     function()
     assert record.events == 0
     return (record.waited_on - 1, record.recorded_on) if record.waited_on else None
-
-
-def in_a_forked_child(work: Callable[[], object]) -> None:
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        except BaseException as error:
-            print(error, file=sys.stderr)
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0

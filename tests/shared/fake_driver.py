@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,18 @@ def wrong_cases(script: Path, folder: Path, *arguments: str, environment: Mappin
     found = json.loads(last)
     assert found["ran"] > 0
     return "\n".join(f"{name}: {text}" for name, text in found["wrong"].items())
+
+
+def in_a_forked_child(work: Callable[[], object]) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException as error:
+            print(error, file=sys.stderr)
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def raises(kind: type[Exception], text: str, call: Any) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from cudatma.build.nvrtc import _nvrtc, _run, compile_flags, compile_source
 from cudatma.build.render import render
 from cudatma.emulator import EmulatedModule, load
+from cudatma.runtime.launch import Kernel
 from cudatma.target import Target, get_target
 
 LINES = ("--generate-line-info",)
@@ -50,6 +52,12 @@ def ptx_of_template(template: str, config: object, target: str = "sm_90a") -> st
     """PTX of a template of the project."""
     chosen = get_target(target)
     return ptx_alone(render(template, config, chosen), chosen)
+
+
+@lru_cache(maxsize=64)
+def kernel_for_emulator(template: str, config: Any, target: Target) -> Kernel:
+    """Return a kernel without its cubin, which the emulator does not need."""
+    return Kernel(b"\177ELF", config.entry, target, ptx=ptx_of_template(template, config, target.name))
 
 
 def module_of(source: str, target: str = "sm_90a") -> EmulatedModule:

@@ -8,19 +8,23 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_cupy import Array, fake_cupy
 
 from cudatma import PackedWeight, context
-from cudatma.arrays import dense_strides
 from cudatma.descriptor import codec, driver
 from cudatma.dtypes import activation_type
 from cudatma.kernels import plans
+from cudatma.kernels.attention.attention import Attention, AttentionVarlen
+from cudatma.kernels.attention.decode import AttentionDecodeCall
 from cudatma.kernels.choice import Tables
+from cudatma.kernels.gemm.gemm import Gemm
 from cudatma.kernels.gpu import H200
+from cudatma.kernels.marlin.gemm import MarlinGemm
 from cudatma.quantization.layout_v1 import part_shapes
 from cudatma.quantization.scale_range import ScaleFit
 from cudatma.target import get_target
@@ -28,44 +32,6 @@ from cudatma.target import get_target
 #: Where results, partial sums, flags and copied rows are.
 RESULT, PARTIALS, FLAGS, ROWS = 0x1000, 0x2000, 0x3000, 0x4000
 AS_STORED = ScaleFit("as_stored", 0)
-
-
-class Array:
-    """The attributes of a CuPy array that cudatma reads. ``values`` is its memory, if it has any."""
-
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        dtype: Any = np.float16,
-        address: int = RESULT,
-        *,
-        strides: tuple[int, ...] | None = None,
-        device: int = 0,
-        values: Any = None,
-    ) -> None:
-        self.shape, self.dtype, self.ndim, self.values = shape, np.dtype(dtype), len(shape), values
-        self.strides = dense_strides(shape, self.dtype) if strides is None else strides
-        self.data = SimpleNamespace(ptr=address, device_id=device)
-
-    def __repr__(self) -> str:
-        return f"{self.dtype}{self.shape} at {self.data.ptr:#x} of {self.data.device_id}"
-
-    def at(self, address: int) -> Array:
-        """Return an array like this one at another address."""
-        return Array(self.shape, self.dtype, address, strides=self.strides, device=self.data.device_id)
-
-
-def use_as_cupy(monkeypatch: pytest.MonkeyPatch, empty: Callable[[tuple[int, ...], Any], Array]) -> None:
-    """Make Array the array class of CuPy, whose current stream is the default one."""
-    cupy: Any = ModuleType("cupy")
-    cupy.ndarray, cupy.empty = Array, empty
-    cupy.cuda = SimpleNamespace(
-        Device=lambda ordinal: contextlib.nullcontext(),
-        ExternalStream=lambda stream, device: contextlib.nullcontext(),
-        get_current_stream=lambda device: SimpleNamespace(ptr=0),
-        runtime=SimpleNamespace(getDevice=lambda: 0),
-    )
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
 
 
 @dataclass(frozen=True)
@@ -159,7 +125,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> StubDriver:
     made = StubDriver()
     rows = SimpleNamespace(lock=threading.Lock(), room=lambda nbytes: ROWS)
     space = SimpleNamespace(partials_pointer=PARTIALS, flags_pointer=FLAGS, rows=rows)
-    use_as_cupy(monkeypatch, lambda shape, dtype: Array(shape, dtype))
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(lambda shape, dtype: Array(shape, dtype, RESULT)))
     monkeypatch.setenv("CUDATMA_BACKEND", "cuda")
     monkeypatch.setattr(plans, "known_kernel", made.kernel)
     monkeypatch.setattr(plans, "load_kernel", made.kernel)
@@ -171,6 +137,25 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> StubDriver:
     monkeypatch.setattr(driver, "encode", made.encode)
     monkeypatch.setattr(PackedWeight, "device", property(lambda weight: weight.qweight.data.device_id))
     return made
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the operations whose checks have run."""
+    names: list[str] = []
+
+    def watch(kind: Any) -> None:
+        check = kind.check
+
+        def spy(self: Any, *arguments: Any) -> Any:
+            names.append(self.name)
+            return check(self, *arguments)
+
+        monkeypatch.setattr(kind, "check", spy)
+
+    for kind in (MarlinGemm, Gemm, Attention, AttentionVarlen, AttentionDecodeCall):
+        watch(kind)
+    return names
 
 
 def fresh() -> context.Runtime:

@@ -29,7 +29,7 @@ ONLY_IN_GIT = {".gitignore"}
 ONLY_IN_SDIST = re.compile(r"PKG-INFO|setup\.cfg|cudatma\.egg-info/.*|")
 NOT_IN_WHEEL = ("cudatma/tools/dev/", "cudatma/ptx_templates/probes/")
 #: Tests that show within a minute that an unpacked sdist is complete.
-SDIST_TESTS = ["tests/tools/test_packaging.py", "tests/build/test_render.py", "tests/golden/test_marlin_golden.py"]
+SDIST_TESTS = ["tests/tools/test_packaging.py", "tests/build/test_render.py", "tests/golden/test_golden_sources.py"]
 
 
 class ReleaseError(Exception):

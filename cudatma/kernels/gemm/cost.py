@@ -2,7 +2,7 @@
 
 Most factors were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``. The factors of split rows and of unused
 columns were fitted to ``gemm_middle.json``, and _UNHIDDEN_PART and the factors of block scales on H100s.
-tests/gemm/test_gemm_choice.py bounds the loss of the choice.
+tests/gemm/test_gemm.py bounds the loss of the choice.
 
 ``m`` is an int or an int64 array: a shape's choice table evaluates each tile at all M at once.
 """
