@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks import plot
 from benchmarks.operands import packed_bytes
-from tools.dev import readme_tables
 from tools.dev.readme_tables import ROOT
 
 
@@ -86,32 +85,3 @@ def test_what_cannot_be_drawn_is_said(text: str, tmp_path: Path, capsys: pytest.
         plot.main([str(tmp_path / "x.json")])
     assert ended.value.code == 2
     assert "x.json" in capsys.readouterr().err
-
-
-PAGE = "before\n<!-- table: speed -->\nold\n<!-- end table -->\nafter\n"
-RESULT: dict[str, Any] = {
-    "table": {"columns": ["K, N", "us"], "rows": [["4096, 4096", 8.51234], ["a|b", 7]], "note": "Cold L2."},
-    "machine": {"gpu": "H200", "CUDA": "13.0"},
-}
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
-    (tmp_path / "docs" / "performance").mkdir(parents=True)
-    for name in readme_tables.PAGES:
-        (tmp_path / name).write_text(PAGE)
-    return tmp_path
-
-
-def put(root: Path, result: object) -> None:
-    (root / "benchmarks" / "results" / "speed.json").write_text(json.dumps(result))
-
-
-def test_a_marker_may_ask_for_the_first_rows(root: Path) -> None:
-    put(root, RESULT)
-    (root / "README.md").write_text(PAGE.replace("speed -->", "speed, first 1 rows -->"))
-    assert readme_tables.main([], root) == 0
-    text = (root / "README.md").read_text()
-    assert "| 4096, 4096 | 8.512 |\n\nCold L2." in text
-    assert "<!-- table: speed, first 1 rows -->" in text

@@ -504,9 +504,9 @@ def test_every_command_takes_the_same_target(
 
 
 def test_a_remedy_is_one_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TargetError, match="TMA begins with sm_90"):
+    with pytest.raises(TargetError, match="TMA needs sm_90"):
         get_target("sm_80")
-    with pytest.raises(TargetError, match="sm_90a where there is none"):
+    with pytest.raises(TargetError, match="sm_90a without a GPU"):
         get_target("sm_91")
 
     def without(device: int = 0) -> Any:

@@ -247,7 +247,7 @@ def test_waits_that_are_over_when_the_kernel_is_quiet_stand_last() -> None:
     over = [wait.is_over for wait in waits]
     assert True in over
     assert over == sorted(over)
-    assert all(wait.state == "waiting" and "under way" in wait.cause for wait in waits if wait.is_over)
+    assert all(wait.state == "waiting" and "on their way" in wait.cause for wait in waits if wait.is_over)
 
 
 def test_a_barrier_that_the_kernel_itself_initialises_is_read_too(traps: list[str]) -> None:
@@ -290,7 +290,7 @@ def test_of_more_barriers_than_the_notes_hold_some_are_not_read(barriers: int, w
     assert [wait.warp for wait in caught.value.waits] == [0, 1]
     for wait in caught.value.waits:
         assert (wait.raw is not None) is is_read
-        assert ("nobody has read the state" in wait.cause) is not is_read
+        assert ("the state of the barrier was not read" in wait.cause) is not is_read
 
 
 @lru_cache(maxsize=1)

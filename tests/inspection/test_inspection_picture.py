@@ -312,9 +312,9 @@ def test_a_plain_map_has_two_notes() -> None:
     ("name", "severity", "spec", "words"),
     [
         ("padded-rows", "warning", tiled(box=(16, 64)), "the box needs 8192 bytes, the mbarrier counts 2048"),
-        ("padded-rows", "warning", im2col(channels_per_pixel=16), "rows of 32 bytes lie 128 bytes apart"),
-        ("stage-alignment", "warning", tiled(box=(64, 9)), "1152 bytes are no multiple of 1024"),
-        ("stage-alignment", "warning", tiled(box=(8, 9), swizzle="none"), "144 bytes are no multiple of 128"),
+        ("padded-rows", "warning", im2col(channels_per_pixel=16), "rows of 32 bytes are 128 bytes apart"),
+        ("stage-alignment", "warning", tiled(box=(64, 9)), "1152 bytes are not a multiple of 1024"),
+        ("stage-alignment", "warning", tiled(box=(8, 9), swizzle="none"), "144 bytes are not a multiple of 128"),
         ("ldmatrix-conflicts", "warning", tiled(swizzle="none"), "8-way"),
         ("column-conflicts", "warning", tiled(swizzle="none"), "32-way"),
         ("inner-step-ignored", "warning", tiled(element_strides=(2, 1)), "element_strides[0] is 2"),

@@ -643,7 +643,7 @@ def test_sharded_checkpoints(tmp_path: Path) -> None:
         ('{"weight_map": {"a": "../secret.safetensors"}}', "folder of the index"),
         ('{"weight_map": {"a": "/etc/passwd"}}', "folder of the index"),
         ('{"weight_map": {"a": "missing.safetensors"}}', "readable"),
-        ('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}', "what"),
+        ('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}', "no such tensor"),
     ],
 )
 def test_wrong_indices(tmp_path: Path, content: str, text: str) -> None:
