@@ -17,6 +17,7 @@ from typing import Any
 from docutils import nodes
 from pygments.lexers.c_like import CudaLexer
 from pygments.lexers.python import PythonLexer
+from sphinx import addnodes
 from sphinx.ext.napoleon import Config, NumpyDocstring
 from sphinx.util.inspect import signature, stringify_signature
 
@@ -260,6 +261,17 @@ def write_colons(app: Any, doctree: nodes.document, docname: str) -> None:
             text.parent.replace(text, nodes.Text(": "))
 
 
+def index_hazards(app: Any, doctree: nodes.document) -> None:
+    """Let search lead to the row of each kind of hazard."""
+    if app.env.docname != "docs/reference/hazards":
+        return
+    for row in list(doctree.findall(nodes.row)):
+        for literal in list(row[0].findall(nodes.literal)):
+            kind = literal.astext()
+            literal["ids"].append(kind)
+            literal.parent.append(addnodes.index(entries=[("single", kind, kind, "main", None)]))
+
+
 def write_index(app: Any, error: Exception | None) -> None:
     if error is None and app.builder.name == "html":
         guide.write_notebooks(Path(app.outdir) / "docs" / "guide")
@@ -273,5 +285,6 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("autodoc-process-signature", read_signature)
     app.connect("missing-reference", link_type)
+    app.connect("doctree-read", index_hazards)
     app.connect("doctree-resolved", write_colons)
     app.connect("build-finished", write_index)
