@@ -232,7 +232,7 @@ def read_docstring(app: Any, what: str, name: str, value: Any, options: Any, lin
         parameters |= {*attributes, *getattr(value, "__slots__", ()), *getattr(value, "__annotations__", ())}
     public = {public: role for public, role in PUBLIC.items() if public not in own}
     if has_sections(lines):
-        config = Config(napoleon_use_ivar=True)
+        config = Config(napoleon_use_ivar=True, napoleon_use_param=False)  # one entry for each heading
         lines[:] = NumpyDocstring(linked_sections(lines, public), config, app, what, name, value, options).lines()
     else:
         lines[:] = to_rst(lines, parameters, public)
@@ -257,8 +257,8 @@ def link_type(app: Any, env: Any, node: Any, content: Any) -> Any:
 def write_colons(app: Any, doctree: nodes.document, docname: str) -> None:
     """Write a colon, not two hyphens, between a parameter and its description."""
     for text in list(doctree.findall(nodes.Text)):
-        if text == " -- ":
-            text.parent.replace(text, nodes.Text(": "))
+        if text.startswith((" -- ", ") -- ")):
+            text.parent.replace(text, nodes.Text(text.replace(" -- ", ": ", 1)))
 
 
 def index_hazards(app: Any, doctree: nodes.document) -> None:

@@ -196,8 +196,10 @@ def attention_explain(
 
     Parameters
     ----------
-    q, k, v, causal, scale, window, softcap, sink, out, return_lse, version, backend, stream : parameters of attention()
-        As there. ``backend`` and ``stream`` have no effect.
+    q, k, v, causal, scale, window, softcap, sink, out, return_lse, version : arguments
+        As for attention().
+    backend, stream : optional
+        As for attention(), without effect.
     target : str or Target, optional
         Target of an imagined GPU, such as "sm_120a". Default: the arrays' GPU; for host arrays an H200, or a GPU of
         $CUDATMA_TARGET.

@@ -258,10 +258,10 @@ def gemm_explain(
 
     Parameters
     ----------
-    a, b, out, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant : parameters of ``gemm``
-        As there.
-    version, backend, stream : optional
-        As for ``gemm``. ``backend`` and ``stream`` have no effect.
+    a, b, out, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, version : arguments
+        As for ``gemm``.
+    backend, stream : optional
+        As for ``gemm``, without effect.
     target : str or Target, optional
         Target of an imagined GPU, such as ``"sm_120a"``. Default: the arrays' GPU; for host arrays an H200, or a GPU of
         ``$CUDATMA_TARGET``.
