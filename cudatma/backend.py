@@ -37,7 +37,6 @@ def selected_backend(backend: str | None = None) -> str:
 
     Examples
     --------
-    >>> import cudatma
     >>> cudatma.selected_backend("emulator")
     'emulator'
     """

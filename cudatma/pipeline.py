@@ -121,7 +121,6 @@ class PipelineSpec:
 
     Examples
     --------
-    >>> import cudatma
     >>> a = cudatma.Operand("a", footprint_bytes=16384, expected_bytes=16384, alignment=1024)
     >>> b = cudatma.Operand("b", footprint_bytes=8192, expected_bytes=8192, alignment=1024)
     >>> ring = cudatma.PipelineSpec(stages=4, operands=(a, b), consumer_arrivals=2)

@@ -66,7 +66,6 @@ class Target:
 
     Examples
     --------
-    >>> import cudatma
     >>> target = cudatma.get_target("sm_90a")
     >>> target.mma, target.smem_per_block_bytes
     ('wgmma', 232448)
@@ -230,7 +229,6 @@ def get_target(target: str | Target) -> Target:
 
     Examples
     --------
-    >>> import cudatma
     >>> cudatma.get_target("120a").name
     'sm_120a'
     """

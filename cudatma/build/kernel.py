@@ -118,6 +118,11 @@ def debugging(debug: bool = True) -> Iterator[None]:
     debug : bool, default True
         Whether kernels bound their waits and check their accesses. Applies to this thread or task.
 
+    Yields
+    ------
+    None
+        The context has no value.
+
     Raises
     ------
     ArgumentTypeError
@@ -190,14 +195,14 @@ def compile(
         CUDA C++ text, or a name that ends in ".j2": one of cudatma's templates, or the path of your own.
     config : dataclass instance, optional
         The frozen dataclass that a template reads as ``config``.
-    template : bool, default False
-        Whether the text is a template; a ".j2" file always is. In a template, ``//% use "mbarrier_init"`` selects a
-        primitive, and ``${ config.x }`` prints a field. Other text is compiled unchanged. Errors and hazards have the
-        line numbers of your text in both cases.
     target : str or Target, optional
         Default: $CUDATMA_TARGET, else the target of the GPU, else sm_90a.
     entry : str, optional
         The kernel's ``extern "C"`` name. Default: ``config.entry``, else the only kernel.
+    template : bool, default False
+        Whether the text is a template; a ".j2" file always is. In a template, ``//% use "mbarrier_init"`` selects a
+        primitive, and ``${ config.x }`` prints a field. Other text is compiled unchanged. Errors and hazards have the
+        line numbers of your text in both cases.
     options : sequence of str, optional
         Further options of NVRTC.
     debug : bool, optional

@@ -52,7 +52,6 @@ def multicast_mask(
 
     Examples
     --------
-    >>> import cudatma
     >>> bin(cudatma.multicast_mask((2, 2), axis="x", block=(0, 1)))
     '0b1100'
     """
@@ -107,7 +106,6 @@ def check_cluster(grid: Sequence[int], cluster: Sequence[int], *, target: Target
 
     Examples
     --------
-    >>> import cudatma
     >>> cudatma.check_cluster((8, 4), (2,), target="sm_90a")
     (2, 1, 1)
     """

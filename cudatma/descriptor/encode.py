@@ -66,8 +66,6 @@ class TensorMap:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> import cudatma
     >>> x = np.zeros((512, 1024), np.float16)
     >>> tensor_map = cudatma.TensorMap.from_array(x, box=(128, 64), swizzle="128B", target="sm_90a")
     >>> tensor_map.expected_bytes, tensor_map.smem_alignment_bytes, len(bytes(tensor_map))
@@ -152,8 +150,6 @@ class TensorMap:
 
         Examples
         --------
-        >>> import numpy as np
-        >>> import cudatma
         >>> tensor_map = cudatma.TensorMap.from_array(np.zeros((64, 256), np.float32), box=(16, 32))
         >>> tensor_map.spec.dims, tensor_map.spec.box
         ((256, 64), (32, 16))

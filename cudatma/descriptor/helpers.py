@@ -55,8 +55,6 @@ def create_weight_tma_desc(
 
     Examples
     --------
-    >>> import numpy as np
-    >>> import cudatma
     >>> qweight = np.zeros((4 * 16, 2048), np.uint8)  # N = 256, K = 1024
     >>> cudatma.create_weight_tma_desc(qweight, block_k64=2).expected_bytes
     4096
@@ -188,8 +186,6 @@ def create_scale_tma_desc(
 
     Examples
     --------
-    >>> import numpy as np
-    >>> import cudatma
     >>> cudatma.create_scale_tma_desc(np.ones((8, 256), np.float16), tile_n=64).spec.box
     (64, 1)
     """
@@ -269,8 +265,6 @@ def create_activation_tma_desc(
 
     Examples
     --------
-    >>> import numpy as np
-    >>> import cudatma
     >>> x = np.zeros((32, 1024), np.float16)
     >>> tensor_map = cudatma.create_activation_tma_desc(x, tile_m=16)
     >>> tensor_map.spec.box, tensor_map.spec.swizzle.label

@@ -172,7 +172,6 @@ class TiledSpec(MapSpec):
 
     Examples
     --------
-    >>> import cudatma
     >>> spec = cudatma.TiledSpec(dtype="float16", dims=(1024, 512), strides_bytes=(2048,), box=(64, 64), swizzle="128B")
     >>> spec.expected_bytes, spec.smem_alignment_bytes
     (8192, 1024)

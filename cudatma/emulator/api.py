@@ -64,7 +64,6 @@ def load(ptx: str, *, lines: Lines | None = None) -> EmulatedModule:
 
     Examples
     --------
-    >>> import numpy as np
     >>> from cudatma import emulator
     >>> ptx = '''
     ... .version 8.0

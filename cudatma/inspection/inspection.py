@@ -48,8 +48,6 @@ def inspect(source: object, *, device: int | None = None) -> Inspection:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> import cudatma
     >>> x = np.zeros((512, 1024), np.float16)
     >>> tensor_map = cudatma.TensorMap.from_array(x, box=(128, 64), swizzle="128B")
     >>> info = cudatma.inspect(bytes(tensor_map))

@@ -45,7 +45,7 @@ def explained_gpu(device: int | None, target: str | Target | None) -> Gpu:
 class Explanation:
     """Why a problem runs as it does. ``str()`` is for people, ``as_dict()`` for programs.
 
-    Attributes
+    Parameters
     ----------
     family : Family
         The kernels of the function.
@@ -90,7 +90,13 @@ class Explanation:
         return int(self.problem.m)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the explanation as JSON."""
+        """Return the explanation for JSON.
+
+        Returns
+        -------
+        dict
+            Plain data.
+        """
         return {
             "layer": {name: value for name, value in self.problem.as_json().items() if name != "m"},
             "m": self.m,

@@ -115,7 +115,22 @@ class Workspace:
 
     @classmethod
     def within(cls, memory: Memory, device: int, rows: ActivationRows | None = None) -> Workspace:
-        """Return a workspace in memory of the device whose flags are zero. ``rows``: by default its own."""
+        """Create a workspace in given memory, whose flags are zero.
+
+        Parameters
+        ----------
+        memory : Memory
+            Device memory.
+        device : int
+            Ordinal of its device.
+        rows : ActivationRows, optional
+            Copies of activations. Default: new ones.
+
+        Returns
+        -------
+        Workspace
+            The workspace, which keeps the memory alive.
+        """
         workspace = object.__new__(cls)
         workspace._lay_out(device, memory, rows or ActivationRows(lambda nbytes: DeviceMemory(nbytes, device)))
         return workspace
@@ -137,7 +152,13 @@ class Workspace:
         return self._memory.nbytes + self.rows.held_bytes
 
     def require_room(self, partials_bytes: int, flags_bytes: int) -> None:
-        """Raise LaunchError unless a launch's partial sums and flags fit."""
+        """Raise LaunchError unless a launch's partial sums and flags fit.
+
+        Parameters
+        ----------
+        partials_bytes, flags_bytes : int
+            What the launch needs.
+        """
         if partials_bytes > self.partials_bytes or flags_bytes > self.flags_bytes:
             raise LaunchError(
                 "workspace",
@@ -341,7 +362,7 @@ class _Branch:
 class WorkspaceBytes:
     """Device memory that launches hold on a device. Workspaces of callers are not counted.
 
-    Attributes
+    Parameters
     ----------
     streams : tuple of int
         Bytes of each stream's workspace.
@@ -357,6 +378,7 @@ class WorkspaceBytes:
 
     @property
     def total(self) -> int:
+        """Sum of all bytes."""
         return sum(self.streams) + sum(self.graphs) + self.reserved
 
 
@@ -469,15 +491,16 @@ def stream_workspace(device: int, stream: int, partials_bytes: int | None = None
 def share_captured_workspaces() -> None:
     """Let all graphs that are captured on a stream share one workspace for the rest of the process.
 
-    Notes ----- Use this only if no two of these graphs run at the same time. An engine that captures a graph for each
-    batch size then needs one workspace instead of hundreds.
+    Notes
+    -----
+    Use this only if no two of these graphs run at the same time. An engine that captures a graph for each batch size
+    then needs one workspace instead of hundreds.
     """
     owners().shares_captures = True
 
 
 def workspace_bytes(device: int = 0) -> WorkspaceBytes:
-    """Return the device memory of the workspaces of a device's streams and graphs, and of the reserve for future
-    graphs.
+    """Return the device memory of workspaces of streams and graphs, and of the reserve for future graphs.
 
     First frees the slabs that only destroyed graphs used, except one that the reserve needs.
 
@@ -497,7 +520,9 @@ def workspace_bytes(device: int = 0) -> WorkspaceBytes:
 def release_workspaces() -> None:
     """Drop the workspaces of all streams; free the memory reserved for captures and the memory of destroyed graphs.
 
-    Notes ----- The workspace of a running launch is freed after the launch. Existing graphs keep their parts, and thus
-    the slabs, which stay reserved for captures.
+    Notes
+    -----
+    The workspace of a running launch is freed after the launch. Existing graphs keep their parts, and thus the slabs,
+    which stay reserved for captures.
     """
     owners().release()

@@ -25,7 +25,7 @@ from cudatma.quantization.safetensors_file import (
 class Checkpoint:
     """Tensors of one or several safetensors files.
 
-    Attributes
+    Parameters
     ----------
     path : pathlib.Path
         The file, index or folder that was opened.

@@ -92,8 +92,6 @@ def from_gptq(
 
     Examples
     --------
-    >>> import numpy as np
-    >>> import cudatma
     >>> words = np.full((128 // 8, 64), 0x77777777, dtype=np.int32)
     >>> zeros = np.full((1, 64 // 8), 0x77777777, dtype=np.int32)
     >>> cudatma.from_gptq(words, zeros, np.ones((1, 64), dtype=np.float16))

@@ -26,7 +26,7 @@ class LogicalWeight:
 
     Row k of ``q`` belongs to column perm[k] of the activations.
 
-    Attributes
+    Parameters
     ----------
     q : array of uint8, shape (K, N)
         Integers 0..15.
@@ -128,8 +128,6 @@ class PackedWeight(_Referable):
 
     Examples
     --------
-    >>> import numpy as np
-    >>> import cudatma
     >>> weight = cudatma.quantize(np.ones((128, 64), dtype=np.float32))
     >>> weight
     PackedWeight(shape=(128, 64), group_size=128, float16, symmetric, host)
@@ -469,7 +467,6 @@ def pack(
 
     Examples
     --------
-    >>> import numpy as np
     >>> from cudatma.quantization import pack
     >>> q = np.full((128, 64), 9, dtype=np.uint8)
     >>> pack(q, np.ones((1, 64), dtype=np.float16)).dequantize()[0, :3]

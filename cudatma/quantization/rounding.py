@@ -85,8 +85,6 @@ def quantize(
 
     Examples
     --------
-    >>> import numpy as np
-    >>> import cudatma
     >>> cudatma.quantize(np.ones((4096, 1024), dtype=np.float32), group_size=64)
     PackedWeight(shape=(4096, 1024), group_size=64, float16, symmetric, host)
     """

@@ -46,8 +46,6 @@ def shard(weight: PackedWeight, index: int, count: int, *, by: str) -> PackedWei
 
     Examples
     --------
-    >>> import numpy as np
-    >>> import cudatma
     >>> from cudatma.quantization import shard
     >>> weight = cudatma.quantize(np.ones((256, 128), dtype=np.float32))
     >>> shard(weight, 0, 2, by="columns").shape

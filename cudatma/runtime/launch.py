@@ -206,8 +206,6 @@ class Kernel:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> import cudatma
     >>> source = '''
     ... extern "C" __global__ void add_one(float* x, int n) {
     ...     int i = blockIdx.x * blockDim.x + threadIdx.x;

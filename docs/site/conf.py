@@ -17,6 +17,7 @@ from typing import Any
 from docutils import nodes
 from pygments.lexers.c_like import CudaLexer
 from pygments.lexers.python import PythonLexer
+from sphinx import addnodes
 from sphinx.ext.napoleon import Config, NumpyDocstring
 from sphinx.util.inspect import signature, stringify_signature
 
@@ -231,7 +232,7 @@ def read_docstring(app: Any, what: str, name: str, value: Any, options: Any, lin
         parameters |= {*attributes, *getattr(value, "__slots__", ()), *getattr(value, "__annotations__", ())}
     public = {public: role for public, role in PUBLIC.items() if public not in own}
     if has_sections(lines):
-        config = Config(napoleon_use_ivar=True)
+        config = Config(napoleon_use_ivar=True, napoleon_use_param=False)  # one entry for each heading
         lines[:] = NumpyDocstring(linked_sections(lines, public), config, app, what, name, value, options).lines()
     else:
         lines[:] = to_rst(lines, parameters, public)
@@ -256,8 +257,19 @@ def link_type(app: Any, env: Any, node: Any, content: Any) -> Any:
 def write_colons(app: Any, doctree: nodes.document, docname: str) -> None:
     """Write a colon, not two hyphens, between a parameter and its description."""
     for text in list(doctree.findall(nodes.Text)):
-        if text == " -- ":
-            text.parent.replace(text, nodes.Text(": "))
+        if text.startswith((" -- ", ") -- ")):
+            text.parent.replace(text, nodes.Text(text.replace(" -- ", ": ", 1)))
+
+
+def index_hazards(app: Any, doctree: nodes.document) -> None:
+    """Let search lead to the row of each kind of hazard."""
+    if app.env.docname != "docs/reference/hazards":
+        return
+    for row in list(doctree.findall(nodes.row)):
+        for literal in list(row[0].findall(nodes.literal)):
+            kind = literal.astext()
+            literal["ids"].append(kind)
+            literal.parent.append(addnodes.index(entries=[("single", kind, kind, "main", None)]))
 
 
 def write_index(app: Any, error: Exception | None) -> None:
@@ -273,5 +285,6 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("autodoc-process-signature", read_signature)
     app.connect("missing-reference", link_type)
+    app.connect("doctree-read", index_hazards)
     app.connect("doctree-resolved", write_colons)
     app.connect("build-finished", write_index)

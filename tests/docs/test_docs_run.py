@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import re
 import shlex
 import sys
@@ -112,7 +111,7 @@ def execute(code: str, name: str) -> None:
 
 
 def test_every_language_is_run() -> None:
-    assert {block.language for block in BLOCKS} == {"", "cuda", "json", "python", "sh", "toml"}
+    assert {block.language for block in BLOCKS} == {"", "cuda", "python", "sh", "toml"}
 
 
 def test_the_first_python_of_the_readme_needs_numpy_alone() -> None:
@@ -221,11 +220,9 @@ def check_options(module: str, arguments: list[str], monkeypatch: pytest.MonkeyP
             importlib.import_module(module).main(arguments)
 
 
-@of_language("cuda", "json", "toml")
+@of_language("cuda", "toml")
 def test_files(block: Block, folder: Path) -> None:
-    if block.language == "json":
-        assert json.loads(block.text)
-    elif block.language == "toml":
+    if block.language == "toml":
         if sys.version_info < (3, 11):
             pytest.skip("Python 3.10 reads no TOML")
         assert read_launch(folder / block.file).arrays

@@ -180,7 +180,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         symmetric : bool, default True
             As in ``quantize``.
         dtype : torch.dtype or str, optional
-            float16 or bfloat16. Default: the layer's type if it is one of these, otherwise float16.
+            Either float16 or bfloat16. Default: the layer's type if it is one of these, otherwise float16.
         clip_search : bool, default False
             As in ``quantize``.
         batch_invariant : bool, default False
@@ -215,7 +215,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         Parameters
         ----------
         *tensors : torch.Tensor
-            qweight, qzeros, scales and optionally g_idx, as in ``cudatma.from_gptq``.
+            Tensors qweight, qzeros, scales and optionally g_idx, as in ``cudatma.from_gptq``.
         bias : array_like, shape (N,), optional
             Floating-point bias.
         batch_invariant : bool, default False
@@ -237,7 +237,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         Parameters
         ----------
         *tensors : torch.Tensor
-            qweight, qzeros and scales, as in ``cudatma.from_awq``.
+            Tensors qweight, qzeros and scales, as in ``cudatma.from_awq``.
         bias : array_like, shape (N,), optional
             Floating-point bias.
         batch_invariant : bool, default False

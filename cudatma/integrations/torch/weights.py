@@ -97,7 +97,13 @@ def known_weight(
 
 
 def forget(qweight: Any) -> None:
-    """Discard the cached values of a weight, so that the next call reads them again."""
+    """Discard the cached values of a weight, so that the next call reads them again.
+
+    Parameters
+    ----------
+    qweight : torch.Tensor
+        The packed integers of the weight.
+    """
     _known.pop(qweight.data_ptr(), None)
 
 

@@ -21,14 +21,14 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     Parameters
     ----------
-    group_size, symmetric, clip_search
+    group_size, symmetric, clip_search : int, bool, bool
         As in ``cudatma.quantize``.
     modules_to_not_convert : sequence of str, optional
         Modules that stay float, matched as transformers matches them: by the whole name, its end, or a prefix. The head
         and tied weights always stay float.
     vision_tower : bool, default False
         Also quantize the encoders of images, video and audio.
-    dtype, act_order, layers, source, bits, layout_version
+    dtype, act_order, layers, source, bits, layout_version : optional
         Written by `cudatma convert` and save_pretrained(): the type of the scales; the packed layers by name, with the
         facts that differ from group_size, symmetric and act_order; the quantization_config that load() packs.
     quant_method : str
@@ -83,12 +83,31 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.source = None if source is None else dict(source)
 
     def facts(self, layer: str) -> dict[str, Any]:
-        """Return group_size, symmetric and act_order of a packed layer."""
+        """Return group_size, symmetric and act_order of a packed layer.
+
+        Parameters
+        ----------
+        layer : str
+            The layer's name.
+
+        Returns
+        -------
+        dict
+            The three values by name.
+        """
         own = (self.layers or {}).get(layer, {})
         return {name: own.get(name, getattr(self, name)) for name in _FACTS}
 
     def describe(self, layers: Mapping[str, Mapping[str, Any]], dtype: str) -> None:
-        """Record the layers of a loaded model, by name with their facts, for save_pretrained()."""
+        """Record the layers of a loaded model for save_pretrained().
+
+        Parameters
+        ----------
+        layers : mapping of str to mapping
+            Facts of each packed layer by name, as from facts().
+        dtype : str
+            Type of the scales.
+        """
         if layers:
             section = quantization_config({name: dict(facts) for name, facts in layers.items()}, dtype)
             for name in ("dtype", "layers", *_FACTS):
@@ -96,7 +115,13 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.source = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of config.json, without values that are None and without ``vision_tower=False``."""
+        """Return the content of config.json.
+
+        Returns
+        -------
+        dict
+            The options, without values that are None and without ``vision_tower=False``.
+        """
         content: dict[str, Any] = super().to_dict()
         if not self.vision_tower:
             del content["vision_tower"]

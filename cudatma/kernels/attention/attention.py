@@ -75,7 +75,7 @@ def attention(
     softcap : float, optional
         Logits x become softcap tanh(x / softcap).
     sink : array (heads,), optional
-        fp32 logits, one for each head, of one more key that all queries see and whose value is zero.
+        Logits in fp32, one for each head, of one more key that all queries see and whose value is zero.
     out : array (batch, q_length, heads, v_dim), optional
         The result. Default: a new array of q's library.
     return_lse : bool, default False
@@ -92,7 +92,7 @@ def attention(
     out : array (batch, q_length, heads, v_dim)
         A query that sees no key has a result of zeros.
     lse : array (batch, heads, q_length)
-        fp32, only with ``return_lse``. It is -inf, or the head's sink, for a query that sees no key.
+        Only with ``return_lse``: the logarithms in fp32. A query that sees no key has -inf, or the head's sink.
 
     Raises
     ------
@@ -152,7 +152,7 @@ def attention_varlen(
         maxima; rows of the result that then belong to no sequence are not written.
     max_seqlen_q, max_seqlen_k : int
         Upper bounds of the sequences' lengths.
-    causal, scale, window, softcap, sink, out, return_lse, backend, stream
+    causal, scale, window, softcap, sink, out, return_lse, backend, stream : optional
         As for attention(). ``lse`` is (heads, total_q).
 
     Returns
@@ -196,8 +196,10 @@ def attention_explain(
 
     Parameters
     ----------
-    q, k, v, causal, scale, window, softcap, sink, out, return_lse, version, backend, stream
-        As for attention(). ``backend`` and ``stream`` have no effect.
+    q, k, v, causal, scale, window, softcap, sink, out, return_lse, version : arguments
+        As for attention().
+    backend, stream : optional
+        As for attention(), without effect.
     target : str or Target, optional
         Target of an imagined GPU, such as "sm_120a". Default: the arrays' GPU; for host arrays an H200, or a GPU of
         $CUDATMA_TARGET.

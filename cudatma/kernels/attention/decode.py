@@ -55,11 +55,11 @@ def attention_decode(
         Keys of each sequence, including the new ones. The kernel reads them and the page table, so that a captured
         graph sees their contents when it runs. In device memory, lengths are limited to 0 and the capacity.
     page_table : int32 array (batch, pages), optional
-        page_table[i, j] is the page of keys j page_size to (j + 1) page_size of sequence i. Keys and values of a page
+        Element [i, j] is the page of keys j page_size to (j + 1) page_size of sequence i. Keys and values of a page
         outside of the cache are zeros. Entries of pages after a sequence's end are not read.
     k_scale, v_scale : float or fp32 array, optional
         Factors of an e4m3 cache: a number, or an array of one element or of one for each head of the cache.
-    scale, window, softcap, sink, out, return_lse, backend, stream
+    scale, window, softcap, sink, out, return_lse, backend, stream : optional
         As for attention(). ``lse`` is (batch, heads, q_length).
 
     Returns

@@ -198,6 +198,11 @@ class RaggedCopy:
             The maximum number of CTAs.
         **options
             Options of ``Kernel.emulate``.
+
+        Returns
+        -------
+        Report
+            As from ``Kernel.emulate``.
         """
         if self.device is not None or not self.blocks:
             raise ArgumentError("sources", "arrays on a GPU, or none", "NumPy arrays with elements")
@@ -205,7 +210,20 @@ class RaggedCopy:
         return arguments.emulate(self._target, arrays, kernel=self.kernel, **options)
 
     def on_host(self, blocks: int) -> tuple[Arguments, dict[str, ArrayInfo]]:
-        """Return the launch with at most this many CTAs on host arrays, and the arrays by name."""
+        """Return the launch on host arrays, and the arrays.
+
+        Parameters
+        ----------
+        blocks : int
+            The maximum number of CTAs.
+
+        Returns
+        -------
+        launch : Arguments
+            Arguments of the kernel.
+        arrays : dict of str to ArrayInfo
+            The arrays by name.
+        """
         grid = min(blocks, self.blocks)
         # Tensor maps need an alignment of 128 bytes; NumPy guarantees 16.
         memory = np.zeros(self._arguments.config.maps_bytes(grid) + _MAP_BYTES, np.uint8)

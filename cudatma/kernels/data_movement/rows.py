@@ -112,10 +112,12 @@ def scatter_rows(dst: Any, rows: Any, src: Any, *, stream: Any = None, backend: 
 
     Parameters
     ----------
-    dst, src : array (rows, columns)
-        The array that changes and the rows, with the same dtype and number of columns, otherwise as in ``gather_rows``.
+    dst : array (rows, columns)
+        The array that changes, as the source of ``gather_rows``.
     rows : array (count,) of int
         Row numbers as in ``gather_rows``. If a row is named twice, either source row may be stored.
+    src : array (count, columns)
+        The rows, of the dtype of ``dst``.
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional

@@ -69,7 +69,7 @@ def gemm(
     activation : str, optional
         ``"relu"``, ``"gelu"`` (by erf), ``"gelu_tanh"`` or ``"silu"``.
     out_dtype : dtype, optional
-        float16, bfloat16 or float32. Default: the dtype of ``out``, else of a, and bfloat16 for fp8.
+        One of float16, bfloat16 and float32. Default: the dtype of ``out``, else of a, and bfloat16 for fp8.
     a_scale, b_scale : float or fp32 array, optional
         One number, or one for each row (M,) and column (N,). For fp8 on SM90 also one for each block:
         (M, ceil(K / 128)) and (ceil(K / 128), ceil(N / 128)), with the batch in front if they differ within it. TMA
@@ -258,8 +258,10 @@ def gemm_explain(
 
     Parameters
     ----------
-    a, b, out, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, version, backend, stream
-        As for ``gemm``. ``backend`` and ``stream`` have no effect.
+    a, b, out, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, version : arguments
+        As for ``gemm``.
+    backend, stream : optional
+        As for ``gemm``, without effect.
     target : str or Target, optional
         Target of an imagined GPU, such as ``"sm_120a"``. Default: the arrays' GPU; for host arrays an H200, or a GPU of
         ``$CUDATMA_TARGET``.

@@ -82,7 +82,7 @@ class MarlinLinear:
             The weight. The layer is on its device; to_device() moves it.
         bias : array (N,), optional
             The bias.
-        group_size, symmetric, dtype, clip_search
+        group_size, symmetric, dtype, clip_search : int, bool, str, bool
             As in quantize().
 
         Returns

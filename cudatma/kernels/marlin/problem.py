@@ -80,7 +80,18 @@ class LinearShape:
 
     @classmethod
     def of(cls, w: PackedWeight) -> LinearShape:
-        """Return the shape and format of a weight."""
+        """Return the shape and format of a weight.
+
+        Parameters
+        ----------
+        w : PackedWeight
+            The weight.
+
+        Returns
+        -------
+        LinearShape
+            Its shape and format.
+        """
         return cls(*w.shape, w.group_size, not w.symmetric, w.dtype)
 
 

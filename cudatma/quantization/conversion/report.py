@@ -22,7 +22,7 @@ class LayerReport:
     before it was rounded to the model's type. For a quantized layer they compare weights: max_error is the largest
     deviation over the largest weight, mean_error the sum of all deviations over the sum of all weights.
 
-    Attributes
+    Parameters
     ----------
     name : str
         The layer's name.
@@ -61,7 +61,25 @@ class LayerReport:
 
     @classmethod
     def from_dict(cls, value: Any, where: str) -> LayerReport:
-        """Rebuild a report from the result of asdict(). Raise WeightFileError if the value is anything else."""
+        """Rebuild a report from the result of asdict().
+
+        Parameters
+        ----------
+        value : object
+            The result.
+        where : str
+            What an error names as the value's place.
+
+        Returns
+        -------
+        LayerReport
+            The report.
+
+        Raises
+        ------
+        WeightFileError
+            If the value is anything else.
+        """
         names = {field.name for field in fields(cls)}
         if not isinstance(value, Mapping) or set(value) != names or not isinstance(value["name"], str):
             raise WeightFileError(where, repr(value)[:80], ", ".join(sorted(names)), "convert into another folder")
@@ -72,7 +90,7 @@ class LayerReport:
 class Conversion:
     """Result of a finished conversion.
 
-    Attributes
+    Parameters
     ----------
     source, out : str
         The two folders.
@@ -119,7 +137,13 @@ class Conversion:
     kept_shards: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields as plain data, for JSON."""
+        """Return all fields for JSON.
+
+        Returns
+        -------
+        dict
+            Plain data.
+        """
         return asdict(self)
 
 
