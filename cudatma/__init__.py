@@ -1,4 +1,4 @@
-"""NVIDIA's Tensor Memory Accelerator from Python, with int4 and dense GEMM and attention kernels that use it."""
+"""Python interface to NVIDIA's Tensor Memory Accelerator, with int4 and dense GEMM kernels and attention kernels."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -173,7 +173,7 @@ __all__ = [
     "workspace_bytes",
 ]
 
-#: Module -> its public names, imported on first use (PEP 562).
+#: Public names of each module, imported on first use (PEP 562).
 _PUBLIC = {
     "backend": "selected_backend",
     "build.kernel": "compile debugging",

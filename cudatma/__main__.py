@@ -1,4 +1,4 @@
-"""``python -m cudatma``, the same as the console script."""
+"""Entry point of ``python -m cudatma``, which is equivalent to the console script ``cudatma``."""
 
 from cudatma.cli import main
 

@@ -1,7 +1,8 @@
-"""Arrays of any library as pointer, shape, strides, dtype and device, and results in the same library.
+"""Description of arrays from any library, and allocation of results in the library of an input.
 
-CuPy arrays and torch tensors are read through their attributes, everything else through ``__cuda_array_interface__``
-(versions 2 and 3) or DLPack. An array imports no library but its own, and nothing is copied.
+cudatma reads CuPy arrays and torch tensors through their attributes, and all other arrays through
+``__cuda_array_interface__`` (versions 2 and 3) or DLPack. It imports no library except the array's own, and copies
+nothing.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ _ADDRESSES = 1 << 64
 class ArrayInfo:
     """The properties of an array that cudatma uses.
 
-    pointer: address of element [0, ..., 0]; may be 0 if the array has no elements. shape: in NumPy order.
-    strides_bytes: one per dimension; may be 0 or negative. dtype: NumPy's; bf16 is ml_dtypes.bfloat16.
-    device: CUDA ordinal, None for host memory. owner: the object that keeps the memory alive.
+    pointer: address of element [0, ..., 0]; may be 0 if the array has no elements. shape: shape in NumPy order.
+    strides_bytes: one stride per dimension; may be 0 or negative. dtype: NumPy dtype; bf16 is ml_dtypes.bfloat16.
+    device: CUDA ordinal, or None for host memory. owner: the object that keeps the memory alive.
     kind: "cupy", "torch", "numpy", "cai" or "dlpack". readonly: whether the producer forbids writing.
-    producer: handle of the stream that a reader has to wait for (streams.order_after_producers). None if the library of
-    the array orders its work itself, or names no stream.
+    producer: handle of the stream that a reader must wait for (streams.order_after_producers), or None if the array's
+    library orders its work itself or names no stream.
     """
 
     pointer: int
@@ -74,7 +75,7 @@ class ArrayInfo:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """The first byte of the elements and the byte after the last; equal if there are no elements."""
+        """Address of the first byte and address after the last byte. They are equal if there are no elements."""
         if self.size_elems == 0:
             return self.pointer, self.pointer
         spans = [(n - 1) * s for n, s in zip(self.shape, self.strides_bytes, strict=True)]
@@ -93,7 +94,7 @@ class ArrayInfo:
 
     @property
     def is_disjoint(self) -> bool:
-        """Whether no two elements share a byte: each axis steps over all elements of the axes with smaller strides."""
+        """Whether no two elements share a byte, because each axis steps over all axes with smaller strides."""
         end = self.dtype.itemsize
         for stride, extent in sorted((abs(s), n) for n, s in zip(self.shape, self.strides_bytes, strict=True)):
             if extent > 1:
@@ -121,9 +122,9 @@ def dense_strides(shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]
 def describe(array: object, field: str = "array") -> ArrayInfo:
     """Return the ArrayInfo of an array of any library; an ArrayInfo is returned unchanged.
 
-    ``field`` is the name of the argument in errors. Raises ArgumentTypeError for an object that is not a dense array,
-    and DriverError without a driver if a ``__cuda_array_interface__`` pointer has to be located. Does not wait for the
-    producer of the array.
+    ``field`` is the name of the argument in errors. The function does not wait for the producer of the array. Raises
+    ArgumentTypeError for an object that is not a dense array, and DriverError if a ``__cuda_array_interface__`` pointer
+    must be located and there is no driver.
     """
     if isinstance(array, ArrayInfo):
         return array
@@ -213,7 +214,7 @@ def _named_stream(interface: Mapping[str, Any], field: str) -> int | None:
 
 
 def producer_of(array: object) -> int | None:
-    """Return the present ArrayInfo.producer of a tensor map's owner, None if it is not an array."""
+    """Return the current ArrayInfo.producer of a tensor map's owner, or None if the owner is not an array."""
     cupy = sys.modules.get("cupy")
     if array is None or is_torch(array) or (cupy is not None and isinstance(array, cupy.ndarray)):
         return None
@@ -222,9 +223,10 @@ def producer_of(array: object) -> int | None:
 
 
 def pointer_device(pointer: int, field: str = "pointer") -> int:
-    """Return the ordinal of the device that owns a pointer; the current device for a null pointer.
+    """Return the ordinal of the device that owns a pointer, or of the current device for a null pointer.
 
-    Raises DriverError without a driver, ArgumentError for an address that CUDA does not know. [cuPointerGetAttribute]
+    Raises DriverError if there is no driver, and ArgumentError for an address that CUDA does not know.
+    [cuPointerGetAttribute]
     """
     if pointer == 0:
         return context.current_device()
@@ -238,7 +240,7 @@ def pointer_device(pointer: int, field: str = "pointer") -> int:
 
 @lru_cache(maxsize=1)
 def _pointer_attribute() -> Any:
-    """Return libcuda's cuPointerGetAttribute: that of cuda.bindings 13.3 returns device 0 (cuda-python issue 2928)."""
+    """Return libcuda's cuPointerGetAttribute, because cuda.bindings 13.3 returns device 0 (cuda-python issue 2928)."""
     return ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute
 
 
@@ -258,7 +260,7 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
         import cupy
 
         # CuPy passes its current stream to the producer, which orders its work before that stream. A reader on another
-        # stream has to wait for CuPy's.
+        # stream must wait for CuPy's stream.
         view = cupy.from_dlpack(array)
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise ArgumentTypeError(field, f"a DLPack producer that cannot be read ({error})", _ACCEPTED) from error
@@ -268,9 +270,9 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
 
 
 def overlaps(a: ArrayInfo, b: ArrayInfo) -> bool:
-    """Return whether two arrays may share a byte; False only if they certainly do not.
+    """Return whether two arrays may share a byte. The result is False only if they certainly do not.
 
-    Compares the byte extents, and distinguishes adjacent windows of one buffer with the same row pitch.
+    The function compares the byte extents, and distinguishes adjacent windows of one buffer with the same row pitch.
     """
     if a.device != b.device or a.size_elems == 0 or b.size_elems == 0:
         return False
@@ -286,7 +288,7 @@ def overlaps(a: ArrayInfo, b: ArrayInfo) -> bool:
 
 
 def _rows(array: ArrayInfo) -> tuple[int, int]:
-    """Return the largest stride (the pitch, or 0) and the bytes that one row of it spans."""
+    """Return the largest stride (the pitch, or 0) and the number of bytes that one row spans."""
     spans = [(abs(s), n) for s, n in zip(array.strides_bytes, array.shape, strict=True) if n > 1 and s != 0]
     low, end = array.extent
     if not spans:
@@ -298,11 +300,11 @@ def _rows(array: ArrayInfo) -> tuple[int, int]:
 def empty_like_library(reference: object, shape: Sequence[int], dtype: object, stream: int | None = None) -> Any:
     """Return an uninitialized C-ordered array of the reference's library and device.
 
-    CuPy, torch and NumPy allocate their own arrays; for ``__cuda_array_interface__`` and DLPack producers the result is
-    a CuPy array on the device or a NumPy array on the host. ``stream`` is the handle of the stream that writes the
-    array first, by default the current stream of the library: a library reuses memory in the order of the stream on
-    which it was allocated, so its last user may still read memory from another stream. Raises ArgumentTypeError for a
-    dtype that torch lacks.
+    CuPy, torch and NumPy allocate their own arrays. For ``__cuda_array_interface__`` and DLPack producers, the result
+    is a CuPy array on the device or a NumPy array on the host. ``stream`` is the handle of the stream that writes the
+    array first, by default the library's current stream. A library reuses memory in the order of the stream on which
+    the memory was allocated, so on any other stream the previous array may still be in use. Raises ArgumentTypeError
+    for a dtype that torch lacks.
     """
     info, element = describe(reference, "reference"), np.dtype(dtype)  # type: ignore[call-overload]
     if info.kind == "torch":
@@ -319,7 +321,7 @@ def empty_like_library(reference: object, shape: Sequence[int], dtype: object, s
 
 
 def empty_in_cupy(shape: tuple[int, ...], dtype: np.dtype[Any], device: int, stream: int | None) -> Any:
-    """Return an uninitialized CuPy array; ``stream`` as in empty_like_library(). Raises DriverError if CuPy fails."""
+    """Return an uninitialized CuPy array, as empty_like_library() does. Raises DriverError if CuPy fails."""
 
     def make(cupy: Any) -> Any:
         with cupy.cuda.Device(device), working_on("cupy", device, stream):
@@ -335,7 +337,8 @@ _NO_DRIVER, _NO_DEVICE = 35, 100
 def with_cupy(call: str, function: Callable[[Any], Any]) -> Any:
     """Return ``function(cupy)``.
 
-    Raises DriverError that names ``call`` if CuPy is not installed, finds no driver or GPU, or the CUDA runtime fails.
+    Raises a DriverError that names ``call`` if CuPy is not installed or finds no driver or GPU, or if the CUDA runtime
+    fails.
     """
     try:
         import cupy

@@ -22,13 +22,13 @@ def selected_backend(backend: str | None = None) -> str:
     Parameters
     ----------
     backend : {"auto", "cuda", "reference", "emulator"}, optional
-        The caller's choice. Default: the environment variable ``CUDATMA_BACKEND``, else "auto".
+        The caller's choice. Default: the environment variable ``CUDATMA_BACKEND`` if it is set, otherwise "auto".
 
     Returns
     -------
     str
-        ``"cuda"``, ``"reference"`` or ``"emulator"``. "auto" is "cuda" if cudatma can launch on the first GPU, else
-        "emulator". "cuda" is returned without a check; the first launch reports a missing driver.
+        ``"cuda"``, ``"reference"`` or ``"emulator"``. "auto" becomes "cuda" if cudatma can launch on the first GPU,
+        otherwise "emulator". "cuda" is not checked; the first launch reports a missing driver.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def selected_backend(backend: str | None = None) -> str:
 
 
 def backend_for(function: str, explicit: str | None, *, has_reference: bool = True) -> str:
-    """Return selected_backend(), with a BackendWarning if neither the call nor the user chose the CPU.
+    """Return selected_backend(), and issue a BackendWarning if neither the call nor the user chose the CPU.
 
     The user chooses with $CUDATMA_BACKEND.
     """
@@ -66,7 +66,7 @@ def backend_for(function: str, explicit: str | None, *, has_reference: bool = Tr
 
 
 def _user_stacklevel() -> int:
-    """Return the ``stacklevel`` of the nearest frame outside cudatma and torch: the user's line."""
+    """Return the ``stacklevel`` of the nearest frame outside cudatma and torch, which is the user's line."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("cudatma", "torch"):
         frame, level = frame.f_back, level + 1
@@ -76,8 +76,8 @@ def _user_stacklevel() -> int:
 def device_remedy(remedy: str, device: int | None = None) -> str:
     """Return the remedy for a host array where a device array is needed.
 
-    It is ``remedy`` if the machine has a usable GPU. ``device`` is the ordinal of an array that is on a device: then it
-    is "", because only the backend is wrong.
+    The result is ``remedy`` if the machine has a usable GPU. ``device`` is the ordinal of an array that is on a device.
+    The result is then "", because only the backend is wrong.
     """
     if device is not None:
         return ""

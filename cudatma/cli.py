@@ -1,6 +1,6 @@
 """The console script ``cudatma``: one subcommand for each module in COMMANDS.
 
-An error of cudatma is one line on stderr and exit status 2; a closed pipe ends quietly.
+A cudatma error prints one line on stderr and gives exit status 2. A closed output pipe ends the program silently.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ EXAMPLES = """examples:
 def tools_package() -> ModuleType:
     """Return the package ``cudatma.tools``.
 
-    An installed cudatma has it; in a checkout, the folder tools/ next to the package takes that name.
+    An installed cudatma contains it. In a checkout, the folder tools/ next to the package is imported under that name.
     """
     try:
         return importlib.import_module("cudatma.tools")
@@ -77,7 +77,7 @@ def available() -> dict[str, str]:
 
 
 def one_line(error: CudaTmaError) -> str:
-    """Return an error as one line: its first line and, for a CompileError, the first error of NVRTC."""
+    """Return an error as one line: its first line and, for a CompileError, NVRTC's first error."""
     lines = str(error).strip().splitlines() or [""]
     parts = [f"cudatma: {type(error).__name__}: {lines[0]}"]
     if isinstance(error, CompileError):
@@ -120,14 +120,17 @@ def _run(argv: Sequence[str]) -> int:
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Format a warning of cudatma without the line of cudatma's code that issued it."""
+    """Format a cudatma warning without the source line that issued it."""
     if issubclass(category, TuneFileWarning):
         return f"cudatma: {message}\n"
     return _formatwarning(message, category, filename, lineno, line)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma`` and return the exit status: 0 done, 1 a check failed, 2 a wrong call or an error of cudatma."""
+    """Run ``cudatma`` and return the exit status.
+
+    The status is 0 for success, 1 if a check failed, and 2 for wrong arguments or a cudatma error.
+    """
     warnings.formatwarning = _format_warning
     try:
         status = _run(sys.argv[1:] if argv is None else argv)

@@ -1,7 +1,7 @@
-"""Devices, their primary contexts, and the state of the process, also after a fork.
+"""Devices, their primary contexts, and the process-wide state, including its renewal after a fork.
 
-cudatma works in the primary context of each device, which CuPy, torch and the CUDA runtime use too, and retains it for
-the life of the process. Source: CUDA driver API, "Primary Context Management" and "Context Management".
+cudatma works in the primary context of each device, as CuPy, torch and the CUDA runtime do, and retains this context
+for the life of the process. Source: CUDA driver API, "Primary Context Management" and "Context Management".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Part = TypeVar("_Part")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU: ordinal, compute capability, opt-in limit of shared memory per thread block, number of SMs."""
+    """A GPU with its ordinal, compute capability, opt-in shared memory limit per thread block, and number of SMs."""
 
     ordinal: int
     compute_capability: tuple[int, int]
@@ -30,7 +30,7 @@ class Device:
 
 
 class Cache(dict[Any, _Part]):
-    """The newest ``limit`` values by their keys. Readers need no lock; safe from many threads."""
+    """Cache of the newest ``limit`` values by key. It is thread-safe, and readers need no lock."""
 
     __slots__ = ("limit",)
 
@@ -47,10 +47,10 @@ class Cache(dict[Any, _Part]):
 
 
 class Runtime:
-    """The state of the process: kernels, calls, plans, workspaces and tables of choices.
+    """Process-wide state: kernels, calls, plans, workspaces and tuning tables.
 
-    Each module stores its part under its own key at the first use. A forked child starts with a new Runtime. A test can
-    use its own: ``with using_runtime(Runtime()): ...``. Safe from many threads.
+    Each module stores its part under its own key on first use. A forked child starts with a new Runtime. A test can use
+    a separate one: ``with using_runtime(Runtime()): ...``. All methods are thread-safe.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Runtime:
         self._lock = threading.RLock()
 
     def part(self, key: Any, make: Callable[[], _Part] | None = None) -> _Part:
-        """Return the part with this key, created by ``make`` (default: the key, a class) if it is missing."""
+        """Return the part with this key, and create a missing part with ``make`` (default: the key, a class)."""
         part: _Part | None = self.parts.get(key)
         if part is None:
             with self._lock:
@@ -89,7 +89,7 @@ _STREAM_CAPTURE_IMPLICIT = 906
 _lock = threading.Lock()
 _devices: dict[int, Device] = {}
 _contexts: dict[int, Any] = {}
-#: Whether this process has called initialise(), and whether it was forked from one that had.
+#: Whether this process has called initialise(), and whether it was forked from a process that had.
 _initialised = False
 forked = False
 #: Object -> the function that renews its locks and handles in a forked child.
@@ -131,9 +131,9 @@ def require_no_fork() -> None:
 
 
 def initialise() -> Any:
-    """Return cuda.bindings' driver module after cuInit.
+    """Initialize CUDA (cuInit) and return the driver module of cuda.bindings.
 
-    Raises DriverError without a driver, LaunchError after a fork.
+    Raises DriverError if there is no driver, and LaunchError after a fork.
     """
     global _initialised
     require_no_fork()
@@ -155,7 +155,10 @@ def initialise() -> Any:
 
 
 def device(ordinal: int) -> Device:
-    """Return the GPU with this ordinal. Raises LaunchError for an invalid ordinal, DriverError without a driver."""
+    """Return the GPU with this ordinal.
+
+    Raises LaunchError for an invalid ordinal, and DriverError if there is no driver.
+    """
     known = _devices.get(ordinal)
     if known is not None:
         return known
@@ -178,7 +181,7 @@ def device(ordinal: int) -> Device:
 
 
 def primary_context(ordinal: int) -> Any:
-    """Return the primary context of a device (CUcontext), retained once."""
+    """Return the primary context of a device (CUcontext), which the process retains once."""
     context = _contexts.get(ordinal)
     if context is None:
         device(ordinal)
@@ -193,7 +196,7 @@ def primary_context(ordinal: int) -> Any:
 
 
 def current_device() -> int:
-    """Return the ordinal of the calling thread's current context, 0 if it has none."""
+    """Return the device ordinal of the calling thread's current context, or 0 if the thread has none."""
     driver = initialise()
     if int(check(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")) == 0:
         return 0
@@ -202,9 +205,9 @@ def current_device() -> int:
 
 @contextlib.contextmanager
 def using(ordinal: int) -> Iterator[Any]:
-    """Run a block with the primary context of a device current; yields the driver module of cuda.bindings.
+    """Run a block with the primary context of a device current, and yield the driver module of cuda.bindings.
 
-    A thread without a context keeps this one, as with the CUDA runtime. Any other context is restored.
+    A thread that had no context keeps this one afterwards, as with the CUDA runtime. Any other context is restored.
     """
     driver, primary = initialise(), primary_context(ordinal)
     current = int(check(driver.cuCtxGetCurrent(), "cuCtxGetCurrent"))
@@ -239,8 +242,9 @@ def outside_captures(driver: Any) -> Iterator[None]:
 def is_capturing(driver: Any, stream: int) -> bool:
     """Return whether a graph capture is in progress on a stream of the current context.
 
-    Raises LaunchError for the legacy default stream while another stream captures: the driver does not answer then, and
-    a launch would invalidate the capture. Raises DriverError. [CUDA driver API, cuStreamIsCapturing]
+    Raises LaunchError for the legacy default stream while another stream captures, because the driver then gives no
+    answer and a launch would invalidate the capture. Raises DriverError for any other failure.
+    [CUDA driver API, cuStreamIsCapturing]
     """
     result = driver.cuStreamIsCapturing(stream)
     if int(result[0]) == _STREAM_CAPTURE_IMPLICIT:

@@ -1,4 +1,4 @@
-"""Element types: NumPy or CuPy dtype, CUDA C++ type, TMA enumeration and size.
+"""Element types, with their NumPy or CuPy dtype, CUDA C++ type, TMA enumeration value and size.
 
 Source: CUDA driver API, CUtensorMapDataType; PTX ISA, "Tensor Data Types".
 """
@@ -22,8 +22,8 @@ class TmaType:
 
     name: the driver's name without its prefix, in lower case. driver_value: CUtensorMapDataType.
     descriptor_format: the number in bits 71-74 of the 128 bytes (tf32 is f32 with bit 80 set).
-    element_bits: bits of an element in global memory (4 or 6 for the packed types).
-    numpy: the dtype of arrays with this type by default, None if NumPy has none.
+    element_bits: number of bits per element in global memory (4 or 6 for the packed types).
+    numpy: default dtype of arrays with this type, or None if NumPy has no such dtype.
     packed: whether elements are counted in groups of 16.
     """
 
@@ -37,7 +37,7 @@ class TmaType:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element in shared memory and in strides; 1 for the packed types."""
+        """Number of bytes per element in shared memory and in strides; 1 for the packed types."""
         return max(1, self.element_bits // 8)
 
     @property
@@ -79,7 +79,7 @@ _BY_NUMPY = {t.numpy: t for t in TMA_TYPES.values() if t.numpy is not None}
 def tma_type(dtype: object) -> TmaType:
     """Return the TmaType for a name (``"tfloat32"``), a TmaType or a NumPy dtype (bf16 through ml_dtypes).
 
-    Unsigned integers of the same width carry int8, bool and int16. Raises DescriptorError for anything else.
+    int8, bool and int16 map to the unsigned type of the same width. Raises DescriptorError for any other type.
     """
     if isinstance(dtype, TmaType):
         return dtype
@@ -102,7 +102,7 @@ def tma_type(dtype: object) -> TmaType:
 
 @dataclass(frozen=True, slots=True)
 class ActivationType:
-    """An element type of activations, scales and results of the GEMMs: fp16 or bf16."""
+    """Element type of a GEMM's activations, scales and result, either fp16 or bf16."""
 
     name: str
     short: str
@@ -117,7 +117,10 @@ ACTIVATION_TYPES: dict[str, ActivationType] = {
 
 
 def activation_type(dtype: object, field: str = "dtype") -> ActivationType:
-    """Return fp16 or bf16 for a name or a NumPy dtype. Raises ArgumentTypeError for anything else."""
+    """Return the ActivationType with this name or NumPy dtype.
+
+    Raises ArgumentTypeError unless the type is fp16 or bf16.
+    """
     if isinstance(dtype, ActivationType):
         return dtype
     try:

@@ -1,6 +1,6 @@
 """Errors and warnings of cudatma, and the check of CUDA driver and NVRTC results.
 
-An error states which field is wrong, what it got, what is allowed and what to do. Each class also derives from
+An error states the field, the value received, the allowed values and the remedy. Each class also derives from
 ValueError, TypeError or RuntimeError, so code that does not know cudatma can catch it.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 _Error = TypeVar("_Error", bound="FieldError")
 
-#: Lines of the log in a CompileError if the log names no line of the source.
+#: Number of log lines that a CompileError shows if the log names no source line.
 _LOG_LINES = 12
 _LONGEST_NAME = 80
 _LONG_INT = 10**40
@@ -22,12 +22,12 @@ _LONG_TEXT = 200
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a count with its noun: ``"1 block"``, ``"2 blocks"``."""
+    """Return a count followed by its noun in the singular or plural, such as ``"1 block"`` or ``"2 blocks"``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def duration(seconds: float) -> str:
-    """Return a time in a suitable unit: ``"4.76 us"``, ``"221 ms"``, ``"43.1 s"``, ``"2 min 5 s"``."""
+    """Return a time in a suitable unit, such as ``"4.76 us"``, ``"221 ms"``, ``"43.1 s"`` or ``"2 min 5 s"``."""
     if not seconds:
         return "0 s"
     if seconds < 0.9995:
@@ -43,7 +43,7 @@ def duration(seconds: float) -> str:
 def similar(got: str, known: Iterable[str]) -> str:
     """Return the known name that ``got`` may be a misspelling of, or "".
 
-    Names with different numbers are not similar: sm_80 is not a misspelling of sm_90.
+    Names with different numbers are not similar. For example, sm_80 is not a misspelling of sm_90.
     """
     digits = re.sub(r"\D", "", got)
     candidates = [name for name in known if " " not in name and re.sub(r"\D", "", name) == digits]
@@ -61,7 +61,7 @@ def shown(value: object) -> str:
 
 
 def _given(got: object) -> str:
-    """Return a value as the first line of an error shows it: printable text without quotes, long text cut off."""
+    """Return a value as printable text for the first line of an error, without quotes and truncated if it is long."""
     text = shown(got) if not isinstance(got, str) else got if got.isprintable() else repr(got)
     return text if len(text) <= _LONG_TEXT else f"{text[:_LONG_TEXT]}... ({len(text)} characters)"
 
@@ -83,26 +83,27 @@ class BackendWarning(RuntimeWarning):
 
 
 class TuneFileWarning(RuntimeWarning):
-    """A file of tuned configurations, or a part of it, is ignored; the message says why."""
+    """A file of tuned configurations is ignored, entirely or in part. The message gives the reason."""
 
 
 class FieldError(CudaTmaError):
-    """A value breaks a rule; base class of most errors.
+    """Base class of the errors that report an invalid value.
 
     Parameters
     ----------
     field : str
         Name of the argument or field, dotted and indexed: ``"box[1]"``.
     got : object
-        The value.
+        Value received.
     allowed : str
-        Values that are allowed.
+        Allowed values, or the condition that a value must meet.
     remedy : str, default: ""
-        What to do.
+        What the caller can do.
 
     Notes
     -----
-    The parameters are also attributes. The first line of the message states the field, the value and what is allowed.
+    The parameters are also attributes. The first line of the message states the field, the value received and the
+    allowed values.
     """
 
     def __init__(self, field: str, got: object, allowed: str, remedy: str = "") -> None:
@@ -116,23 +117,23 @@ class FieldError(CudaTmaError):
         return (type(self), (self.field, self.got, self.allowed, self.remedy))
 
     def renamed(self: _Error, names: Mapping[str, str]) -> _Error:
-        """Return the same error with the caller's name of the field.
+        """Return this error with the field name from the caller's signature.
 
         Parameters
         ----------
         names : mapping of str to str
-            Field -> name in the caller's signature. Other fields keep their names.
+            Name in the caller's signature for each field. Fields that are not keys keep their names.
 
         Returns
         -------
         FieldError
-            An error of the same class.
+            Error of the same class.
         """
         return type(self)(names.get(self.field, self.field), self.got, self.allowed, self.remedy)
 
 
 class ArgumentError(FieldError, ValueError):
-    """An argument has a wrong value: shape, pitch, alignment, range, device, or overlap with another one."""
+    """An argument has a wrong shape, pitch, alignment, range or device, or overlaps another argument."""
 
 
 class ArgumentTypeError(FieldError, TypeError):
@@ -160,7 +161,7 @@ class TemplateError(CudaTmaError, ValueError):
 
 
 class CompileError(CudaTmaError, RuntimeError):
-    """NVRTC does not compile the source; the message shows the first error with the lines around it.
+    """NVRTC cannot compile the source. The message shows the first error with the lines around it.
 
     The parameters are also attributes.
 
@@ -173,9 +174,9 @@ class CompileError(CudaTmaError, RuntimeError):
     source : str, default: ""
         Complete CUDA source.
     folder : str, optional
-        Folder with the artifacts, None if nothing was kept.
+        Folder with the artifacts, or None if nothing was kept.
     excerpt : str, default: ""
-        Part of the log and the source that the message shows. Default: the first lines of the log.
+        Excerpt from the log and the source for the message. Default: the first lines of the log.
     """
 
     def __init__(
@@ -191,11 +192,11 @@ class CompileError(CudaTmaError, RuntimeError):
 
 
 class LaunchError(FieldError, RuntimeError):
-    """A launch cannot work on this device: too much shared memory, a wrong cluster, or a wrong list of arguments."""
+    """A launch cannot work on this device, for example because of its shared memory, cluster or arguments."""
 
 
 class DriverError(CudaTmaError, RuntimeError):
-    """A call of the CUDA driver or of NVRTC failed, or there is no driver.
+    """A call to the CUDA driver or NVRTC failed, or there is no driver.
 
     The parameters are also attributes.
 
@@ -204,11 +205,11 @@ class DriverError(CudaTmaError, RuntimeError):
     call : str
         Name of the function.
     code : int or None
-        Result of the function, None without a driver.
+        Result code of the function, or None if there is no driver.
     detail : str
-        Name of the result, or what is missing.
+        Name of the result code, or a description of what is missing.
     remedy : str, default: ""
-        What to do.
+        What the caller can do.
     """
 
     def __init__(self, call: str, code: int | None, detail: str, remedy: str = "") -> None:
@@ -233,7 +234,7 @@ class HazardError(CudaTmaError, RuntimeError):
     message : str
         Report of the hazards.
     hazards : sequence of Hazard
-        The same as ``hazards`` of a Report.
+        Hazards, as in ``Report.hazards``.
     """
 
     def __init__(self, message: str, hazards: Sequence[Any] = ()) -> None:
@@ -252,9 +253,9 @@ class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
     Parameters
     ----------
     message : str
-        The report.
+        Hang report.
     waits : sequence of StuckWait
-        The waits. The first one timed out or was refused.
+        Waits that did not end. The first one timed out or was refused.
     kernel : str, default: ""
         Name of the kernel.
     """
@@ -268,19 +269,19 @@ class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
 
 
 class PeerTimeout(CudaTmaError, RuntimeError):  # noqa: N818
-    """A rank of a process group did not send its part of an all-reduce in time.
+    """A rank of a process group did not send its shard of an all-reduce in time.
 
     The rank has ended, or it is still busy. All results since then are NaN, and the group needs a new AllReduce. A rank
-    that gives up stops sending, so ``rank`` may itself have waited for another one.
+    that gives up stops sending, so ``rank`` may itself have waited for another rank.
 
     The parameters are also attributes.
 
     Parameters
     ----------
     rank : int
-        The rank that did not send.
+        Rank that did not send.
     launch : int
-        Number of the all-reduce.
+        Sequence number of the all-reduce.
     seconds : float
         Time waited.
     """
@@ -301,9 +302,9 @@ def no_driver(call: str, error: Exception) -> NoReturn:
 
 
 def check(result: tuple[Any, ...], call: str) -> Any:
-    """Return the values of a cuda.bindings result ``(code, value...)``: None, one value or a tuple.
+    """Return the values of a cuda.bindings result ``(code, value...)`` as None, one value or a tuple.
 
-    Raises DriverError with the name of the call unless the code is 0.
+    Raises a DriverError that names the call unless the code is 0.
     """
     code = result[0]
     if int(code) != 0:

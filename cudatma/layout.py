@@ -1,8 +1,8 @@
-"""The layout of a TMA box in shared memory: swizzle, pitch, footprint, alignment and bank conflicts.
+"""Layout of a TMA box in shared memory: swizzle, pitch, footprint, alignment and bank conflicts.
 
-**NumPy order and TMA order.** NumPy lists the outermost dimension first, a tensor map the innermost. Only
-to_tma_order() converts between them. In this project ``dims``, ``box``, ``element_strides`` and ``coords`` are in TMA
-order unless a docstring says otherwise.
+**NumPy order and TMA order.** NumPy lists the outermost dimension first; a tensor map lists the innermost dimension
+first. Only to_tma_order() converts between the two orders. In this project ``dims``, ``box``, ``element_strides`` and
+``coords`` are in TMA order unless a docstring says otherwise.
 
 Sources: PTX ISA 5.5.7 "Swizzling Modes", 5.5.6 "Interleave Layout", 5.5.3.2 "Traversal-Stride"; CUDA driver API,
 cuTensorMapEncodeTiled. The 32B, 64B and 128B swizzles, the padding of rows to the swizzle span and the bytes of
@@ -35,7 +35,7 @@ class Mode(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name in text: ``"none"``, ``"128B"``, ``"128B_ATOM_32B"``."""
+        """Name of the mode as text, such as ``"none"``, ``"128B"`` or ``"128B_ATOM_32B"``."""
         if not (self.name.startswith("B") and self.name[1:2].isdigit()):
             return self.name.lower()
         width, _, rest = self.name[1:].partition("_")
@@ -43,7 +43,10 @@ class Mode(IntEnum):
 
     @classmethod
     def parse(cls: type[M], value: object, field: str) -> M:
-        """Return the member with a value or label, in any case. Raises DescriptorError that names ``field``."""
+        """Return the member with this value, or with this label in upper or lower case.
+
+        Raises a DescriptorError that names ``field`` if there is no such member.
+        """
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
@@ -68,20 +71,20 @@ class Swizzle(Mode):
 
     @property
     def span_bytes(self) -> int:
-        """Bytes within which chunks are permuted, and the minimum row pitch; 0 without swizzle."""
+        """Number of bytes within which chunks are permuted, and minimum row pitch; 0 without swizzle."""
         return 0 if self is Swizzle.NONE else min(16 << int(self), 128)
 
     @property
     def is_atom(self) -> bool:
-        """Whether it is a 128B swizzle with 32B or 64B atomicity (feature ``swizzle_atoms``)."""
+        """Whether the mode is a 128B swizzle with 32B or 64B atomicity (feature ``swizzle_atoms``)."""
         return self >= Swizzle.B128_ATOM_32B
 
 
 class Interleave(Mode):
     """Interleaved channel slices, NC/8HWC8 and NC/16HWC16 (CUtensorMapInterleave).
 
-    The dimensions of such a map are W, H, D, C, N, innermost first (no H and D at rank 3, no D at rank 4). An element
-    of W is a whole slice of channels, and a step of C moves to the next slice.
+    The dimensions of an interleaved map are W, H, D, C and N, innermost first. A map of rank 4 has no D; a map of rank
+    3 has neither H nor D. An element along W is a whole slice of channels, and a step along C moves to the next slice.
     """
 
     NONE = 0
@@ -90,12 +93,12 @@ class Interleave(Mode):
 
     @property
     def slice_bytes(self) -> int:
-        """Bytes of one channel slice; 0 without interleave."""
+        """Number of bytes per channel slice; 0 without interleave."""
         return 16 * int(self)
 
 
 def to_tma_order(values: Iterable[int]) -> tuple[int, ...]:
-    """Return values in NumPy order, outermost first, in TMA order, innermost first."""
+    """Convert values from NumPy order (outermost first) to TMA order (innermost first)."""
     return tuple(reversed(tuple(values)))
 
 
@@ -118,9 +121,10 @@ def swizzle(address: NDArray[np.int64], mode: Swizzle) -> NDArray[np.int64]: ...
 def swizzle(address: int | NDArray[np.int64], mode: Swizzle) -> int | NDArray[np.int64]:
     """Return the address at which a swizzle stores the byte that the plain layout stores at ``address``.
 
-    ``address`` is an absolute byte address in shared memory (an int or an int64 array), never an offset into a buffer:
-    the hardware XORs address bits. The function is its own inverse. Source: PTX ISA 5.5.7 and, for 32B, 64B and 128B,
-    measurement. In the flip mode every odd 128-byte line also swaps the halves of its 16-byte chunks.
+    ``address`` must be an absolute byte address in shared memory (an int or an int64 array) and not an offset into a
+    buffer, because the hardware XORs address bits. The function is its own inverse. In the flip mode, the halves of the
+    16-byte chunks in every odd 128-byte line are also swapped. Source: PTX ISA 5.5.7 and, for 32B, 64B and 128B,
+    measurement.
     """
     result = address
     for mask, shift in _XOR[mode]:
@@ -131,16 +135,16 @@ def swizzle(address: int | NDArray[np.int64], mode: Swizzle) -> int | NDArray[np
 def required_alignment(mode: Swizzle) -> int:
     """Return the alignment of the shared-memory destination in bytes: 128, 256, 512 or 1024.
 
-    cp.async.bulk.tensor requires 128. The pattern of a swizzle repeats after 256 (32B), 512 (64B) or 1024 bytes (128B);
-    with this alignment a box starts at the first line of the pattern, as wgmma descriptors expect. The ATOM modes
-    repeat sooner, but the PTX ISA specifies 1024 for every 128-byte swizzle.
+    cp.async.bulk.tensor requires 128. The swizzle pattern repeats after 256 (32B), 512 (64B) or 1024 bytes (128B). With
+    this alignment, a box starts at the first line of the pattern, as wgmma descriptors expect. The patterns of the ATOM
+    modes repeat sooner, but the PTX ISA specifies 1024 for every 128-byte swizzle.
     """
     return max(128, 8 * mode.span_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class BoxLayout:
-    """A box in shared memory: ``rows`` rows of ``row_bytes`` bytes at a distance of ``pitch_bytes``."""
+    """Layout of a box in shared memory: ``rows`` rows of ``row_bytes`` bytes each, ``pitch_bytes`` bytes apart."""
 
     rows: int
     row_bytes: int
@@ -148,17 +152,17 @@ class BoxLayout:
 
     @property
     def expected_bytes(self) -> int:
-        """Bytes that the mbarrier counts: the box without padding, including elements outside the tensor."""
+        """Number of bytes that the mbarrier counts: no padding, but including elements outside the tensor."""
         return self.rows * self.row_bytes
 
     @property
     def footprint_bytes(self) -> int:
-        """Shared memory of the box, including the padding of narrow rows to the swizzle span."""
+        """Number of bytes of shared memory per box, including the padding of narrow rows to the swizzle span."""
         return self.rows * self.pitch_bytes
 
 
 def traversed(box: Sequence[int], element_strides: Sequence[int], interleave: Interleave) -> tuple[int, ...]:
-    """Return the elements that arrive in each dimension (TMA order): ceil(box[i] / element_strides[i]).
+    """Return the number of elements that arrive in each dimension (TMA order): ceil(box[i] / element_strides[i]).
 
     Without interleave the hardware ignores element_strides[0], and all of box[0] arrives.
     """
@@ -171,19 +175,19 @@ def traversed(box: Sequence[int], element_strides: Sequence[int], interleave: In
 def box_layout(counts: Sequence[int], element_bits: int, mode: Swizzle = Swizzle.NONE) -> BoxLayout:
     """Return the layout of a box without interleave.
 
-    ``counts`` are the elements of each dimension in TMA order, all positive, and ``element_bits`` the size of an
-    element in shared memory. Rows narrower than the swizzle span are padded to it.
+    ``counts`` holds the number of elements per dimension in TMA order, all positive. ``element_bits`` is the size of an
+    element in shared memory. Rows narrower than the swizzle span are padded to the span.
     """
     row_bytes = counts[0] * element_bits // 8
     return BoxLayout(prod(counts[1:]), row_bytes, max(row_bytes, mode.span_bytes))
 
 
 def interleaved_layout(pixels: int, rows: int, interleave: Interleave, mode: Swizzle = Swizzle.NONE) -> BoxLayout:
-    """Return the layout of ``rows`` rows of ``pixels`` pixels along W, each pixel one slice of channels.
+    """Return the layout of ``rows`` rows of ``pixels`` pixels along W, where each pixel is one slice of channels.
 
-    A pixel counts and occupies one slice, 16 or 32 bytes, with any element type. Rows are contiguous even if they are
-    narrower than the swizzle span (1500 boxes on an H200), so the layout has a single row. Its pitch is a multiple of
-    the span within which chunks are permuted.
+    The mbarrier counts one slice of 16 or 32 bytes per pixel, which is also the pixel's size in shared memory, for any
+    element type. Rows are contiguous even if they are narrower than the swizzle span (1500 boxes on an H200), so the
+    layout has a single row. The pitch of this row is a multiple of the swizzle span.
     """
     size = rows * pixels * interleave.slice_bytes
     span = max(mode.span_bytes, interleave.slice_bytes)
@@ -191,12 +195,12 @@ def interleaved_layout(pixels: int, rows: int, interleave: Interleave, mode: Swi
 
 
 def wavefronts(addresses: Iterable[int | None], access_bytes: int) -> tuple[int, int]:
-    """Return the shared-memory wavefronts of one warp access, and the minimum for these lanes.
+    """Return the number of shared-memory wavefronts of one warp access, and the minimum for these lanes.
 
-    ``addresses`` has a byte address for each lane, at most 32, or None for an inactive lane; ``access_bytes`` is 1, 2,
-    4, 8 or 16, and divides the addresses. Shared memory has 32 banks of 4 bytes. It serves a wide access in groups of
-    32, 16 or 8 lanes that together move at most 128 bytes; lanes that access the same word share it. Raises
-    ArgumentError.
+    ``addresses`` holds a byte address for each of at most 32 lanes, or None for an inactive lane. ``access_bytes`` is
+    1, 2, 4, 8 or 16 and must divide the addresses. Shared memory has 32 banks of 4 bytes. It serves a wide access in
+    groups of 32, 16 or 8 lanes that together move at most 128 bytes; lanes that access the same word share it. Raises
+    ArgumentError for an invalid size or address.
     """
     lanes = list(addresses)
     if access_bytes not in (1, 2, 4, 8, 16):
@@ -224,6 +228,6 @@ def wavefronts(addresses: Iterable[int | None], access_bytes: int) -> tuple[int,
 
 
 def bank_conflicts(addresses: Iterable[int | None], access_bytes: int) -> int:
-    """Return the wavefronts of a warp access beyond the minimum; 0 means no conflicts. See wavefronts()."""
+    """Return the number of wavefronts of a warp access beyond the minimum; 0 means no conflicts. See wavefronts()."""
     total, minimum = wavefronts(addresses, access_bytes)
     return total - minimum

@@ -1,4 +1,4 @@
-"""Streams of CuPy, torch and other libraries: their handles, the current stream, and work on another stream."""
+"""Streams from CuPy, torch and other libraries: handles, the current stream, and a context for another stream."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _HANDLES = 1 << 64
 
 
 def current_stream(kind: str, device: int) -> int:
-    """Return the handle of a library's current stream: torch's for "torch", else CuPy's (0 without CuPy)."""
+    """Return the handle of torch's current stream for kind "torch", otherwise of CuPy's (0 without CuPy)."""
     if kind == "torch":
         try:
-            # torch's code generator calls this function: a Stream object costs ten times more.
+            # torch's code generator calls this function too. A Stream object costs ten times more.
             return sys.modules["torch"]._C._cuda_getCurrentRawStream(device)  # type: ignore[no-any-return]
         except AttributeError:
             return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
@@ -50,7 +50,7 @@ def _cupy_stream(library: Any, stream: int, device: int) -> Any:
 def working_on(kind: str, device: int | None, stream: int | None) -> contextlib.AbstractContextManager[Any]:
     """Return a context in which torch (kind "torch") or CuPy works on the stream with this handle.
 
-    It does nothing if the stream is None or already current.
+    The context does nothing if the stream is None or already current.
     """
     if stream is None or device is None or stream == current_stream(kind, device):
         return contextlib.nullcontext()
@@ -65,8 +65,8 @@ def working_on(kind: str, device: int | None, stream: int | None) -> contextlib.
 def stream_handle(stream: object, kind: str, device: int) -> int:
     """Return the handle of a stream: an int, a CuPy or torch stream, a CUstream, or an object with ``__cuda_stream__``.
 
-    None means current_stream(kind, device). Raises ArgumentTypeError for anything else, ArgumentError for a number that
-    is not a handle.
+    None means current_stream(kind, device). Raises ArgumentTypeError for any other object, and ArgumentError for a
+    number that is not a handle.
     """
     if stream is None:
         return current_stream(kind, device)
@@ -80,7 +80,7 @@ def stream_handle(stream: object, kind: str, device: int) -> int:
     return handle
 
 
-#: Stream classes of CuPy and torch that were seen -> the attribute with the handle.
+#: Stream class of CuPy or torch -> name of the attribute with the handle, filled on first use.
 _handle_names: dict[type, str] = {}
 
 

@@ -1,15 +1,15 @@
-"""The 8 bytes of an mbarrier and what is known of their layout.
+"""Layout of the 8 bytes of an mbarrier, as far as it is known.
 
-The PTX ISA calls them opaque. The layout is the one observed on an H200 (compute capability 9.0), and agrees with the
-code of ptxas: ``mbarrier.init`` with count n stores ``(2**20 - n) << 1`` into the low word and ``(2**20 - n) << 11``
-into the high word, and ``mbarrier.pending_count`` is ``2**20 - (high >> 11 & 0xfffff)``. All counters count up:
-arrivals from ``2**20 - count``, bytes from the negative number of announced bytes. If all arrivals of a phase are
-complete while bytes are pending, their field is 0 and the parity is still that of the phase.
+The PTX ISA calls these bytes opaque. The layout was observed on an H200 (compute capability 9.0) and agrees with the
+code that ptxas generates: ``mbarrier.init`` with count n stores ``(2**20 - n) << 1`` into the low word and
+``(2**20 - n) << 11`` into the high word, and ``mbarrier.pending_count`` is ``2**20 - (high >> 11 & 0xfffff)``. All
+counters count up: arrivals start at ``2**20 - count``; bytes start at the negative number of announced bytes. If all
+arrivals of a phase are complete while bytes are pending, the pending arrivals are 0 and the parity does not change yet.
 
 Memory does not hold the state while the barrier is alive. On the H200, a plain load and a bulk copy out of shared
-memory read the 8 bytes from before ``mbarrier.init``; after ``mbarrier.inval`` a plain load reads the state.
-``ptx_templates/probes/mbarrier_bits.cu.j2`` reads a GPU that way, ``tests/runtime/test_mbarrier_bits_gpu.py`` compares
-the result with encode(), and ``tests/shared/barrier_states.py`` has the states of the H200.
+memory return the 8 bytes from before ``mbarrier.init``; after ``mbarrier.inval``, a plain load returns the state.
+``ptx_templates/probes/mbarrier_bits.cu.j2`` reads the state this way, ``tests/runtime/test_mbarrier_bits_gpu.py``
+compares the result with encode(), and ``tests/shared/barrier_states.py`` contains the states from the H200.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ _FULL = 1 << 20
 class BarrierBits:
     """The state of an mbarrier.
 
-    arrivals: count of the next phase, as passed to mbarrier.init. pending_arrivals, tx_bytes: what the current phase
-    still waits for; tx_bytes is negative if more bytes came than were announced. parity: of the current phase, as a
-    wait for it passes it. unknown: bits of UNKNOWN_BITS that are set.
+    arrivals: arrival count of the next phase, as passed to mbarrier.init. pending_arrivals, tx_bytes: number of
+    arrivals and bytes that the current phase still waits for; tx_bytes is negative if more bytes arrived than were
+    announced. parity: parity of the current phase, as a wait for this phase passes it. unknown: the bits from
+    UNKNOWN_BITS that are set.
     """
 
     arrivals: int
@@ -56,7 +57,7 @@ def _field(raw: int, name: str) -> int:
 
 
 def decode(raw: int) -> BarrierBits:
-    """Return the state that 8 bytes, as a little-endian integer, encode. Every 64-bit number has a state.
+    """Return the state that 8 bytes encode, given as a little-endian integer. Every 64-bit number encodes a state.
 
     Raises ArgumentError for a number outside 64 bits.
     """

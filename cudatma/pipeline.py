@@ -1,9 +1,9 @@
-"""Numbers of a ring of shared-memory slots: stages, phases, expected bytes and arrivals.
+"""Description of a ring of shared-memory slots: stages, phases, expected bytes and arrivals.
 
 The device side is ``TmaPipeline<Stages>`` in ``ptx_templates/parts/pipeline.cuh.j2``. A slot has two mbarriers. The
 arrivals of the producer and the bytes of its TMA loads complete `full`; the arrivals of the consumers complete `empty`.
-Kernel configs describe their ring here and read every offset and count from it, so a contradiction raises an error
-before a kernel can hang. Source: PTX ISA, "mbarrier" (counts, phases) and "cp.async.bulk" (alignment).
+Kernel configs describe their ring with a PipelineSpec and read every offset and count from it, so a contradiction
+raises an error before a kernel can hang. Source: PTX ISA, "mbarrier" (counts, phases) and "cp.async.bulk" (alignment).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MBARRIER_BYTES = 8
 #: Maximum arrival count and outstanding bytes of a phase (PTX ISA, "Contents of the mbarrier object").
 MBARRIER_MAX_COUNT = (1 << 20) - 1
 MBARRIER_MAX_TX_BYTES = (1 << 20) - 1
-#: CTAs of the largest cluster of non-portable size (CUDA C++ Programming Guide).
+#: Maximum number of CTAs in a cluster of non-portable size (CUDA C++ Programming Guide).
 MAX_CLUSTER = 16
 #: Bulk copies move multiples of 16 bytes to addresses that are multiples of 16 (PTX ISA, "cp.async.bulk").
 BULK_UNIT_BYTES = 16
@@ -40,21 +40,21 @@ def _whole(field: str, value: object, minimum: int, maximum: int | None = None, 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An array in each stage of a ring.
+    """An array that every stage of a ring contains.
 
     Parameters
     ----------
     name : str
         An identifier, unique in its ring.
     footprint_bytes : int
-        Shared memory of one stage. It exceeds ``expected_bytes`` if rows are padded to the swizzle span
+        Number of bytes of shared memory per stage. It exceeds ``expected_bytes`` if rows are padded to the swizzle span
         (``TensorMap.footprint_bytes``).
     expected_bytes : int
-        Bytes that the loads of one stage report to `full`, including elements outside the tensor
+        Number of bytes that the loads of one stage report to `full`, including elements outside the tensor
         (``TensorMap.expected_bytes``). 0 if threads write the operand (cp.async, ordinary stores).
     alignment : int, default: 128
-        Alignment of each stage's copy in bytes: 128 for a TMA box, 256, 512 or 1024 with the 32, 64 or 128 byte
-        swizzle.
+        Alignment of each stage's copy in bytes: 128 for a TMA box without swizzle, or 256, 512 or 1024 with the 32-,
+        64- or 128-byte swizzle.
 
     Raises
     ------
@@ -92,7 +92,8 @@ class Operand:
 class PipelineSpec:
     """A ring of slots that one producer fills and many consumers read.
 
-    The slots come first, with the operands in their order, each at its alignment; then full[stages], empty[stages].
+    The slots come first in shared memory, and each slot contains the operands in order, each at its alignment. The
+    barriers full[stages] and empty[stages] follow.
 
     Parameters
     ----------
@@ -101,16 +102,16 @@ class PipelineSpec:
     operands : tuple of Operand
         Contents of a slot.
     producer_arrivals : int, default: 1
-        Arrivals at `full` per lap: one for the thread that calls expect_tx, and one for each thread that arrives
-        without bytes (cp.async, ordinary stores).
+        Number of arrivals on `full` per phase: one for the thread that calls expect_tx, and one for each thread that
+        arrives without bytes (cp.async, ordinary stores).
     consumer_arrivals : int, default: 1
-        Calls of release() per slot and lap by the consumers of one CTA. 0 is a ring without `empty` barriers, in which
-        one thread loads and stores and waits for its own bulk groups (``parts/copy_ring.cuh.j2``).
+        Number of calls to release() per slot and phase by the consumers of one CTA. 0 describes a ring without `empty`
+        barriers, in which one thread loads, stores and waits for its own bulk groups (``parts/copy_ring.cuh.j2``).
     expect_tx_bytes : int, optional
-        Bytes that the kernel passes to expect_tx if it counts them itself. They must agree with the operands.
+        Number of bytes that the kernel passes to expect_tx, if it counts them itself. It must match the operands.
     cluster : int, default: 1
-        CTAs of a cluster that fill each other's slots by multicast. Each consumer then releases a slot in every CTA.
-        ``expected_bytes`` of an operand include the bytes that other CTAs send.
+        Number of CTAs that fill each other's slots by multicast. Each consumer then releases a slot in every CTA. The
+        ``expected_bytes`` of an operand must include the bytes that other CTAs send.
     by_operand : bool, default: False
         Whether all slots of the first operand come first, then all slots of the next.
 
@@ -172,12 +173,12 @@ class PipelineSpec:
 
     @property
     def stage_tx_bytes(self) -> int:
-        """Bytes that the loads of one stage report to `full`, the argument of expect_tx."""
+        """Number of bytes that the loads of one stage report to `full`, which is the argument of expect_tx."""
         return sum(o.expected_bytes for o in self.operands)
 
     @property
     def empty_arrivals(self) -> int:
-        """Arrivals of the consumers of all CTAs that free a slot, the count of `empty`."""
+        """Number of consumer arrivals, from all CTAs, that free a slot, which is the count of `empty`."""
         return self.cluster * self.consumer_arrivals
 
     def check_expected(self, expect_tx_bytes: int, *, field: str = "expect_tx_bytes") -> None:
@@ -186,7 +187,7 @@ class PipelineSpec:
         Parameters
         ----------
         expect_tx_bytes : int
-            Bytes that the kernel announces.
+            Number of bytes that the kernel announces.
         field : str, default: "expect_tx_bytes"
             Name of the argument in the error.
 
@@ -207,14 +208,14 @@ class PipelineSpec:
         raise ArgumentError(field, expect_tx_bytes, f"{delivered} = {parts or '0'}", fate)
 
     def check_arrivals(self, *, produced: int | None = None, released: int | None = None) -> None:
-        """Raise ArgumentError unless the arrivals of one CTA per slot and lap match the ring.
+        """Raise ArgumentError unless one CTA's arrivals per slot and phase match the ring.
 
         Parameters
         ----------
         produced : int, optional
-            Arrivals at `full`.
+            Number of arrivals on `full`.
         released : int, optional
-            Arrivals of this CTA's consumers at `empty`.
+            Number of arrivals on `empty` from this CTA's consumers.
 
         Raises
         ------
@@ -269,7 +270,7 @@ class PipelineSpec:
 
     @property
     def stage_bytes(self) -> int:
-        """Shared memory of one stage in bytes, including padding for alignment."""
+        """Number of bytes of shared memory per stage, including alignment padding."""
         if self.by_operand:
             return sum(self.slot_distance(o.name) for o in self.operands)
         last = self.operands[-1]
@@ -338,16 +339,16 @@ class PipelineSpec:
 
     @property
     def stage_barrier_bytes(self) -> int:
-        """Bytes of the barriers of one stage."""
+        """Number of bytes that the barriers of one stage occupy."""
         return (1 + self.has_empty_barriers) * MBARRIER_BYTES
 
     @property
     def barrier_bytes(self) -> int:
-        """Bytes of full[stages] and empty[stages]."""
+        """Number of bytes that full[stages] and empty[stages] occupy."""
         return self.stages * self.stage_barrier_bytes
 
     def barrier_layout(self, *, base: int = 0) -> list[tuple[str, int, int]]:
-        """Return the position of the barriers.
+        """Return the positions of the barriers.
 
         Parameters
         ----------
@@ -365,7 +366,7 @@ class PipelineSpec:
 
     @property
     def smem_bytes(self) -> int:
-        """Shared memory of the ring and its barriers in bytes."""
+        """Number of bytes of shared memory that the ring and its barriers occupy."""
         return self.barriers_offset + self.barrier_bytes
 
     def check_fits(self, target: Target, *, other_bytes: int = 0, least_stages: int = 1) -> None:
@@ -376,14 +377,14 @@ class PipelineSpec:
         target : Target
             The architecture.
         other_bytes : int, default: 0
-            Other shared memory of the kernel.
+            Number of bytes of shared memory that the kernel uses besides the ring.
         least_stages : int, default: 1
-            Fewest stages with which the kernel works; the error suggests no fewer.
+            Minimum number of stages with which the kernel works. The error does not suggest fewer.
 
         Raises
         ------
         ArgumentError
-            If the ring does not fit. The message says how many stages do.
+            If the ring does not fit. The message says how many stages fit.
         """
         total, limit = self.smem_bytes + other_bytes, target.smem_per_block_bytes
         if total > limit:
@@ -424,7 +425,8 @@ class PipelineSpec:
         Returns
         -------
         int
-            Parity for wait(); the producer's fill number ``iteration // stages`` of the slot ends the wait.
+            Parity to pass to wait(). The wait ends when fill number ``iteration // stages`` of the slot (counted from
+            0) is complete.
         """
         return iteration // self.stages & 1
 
@@ -439,8 +441,9 @@ class PipelineSpec:
         Returns
         -------
         int
-            Parity for acquire(); the release of the slot in the previous lap ends the wait. On the first lap the wait
-            ends at once, because the phase of parity 1 counts as complete on a new barrier.
+            Parity to pass to acquire(). The wait ends when the consumers have released the slot after the previous
+            iteration of the ring. In the first iteration of the ring the wait ends at once, because a new barrier
+            counts the phase with parity 1 as complete.
         """
         return self.consumer_parity(iteration) ^ 1
 
@@ -466,6 +469,9 @@ class PipelineSpec:
 
 
 def max_stages(target: Target, operands: Iterable[Operand], other_bytes: int = 0) -> int:
-    """Return how many stages of these operands, and ``other_bytes``, fit into a CTA's shared memory; 0 if none."""
+    """Return the maximum number of stages of these operands that fit into a CTA's shared memory with ``other_bytes``.
+
+    The result is 0 if none fits.
+    """
     ring = PipelineSpec(1, tuple(operands))
     return max(0, (target.smem_per_block_bytes - other_bytes) // (ring.stage_bytes + 2 * MBARRIER_BYTES))

@@ -1,6 +1,6 @@
-"""pytest plugin: the fixture ``emulate`` runs a kernel on the emulator and fails the test if it races or hangs.
+"""pytest plugin with the fixture ``emulate``, which runs a kernel on the emulator and reports races and hangs.
 
-pytest loads it if cudatma is installed; docs/howto/test_a_kernel.md shows how to use it.
+pytest loads the plugin if cudatma is installed. docs/howto/test_a_kernel.md shows how to use the fixture.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cudatma.emulator import EmulatedModule, Report, Trace
     from cudatma.runtime.launch import Kernel
 
-#: Schedules of a launch if neither the test nor the command line sets them.
+#: Number of schedules per launch if neither the test nor the command line sets it.
 SCHEDULES = 10
 
 
@@ -40,7 +40,7 @@ def emulate(request: pytest.FixtureRequest) -> Emulate:
 
 
 class Emulate:
-    """Value of the fixture ``emulate``."""
+    """Callable that the fixture ``emulate`` provides."""
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self._test, self._folder = request.node.nodeid, request.path.parent
@@ -66,18 +66,18 @@ class Emulate:
         trace: Trace | None = None,
         **more: Any,
     ) -> Report:
-        """Run a kernel under several schedules; the arrays hold the result of the last one.
+        """Run a kernel under several schedules. The arrays then hold the result of the last schedule.
 
         Parameters
         ----------
         kernel : str, Path, Kernel or EmulatedModule
             PTX or CUDA text, or a .ptx or .cu file relative to the test's folder or the working directory.
         grid, block, entry, cluster, shared_bytes, target
-            As in ``EmulatedModule.launch``.
+            As for ``EmulatedModule.launch``.
         args : sequence
             NumPy arrays, numbers and tensor maps.
         schedules, seed : int, optional
-            Number of schedules and their seed, 10 and 0 by default. The command line overrides them.
+            Number of schedules and their seed. Default: 10 and 0. The command line overrides both.
         hazards : {"fail", "collect"}
             "fail" fails the test and lists the hazards; "collect" leaves them in the report.
         template : bool, default: False
@@ -87,7 +87,7 @@ class Emulate:
         trace : Trace, optional
             Receives the schedule. Default: a new one if --emulator-trace is given.
         **more
-            Other arguments of ``EmulatedModule.launch``: arrays, step_limit, ...
+            Other arguments of ``EmulatedModule.launch``, such as ``arrays`` and ``step_limit``.
 
         Returns
         -------
@@ -97,7 +97,7 @@ class Emulate:
         Raises
         ------
         ArgumentError, CompileError, PtxError, StepLimitError
-            As the launch does.
+            As for ``EmulatedModule.launch``.
         """
         from cudatma.errors import ArgumentError
 
@@ -126,7 +126,7 @@ class Emulate:
         return report
 
     def _first(self, option: str, of_test: int | None, default: int) -> int:
-        """Return a number from the command line, else from the test, else the default."""
+        """Return the number from the command line if it is given, otherwise from the test or the default."""
         numbers = (self._option(option), of_test, default)
         return next(number for number in numbers if number is not None)
 

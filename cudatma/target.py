@@ -40,29 +40,29 @@ FEATURES: dict[str, tuple[tuple[int, int], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An architecture.
+    """A GPU architecture and its features.
 
     Parameters
     ----------
     name : str
         Name for NVRTC's ``--gpu-architecture``, such as ``"sm_90a"``.
     compute_capability : tuple of int
-        Compute capability of the first GPU with this architecture; ``loads_on`` covers the others.
+        Compute capability of the first GPU with this architecture. ``loads_on`` covers other GPUs.
     ptx_isa : tuple of int
         Minimum PTX ISA version.
     smem_per_block_bytes : int
-        Maximum dynamic plus static shared memory of a thread block (opt-in limit).
+        Maximum dynamic plus static shared memory of a thread block in bytes (opt-in limit).
     smem_per_sm_bytes : int
-        Shared memory of an SM. The system reserves 1 KiB of it for each resident block.
+        Shared memory of an SM in bytes. The system reserves 1 KiB for each resident block.
     max_cluster_blocks : int
-        Largest portable cluster in CTAs; 1 if cudatma does not use clusters.
+        Maximum number of thread blocks in a portable cluster; 1 if cudatma does not use clusters.
     features : frozenset of str
         Names from ``FEATURES``.
     runs_here : bool, default: True
-        Whether cudatma launches kernels on it. For sm_100 it only compiles and describes them.
+        Whether cudatma launches kernels on this architecture. For sm_100, cudatma only compiles and describes kernels.
     tensormap_knows_allocation : bool, default: False
-        Whether bits of a tensor map depend on the allocation of its address. If so, only the driver can change the
-        address (cuTensorMapReplaceAddress); otherwise the address is the first eight bytes.
+        Whether bits of a tensor map depend on the allocation at its address. If they do, only the driver can change the
+        address (cuTensorMapReplaceAddress). Otherwise the address is the first eight bytes.
 
     Examples
     --------
@@ -133,7 +133,7 @@ class Target:
         Parameters
         ----------
         blocks : int
-            Thread blocks on one SM.
+            Number of thread blocks on one SM.
 
         Returns
         -------
@@ -154,7 +154,7 @@ class Target:
 
     @property
     def has_setmaxnreg(self) -> bool:
-        """Whether warpgroups can move registers between each other."""
+        """Whether warpgroups can transfer registers to each other."""
         return "setmaxnreg" in self.features
 
     @property
@@ -165,8 +165,8 @@ class Target:
     def loads_on(self, compute_capability: tuple[int, int]) -> bool:
         """Return whether a cubin for this target loads on a GPU.
 
-        A target that ends in "a" loads on its own GPU only, one that ends in "f" on its family, any other on GPUs of
-        the same major version.
+        A cubin for a target that ends in "a" loads only on that target's own GPU. A cubin for a target that ends in "f"
+        loads on its family. Any other cubin loads on GPUs with the same major version.
 
         Parameters
         ----------
@@ -176,7 +176,7 @@ class Target:
         Returns
         -------
         bool
-            True if it loads.
+            Whether the cubin loads.
         """
         if self.name.endswith("a"):
             return compute_capability == self.compute_capability
@@ -210,7 +210,7 @@ TARGETS: dict[str, Target] = {
 
 
 def get_target(target: str | Target) -> Target:
-    """Return the target with a name.
+    """Return the target with this name.
 
     Parameters
     ----------
@@ -246,9 +246,10 @@ def get_target(target: str | Target) -> Target:
 
 
 def target_for(compute_capability: tuple[int, int]) -> Target:
-    """Return the best target for a GPU: its own "a" target, else its family, else the plain target of its generation.
+    """Return the best target for a GPU.
 
-    Raises TargetError for a GPU without TMA (before 9.0), or one on which no target loads.
+    It is the GPU's own "a" target if there is one, otherwise the target of its family, otherwise the plain target of
+    its generation. Raises TargetError for a GPU without TMA (before 9.0), or one on which no target loads.
     """
     shown = f"compute capability {compute_capability[0]}.{compute_capability[1]}"
     if compute_capability < (9, 0):
@@ -279,7 +280,7 @@ def detect(device: int = 0) -> Target:
     Raises
     ------
     DriverError
-        Without a driver.
+        If there is no driver.
     TargetError
         If the GPU does not exist or has no target.
     """
