@@ -1,8 +1,8 @@
-"""Requirements of the hardware on an access, beyond the rules that the driver checks.
+"""Hardware requirements on an access beyond the rules that the driver checks.
 
-The driver accepts descriptors and coordinates that later trap (CUDA_ERROR_ILLEGAL_INSTRUCTION, the context is lost) or
-write past a row without an error. These functions check the same rules in Python, before a launch. Rules without a
-source were measured on an H200. Coordinates are in TMA order, innermost first.
+The driver accepts descriptors and coordinates that later trap (CUDA_ERROR_ILLEGAL_INSTRUCTION, and the context is lost)
+or write past a row without an error. These functions check the hardware's rules in Python before a launch. Rules
+without a source were measured on an H200. Coordinates are in TMA order, innermost first.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ REDUCE_TYPES: dict[str, tuple[str, ...]] = {
 def check_target(spec: AnySpec, target: Target) -> None:
     """Check that a GPU of this architecture can use the map.
 
-    Raises TargetError if it lacks TMA, packed types, ATOM swizzles or the wide im2col modes. Raises DescriptorError if
-    a box is larger than shared memory, or is interleaved and has more than one slice of channels or an unsuitable
-    swizzle.
+    Raises TargetError if the map needs TMA, packed types, ATOM swizzles or the wide im2col modes and the target lacks
+    them. Raises DescriptorError if a box is larger than shared memory, or if an interleaved box has more than one slice
+    of channels or an unsuitable swizzle.
     """
     target.require("tma", "a tensor map")
     if spec.dtype.packed:
@@ -62,9 +62,9 @@ def check_target(spec: AnySpec, target: Target) -> None:
 
 
 def check_described_bytes(spec: AnySpec, target: Target) -> None:
-    """Check the driver's limit: described_bytes is at most the shared memory of an SM, 228 KiB on an H200.
+    """Check that described_bytes is at most the driver's limit, the shared memory of an SM (228 KiB on an H200).
 
-    Raises DescriptorError otherwise. The limit on other GPUs is inferred.
+    Raises DescriptorError if it is larger. The limit on other GPUs is inferred.
     """
     if spec.described_bytes > target.smem_per_sm_bytes:
         raise DescriptorError(
@@ -78,14 +78,14 @@ def check_described_bytes(spec: AnySpec, target: Target) -> None:
 def _check_interleaved_swizzle(spec: AnySpec) -> None:
     """Require swizzle 32B with interleave 32B, as CUDA's documentation does.
 
-    The driver encodes other swizzles too, and an H200 applies them.
+    The driver also encodes other swizzles, and an H200 applies them.
     """
     if spec.interleave is Interleave.B32 and spec.swizzle is not Swizzle.B32:
         raise DescriptorError("swizzle", spec.swizzle.label, "32B with interleave 32B")
 
 
 def _check_channel_slice(spec: AnySpec) -> None:
-    """Require one slice of channels in an interleaved box: an H200 delivers only the first slice of a wider box."""
+    """Require one channel slice per interleaved box, because an H200 delivers only the first slice of a wider box."""
     if not isinstance(spec, TiledSpec) or spec.interleave is Interleave.NONE:
         return
     max_channels = 8 * spec.interleave.slice_bytes // rules.smem_bits(spec.dtype)
@@ -101,8 +101,9 @@ def _check_channel_slice(spec: AnySpec) -> None:
 def check_load(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | None = None) -> None:
     """Check that a load (or a prefetch) at ``coords`` is legal. Coordinates may be negative or outside the tensor.
 
-    ``coords`` as in check_traps(). ``offsets``, for im2col only, has rank - 2 values, W first: 0 to 2**16 - 1 at rank
-    3, 2**8 - 1 at rank 4, 2**5 - 1 at rank 5. [PTX ISA 5.5.4.1] Raises DescriptorError.
+    ``coords`` is as for check_traps(). ``offsets``, which only im2col loads have, holds rank - 2 values, W first: 0 to
+    2**16 - 1 at rank 3, 0 to 2**8 - 1 at rank 4, and 0 to 2**5 - 1 at rank 5. [PTX ISA 5.5.4.1] Raises DescriptorError
+    if the load is illegal.
     """
     if spec.swizzle is Swizzle.B128_ATOM_64B and rules.is_padded(spec.dtype):
         raise DescriptorError("swizzle", spec.swizzle.label, f"stores only for {spec.dtype.name}")
@@ -127,15 +128,15 @@ def check_load(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | No
 def check_store(spec: AnySpec, coords: Sequence[int] | None = None) -> None:
     """Check that a store is legal and writes nothing outside the tensor.
 
-    The hardware clips the innermost dimension at 16 bytes, not at the element: if dims[0] ends inside a chunk, a box
-    that reaches the end overwrites up to 15 bytes after it. Negative coordinates trap. Without ``coords`` any box may
-    reach the end. Raises DescriptorError.
+    The hardware clips the innermost dimension at 16-byte chunks and not at elements. If dims[0] ends inside a chunk, a
+    box that reaches the end of a row therefore overwrites up to 15 bytes after it. Negative coordinates trap. Without
+    ``coords``, the function assumes that a box reaches the end. Raises DescriptorError if the store is illegal.
     """
     _check_write(spec, coords)
 
 
 def check_reduce(spec: AnySpec, op: str, coords: Sequence[int] | None = None) -> None:
-    """Check that a tensor reduction is legal: check_store(), and an element type of ``op`` (REDUCE_TYPES)."""
+    """Check that a reduction is legal: it passes check_store(), and REDUCE_TYPES lists its element type for ``op``."""
     if op not in REDUCE_TYPES:
         raise DescriptorError("op", op, ", ".join(REDUCE_TYPES))
     if spec.dtype.name not in REDUCE_TYPES[op]:
@@ -167,9 +168,9 @@ def _check_write(spec: AnySpec, coords: Sequence[int] | None) -> None:
 def check_traps(spec: AnySpec, coords: Sequence[int]) -> None:
     """Check the conditions under which the hardware raises an illegal instruction in any access.
 
-    ``coords`` has an int32 for each dimension. Without interleave the innermost must start a 16-byte chunk, also in
-    im2col mode. An im2col column starts inside the bounding box. No dimension has more than 2**31 elements. Raises
-    DescriptorError.
+    ``coords`` must hold an int32 for each dimension. Without interleave, the innermost coordinate must be the start of
+    a 16-byte chunk, also in im2col mode. An im2col column must start inside the bounding box. No dimension may have
+    more than 2**31 elements. Raises DescriptorError if a condition fails.
     """
     values = _coordinates(spec, coords)
     for index, dim in enumerate(spec.dims):
@@ -182,7 +183,10 @@ def check_traps(spec: AnySpec, coords: Sequence[int]) -> None:
 
 
 def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:
-    """Check check_traps(), and for stores and reductions no negative coordinate and no padding of an im2col map."""
+    """Check the conditions of check_traps(), and those under which only stores and reductions trap.
+
+    Coordinates must be nonnegative, and an im2col map may not have padding. Raises DescriptorError.
+    """
     check_traps(spec, coords)
     for index, value in enumerate(coords):
         if value < 0:
@@ -196,7 +200,7 @@ def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:
 
 
 def first_pixel_dim(spec: Im2colSpec) -> int:
-    """Return the dimension of W in an im2col map: 1, or 0 with interleave."""
+    """Return the index of dimension W in an im2col map: 1, or 0 with interleave."""
     return 1 if spec.interleave is Interleave.NONE else 0
 
 
@@ -208,7 +212,7 @@ def bounding_box(spec: Im2colSpec) -> tuple[list[int], list[int]]:
 
 
 def _reaches_end(spec: AnySpec, coords: Sequence[int] | None) -> bool:
-    """Return whether a box at ``coords`` covers the last element of a row; any box may without coordinates."""
+    """Return whether a box at ``coords`` covers the last element of a row, or True without coordinates."""
     if coords is None:
         return True
     inner = spec.box[0] if isinstance(spec, TiledSpec) else spec.channels_per_pixel
@@ -216,7 +220,10 @@ def _reaches_end(spec: AnySpec, coords: Sequence[int] | None) -> bool:
 
 
 def _coordinates(spec: AnySpec, coords: Sequence[int]) -> tuple[int, ...]:
-    """Return coordinates as ints: an int32 for each dimension, the first on a 16-byte chunk without interleave."""
+    """Return coordinates as ints.
+
+    Require an int32 for each dimension and, without interleave, a first coordinate at the start of a 16-byte chunk.
+    """
     values = rules.as_ints(coords, "coords")
     rules.check_length(values, spec.rank, "coords", spec.rank)
     for index, value in enumerate(values):

@@ -1,7 +1,7 @@
-"""The name and evidence of all 1024 bits of a tensor map, and the comparison of two maps.
+"""Names of all 1024 bits of a tensor map, the evidence for them, and the comparison of two maps.
 
-codec.py has the positions. This module states their evidence (measured on an H200, documented or unknown) and what is
-known of other GPUs and drivers.
+codec.py defines the positions. This module states the evidence for each meaning (measured on an H200, documented or
+unknown) and what is known about other GPUs and drivers.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Evidence(Enum):
 class BitRange:
     """A field of a tensor map, or a run of bits that belongs to no field.
 
-    name: a name of codec.FIELDS, or ``"unknown"``. first, bits: the position. value: the contents. evidence: how its
-    meaning is known. note: a remark, usually empty.
+    name: a name from codec.FIELDS, or ``"unknown"``. first, bits: first bit and number of bits. value: the contents.
+    evidence: how the meaning is known. note: a remark, usually empty.
     """
 
     first: int
@@ -47,16 +47,16 @@ class BitRange:
 
     @property
     def place(self) -> str:
-        """The position: ``"64"`` or ``"65-67"``."""
+        """Position as text, such as ``"64"`` or ``"65-67"``."""
         return str(self.first) if self.bits == 1 else f"{self.first}-{self.first + self.bits - 1}"
 
 
 def explain(data: bytes | bytearray | memoryview, *, wide: bool = False) -> tuple[BitRange, ...]:
-    """Return all 1024 bits of a map in order, without gaps, valid or not.
+    """Return all 1024 bits of a map in order and without gaps, even if the map is not valid.
 
-    Bits of no field are runs named ``"unknown"``. ``wide`` means that the map is im2col wide, which no published bit
-    distinguishes: then only the fields that all kinds share have names, at their assumed positions. Raises
-    DescriptorError unless ``data`` has 128 bytes.
+    Bits that belong to no field form runs named ``"unknown"``. ``wide`` means that the map is im2col wide, which no
+    published bit shows. Only the fields that all kinds of map share then have names, and their positions are assumed.
+    Raises DescriptorError unless ``data`` has 128 bytes.
     """
     kind, fields = read_fields(data)
     value = int.from_bytes(bytes(data), "little")
@@ -76,7 +76,7 @@ def explain(data: bytes | bytearray | memoryview, *, wide: bool = False) -> tupl
 
 
 def _gap(value: int, start: int, end: int) -> list[BitRange]:
-    """Return the runs of bits of no field; the allocation bit is a separate run."""
+    """Return the runs of bits that belong to no field; the allocation bit is a separate run."""
     cuts = sorted({start, end, *(c for c in (ALLOCATION_BIT, ALLOCATION_BIT + 1) if start <= c <= end)})
     runs = []
     for first, last in pairwise(cuts):
@@ -104,8 +104,8 @@ def _field(name: str, first: int, bits: int, fields: dict[str, int]) -> BitRange
 class Difference:
     """A property that may differ between GPUs or drivers.
 
-    what: the property. h200: as verified with driver 580.159. others: what documents say about sm_100a and sm_120a.
-    source: these documents.
+    what: the property. h200: the behavior of an H200, verified with driver 580.159. others: what documents say about
+    sm_100a and sm_120a. source: these documents.
     """
 
     what: str
@@ -114,7 +114,7 @@ class Difference:
     source: str
 
 
-#: Known differences; everything in the column ``others`` is from documents and was not verified.
+#: Known differences. Everything in the column ``others`` comes from documents and was not verified.
 DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "bits 65-67, `version`",
@@ -177,9 +177,9 @@ _KIND_BIT = 64
 class FieldDifference:
     """A field in which two maps differ.
 
-    name: a name of codec.FIELDS, ``"unknown"`` for bits of no field, or ``"a / b"`` if the two kinds of map have
-    different fields there. first, bits: the position. left, right: the values. differing: the bits that differ,
-    numbered from the start of the map.
+    name: a name from codec.FIELDS, ``"unknown"`` for bits that belong to no field, or ``"a / b"`` if the two kinds of
+    map have different fields there. first, bits: first bit and number of bits. left, right: the values. differing: the
+    bits that differ, numbered from the start of the map.
     """
 
     name: str
@@ -199,8 +199,8 @@ class FieldDifference:
 class Comparison:
     """Result of compare().
 
-    left, right: the 128 bytes. names: their names. fields: the differences, in the order of their bits. note: what the
-    comparison cannot show, or "".
+    left, right: the 128 bytes of each map. names: the names of the two maps. fields: the differences, ordered by bit.
+    note: what the comparison cannot show, or "".
     """
 
     left: bytes
@@ -254,7 +254,7 @@ def compare(left: bytes, right: bytes, names: tuple[str, str] = ("left", "right"
 
 
 def field_at(bit: int, kind: str) -> tuple[str, int, int]:
-    """Return name, first bit and width of the field with a bit; ``("unknown", bit, 1)`` for a bit of no field.
+    """Return name, first bit and width of the field that contains a bit, or ``("unknown", bit, 1)`` if there is none.
 
     ``kind`` is ``"tiled"`` or ``"im2col"``.
     """
@@ -287,6 +287,6 @@ def _differences(left: int, right: int) -> Iterator[FieldDifference]:
 
 
 def _place(bit: int, kinds: list[str]) -> tuple[str, int, int]:
-    """Return field_at() if both kinds of map have the same field there, else the bit alone with both names."""
+    """Return field_at() if both kinds of map have the same field there, otherwise the bit alone with both names."""
     left, right = (field_at(bit, kind) for kind in kinds)
     return left if left == right else (f"{left[0]} / {right[0]}", bit, 1)

@@ -1,4 +1,4 @@
-"""Clusters of CTAs for TMA multicast: the mask, and the shapes that a grid allows.
+"""Clusters of CTAs for TMA multicast: the multicast mask, and the cluster shapes that a grid allows.
 
 Sources: PTX ISA, cp.async.bulk.tensor (ctaMask) and %cluster_ctarank; CUDA C++ Programming Guide, "Thread Block
 Clusters"; CUDA driver API, cuLaunchKernelEx.
@@ -26,15 +26,15 @@ def multicast_mask(
 ) -> int:
     """Return the 16-bit ctaMask of a multicast load.
 
-    Bit r is the CTA of rank r = x + cluster_x * (y + cluster_y * z). Without ``axis`` and ``ranks`` the mask covers the
-    whole cluster; give at most one of them.
+    Bit r stands for the CTA with rank r = x + cluster_x * (y + cluster_y * z). Without ``axis`` and ``ranks`` the mask
+    covers the whole cluster. At most one of these two arguments may be given.
 
     Parameters
     ----------
     cluster : sequence of int
         Shape (x, y, z); missing dimensions are 1.
     axis : {"x", "y", "z"}, optional
-        Select the CTAs that differ from ``block`` along this axis only.
+        Select the CTAs that differ from ``block`` only along this axis, including ``block`` itself.
     block : sequence of int, default: (0, 0, 0)
         Position (x, y, z) of a CTA in the cluster.
     ranks : iterable of int, optional
@@ -80,10 +80,10 @@ def multicast_mask(
 
 
 def check_cluster(grid: Sequence[int], cluster: Sequence[int], *, target: Target | str) -> tuple[int, int, int]:
-    """Check that a grid can be launched in clusters of a shape.
+    """Check that a grid can be launched in clusters of this shape.
 
-    A cluster of more than one CTA needs the feature ``cluster``, has at most ``max_cluster_blocks`` CTAs and divides
-    the grid in every dimension.
+    A cluster of more than one CTA requires the feature ``cluster``. It may have at most ``max_cluster_blocks`` CTAs,
+    and must divide the grid in every dimension.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def check_cluster(grid: Sequence[int], cluster: Sequence[int], *, target: Target
     LaunchError
         If the cluster is too large or does not divide the grid.
     TargetError
-        If the target has no clusters.
+        If the target does not support clusters.
 
     Examples
     --------

@@ -1,20 +1,20 @@
-"""The 128 bytes of a tensor map, bit by bit, in pure Python: encode() and decode().
+"""Pure-Python encoder and decoder for the 128 bytes of a tensor map.
 
-Bit n is bit n % 8 of byte n // 8. FIELDS has the layout. Its evidence:
+Bit n is bit n % 8 of byte n // 8. FIELDS defines the layout. The evidence for the layout is as follows.
 
-- All fields but the next three equal the bytes of an H200's driver, bit for bit, and no other bit is set
-  (docs/lab/emulator.md has the counts).
+- Most fields equal the bytes that an H200's driver writes, bit for bit, and the driver sets no other bits
+  (docs/lab/emulator.md has the counts). The exceptions are swizzle atomicity, the packed formats and im2col wide.
 - Swizzle atomicity (sm_100 and up) and the packed formats follow public descriptions; no such GPU was available.
-- Im2col corners have W in the lowest bits of each 16-bit half.
-- Im2col wide (sm_100 and up): no document gives the positions of its corners, pixels and mode. encode_shared() encodes
-  the fields that it has in common with the other modes, and assumes that their positions are the same.
-- ``version`` is 0 on an H200, and in a map that tensormap.replace builds on zeros; other GPUs may differ.
-- ``smem_bytes`` is the config's described_bytes. ``smem_pattern`` is the number of bytes after which the swizzle
-  repeats, 8 spans, or 16 without swizzle. A map that tensormap.replace builds on zeros has 0 in both, and loads the
-  same.
+- Each 16-bit half of the im2col corners contains W in its lowest bits.
+- No document gives the positions of the corners, pixels and mode of an im2col wide map (sm_100 and up).
+  encode_shared() encodes the fields that such a map shares with the other modes, and assumes the same positions.
+- ``version`` is 0 on an H200, and in a map that tensormap.replace builds from zeros. Other GPUs may use other values.
+- ``smem_bytes`` is the spec's ``described_bytes``. ``smem_pattern`` is the number of bytes after which the swizzle
+  repeats: 8 spans, or 16 without swizzle. A map that tensormap.replace builds from zeros has 0 in both fields, and
+  loads through it give the same result.
 
-There are three numberings of element types: the driver's enumeration, PTX's in tensormap.replace, and the one in these
-bits (``TmaType.descriptor_format``), in which tf32 is fp32 with bit 80 set.
+Element types have three numberings: the driver's enumeration, PTX's in tensormap.replace, and the one in these bits
+(``TmaType.descriptor_format``), in which tf32 is fp32 with bit 80 set.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ _DERIVED_BITS = sum(((1 << bits) - 1) << first for first, bits in (_COMMON[name]
 class Decoded:
     """A decoded tensor map.
 
-    version, smem_bytes, smem_pattern: fields that the encoder derived. unknown: the set bits (an integer, bit n of the
-    object) that the spec does not account for: bits that belong to no field, and fields of dimensions beyond the rank.
+    version, smem_bytes, smem_pattern: fields that the encoder derived. unknown: an integer with the set bits that the
+    spec does not account for, because they belong to no field or to a dimension beyond the rank.
     """
 
     spec: TiledSpec | Im2colSpec
@@ -89,9 +89,9 @@ class Decoded:
 
 
 def encode(spec: AnySpec, version: int = 0) -> bytes:
-    """Return the 128 bytes of a config, as the driver makes them.
+    """Return the 128 bytes of a config, as the driver encodes them.
 
-    Raises DescriptorError for an im2col wide config, whose bits are not known, and for a version outside 0..7.
+    Raises DescriptorError for an im2col wide config, whose bits are not known, and unless the version is 0 to 7.
     """
     if not 0 <= version < 8:
         raise DescriptorError("version", version, "0..7")
@@ -118,8 +118,8 @@ def field_writer(
 ) -> Callable[[Sequence[int]], None]:
     """Return a function that writes values into fields of a tiled map in place, without checks.
 
-    Nothing else may write these fields later. ``words`` and ``raw`` are the 32-bit words and the bytes of the map;
-    ``spec`` has its rank and dtype; ``fields`` has the kind ("dim", "stride" or "box") and index of each value.
+    No other code may write these fields later. ``words`` and ``raw`` are the 32-bit words and the bytes of the map.
+    ``spec`` has the map's rank and dtype. ``fields`` lists the kind ("dim", "stride" or "box") and index of each value.
     """
     dims: list[tuple[int, int]] = []
     strides: list[tuple[int, int, int, int]] = []
@@ -152,9 +152,9 @@ def field_writer(
 
 
 def encode_shared(spec: AnySpec) -> bytes:
-    """Return the fields that all kinds of map share, at their positions in tiled and im2col maps; 0 everywhere else.
+    """Encode only the fields that all kinds of map share, at their positions in tiled and im2col maps.
 
-    For an im2col wide config the positions are assumed, not verified.
+    All other bits are 0. For an im2col wide config the positions are assumed and were not verified.
     """
     return _assemble(_COMMON, _common_fields(spec))
 
@@ -192,7 +192,7 @@ def _common_fields(spec: AnySpec) -> dict[str, int]:
 
 
 def read_fields(data: bytes | bytearray | memoryview) -> tuple[str, dict[str, int]]:
-    """Return the kind (``"tiled"`` or ``"im2col"``) and every field of FIELDS as a number, valid or not.
+    """Return the kind (``"tiled"`` or ``"im2col"``) and every field in FIELDS as a number, even if it is not valid.
 
     Raises DescriptorError unless ``data`` has 128 bytes.
     """
@@ -202,10 +202,10 @@ def read_fields(data: bytes | bytearray | memoryview) -> tuple[str, dict[str, in
 
 
 def decode(data: bytes | bytearray | memoryview) -> Decoded:
-    """Return the config that 128 bytes describe, and the bits outside it.
+    """Return the config that 128 bytes describe, and the bits that the config does not account for.
 
-    Raises DescriptorError for a wrong length, for field values without a meaning (format 14, swizzle atomicity without
-    a 128B swizzle, a rank above 5), and for values that break a rule of the config.
+    Raises DescriptorError for a wrong length, for field values that have no meaning (such as format 14, swizzle
+    atomicity without a 128B swizzle, or a rank above 5), and for values that break a rule of the config.
     """
     kind, fields = read_fields(data)
     rank = fields["rank_minus_1"] + 1

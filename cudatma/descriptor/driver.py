@@ -1,7 +1,8 @@
-"""The driver's tensor map functions: cuTensorMapEncodeTiled, ...Im2col, ...Im2colWide and ...ReplaceAddress.
+"""Wrappers for the driver's tensor map functions.
 
-The only module of the descriptor package that calls the driver; it imports cuda.bindings when a function is called.
-Source: CUDA driver API, Tensor Map Object Management.
+These functions are cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col, cuTensorMapEncodeIm2colWide and
+cuTensorMapReplaceAddress. No other module in the descriptor package calls the driver. This module imports cuda.bindings
+only when one of its functions is called. Source: CUDA driver API, Tensor Map Object Management.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from cudatma.errors import DriverError, check, no_driver
 
 
 def encode(spec: AnySpec, device: int | None = None) -> bytes:
-    """Return the 128 bytes of a config from the driver, in the primary context of ``device`` or the current context.
+    """Encode a config with the driver and return the 128 bytes.
 
-    Raises DriverError, also if cuda.bindings or the driver is too old for the function.
+    The driver runs in the primary context of ``device``, or in the current context if ``device`` is None. Raises
+    DriverError if the driver fails, or if cuda.bindings or the driver is too old for the function.
     """
     driver = _driver()
     with _context(driver, device):
@@ -42,7 +44,7 @@ def encode(spec: AnySpec, device: int | None = None) -> bytes:
 
 
 def _call(driver: Any, name: str, spec: AnySpec, extents: tuple[Any, ...], mode: str | None = None) -> Any:
-    """Call a cuTensorMapEncode function; the three differ in the arguments between strides and element strides."""
+    """Call a cuTensorMapEncode function; the three functions differ only between strides and element strides."""
     function: Callable[..., Any] | None = getattr(driver, name, None)
     if function is None:
         raise DriverError(name, None, "this cuda.bindings has no such function; install cuda-python 13 or later")
@@ -85,7 +87,7 @@ def _driver() -> Any:
 
 @lru_cache(maxsize=1)
 def has_driver() -> bool:
-    """Return whether there is a CUDA driver with at least one device; ``encoder="auto"`` depends on it."""
+    """Return whether there is a CUDA driver with at least one device. ``encoder="auto"`` depends on the result."""
     try:
         return int(check(_driver().cuDeviceGetCount(), "cuDeviceGetCount")) > 0
     except DriverError:
@@ -111,7 +113,7 @@ def _context(driver: Any, device: int | None) -> Iterator[None]:
 
 
 def current_device() -> int:
-    """Return the ordinal of the calling thread's current device, 0 without a context."""
+    """Return the ordinal of the calling thread's current device, or 0 if the thread has no context."""
     driver = _driver()
     code, device = driver.cuCtxGetDevice()
     return int(device) if int(code) == 0 else 0

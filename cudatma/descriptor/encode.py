@@ -1,6 +1,6 @@
-"""TensorMap: the 128 bytes of a config, made by the driver or by the codec.
+"""TensorMap, which holds the 128 bytes that the driver or the codec encodes from a config.
 
-A kernel takes a TensorMap as a ``const __grid_constant__`` parameter. A launch copies its bytes.
+A kernel takes a TensorMap as a ``const __grid_constant__`` parameter. A launch copies the map's bytes.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ _ALIGNMENT = 128
 
 
 class TensorMap:
-    """A tensor map: 128 bytes, the config from which they were made, and the array that they describe.
+    """A tensor map: 128 bytes, the config that they encode, and the array that they describe.
 
-    Create one with ``from_array``, ``from_address``, ``tiled``, ``im2col`` or ``im2col_wide``. The map keeps its array
-    alive. Only ``replace_address`` changes it; do not call that while another thread launches with the map.
+    Create a map with ``from_array``, ``from_address``, ``tiled``, ``im2col`` or ``im2col_wide``. The map keeps its
+    array alive. Only ``replace_address`` changes a map; do not call it while another thread launches with the map.
 
     Parameters
     ----------
     spec : TiledSpec, Im2colSpec or Im2colWideSpec
         The config.
     device : int, optional
-        CUDA ordinal of the memory. Default: the current device with the driver, None with the codec.
+        CUDA ordinal of the device with the memory. Default: the current device with the driver, None with the codec.
     owner : object, optional
-        Object that owns the memory; the map keeps it alive.
+        Object that owns the memory. The map keeps this object alive.
     target : Target or str, optional
-        Architecture to check the map for. Default: the device's with the driver, none with the codec.
+        Architecture for which the map is checked. Default: that of the device with the driver, none with the codec.
     encoder : {"auto", "driver", "codec"}, default: "auto"
-        What makes the bytes. "auto" is the driver if there is one.
+        What encodes the bytes. "auto" chooses the driver if there is one, otherwise the codec.
     on_host : bool, default: False
         Whether the memory is on the host, which the driver cannot describe.
 
@@ -60,7 +60,7 @@ class TensorMap:
     data : ctypes array
         The 128 bytes, 128-byte aligned.
     device, owner, target : see Parameters
-        CUDA ordinal, owner of the memory, and the architecture that the map was checked for; each may be None.
+        CUDA ordinal, owner of the memory, and the architecture for which the map was checked. Each may be None.
     encoder : str
         "driver" or "codec".
 
@@ -122,19 +122,19 @@ class TensorMap:
         array : array
             CuPy, torch, NumPy (codec only), or an object with ``__cuda_array_interface__`` or DLPack.
         box : sequence of int
-            Elements of a box along each axis, in the order of the array.
+            Number of elements of a box along each axis, in the order of the array.
         dtype : TmaType, str or dtype, optional
-            TMA type of the same width, such as ``"tfloat32"`` for fp32. Default: the array's.
+            TMA type of the same width as the array's, such as ``"tfloat32"`` for fp32. Default: the array's type.
         axes : sequence of int, optional
-            Axes of the array from innermost to outermost. Default: C or Fortran order, as the array is.
+            Axes of the array from innermost to outermost. Default: the C or Fortran order of the array.
         element_strides : sequence of int, optional
             Traversal step of each axis; all 1 by default.
         interleave, swizzle, l2_promotion, oob_fill : enumeration member or str, optional
             Modes, see TiledSpec.
         target : Target or str, optional
-            Architecture to check the map for. Default: the device's with the driver, none with the codec.
+            Architecture for which the map is checked. Default: that of the device with the driver, none with the codec.
         encoder : {"auto", "driver", "codec"}, default: "auto"
-            What makes the bytes. "auto" is the driver if there is one and the array is on a device.
+            What encodes the bytes. "auto" chooses the driver if there is one and the array is on a device.
 
         Returns
         -------
@@ -144,7 +144,7 @@ class TensorMap:
         Raises
         ------
         DescriptorError
-            If a field breaks a rule. The error counts axes as the array does.
+            If a field breaks a rule. The error numbers axes as the array does.
         ArgumentTypeError, TargetError, DriverError
             If the object is not an array, the target cannot use the map, or the driver fails.
 
@@ -205,7 +205,7 @@ class TensorMap:
         shape : sequence of int
             Size of each axis in elements, outermost first.
         box : sequence of int
-            Elements of a box along each axis.
+            Number of elements of a box along each axis.
         dtype : TmaType, str or dtype
             Element type.
         strides_bytes : sequence of int, optional
@@ -314,14 +314,14 @@ class TensorMap:
         Raises
         ------
         DriverError
-            Without a driver that has cuTensorMapEncodeIm2colWide: the codec does not know these bytes.
+            If no driver with cuTensorMapEncodeIm2colWide is available. The codec cannot encode these maps.
         """
         _expect(spec, Im2colWideSpec)
         return cls(spec, device=device, owner=owner, target=target, encoder="driver")
 
     @property
     def spec(self) -> AnySpec:
-        """The config of the map, with its present address."""
+        """Config of the map, with the current address."""
         if self._spec.address != self._address:
             self._spec = replace(self._spec, address=self._address)
         return self._spec
@@ -333,12 +333,12 @@ class TensorMap:
 
     @property
     def expected_bytes(self) -> int:
-        """Bytes that the mbarrier counts for one load."""
+        """Number of bytes that the mbarrier counts for one load."""
         return self._spec.expected_bytes
 
     @property
     def footprint_bytes(self) -> int:
-        """Shared memory of a box in bytes, including padding."""
+        """Number of bytes of shared memory per box, including padding."""
         return self._spec.footprint_bytes
 
     @property
@@ -360,8 +360,8 @@ class TensorMap:
     def compare(self) -> Comparison:
         """Compare the driver's 128 bytes with the codec's, bit by bit.
 
-        The driver encodes the config again unless it made this map. Only the fields that an im2col wide map (sm_100 and
-        up) shares with other maps are compared; all other bits that the driver set are listed.
+        The driver encodes the config again unless it encoded this map. For an im2col wide map (sm_100 and up), only the
+        fields that it shares with other maps are compared; all other bits that the driver set are listed.
 
         Returns
         -------
@@ -371,7 +371,7 @@ class TensorMap:
         Raises
         ------
         DriverError
-            Without a driver, or if it rejects the map.
+            If there is no driver, or if it rejects the map.
         """
         encoded = bytes(self) if self.encoder == "driver" else driver.encode(self.spec, self.device)
         if isinstance(self.spec, Im2colWideSpec):
@@ -382,7 +382,7 @@ class TensorMap:
     def replace_address(self, array: object) -> None:
         """Change the address of the map to other memory of the same shape.
 
-        The map keeps a new array alive. For an address, the caller is responsible.
+        The map keeps the new array alive. If ``array`` is an address, the caller must keep the memory alive.
 
         Parameters
         ----------
@@ -392,7 +392,7 @@ class TensorMap:
         Raises
         ------
         ArgumentError, DescriptorError, DriverError
-            If the array differs, the address is not aligned, or the driver fails.
+            If the array does not match the map, the address is not aligned, or the driver fails.
 
         References
         ----------

@@ -20,7 +20,7 @@ from cudatma.target import Target
 if TYPE_CHECKING:
     from cudatma.arrays import ArrayInfo
 
-#: Size of a packed 64 x 64 block of weights, in bytes and in uint64.
+#: Size of a packed 64 x 64 block of weights, in bytes and in uint64 elements.
 BLOCK_BYTES = 2048
 BLOCK_WORDS = BLOCK_BYTES // 8
 
@@ -30,16 +30,18 @@ def create_weight_tma_desc(
 ) -> TensorMap:
     """Return a 2D map over packed int4 weights.
 
-    There is no 4-bit type below sm_100, and a box has at most 256 elements per dimension, so a block of 64 x 64 weights
-    is described as 256 uint64. The map has dims (256, rows), box (256, block_k64) and coordinates (0, n64 * K64 + k64).
-    A box may continue into the next n64 unless block_k64 divides K64; the kernel then ignores the surplus blocks.
+    There is no 4-bit type below sm_100, and a box has at most 256 elements per dimension. The map therefore describes a
+    64 x 64 block of weights as 256 uint64 elements. It has dims (256, rows), box (256, block_k64) and coordinates
+    (0, n64 * K64 + k64). A box may continue into the next n64 unless block_k64 divides K64; the kernel then ignores the
+    surplus blocks.
 
     Parameters
     ----------
     qweight : array of uint8, shape (rows, 2048)
-        Packed weights: row n64 * K64 + k64 is a 64 x 64 block. Rows are dense, their pitch is a multiple of 16 bytes.
+        Packed weights. Row n64 * K64 + k64 is a 64 x 64 block. Rows must be dense, with a pitch that is a multiple of
+        16 bytes.
     block_k64 : int
-        Blocks along K per load, 1 to 256; each takes 2048 bytes of shared memory.
+        Number of blocks along K per load, 1 to 256. Each block takes 2048 bytes of shared memory.
     target, encoder : optional
         As in TensorMap.
 
@@ -89,13 +91,13 @@ def create_weight_tile_tma_desc(
     Parameters
     ----------
     qweight : array of uint8, shape (rows, 2048)
-        Packed weights as in ``create_weight_tma_desc``, whole rows of ``k64`` blocks.
+        Packed weights as for ``create_weight_tma_desc``, in whole rows of ``k64`` blocks.
     k64 : int
-        Blocks along K.
+        Number of blocks along K.
     block_k64, block_n64 : int
-        Blocks along K and N per load, 1 to 256 each.
+        Number of blocks along K and N per load, 1 to 256 each.
     half_rows : bool, default: False
-        Whether a load fetches 32 of the 64 columns of each block: box (128, ...), coordinate 0 or 128.
+        Whether a load fetches only 32 of the 64 columns of each block, with box (128, ...) and coordinate 0 or 128.
     target, encoder : optional
         As in TensorMap.
 
@@ -136,7 +138,7 @@ def weight_tile_map_spec(
 
 
 def _packed_rows(qweight: object) -> ArrayInfo:
-    """Return the ArrayInfo of packed weights; raise DescriptorError unless they are uint8 (rows, 2048), rows dense."""
+    """Return the ArrayInfo of packed weights; require uint8 (rows, 2048) with dense rows."""
     from cudatma.arrays import describe
 
     info = describe(qweight, "qweight")
@@ -163,14 +165,14 @@ def create_scale_tma_desc(
     Parameters
     ----------
     scales : array, shape (N,), (1, N) or (groups, N)
-        One row is a scale per column: a 1D map, box (tile_n,), coordinate (n,). Otherwise a 2D map, box
-        (tile_n, block_groups), coordinates (n, group).
+        One row holds one scale per column and gives a 1D map with box (tile_n,) and coordinate (n,). Several rows give
+        a 2D map with box (tile_n, block_groups) and coordinates (n, group).
     tile_n : int
-        Columns per load, 1 to 256; a multiple of 16 bytes.
+        Number of columns per load, 1 to 256. Their size must be a multiple of 16 bytes.
     block_groups : int, default: 1
-        Groups per load.
+        Number of groups per load.
     whole_column : bool, optional
-        Whether the map is 1D. Default: if there is one row.
+        Whether the map is 1D. Default: whether there is only one row.
     target, encoder : optional
         As in TensorMap.
 
@@ -240,14 +242,15 @@ def create_activation_tma_desc(
     Parameters
     ----------
     x : array of fp16 or bf16, shape (M, K)
-        Activations; the pitch is a multiple of 16 bytes.
+        Activations. The pitch must be a multiple of 16 bytes.
     tile_m : int
-        Rows per load, 1 to 256.
+        Number of rows per load, 1 to 256.
     tile_k : int, default: 64
-        Elements of K per load; they must fit into the swizzle span (64 with 128B).
+        Number of elements along K per load. They must fit into the swizzle span (at most 64 elements with 128B).
     blocks : int, default: 1
-        If more than 1, a load fetches ``blocks`` times tile_k elements of K, where tile_k divides K: a 3D map with box
-        (tile_k, tile_m, blocks) and coordinates (0, m, k / tile_k). Shared memory holds one block after another.
+        If more than 1, a load fetches ``blocks * tile_k`` elements along K, and tile_k must divide K. The map is then
+        3D, with box (tile_k, tile_m, blocks) and coordinates (0, m, k / tile_k). Shared memory holds one block after
+        another.
     swizzle : Swizzle or str, default: "128B"
         Permutation of 16-byte chunks.
     target, encoder : optional
@@ -312,8 +315,8 @@ def _spec(
 ) -> TiledSpec:
     """Return a TiledSpec in C order.
 
-    ``box`` maps the caller's arguments to extents, outermost first, and ``names`` maps other fields; errors name the
-    caller's argument.
+    ``box`` maps the caller's arguments to extents, outermost first, and ``names`` maps other fields to arguments.
+    Errors name the caller's argument.
     """
     axes = tuple(reversed(range(len(shape))))
     names = {f"box[{axis}]": name for axis, name in enumerate(box)} | dict(names or {})
@@ -344,7 +347,7 @@ def tile_counts(spec: AnySpec) -> tuple[int, ...]:
 
 
 def box_coordinates(spec: AnySpec, tile: Sequence[int]) -> tuple[int, ...]:
-    """Return the coordinates of the box with number ``tile`` in each dimension, in TMA order: tile[i] * box[i].
+    """Return the coordinates of the box with index ``tile`` in each dimension, in TMA order: tile[i] * box[i].
 
     Raises DescriptorError unless 0 <= tile[i] < tile_counts(spec)[i].
     """

@@ -1,8 +1,8 @@
-"""The driver's enumerations and rules for tensor maps; a broken rule raises DescriptorError.
+"""The driver's enumerations and rules for tensor maps. A broken rule raises DescriptorError.
 
-Everything is in TMA order: index 0 is the innermost dimension. Sources: CUDA driver API, cuTensorMapEncodeTiled,
-cuTensorMapEncodeIm2col and cuTensorMapEncodeIm2colWide. cudatma.layout has Swizzle and Interleave, access.py the
-further requirements of the hardware.
+Everything is in TMA order: index 0 is the innermost dimension. cudatma.layout defines Swizzle and Interleave; access.py
+checks the further requirements of the hardware. Sources: CUDA driver API, cuTensorMapEncodeTiled,
+cuTensorMapEncodeIm2col and cuTensorMapEncodeIm2colWide.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_ELEMENT_STRIDE = 8
 MAX_PIXELS = 1024
 #: TMA moves the rows of a box in chunks of this size.
 CHUNK_BYTES = 16
-#: Rank -> smallest and largest im2col corner: 16, 8 and 5 signed bits.
+#: Rank -> smallest and largest im2col corner, which has 16, 8 or 5 signed bits.
 CORNER_RANGE = {3: (-(1 << 15), (1 << 15) - 1), 4: (-(1 << 7), (1 << 7) - 1), 5: (-(1 << 4), (1 << 4) - 1)}
 
 _PADDED = ("16u4_align16b", "16u6_align16b")
@@ -59,7 +59,7 @@ _WIDE_SWIZZLES = (Swizzle.B64, Swizzle.B128, Swizzle.B128_ATOM_32B)
 
 
 def as_int(value: object, field: str) -> int:
-    """Return a Python int for any integer, including NumPy's. Raises DescriptorError for anything else, even a bool."""
+    """Return any integer, including NumPy's, as a Python int. Raises DescriptorError for other values and for bools."""
     if not isinstance(value, bool):
         try:
             return operator.index(value)  # type: ignore[arg-type]
@@ -69,19 +69,19 @@ def as_int(value: object, field: str) -> int:
 
 
 def as_ints(values: object, field: str) -> tuple[int, ...]:
-    """Return a tuple of ints for a sequence of integers. Raises DescriptorError that names the index of a wrong one."""
+    """Return a sequence of integers as a tuple of ints. A DescriptorError names the index of a wrong value."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise DescriptorError(field, values, "a sequence of integers")
     return tuple(as_int(value, f"{field}[{index}]") for index, value in enumerate(values))
 
 
 def is_padded(dtype: TmaType) -> bool:
-    """Return whether 16 packed values occupy 16 bytes of shared memory, with a gap of 4 or 8 bytes."""
+    """Return whether TMA pads each group of 16 packed values to 16 bytes in shared memory."""
     return dtype.name in _PADDED
 
 
 def smem_bits(dtype: TmaType) -> int:
-    """Return the bits of an element in shared memory: its own, or 8 for the padded packed types."""
+    """Return the number of bits per element in shared memory, which is 8 for the padded packed types."""
     return 8 if is_padded(dtype) else dtype.element_bits
 
 
@@ -91,13 +91,13 @@ def address_alignment(dtype: TmaType, interleave: Interleave) -> int:
 
 
 def check_length(values: Sequence[int], length: int, field: str, rank: int) -> None:
-    """Require ``length`` values."""
+    """Require exactly ``length`` values."""
     if len(values) != length:
         raise DescriptorError(field, values, f"{counted(length, 'value')} for rank {rank}")
 
 
 def check_rank(rank: int, min_rank: int, interleave: Interleave) -> None:
-    """Require rank 1 to 5, at least ``min_rank``, and at least 3 with interleave."""
+    """Require a rank of 1 to 5 that is at least ``min_rank``, and at least 3 with interleave."""
     if interleave is not Interleave.NONE:
         min_rank = max(min_rank, 3)
     if not min_rank <= rank <= MAX_RANK:
@@ -106,7 +106,7 @@ def check_rank(rank: int, min_rank: int, interleave: Interleave) -> None:
 
 
 def check_dims(dims: Sequence[int], dtype: TmaType) -> None:
-    """Require 1 to 2**32 elements, and whole groups of packed values in dims[0]."""
+    """Require 1 to 2**32 elements in each dimension, and whole groups of packed values in dims[0]."""
     for index, dim in enumerate(dims):
         if not 1 <= dim <= MAX_DIM:
             raise DescriptorError(f"dims[{index}]", dim, "1..2**32 elements", "an empty tensor has no tensor map")
@@ -116,7 +116,7 @@ def check_dims(dims: Sequence[int], dtype: TmaType) -> None:
 
 
 def check_strides(strides_bytes: Sequence[int], dtype: TmaType, interleave: Interleave) -> None:
-    """Require multiples of 16 (or 32) bytes below 2**40. Stride 0 (a broadcast) and overlapping strides are legal."""
+    """Require multiples of 16 or 32 bytes below 2**40. Stride 0 (a broadcast) and overlapping strides are legal."""
     multiple = address_alignment(dtype, interleave)
     for index, stride in enumerate(strides_bytes):
         if not 0 <= stride < STRIDE_LIMIT:
@@ -144,7 +144,7 @@ def check_address(address: int, dtype: TmaType, interleave: Interleave) -> None:
 
 
 def check_element_strides(element_strides: Sequence[int]) -> None:
-    """Require 1 to 8 in every dimension."""
+    """Require an element stride of 1 to 8 in each dimension."""
     for index, step in enumerate(element_strides):
         if not 1 <= step <= MAX_ELEMENT_STRIDE:
             raise DescriptorError(f"element_strides[{index}]", step, f"1..{MAX_ELEMENT_STRIDE}")
@@ -153,8 +153,8 @@ def check_element_strides(element_strides: Sequence[int]) -> None:
 def check_inner_box(elems: int, field: str, dtype: TmaType, interleave: Interleave, swizzle: Swizzle) -> None:
     """Require 1 to 256 elements, whole 16-byte chunks, and no more than the swizzle span in the innermost dimension.
 
-    The driver's documentation requires 16-byte chunks without interleave only, but the driver of an H200 always
-    requires them. The limit of the span applies without interleave.
+    The driver's documentation requires 16-byte chunks only without interleave, but the driver of an H200 always
+    requires them. The span limit applies only without interleave.
     """
     if not 1 <= elems <= MAX_BOX:
         raise DescriptorError(field, elems, f"1..{MAX_BOX} elements", "split the box, or describe wider elements")
@@ -176,7 +176,7 @@ def check_inner_box(elems: int, field: str, dtype: TmaType, interleave: Interlea
 
 
 def check_box(box: Sequence[int], dtype: TmaType, interleave: Interleave, swizzle: Swizzle) -> None:
-    """Require check_inner_box() of box[0], and 1 to 256 elements in the other dimensions."""
+    """Require that box[0] passes check_inner_box() and that each other dimension has 1 to 256 elements."""
     check_inner_box(box[0], "box[0]", dtype, interleave, swizzle)
     for index, size in enumerate(box[1:], 1):
         if not 1 <= size <= MAX_BOX:
@@ -184,7 +184,7 @@ def check_box(box: Sequence[int], dtype: TmaType, interleave: Interleave, swizzl
 
 
 def check_interleave(interleave: Interleave, dtype: TmaType) -> None:
-    """Require no interleave for the 6-bit type."""
+    """Raise DescriptorError if the 6-bit type is combined with interleave."""
     if interleave is not Interleave.NONE and dtype.name == "16u6_align16b":
         raise DescriptorError("interleave", interleave.label, f"none for {dtype.name}")
 
@@ -205,12 +205,12 @@ def check_fill(nan: bool, dtype: TmaType) -> None:
 def check_corners(
     lower: Sequence[int], upper: Sequence[int], dims: Sequence[int], *, first: int = 1, wide: bool = False
 ) -> None:
-    """Require signed 16, 8 or 5 bits, by rank, of the im2col corners (W first), and a bounding box that is not empty.
+    """Require im2col corners (W first) of 16, 8 or 5 signed bits, by rank, and a bounding box that is not empty.
 
-    In dimension i + first the box extends from lower[i] to dims[i + first] - 1 + upper[i]. ``first`` is the position of
-    W: 1, or 0 with interleave. ``wide`` is one corner of 16 bits along W at any rank. The driver reads the extent as a
-    signed 32-bit number, and so does this function: it rejects extents of 2**31 and up, and accepts those just above
-    2**32.
+    In dimension i + first the box extends from lower[i] to dims[i + first] - 1 + upper[i]. ``first`` is the index of W:
+    1, or 0 with interleave. ``wide`` means one corner of 16 bits along W at any rank. The driver reads the extent as a
+    signed 32-bit number, and so does this function. It therefore rejects extents of 2**31 and up, and accepts extents
+    just above 2**32.
     """
     rank = 3 if wide else len(dims)
     low, high = CORNER_RANGE[rank]

@@ -1,7 +1,7 @@
 """Configs of tensor maps: frozen dataclasses, valid by construction.
 
-A config checks every rule of the driver that does not depend on the GPU (rules.py). access.py has the rules that depend
-on the GPU, the coordinates or the direction of a copy. Everything is in TMA order: index 0 is the innermost dimension,
+A config checks every driver rule that does not depend on the GPU (rules.py). access.py checks the rules that depend on
+the GPU, the coordinates or the direction of a copy. Everything is in TMA order: index 0 is the innermost dimension,
 and ``strides_bytes[i]`` is the pitch of dimension i + 1.
 """
 
@@ -44,8 +44,8 @@ class MapSpec(ABC):
     strides_bytes : tuple of int
         Pitch of dimensions 1 and up in bytes, rank - 1 values.
     element_strides : tuple of int
-        Traversal steps from 1 to 8, one per dimension; all 1 by default. Without interleave the hardware ignores the
-        first.
+        Traversal steps from 1 to 8, one per dimension. Default: all 1. Without interleave the hardware ignores the
+        first step.
     interleave : Interleave or str, default: "none"
         Layout of channel slices.
     swizzle : Swizzle or str, default: "none"
@@ -88,23 +88,24 @@ class MapSpec(ABC):
     def described_bytes(self) -> int:
         """Size of the box as the driver computes it (bits 512-543) and compares with shared memory.
 
-        It is floor(box / element_strides) in every dimension, including the innermost, without padding and interleave.
-        ``expected_bytes`` is what arrives and ``footprint_bytes`` what the box needs.
+        The driver counts floor(box / element_strides) elements in each dimension, including the innermost, and ignores
+        padding and interleave. ``expected_bytes`` counts the bytes that arrive; ``footprint_bytes`` counts the bytes
+        that the box needs.
         """
 
     @property
     def expected_bytes(self) -> int:
-        """Bytes that one load adds to the mbarrier's transaction count.
+        """Number of bytes that the mbarrier counts for one load.
 
-        For the padded packed types this is their shared memory.
+        For the padded packed types, this number includes the padding.
         """
         return self.box_layout.expected_bytes
 
     @property
     def footprint_bytes(self) -> int:
-        """Shared memory of a box in bytes.
+        """Number of bytes of shared memory per box.
 
-        It exceeds ``expected_bytes`` if narrow rows are padded to the swizzle span.
+        The number exceeds ``expected_bytes`` if narrow rows are padded to the swizzle span.
         """
         return self.box_layout.footprint_bytes
 
@@ -158,8 +159,8 @@ class TiledSpec(MapSpec):
     interleave, swizzle, l2_promotion, oob_fill, address : as in MapSpec, optional
         Modes, and the global address.
     box : tuple of int
-        Elements traversed in each dimension, 1 to 256. With interleave, box[0] counts pixels of one channel slice and
-        box[-2] the channels of a slice (the order of dimensions is that of Interleave).
+        Number of elements traversed in each dimension, 1 to 256. With interleave, box[0] counts pixels of one channel
+        slice, and box[-2] counts the channels of a slice (Interleave describes the order of the dimensions).
 
     Raises
     ------
@@ -195,7 +196,7 @@ class TiledSpec(MapSpec):
 
     @property
     def described_bytes(self) -> int:
-        """Size of the box as the driver computes it, see MapSpec."""
+        """Size of the box as the driver computes it. See MapSpec."""
         whole = (size // step for size, step in zip(self.box, self.element_strides, strict=True))
         return prod(whole) * rules.smem_bits(self.dtype) // 8
 
@@ -225,10 +226,10 @@ class TiledSpec(MapSpec):
         dtype : TmaType, str or dtype
             Element type.
         box : sequence of int
-            Elements of a box along each axis.
+            Number of elements of a box along each axis.
         axes : sequence of int, optional
-            Axes of the array from innermost to outermost. Default: the last axis first (C order), or the first axis
-            first if only that one is dense (Fortran order).
+            Axes of the array from innermost to outermost. Default: C order, or Fortran order if only the first axis is
+            dense.
         element_strides : sequence of int, optional
             Traversal step of each axis; all 1 by default.
         **options
@@ -242,7 +243,7 @@ class TiledSpec(MapSpec):
         Raises
         ------
         DescriptorError
-            If a field breaks a rule. The error counts axes as the array does.
+            If a field breaks a rule. The error numbers axes as the array does.
         """
         sizes, pitches = rules.as_ints(shape, "shape"), rules.as_ints(strides_bytes, "strides_bytes")
         rank, kind = len(sizes), tma_type(dtype)
@@ -278,12 +279,12 @@ class Im2colSpec(MapSpec):
     interleave, swizzle, l2_promotion, oob_fill, address : as in MapSpec, optional
         Modes, and the global address.
     lower_corner, upper_corner : tuple of int
-        Offsets of the bounding box, rank - 2 values, W first. They apply to dims[1] and up, with interleave to dims[0]
-        and up.
+        Offsets of the bounding box, rank - 2 values, W first. They apply to dims[1] and up, or to dims[0] and up with
+        interleave.
     channels_per_pixel : int
-        Channels of a box, 1 to 256. With interleave one slice of channels arrives, regardless of this number.
+        Number of channels per box, 1 to 256. With interleave, one slice of channels arrives regardless of this number.
     pixels_per_column : int
-        Pixels of a box, 1 to 1024, regardless of traversal steps.
+        Number of pixels per box, 1 to 1024, regardless of traversal steps.
 
     Raises
     ------
@@ -324,7 +325,7 @@ class Im2colSpec(MapSpec):
 
     @property
     def described_bytes(self) -> int:
-        """Size of the box as the driver computes it, see MapSpec."""
+        """Size of the box as the driver computes it. See MapSpec."""
         return self.channels_per_pixel * self.pixels_per_column * rules.smem_bits(self.dtype) // 8
 
 
@@ -344,11 +345,11 @@ class Im2colWideSpec(MapSpec):
     lower_corner_w, upper_corner_w : int
         Offsets of the bounding box along W, signed 16 bits.
     channels_per_pixel : int
-        Channels of a box, 1 to 256.
+        Number of channels per box, 1 to 256.
     pixels_per_column : int
-        Pixels of a box, 1 to 1024.
+        Number of pixels per box, 1 to 1024.
     mode : Im2colWideMode or str, default: "w"
-        "w" loads ``pixels_per_column`` pixels, "w128" always 128.
+        "w" loads ``pixels_per_column`` pixels; "w128" always loads 128.
 
     Raises
     ------
@@ -389,7 +390,7 @@ class Im2colWideSpec(MapSpec):
 
     @property
     def described_bytes(self) -> int:
-        """Size of the box as the driver computes it, see MapSpec."""
+        """Size of the box as the driver computes it. See MapSpec."""
         return self.expected_bytes
 
 
@@ -425,9 +426,9 @@ def array_axes(
 
 
 def array_fields(order: Sequence[int]) -> dict[str, str]:
-    """Map the fields of a TiledSpec to the array's: ``"box[0]"`` -> ``"box[1]"``.
+    """Map the field names of a TiledSpec to those of the array, such as ``"box[0]"`` to ``"box[1]"``.
 
-    A TiledSpec counts from the innermost dimension; ``order`` are the axes of the array from innermost to outermost.
+    A TiledSpec counts from the innermost dimension. ``order`` lists the axes of the array from innermost to outermost.
     """
     names = {f"strides_bytes[{index}]": f"strides_bytes[{axis}]" for index, axis in enumerate(order[1:])}
     for index, axis in enumerate(order):
@@ -439,8 +440,8 @@ def array_fields(order: Sequence[int]) -> dict[str, str]:
 def tma_strides(sizes: Sequence[int], pitches: Sequence[int], dtype: TmaType, order: Sequence[int]) -> tuple[int, ...]:
     """Return the pitches of dimensions 1 and up.
 
-    A dimension of size 1 has no pitch (NumPy's is arbitrary): it gets the smallest legal one that steps over the
-    dimensions inside it.
+    NumPy's pitch for a dimension of size 1 is arbitrary. Such a dimension therefore gets the smallest legal pitch that
+    steps over the dimensions inside it.
     """
     strides: list[int] = []
     extent = sizes[order[0]] * dtype.element_bytes
