@@ -1,4 +1,4 @@
-"""Tensor maps explained: read from many sources, listed field by field and bit by bit, drawn, checked and compared."""
+"""Tools that read, list, draw, check and compare tensor maps."""
 
 from cudatma.inspection.fields import describe_descriptor
 from cudatma.inspection.inspection import Inspection, inspect

@@ -1,6 +1,6 @@
-"""The effect of a load, a store or a reduction: bytes, elements outside the tensor, clipping, or the trap.
+"""Effect of a load, a store or a reduction: bytes, elements outside the tensor, clipping, or a trap.
 
-The rules come from descriptor.access, the geometry from the emulator.
+The rules come from descriptor.access; the geometry comes from the emulator.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TRAPS = "illegal instruction; the context is lost"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why an access does not work: the field, the rule with the value, and the effect of breaking it."""
+    """Reason why an access does not work: the field, the rule and the value, and the effect of breaking the rule."""
 
     field: str
     rule: str
@@ -41,7 +41,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Overwrite:
-    """Bytes that a store writes past the end of a row of the box. first_offset: bytes from the tensor's base."""
+    """Bytes that a store writes past the end of a box row. first_offset: number of bytes from the tensor's base."""
 
     row: int
     coords: tuple[int, ...]
@@ -53,12 +53,13 @@ class Overwrite:
 class AccessReport:
     """The effect of accesses at ``coords`` (TMA order).
 
-    load_refusal, store_refusal: why a load or a store is illegal, or None. expected_bytes: bytes that the mbarrier
-    counts for a load. elements, inside, outside: elements of the box in a load. fill: the value of elements outside,
-    None without any. gmem_range: first byte in the tensor and the byte after the last, from its base, or None. stored:
-    elements of the tensor that a store writes, without im2col offsets. overwrites, overwritten_rows, overwritten_bytes:
-    what a store writes past the ends of rows: the first rows, the number of rows, the number of bytes. reductions: the
-    legal reductions of the element type. note: what is not known.
+    load_refusal, store_refusal: why a load or a store is illegal, or None. expected_bytes: number of bytes that the
+    mbarrier counts for a load. elements, inside, outside: number of elements of the box in a load, in all, inside the
+    tensor and outside it. fill: the value of the elements outside, or None if there are none. gmem_range: offsets of
+    the first byte in the tensor and of the byte after the last, from the tensor's base, or None. stored: number of
+    elements that a store writes, without im2col offsets. overwrites, overwritten_rows, overwritten_bytes: the first
+    overwrites past row ends by a store, and the number of rows and bytes in all. reductions: the legal reductions for
+    the element type. note: what is not known.
     """
 
     coords: tuple[int, ...]
@@ -81,7 +82,7 @@ class AccessReport:
 
     @property
     def is_clean(self) -> bool:
-        """Whether a load and a store are legal and the store stays inside the tensor."""
+        """Whether both a load and a store are legal and the store stays inside the tensor."""
         return self.load_refusal is None and self.store_refusal is None and not self.overwritten_bytes
 
     def to_json(self) -> dict[str, Any]:
@@ -90,9 +91,10 @@ class AccessReport:
 
 
 def access_at(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | None = None) -> AccessReport:
-    """Return the effect of accesses at ``coords``. ``offsets`` are for im2col loads only, W first.
+    """Return the effect of accesses at ``coords``.
 
-    Raises DescriptorError if coordinates or offsets are not integers, or their number is wrong.
+    ``offsets`` apply only to im2col loads, W first. Raises DescriptorError if coordinates or offsets are not integers,
+    or if there are too few or too many.
     """
     place = _well_formed(spec, coords, offsets)
     load = _refusal(lambda: check_load(spec, place, offsets), lambda: check_traps(spec, place))
@@ -137,9 +139,9 @@ def access_at(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | Non
 
 
 def _well_formed(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | None) -> tuple[int, ...]:
-    """Return coordinates as ints; raise DescriptorError if they fit no instruction.
+    """Return coordinates as ints; raise DescriptorError if no instruction can take them.
 
-    A trap at legal coordinates is not an error but part of the report.
+    If the instruction can take the coordinates but traps, the report says so and no error is raised.
     """
     try:
         check_load(spec, coords, offsets)
@@ -154,7 +156,7 @@ def _rule(error: DescriptorError) -> str:
 
 
 def _refusal(check: Callable[[], object], trap: Callable[[], object]) -> Refusal | None:
-    """Return the rule that ``check`` breaks; if ``trap`` breaks too, the access was measured to trap."""
+    """Return the rule that ``check`` reports as broken. If ``trap`` raises too, the access was measured to trap."""
     try:
         check()
     except DescriptorError as error:
@@ -177,7 +179,7 @@ def _check_direction(spec: AnySpec, place: Sequence[int]) -> None:
 
 
 def _overwrites(placed: Placement) -> tuple[int, list[Overwrite]]:
-    """Return the number of rows whose end a store overwrites, and these bytes: a store moves whole 16-byte chunks."""
+    """Return the number of rows past whose end a store writes, because it moves 16-byte chunks, and these bytes."""
     box = placed.box
     past = np.where((box.valid > 0) & (box.valid < box.unit_bytes), box.unit_bytes - box.valid, 0)
     rows = np.nonzero(past.any(axis=1))[0].tolist()
@@ -191,7 +193,7 @@ def _overwrites(placed: Placement) -> tuple[int, list[Overwrite]]:
 
 
 def _reductions(spec: AnySpec, place: Sequence[int]) -> tuple[str, ...]:
-    """Return the reductions of the element type, including those that only clip."""
+    """Return the reductions for the element type, including those whose only fault is clipping at 16 bytes."""
     legal = []
     for op in REDUCE_TYPES:
         try:
@@ -204,7 +206,7 @@ def _reductions(spec: AnySpec, place: Sequence[int]) -> tuple[str, ...]:
 
 
 def access_lines(spec: AnySpec, report: AccessReport) -> list[tuple[str, str]]:
-    """Return a report as (kind of access, sentence)."""
+    """Return a report as pairs of (kind of access, sentence)."""
     lines = []
     if report.load_refusal is not None:
         lines.append(("load", f"{report.load_refusal.effect}: {report.load_refusal.rule}"))

@@ -1,6 +1,7 @@
-"""The cost of reading a box from shared memory along rows, down columns and with ldmatrix; the table of swizzle modes.
+"""Cost of reading a box from shared memory along rows, down columns and with ldmatrix, and table of swizzle modes.
 
-cudatma.layout has the arithmetic: 32 banks of 4 bytes, one wavefront unless two lanes need different words of one bank.
+cudatma.layout does the arithmetic. There are 32 banks of 4 bytes, and a read takes one wavefront unless two lanes need
+different words from one bank.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from cudatma.descriptor.spec import AnySpec, TiledSpec
 from cudatma.dtypes import tma_type
 from cudatma.layout import WARP_LANES, Interleave, Swizzle, required_alignment, swizzle, wavefronts
 
-#: Columns of chunks to try; the pattern repeats after eight.
+#: Number of chunk columns to try; the pattern repeats after eight.
 _COLUMNS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ReadCost:
-    """The cost of a read at the worst position of a box.
+    """Cost of a read at the worst position in a box.
 
     pattern: ``"row"`` (32 lanes along a row), ``"column"`` (32 rows, one element each) or ``"ldmatrix"`` (8 rows of 16
-    bytes, one matrix). lanes, access_bytes: of the access. wavefronts, min_wavefronts: in this layout, and the minimum.
+    bytes, one matrix). lanes, access_bytes: number of lanes, and of bytes per lane. wavefronts, min_wavefronts: number
+    of wavefronts in this layout, and the minimum.
     """
 
     pattern: str
@@ -33,14 +35,14 @@ class ReadCost:
 
     @property
     def ways(self) -> float:
-        """Ratio of the wavefronts to the minimum; 1 means no conflicts."""
+        """Ratio of the number of wavefronts to the minimum; 1 means no conflicts."""
         return self.wavefronts / max(1, self.min_wavefronts)
 
 
 def read_costs(spec: AnySpec, base: int = 0) -> tuple[ReadCost, ...]:
-    """Return the cost of the three reads for a box at shared address ``base``, without those that need a larger box.
+    """Return the cost of each of the three reads for a box at shared address ``base``.
 
-    Packed elements smaller than a byte are read as bytes.
+    Reads that need a larger box are omitted. Packed elements smaller than a byte are read as bytes.
     """
     rows, row_bytes, pitch = _lines(spec)
     size = max(1, smem_bits(spec.dtype) // 8)
@@ -88,11 +90,11 @@ COLUMNS = ("mode", "span", "align", "address bits", "ldmatrix", "known from", "u
 
 @dataclass(frozen=True, slots=True)
 class SwizzleRow:
-    """A swizzle mode.
+    """Row of the table of swizzle modes.
 
-    span_bytes: minimum pitch of a row, 0 without swizzle. alignment_bytes: of the box in shared memory. xor: the
-    address bits that are XORed. ldmatrix_wavefronts: for eight rows as wide as the span (128 bytes without swizzle); 1
-    means no conflicts. use: its purpose. evidence: how it is known.
+    span_bytes: minimum pitch of a row, 0 without swizzle. alignment_bytes: alignment of the box in shared memory. xor:
+    the address bits that are XORed. ldmatrix_wavefronts: number of wavefronts for eight rows as wide as the span (128
+    bytes without swizzle); 1 means no conflicts. use: purpose of the mode. evidence: how the mode's pattern is known.
     """
 
     mode: str
@@ -104,14 +106,14 @@ class SwizzleRow:
     evidence: str
 
     def cells(self) -> tuple[str, ...]:
-        """Return the row for COLUMNS."""
+        """Return the cells of the row in the order of COLUMNS."""
         span = f"{self.span_bytes} B" if self.span_bytes else "-"
         reads = f"{self.ldmatrix_wavefronts}-way" if self.ldmatrix_wavefronts > 1 else "free"
         return self.mode, span, f"{self.alignment_bytes} B", self.xor, reads, self.evidence, self.use
 
 
 def swizzle_rows() -> tuple[SwizzleRow, ...]:
-    """Return all modes in the order of CUtensorMapSwizzle."""
+    """Return a row for each mode in the order of CUtensorMapSwizzle."""
     return tuple(_row(mode) for mode in Swizzle)
 
 
@@ -132,7 +134,7 @@ def _row(mode: Swizzle) -> SwizzleRow:
 
 
 def _xor(mode: Swizzle) -> str:
-    """Return the XORed address bits, ``"4-6 ^= 7-9"``, computed from swizzle() bit by bit."""
+    """Return the XORed address bits, such as ``"4-6 ^= 7-9"``, computed bit by bit from swizzle()."""
     moved: dict[int, list[int]] = {}
     for bit in range(10):
         changed = swizzle(1 << bit, mode) ^ 1 << bit

@@ -1,4 +1,4 @@
-"""Findings, accesses and bits as tables on a terminal."""
+"""Terminal output of findings, accesses and bits as tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 def print_rows(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> None:
-    """Print a table without lines; the last column is folded, the others keep their width."""
+    """Print a table without lines. The last column is folded; the other columns keep their width."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -53,7 +53,7 @@ def print_lint(lint: Lint) -> None:
 
 
 def print_element(element: Element, spec: AnySpec) -> None:
-    """Print where one element is."""
+    """Print the position of one element."""
     where = (spec.address + element.gmem_offset) % (1 << 64)
     bit = f", bit {element.bit}" if element.bit else ""
     print(f"\nelement ({element.row}, {element.index})")
@@ -68,7 +68,7 @@ def print_element(element: Element, spec: AnySpec) -> None:
 
 
 def print_bits(ranges: Iterable[BitRange]) -> None:
-    """Print every field, and the bits of no field that are set or have a note."""
+    """Print every field, and those bits outside all fields that are set or have a note."""
     shown = [r for r in ranges if r.evidence is not Evidence.UNKNOWN or r.value or r.note]
     rows = [(r.place, r.name, f"{r.value:#x}", r.evidence.value + (f"; {r.note}" if r.note else "")) for r in shown]
     print_rows(rows, ("bits", "field", "value", "known from"))

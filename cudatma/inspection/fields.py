@@ -1,4 +1,4 @@
-"""The fields of a tensor map as plain data, as ``cudatma inspect --json`` prints them."""
+"""Fields of a tensor map as plain data, as ``cudatma inspect --json`` prints them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def describe_descriptor(data: bytes) -> dict[str, Any]:
     -------
     dict
         Lists are in TMA order. ``strides`` has rank - 1 pitches in bytes; ``shape``, ``box`` and the corners are in
-        elements. For im2col ``box`` is None, and there are corners, channels and pixels instead. ``unknown_bits`` has
-        the numbers of the set bits that belong to no field.
+        elements. For im2col, ``box`` is None, and there are corners, channels and pixels instead. ``unknown_bits``
+        lists the numbers of the set bits that belong to no field.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def describe_descriptor(data: bytes) -> dict[str, Any]:
 
 
 def describe_derived(decoded: Decoded) -> dict[str, Any]:
-    """Return the fields of a map besides its config: derived fields and unknown bits."""
+    """Return the fields of a map that its config does not contain: derived fields and unknown bits."""
     return {
         "version": decoded.version,
         "smem_bytes": decoded.smem_bytes,
@@ -83,7 +83,7 @@ def describe_config(spec: AnySpec) -> dict[str, Any]:
 
 
 def headline(spec: AnySpec) -> str:
-    """Return a map in one line: type, shape, box and swizzle, innermost dimension first."""
+    """Return one line that describes a map by type, shape, box and swizzle, innermost dimension first."""
     shape = " × ".join(map(str, spec.dims))
     if isinstance(spec, TiledSpec):
         part = f"box {' × '.join(map(str, spec.box))}"

@@ -1,4 +1,4 @@
-"""``cudatma.inspect``, which explains a tensor map."""
+"""``cudatma.inspect``, the function that explains a tensor map, and its result, Inspection."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 def inspect(source: object, *, device: int | None = None) -> Inspection:
-    """Return an explanation of a tensor map: print it, or let a notebook display it.
+    """Return an explanation of a tensor map, to print or to display in a notebook.
 
     Parameters
     ----------
     source : object
         A TensorMap or its config; the 128 bytes as bytes, a ctypes object or an array on the host or a GPU (CuPy,
-        torch, NumPy); text in a form that ``cudatma inspect`` reads; or a device pointer (int) with ``device``. Memory
-        of a GPU is copied once, after the GPU's work is done.
+        torch, NumPy); text in a form that ``cudatma inspect`` reads; or a device pointer (int) with ``device``. GPU
+        memory is copied once, after the GPU has finished its work.
     device : int, optional
-        CUDA ordinal of the memory of a device pointer.
+        CUDA ordinal of the device to which a device pointer belongs.
 
     Returns
     -------
@@ -42,9 +42,9 @@ def inspect(source: object, *, device: int | None = None) -> Inspection:
     DescriptorError
         If the bytes are not a tensor map.
     ArgumentError, ArgumentTypeError
-        If the source is of another kind.
+        If the source has any other type.
     DriverError
-        If the memory of a GPU cannot be read.
+        If GPU memory cannot be read.
 
     Examples
     --------
@@ -63,7 +63,7 @@ def inspect(source: object, *, device: int | None = None) -> Inspection:
 
 
 class Inspection:
-    """An explanation of a tensor map; ``cudatma.inspect`` makes it.
+    """An explanation of a tensor map, as ``cudatma.inspect`` returns it.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Inspection:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields as plain data, as ``cudatma inspect --json`` prints them."""
+        """Fields as plain data, as ``cudatma inspect --json`` prints them."""
         derived = describe_derived(self._decoded) if self._decoded is not None else {}
         return describe_config(self.spec) | derived
 
@@ -105,7 +105,7 @@ class Inspection:
         Returns
         -------
         AccessReport
-            Bytes, elements outside the tensor, clipping, or the trap.
+            Bytes, elements outside the tensor, clipping, or a trap.
 
         Raises
         ------
@@ -152,7 +152,7 @@ class Inspection:
         Parameters
         ----------
         target : Target or str, optional
-            Architecture to judge the map for. Default: an error is reported only if no target can use the map.
+            Architecture for which the map is checked. Default: all; an error means that no target can use the map.
 
         Returns
         -------
@@ -238,7 +238,7 @@ class Inspection:
         theme: str = "auto",
         target: Target | str | None = None,
     ) -> str:
-        """Return a page with the picture, the fields, the effect of accesses, the risks and all bits.
+        """Return an HTML page with the picture, the fields, the effect of accesses, the risks and all bits.
 
         Parameters
         ----------

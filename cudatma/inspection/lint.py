@@ -1,7 +1,7 @@
-"""Risks of a tensor map, by severity, each with its rule, the source of the rule, and a remedy.
+"""Risks of a tensor map by severity. Each finding states its rule, the source of the rule, and a remedy.
 
-An error is a map with which every access fails, or that the target cannot use. A warning is probably a mistake; a note
-is good to know. The rules come from descriptor.rules and descriptor.access.
+An error means that every access through the map fails, or that the target cannot use the map. A warning means a
+probable mistake, and a note is information. The rules come from descriptor.rules and descriptor.access.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cudatma.inspection.placement import MAX_SMEM_BYTES, origin
 from cudatma.layout import Interleave, Swizzle, traversed
 from cudatma.target import TARGETS, Target
 
-#: The most severe first.
+#: All severities, the most severe first.
 SEVERITIES = ("error", "warning", "note")
 
 
@@ -32,7 +32,7 @@ class Finding:
     """A risk of a tensor map.
 
     name: the rule's name. severity: one of SEVERITIES. message: the finding for this map. rule: the requirement.
-    source: the document that states it. remedy: what to do.
+    source: the document that states the rule. remedy: what the user can do.
     """
 
     name: str
@@ -50,14 +50,14 @@ _RELEASE_NOTES = "NVIDIA driver 595.71.05, release notes, known issues; Triton i
 
 
 def _inner_bytes(spec: AnySpec) -> int:
-    """Return the bytes of one row of the tensor."""
+    """Return the number of bytes in one row of the tensor."""
     if spec.interleave is not Interleave.NONE:
         return spec.dims[0] * spec.interleave.slice_bytes
     return spec.dims[0] * spec.dtype.element_bits // 8
 
 
 def overlap(spec: AnySpec) -> Iterator[Finding]:
-    """Find strides that make elements share bytes: 0, or less than the dimensions inside them."""
+    """Find strides with which elements share bytes, because a stride is 0 or less than the extent inside it."""
     extent = _inner_bytes(spec)
     for index, (dim, stride) in enumerate(zip(spec.dims[1:], spec.strides_bytes, strict=True)):
         if dim > 1 and stride < extent:
@@ -102,7 +102,7 @@ def l2(spec: AnySpec) -> Iterator[Finding]:
 
 
 def outside(spec: AnySpec) -> Iterator[Finding]:
-    """Find boxes that extend beyond the tensor, and report how they are filled."""
+    """Find boxes that extend beyond the tensor, and report the fill value."""
     if isinstance(spec, TiledSpec) and spec.interleave is Interleave.NONE:
         spans = spec.box
         tails = [i for i, (dim, span) in enumerate(zip(spec.dims, spans, strict=True)) if dim % span]
@@ -144,7 +144,7 @@ def address(spec: AnySpec) -> Iterator[Finding]:
 
 
 def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
-    """Find bits that do not follow from the config. On some targets drivers derive bits from the allocation."""
+    """Find bits that do not follow from the config. On some targets, drivers derive such bits from the allocation."""
     spec, unknown = decoded.spec, decoded.unknown
     if unknown >> ALLOCATION_BIT & 1:
         yield Finding(
@@ -329,14 +329,14 @@ RULES = (padding, alignment, banks, steps, size, overlap, l2, outside, address)
 
 @dataclass(frozen=True, slots=True)
 class Lint:
-    """Findings, the most severe first. target: the architecture that the map was judged for, None for all."""
+    """Findings, the most severe first. target: the architecture for which the map was checked, or None for all."""
 
     findings: tuple[Finding, ...]
     target: str | None
 
     @property
     def worst(self) -> str | None:
-        """The worst severity, None without findings."""
+        """Worst severity, or None if there are no findings."""
         return self.findings[0].severity if self.findings else None
 
     def to_json(self) -> dict[str, Any]:
@@ -347,8 +347,8 @@ class Lint:
 def lint(spec: AnySpec, decoded: Decoded | None = None, target: Target | None = None) -> Lint:
     """Return the findings about a map.
 
-    ``decoded`` has the contents of its bytes besides the config, if there are bytes. ``target`` is the architecture to
-    judge the map for; by default a map is an error only if no target can use it.
+    ``decoded`` holds the fields of the map's bytes that the config does not contain, if there are bytes. ``target`` is
+    the architecture for which the map is checked. By default, a map is an error only if no target can use it.
     """
     findings: list[Finding] = []
     for rule in (_targets(target), _accesses, _stores, *RULES):
@@ -411,7 +411,7 @@ def _accesses(spec: AnySpec) -> Iterator[Finding]:
 
 
 def _stores(spec: AnySpec) -> Iterator[Finding]:
-    """Find stores and reductions that are illegal, or write outside the tensor."""
+    """Find stores and reductions that are illegal or write outside the tensor."""
     if isinstance(spec, Im2colWideSpec):
         return
     try:
@@ -439,7 +439,7 @@ def _stores(spec: AnySpec) -> Iterator[Finding]:
 
 
 def _evidence(spec: AnySpec) -> Iterator[Finding]:
-    """Find features that were verified on no GPU."""
+    """Find features that were not verified on any GPU."""
     parts = []
     if isinstance(spec, Im2colWideSpec):
         parts.append("im2col wide")

@@ -1,6 +1,6 @@
-"""A tensor map as HTML in one file: the picture, its fields, the effect of accesses, risks and every bit.
+"""HTML description of a tensor map in one file: picture, fields, effect of accesses, risks and every bit.
 
-fragment() is for notebooks; page() is a document. Both follow the reader's light or dark colors.
+fragment() returns HTML for notebooks; page() returns a document. Both follow the reader's light or dark colors.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _style(theme: str) -> str:
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """Return rows of plain text as an HTML table; a severity in the first cell of a row sets its color."""
+    """Return rows of plain text as an HTML table. A severity in the first cell of a row sets the cell's color."""
     top = f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr>" if head else ""
     body = []
     for row in rows:
@@ -55,13 +55,13 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def _multiline(cell: str) -> str:
-    """Return a cell whose first line is code and whose other lines are small."""
+    """Return a cell whose first line is code and whose other lines are in small print."""
     first, *rest = cell.split("\n")
     return f"<code>{escape(first)}</code>" + "".join(f"<br><small>{escape(line)}</small>" for line in rest)
 
 
 def fragment(parts: Iterable[tuple[str, str]], theme: str) -> str:
-    """Return parts, (heading, HTML), in one element with its own style."""
+    """Return (heading, HTML) parts in one element with its own style."""
     inside = "".join((f"<h2>{escape(heading)}</h2>" if heading else "") + body for heading, body in parts)
     return f'<div class="{_CLASS}"><style>{_style(theme)}</style>{inside}</div>'
 

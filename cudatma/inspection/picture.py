@@ -1,7 +1,7 @@
-"""The picture of a box in the tensor and in shared memory: positions, banks and padding.
+"""Picture of a box in the tensor and in shared memory, with positions, banks and padding.
 
-A cell is 16 bytes, and its color shows its four banks, in both pictures. Cells of one color in a column of the
-left picture are bank conflicts of a column read.
+In both grids a cell is 16 bytes, and the cell's color shows its four banks. Cells of one color in a column of the left
+grid are bank conflicts when a warp reads the column.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cudatma.inspection.placement import CHUNK, Element, Placement
 from cudatma.layout import BANK_BYTES, BANKS, Interleave
 
 THEMES = ("auto", "light", "dark")
-#: A color for each 16 bytes of a 128-byte line: four banks. Lightness differs too, for color-blind readers.
+#: One color for each 16 bytes (four banks) of a 128-byte line. Lightness differs too, for color-blind readers.
 _BANKS = {
     "light": ("#ffbcb5", "#e6b285", "#efe3a2", "#9fcc99", "#a9ece5", "#86c7ed", "#d3d2ff", "#e1a9d4"),
     "dark": ("#8f4a45", "#6b3a00", "#7d6c10", "#265421", "#0b7a73", "#004e73", "#5d599b", "#66325c"),
@@ -39,12 +39,12 @@ ROOT = "cudatma-map"
 
 
 def number(value: float) -> str:
-    """Return a coordinate, as short as possible."""
+    """Return a coordinate as text that is as short as possible."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def check_theme(theme: str) -> str:
-    """Return the theme; raise ArgumentError unless it is one of THEMES."""
+    """Return the theme; raise ArgumentError if it is not in THEMES."""
     if theme not in THEMES:
         raise ArgumentError("theme", theme, ", ".join(THEMES))
     return theme
@@ -71,7 +71,7 @@ def _colours(theme: str) -> str:
 
 
 class Drawing:
-    """SVG elements in drawing order. Coordinates are pixels; ``classes`` are defined by style()."""
+    """SVG elements in drawing order. Coordinates are in pixels; style() defines ``classes``."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -79,13 +79,13 @@ class Drawing:
     def rect(
         self, x: float, y: float, width: float, height: float, classes: str, *, radius: float = 0, more: str = ""
     ) -> None:
-        """Draw a rectangle; ``more`` has further attributes as text."""
+        """Draw a rectangle. ``more`` is text with further attributes."""
         place = f'x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"'
         corner = f' rx="{number(radius)}"' if radius else ""
         self.parts.append(f'<rect {place}{corner} class="{classes}"{f" {more}" if more else ""}/>')
 
     def text(self, x: float, y: float, text: str, classes: str = "ink", *, size: float = 12, anchor: str = "") -> None:
-        """Draw a line of text; ``anchor`` is ``"middle"`` or ``"end"``."""
+        """Draw a line of text. ``anchor`` is ``"middle"`` or ``"end"``."""
         side = f' text-anchor="{anchor}"' if anchor else ""
         self.parts.append(
             f'<text x="{number(x)}" y="{number(y)}" font-size="{size:g}" class="{classes}"{side}>{escape(text)}</text>'
@@ -96,7 +96,7 @@ class Drawing:
         self.parts.append(f'<line {ends} class="{classes}" stroke-width="{width:g}"/>')
 
     def begin(self, title: str, *, classes: str = "", key: str = "") -> None:
-        """Start a group with hover text; groups with the same ``key`` are highlighted together."""
+        """Start a group with hover text. Groups with the same ``key`` are highlighted together."""
         name = f' class="{classes}"' if classes else ""
         mark = f" data-key={quoteattr(key)}" if key else ""
         self.parts.append(f"<g{name}{mark}><title>{escape(title)}</title>")
@@ -105,7 +105,7 @@ class Drawing:
         self.parts.append("</g>")
 
     def document(self, width: float, height: float, title: str, theme: str) -> str:
-        """Return the drawing on a sheet, as an SVG document."""
+        """Return the drawing on a background as an SVG document."""
         size = f'width="{number(width)}" height="{number(height)}"'
         hatch = (
             '<pattern id="cudatma-hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
@@ -139,7 +139,7 @@ def draw_minimap(out: Drawing, placed: Placement, x: float, y: float, width: flo
 
 
 def _fit(across: float, down: float, width: float, height: float) -> tuple[float, float]:
-    """Return a rectangle of about these proportions, with no side too thin to see."""
+    """Return a rectangle with about these proportions and no side that is too thin to see."""
     ratio = min(max(across / down, 0.22), 6.0)
     wide = min(width, height * ratio)
     return wide, max(10.0, min(height, wide / ratio))
@@ -185,7 +185,7 @@ def _plane(out: Drawing, placed: Placement, spec: TiledSpec, x: float, y: float,
 
 
 def _image(out: Drawing, placed: Placement, spec: Im2colSpec, x: float, y: float, width: float, height: float) -> None:
-    """Draw the image of the first pixel with the bounding box and the pixels of the column."""
+    """Draw the image that contains the first pixel, with the bounding box and the pixels of the column."""
     first, spatial = first_pixel_dim(spec), spec.rank - 2
     across = spec.dims[first]
     down = spec.dims[first + 1] if spatial > 1 else 1
@@ -251,7 +251,7 @@ def picture(placed: Placement, theme: str = "auto", mark: Element | None = None)
 
 
 class _Picture:
-    """A drawing from top to bottom; ``y`` is the start of the next part."""
+    """Builder that draws from top to bottom; ``y`` is the start of the next part."""
 
     def __init__(self, placed: Placement, mark: Element | None) -> None:
         self.placed, self.mark, self.out = placed, mark, Drawing()

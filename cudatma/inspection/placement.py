@@ -1,9 +1,9 @@
-"""The position of each element of a box: its global bytes, its shared bytes and its banks.
+"""Position of each element of a box in global memory, in shared memory and in the banks.
 
 The geometry comes from the emulator, which is bit-exact with an H200 (cudatma.emulator.async_copy.tensor_box).
-Everything is in TMA order. Element (r, c) of a box is element c of its row r. Rows have the order of shared memory,
-dimension 1 fastest. In im2col mode a row is a pixel and c a channel. With interleave a row holds pixels, and c counts
-the values of their slices.
+Everything is in TMA order. Element (r, c) of a box is element c of row r. Rows have the order of shared memory, with
+dimension 1 fastest. In im2col mode, a row is a pixel and c is a channel. With interleave, a row holds pixels, and c
+counts the values of their slices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.layout import BANK_BYTES, BANKS, Interleave, traversed
 from cudatma.target import TARGETS
 
-#: Maximum shared memory of a thread block on any GPU; larger boxes have no layout.
+#: Maximum shared memory of a thread block on any GPU. A larger box has no layout.
 MAX_SMEM_BYTES = max(target.smem_per_block_bytes for target in TARGETS.values())
 
 
@@ -28,9 +28,9 @@ MAX_SMEM_BYTES = max(target.smem_per_block_bytes for target in TARGETS.values())
 class Element:
     """An element (row, index) of a box.
 
-    coords: its position in the tensor. is_inside: whether that is inside the tensor. gmem_offset: bytes from the
-    tensor's base, exact if it is inside. smem_address: absolute. bit: the first bit of a packed value in its byte, else
-    0. bank: the first bank that it touches.
+    coords: position in the tensor. is_inside: whether this position is inside the tensor. gmem_offset: number of bytes
+    from the tensor's base; exact if the element is inside. smem_address: absolute address. bit: the first bit of a
+    packed value in its byte, otherwise 0. bank: the first bank that the element touches.
     """
 
     row: int
@@ -44,12 +44,12 @@ class Element:
 
 
 class Placement:
-    """The layout of a box at coordinates, at a shared-memory address.
+    """Layout of the box at given coordinates and at a shared-memory address.
 
-    spec: tiled or im2col. coords: as in the instruction; default: the first box. offsets: im2col offsets, W first.
-    base: shared-memory address of the box, a multiple of 128. Raises DescriptorError if the access is illegal, the box
-    is larger than the shared memory of any block, or the map is im2col wide; ArgumentError for a base that is not
-    aligned.
+    spec: tiled or im2col. coords: coordinates as in the instruction; default: the first box. offsets: im2col offsets, W
+    first. base: shared-memory address of the box, which must be a multiple of 128. Raises DescriptorError if the access
+    is illegal, if the box is larger than the shared memory of any block, or if the map is im2col wide. Raises
+    ArgumentError if the base is not aligned.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Placement:
 
     @cached_property
     def box(self) -> Box:
-        """Chunks of 16 bytes of shared memory, (rows, chunks)."""
+        """Box as 16-byte chunks of shared memory, with shape (rows, chunks)."""
         if isinstance(self.spec, TiledSpec):
             return tiled_box(self.spec, self.coords, self.base)
         return im2col_box(self.spec, self.coords, self.offsets, self.base)
@@ -81,12 +81,12 @@ class Placement:
 
     @property
     def chunks(self) -> int:
-        """Chunks of a row."""
+        """Number of chunks per row."""
         return int(self.box.gmem.shape[1])
 
     @property
     def chunk_elems(self) -> int:
-        """Elements of a chunk: 16 bytes, or 16 packed values."""
+        """Number of elements per chunk, which holds 16 bytes or 16 packed values."""
         return self.box.unit_bytes * 8 // self.spec.dtype.element_bits
 
     @property
@@ -94,7 +94,7 @@ class Placement:
         return self.chunks * self.chunk_elems
 
     def row_coords(self, row: int) -> tuple[int, ...]:
-        """Return the position of a row's first element in the tensor; for im2col its pixel plus the filter's offset."""
+        """Return the tensor position of a row's first element; for im2col, the pixel plus the filter offset."""
         spec, place = self.spec, list(self.coords)
         if isinstance(spec, TiledSpec):
             counts = list(traversed(spec.box, spec.element_strides, spec.interleave))

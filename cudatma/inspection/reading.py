@@ -1,11 +1,11 @@
-"""The 128 bytes of a tensor map from common sources: bytes, hex digits, a debugger's dump, a Python literal.
+"""Readers for the 128 bytes of a tensor map as bytes, hex digits, a debugger's dump or a Python literal.
 
-Nothing is executed, and a pickle is rejected because loading it can run code. Every wrong input is a DescriptorError of
-one line.
+The readers execute nothing, and they reject a pickle because loading it can run code. Every invalid input raises a
+DescriptorError of one line.
 
 A dump (``x/16gx &map``, ``x/32wx``, ``x/64hx``, ``x/128bx``, ``p/x map``) may contain addresses, symbols, prompts and
-line breaks, even inside a word. The size of the words follows from their number. Addresses have to increase with the
-words, so a lost line is detected. Source: GDB manual, "Examining Memory" and "Output Formats".
+line breaks, even inside a word. The word size follows from the number of words. Addresses must increase with the words,
+so a lost line is detected. Source: GDB manual, "Examining Memory" and "Output Formats".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cudatma.descriptor.encode import TensorMap
 from cudatma.descriptor.spec import AnySpec, Im2colSpec, Im2colWideSpec, TiledSpec
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError, check
 
-#: Number of words in a dump -> bytes of each.
+#: Number of words in a dump -> number of bytes per word.
 WIDTHS = {16: 8, 32: 4, 64: 2, 128: 1}
 _COUNTS = "16 words of 8 bytes, 32 of 4, 64 of 2 or 128 of 1"
 _PRINT_IT = "print it with x/16gx or x/32wx"
@@ -38,7 +38,10 @@ _ENTRY = re.compile(r"(?P<word>0x[0-9a-fA-F]+|\d+)(?:\s*<repeats (?P<times>\d+) 
 
 
 def looks_like_dump(text: str) -> bool:
-    """Return whether a text looks like a debugger's dump: words with 0x and addresses or braces, or many words."""
+    """Return whether a text looks like a debugger's dump.
+
+    A dump has words with 0x and either addresses, braces or many words.
+    """
     array = _ARRAY.search(text)
     return text.count("0x") > 1 or (array is not None and ("0x" in text or _is_decimal(array[1])))
 
@@ -46,8 +49,8 @@ def looks_like_dump(text: str) -> bool:
 def parse_dump(text: str) -> bytes:
     """Return the 128 bytes of a dump.
 
-    Raises DescriptorError if the number or width of words is wrong, addresses are not consecutive, or other text is
-    found.
+    Raises DescriptorError if the number or width of the words is wrong, if addresses are not consecutive, or if there
+    is other text.
     """
     body = _PROMPT.sub("", text)
     array = _ARRAY.search(body)
@@ -84,7 +87,7 @@ def _is_decimal(inside: str) -> bool:
 
 
 def _parse_array(inside: str) -> bytes:
-    """Return the bytes of an array without its braces: ``0x1, 0x2, 0x0 <repeats 14 times>``."""
+    """Return the bytes of an array without its braces, such as ``0x1, 0x2, 0x0 <repeats 14 times>``."""
     if _is_decimal(inside):
         got = f"decimal words, {inside.strip()[:20]!a}"
         raise DescriptorError("dump", got, "words with 0x", "print it with p/x")
@@ -108,7 +111,7 @@ def _width(count: int) -> int:
 
 
 def words_to_bytes(words: Sequence[int], width: int) -> bytes:
-    """Return little-endian words as bytes; raise DescriptorError that names a word which exceeds ``width`` bytes."""
+    """Return little-endian words as bytes. A DescriptorError names a word that exceeds ``width`` bytes."""
     for index, word in enumerate(words):
         if not 0 <= word < 1 << 8 * width:
             shown = hex(word) if abs(word) < 1 << 128 else "a number of more than 128 bits"
@@ -117,19 +120,19 @@ def words_to_bytes(words: Sequence[int], width: int) -> bytes:
 
 
 HEX_DIGITS = 2 * DESCRIPTOR_BYTES
-#: Maximum size of a file or of a line of a batch: a descriptor is 256 digits and some white space.
+#: Maximum size of a file or of a batch line. A descriptor has 256 digits and some white space.
 MAX_INPUT_BYTES = 1 << 16
 _HEX_TEXT = frozenset((string.hexdigits + string.whitespace).encode())
 _FORMS = f"{DESCRIPTOR_BYTES} bytes, {HEX_DIGITS} hex digits, a dump of cuda-gdb or a Python literal of bytes"
 _REMEDY = "dump the CUtensorMap byte by byte, lowest address first"
-#: Number of words in a literal list -> bytes of each.
+#: Number of words in a literal list -> number of bytes per word.
 _LITERAL_WIDTHS = {128: 1, 64: 2, 32: 4, 16: 8}
 
 
 def parse_hex(text: bytes) -> bytes:
-    """Return 128 bytes from 256 hex digits in memory order; white space and a leading 0x are ignored.
+    """Return the 128 bytes that 256 hex digits in memory order encode. White space and a leading 0x are ignored.
 
-    Raises DescriptorError.
+    Raises DescriptorError for any other text.
     """
     if len(text) > MAX_INPUT_BYTES:
         raise DescriptorError("descriptor", f"more than {MAX_INPUT_BYTES} characters", f"{HEX_DIGITS} hex digits")
@@ -151,10 +154,11 @@ def looks_like_hex(text: bytes) -> bool:
 
 
 def parse_content(content: bytes) -> bytes:
-    """Return 128 bytes from the contents of a file in any known form. Raises DescriptorError.
+    """Return 128 bytes from the contents of a file in any known form.
 
-    The forms are: the bytes; hex digits in memory order; the output of cuda-gdb for ``x/16gx``, ``x/32wx``, ``x/64hx``,
-    ``x/128bx`` or ``p/x``; the repr of bytes or a bytearray; a list of 16, 32, 64 or 128 integers.
+    The forms are the bytes themselves; hex digits in memory order; the output of cuda-gdb for ``x/16gx``, ``x/32wx``,
+    ``x/64hx``, ``x/128bx`` or ``p/x``; the repr of bytes or a bytearray; and a list of 16, 32, 64 or 128 integers.
+    Raises DescriptorError for any other form.
     """
     if len(content) == DESCRIPTOR_BYTES:
         return content
@@ -172,17 +176,20 @@ def parse_content(content: bytes) -> bytes:
 
 
 def parse_text(text: str) -> bytes | None:
-    """Return 128 bytes from a debugger's dump or a Python literal, None for other text. Raises DescriptorError."""
+    """Return 128 bytes from a debugger's dump or a Python literal, or None for other text.
+
+    Raises DescriptorError for an invalid dump or literal.
+    """
     return parse_dump(text) if looks_like_dump(text) else _parse_literal(text)
 
 
 def _is_pickle(content: bytes) -> bool:
-    """Return whether the content is a pickle: protocols 2 and up start with their number and end with a full stop."""
+    """Return whether the content is a pickle of protocol 2 or later, by its first bytes and its final full stop."""
     return len(content) > 2 and content[0] == 0x80 and 2 <= content[1] <= 5 and content.endswith(b".")
 
 
 def _parse_literal(text: str) -> bytes | None:
-    """Return 128 bytes from ``b'...'``, ``bytearray(b'...')``, a list or tuple of integers; None for other text."""
+    """Return 128 bytes from ``b'...'``, ``bytearray(b'...')``, or a list or tuple of integers; None for other text."""
     body = text.strip()
     if body.startswith("bytearray(") and body.endswith(")"):
         body = body.removeprefix("bytearray(")[:-1]
@@ -213,9 +220,9 @@ def content_of(source: object, device: int | None = None) -> bytes | AnySpec:
     """Return the 128 bytes of a tensor map, or the object itself if it is a config.
 
     ``source`` is a TensorMap, TiledSpec, Im2colSpec or Im2colWideSpec; bytes, bytearray, memoryview or a ctypes object;
-    a CuPy, torch or NumPy array of 128 bytes with the map; a CUtensorMap of cuda.bindings; text in any form of this
-    module; or a pointer (int) with ``device``, the CUDA ordinal of its memory. Raises ArgumentTypeError, ArgumentError,
-    DescriptorError, DriverError.
+    a CuPy, torch or NumPy array of 128 bytes that holds the map; a CUtensorMap from cuda.bindings; text in any form
+    that this module reads; or a pointer (int) with ``device``, the CUDA ordinal of its memory. Raises
+    ArgumentTypeError, ArgumentError, DescriptorError or DriverError.
     """
     if isinstance(source, bool) or source is None:
         raise ArgumentTypeError("source", repr(source), _ACCEPTED)
@@ -240,7 +247,7 @@ def content_of(source: object, device: int | None = None) -> bytes | AnySpec:
 
 
 def load_object(name: str) -> object:
-    """Return the object named ``module:attribute``. This imports the module, so name only code that you trust.
+    """Return the object named ``module:attribute``. The call imports the module, so name only code that you trust.
 
     Raises ArgumentError if the name has another form, or if the module or the attribute does not exist.
     """
@@ -268,7 +275,7 @@ def _has_buffer(source: object) -> bool:
 
 
 def _of_array(source: object) -> bytes:
-    """Return the bytes of an array with a tensor map."""
+    """Return the bytes of an array that holds a tensor map."""
     from cudatma.arrays import describe
 
     try:
@@ -289,7 +296,7 @@ def _of_array(source: object) -> bytes:
 
 
 def _at_pointer(pointer: int, device: int | None) -> bytes:
-    """Return 128 bytes of a GPU's memory. [CUDA driver API, cuMemcpyDtoH]"""
+    """Return 128 bytes from a GPU's memory. [CUDA driver API, cuMemcpyDtoH]"""
     if device is None:
         raise ArgumentError("device", None, "the CUDA ordinal of the pointer's memory")
     if isinstance(device, bool) or not isinstance(device, int) or device < 0:
