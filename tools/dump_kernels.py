@@ -85,7 +85,7 @@ def configured(config: Any, changes: dict[str, object], target: Target) -> Any:
     Raises ArgumentError for an unknown field and for an invalid value. The error lists the values that are valid on the
     target together with the other fields.
     """
-    known = [field.name for field in fields(config) if field.init and field.name != "version"]
+    known = [field.name for field in fields(config) if field.init and field.name not in ("version", "entry")]
     for field in changes:
         if field not in known:
             raise ArgumentError("--config", field, f"a field of {type(config).__name__}: {', '.join(known)}")

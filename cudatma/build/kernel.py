@@ -28,7 +28,7 @@ from cudatma import context
 from cudatma.build.cache import Artifact, Cache, canonical, default_root, digest
 from cudatma.build.files import content
 from cudatma.build.nvrtc import compile_flags, compile_source, nvrtc_fingerprint, nvrtc_version
-from cudatma.build.render import is_like_template, primitives_of, render, template_texts
+from cudatma.build.render import is_like_template, primitives_of, render, template_root, template_texts
 from cudatma.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -241,6 +241,10 @@ def compile(
     name = getattr(config, "entry", None) if entry is None else entry
     text, file = source_or_template, "kernel.cu"
     if text.endswith(TEMPLATE_SUFFIX) and "\n" not in text:
+        own = getattr(config, "template", text)
+        if own != text and (template_root() / text).is_file():
+            got = f"{type(config).__name__} of {own}"
+            raise ArgumentError("config", got, f"a config of {text}", f"compile {own!r}, or use another config")
         try:
             return _have(_from_template(text, config, chosen, name, tuple(options), debug))
         except TemplateError:

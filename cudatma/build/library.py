@@ -26,6 +26,7 @@ from jinja2.lexer import Token, TokenStream
 from jinja2.parser import Parser
 
 from cudatma.errors import TemplateError
+from cudatma.target import get_target
 
 LIBRARY, TYPES = "primitives/library.j2", "primitives/types.cuh.j2"
 IF_COMMENT = 'If it is a comment, write "// %", or compile the text without template=True (--template)'
@@ -51,6 +52,21 @@ class Uses:
 running: ContextVar[Uses] = ContextVar("cudatma_uses")
 
 
+def _targets_with(name: str, environment: jinja2.Environment, values: dict[str, Any]) -> str:
+    """Return the name of a target that has a primitive, or "" if no target has it."""
+    uses = running.get()
+    known, uses.known = uses.known, set()
+    try:
+        for target in ("sm_90a", "sm_100a", "sm_120a"):
+            uses.included, uses.library = {LIBRARY}, frozenset()
+            environment.get_template(LIBRARY).render(values | {"target": get_target(target)})
+            if name in uses.known:
+                return target
+        return ""
+    finally:
+        uses.known = known
+
+
 def render_library(environment: jinja2.Environment, values: dict[str, Any]) -> str:
     """Return the primitives that the running render() uses, with their dependencies. Empty if it uses none.
 
@@ -66,6 +82,9 @@ def render_library(environment: jinja2.Environment, values: dict[str, Any]) -> s
         text = environment.get_template(LIBRARY).render(values)
     for name, place in uses.names.items():
         if name not in uses.known:
+            if others := _targets_with(name, environment, values):
+                lacking = f"a primitive of {values['target'].name}, which lacks it"
+                raise TemplateError(f"{place}: use got {name!r}; allowed: {lacking}. {others} has it")
             near = difflib.get_close_matches(name, uses.known)
             remedy = f"Did you mean {' or '.join(near)}?" if near else f"See the files that {LIBRARY} includes"
             raise TemplateError(f"{place}: use got {name!r}; allowed: a primitive of the target. {remedy}")

@@ -182,7 +182,9 @@ def compile_source(
         kept = None
         if keep is not None:
             kept = keep({"kernel.cu": source.encode(), "kernel.ptx": ptx.encode(), "log.txt": log.encode()})
-        message = f"NVRTC {version[0]}.{version[1]} refused {name} for {target.name} ({getattr(code, 'name', code)})"
+        errors = (line for line in log.splitlines() if "error" in line)
+        cause = next(errors, getattr(code, "name", str(code)))
+        message = f"NVRTC {version[0]}.{version[1]} refused {name} for {target.name}: {cause}"
         if missing := _MISSING_HEADER.search(log):
             message = (
                 f"{name} includes {missing[1]}, and cudatma compiles without header folders. Compile the file with "

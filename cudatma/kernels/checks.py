@@ -7,6 +7,8 @@ import numbers
 import operator
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,19 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, is_torch, overlaps, place_name
 from cudatma.backend import device_remedy
 from cudatma.errors import ArgumentError, ArgumentTypeError
+
+
+@lru_cache(maxsize=64)
+def _typed_fields(kind: type) -> tuple[tuple[str, type], ...]:
+    types = {"int": int, "str": str, "bool": bool}
+    return tuple((field.name, types[str(field.type)]) for field in fields(kind) if str(field.type) in types)
+
+
+def check_field_types(value: Any) -> None:
+    """Raise ArgumentTypeError for a dataclass field declared as int, str or bool whose value has another type."""
+    for name, kind in _typed_fields(type(value)):
+        if type(given := getattr(value, name)) is not kind:
+            raise ArgumentTypeError(name, type(given).__name__, kind.__name__)
 
 
 def checked_flag(value: Any, field: str) -> bool:

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any, ClassVar, Literal, TypeVar
 
 from cudatma.errors import ArgumentError
+from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import Member, in_order
@@ -183,6 +184,7 @@ class KernelConfig(ABC):
             value = getattr(self, name)
             if type(value) is not type(values[0]) or value not in values:
                 raise ArgumentError(name, value, _text(values))
+        check_field_types(self)
 
     def check(self, problem: Any, target: Target) -> None:
         """Raise ArgumentError or TargetError if the kernel cannot run a problem on a target."""

@@ -309,10 +309,12 @@ def tensormap(e: SegmentWriter, i: Instruction) -> None:
             index = i.operands[1]
             if not isinstance(index, Imm):
                 raise e.error("the ordinal must be an immediate")
+            if not 0 <= index.bits <= (max_ordinal := 3 if field == "global_stride" else 4):
+                raise e.error(f"the ordinal must be 0 to {max_ordinal}")
             ordinal = str(index.bits)
         text = e.src(value, "u64" if wide else "u32")
-        has_shared = "shared::cta" in i.parts
-        e.line(f"tensor_map.replace(w, {e.at}, {address}, {has_shared}, {field!r}, {ordinal}, {text}, {e.mask})")
+        space = "shared" if "shared::cta" in i.parts else "global" if "global" in i.parts else ""
+        e.line(f"tensor_map.replace(w, {e.at}, {address}, {space!r}, {field!r}, {ordinal}, {text}, {e.mask})")
     elif i.parts[1] == "cp_fenceproxy":
         to, source = address_of(e, i.operands[0]), address_of(e, i.operands[1])
         e.line(f"tensor_map.copy_fence(w, {e.at}, {to}, {source}, {e.mask})")

@@ -77,20 +77,20 @@ def replace(
     w: Warp,
     at: int,
     addresses: Array,
-    has_shared: bool,
+    space: str,
     field: str,
     ordinal: int | None,
     value: Array,
     mask: Array | None,
 ) -> None:
-    """Execute tensormap.replace.tile.FIELD. ``has_shared``: it names .shared::cta."""
+    """Execute tensormap.replace.tile.FIELD. ``space``: "shared", "global", or "" if generic."""
     if field not in _FIELDS and field not in ("global_stride", "elemtype"):
         access.trap(w, at, f"tensormap.replace of `{field}`")
     lanes = active_lanes(mask)
     for lane in lanes:
         address = int(addresses[lane])
-        is_shared = has_shared or address & SHARED_WINDOW != 0
-        address &= SHARED_WINDOW - 1
+        is_shared = space == "shared" or (not space and address & SHARED_WINDOW != 0)
+        address = address & (SHARED_WINDOW - 1) if is_shared else address
         place = _place(w, at, address, is_shared)
         _notify_edit(w, at, address, is_shared, len(lanes) > 1)
         new = edit(place.tobytes(), field, ordinal or 0, int(value[lane]))

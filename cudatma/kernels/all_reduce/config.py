@@ -14,6 +14,7 @@ from cudatma.arrays import ArrayInfo, describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, At, Sizes, Value
+from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.gpu import Gpu, imagined_gpu
 from cudatma.kernels.operation import Checked, Operation
 from cudatma.kernels.sample import Sample, relative_error
@@ -53,6 +54,7 @@ class AllReduceConfig:
     entry: str = "all_reduce"
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         activation_type(self.dtype)
         if not 2 <= self.ranks <= MAX_RANKS:
             raise ArgumentError("ranks", self.ranks, f"2 to {MAX_RANKS}")

@@ -13,6 +13,7 @@ from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import multicast_mask
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, At, Sizes
+from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.data_movement.checks import as_key, check_out, check_size, described
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import chunk_place, run_plan
@@ -48,6 +49,7 @@ class BroadcastConfig(CopyRing):
     entry: str = "broadcast"
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if self.copies not in SIZES:
             raise ArgumentError("copies", self.copies, "2, 4, 8")
         if self.stage_bytes % (_PART_UNIT * self.copies):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cudatma.descriptor import REDUCE_TYPES
 from cudatma.errors import ArgumentError
+from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.data_movement.ring import BOXES, CopyRing, usual_ring
 from cudatma.target import Target
 
@@ -79,6 +80,7 @@ class WindowConfig(CopyRing):
     store_cache: str = ""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         check_choice("op", self.op, OPS)
         check_policies(self.op, self.load_cache, self.store_cache)
         check_rank(self.rank)
@@ -110,6 +112,7 @@ class RunConfig(CopyRing):
     store_cache: str = ""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         check_choice("op", self.op, OPS)
         check_choice("kind", self.kind, RUN_KINDS[self.op])
         check_policies(self.op, self.load_cache, self.store_cache)
@@ -134,6 +137,7 @@ class PlainConfig:
     entry: str = "plain_copy"
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if self.element_bytes not in _CUDA_TYPES:
             raise ArgumentError("element_bytes", self.element_bytes, ", ".join(map(str, _CUDA_TYPES)))
         if not 1 <= self.rank <= 64:

@@ -17,6 +17,7 @@ from cudatma.descriptor import OobFill, check_load
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, At, Sizes
+from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.data_movement.checks import as_key, check_out, described, whole_numbers
 from cudatma.kernels.data_movement.configs import check_choice, check_rank, coordinates
 from cudatma.kernels.data_movement.copy import PADS, copy_on_host, nan_type
@@ -49,6 +50,7 @@ class GatherConfig(CopyRing):
     in_flight: int
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         check_rank(self.rank)
         check_choice("places", self.places, PLACES)
         self.check_ring()

@@ -20,6 +20,7 @@ from cudatma.descriptor import check_target as check_map_target
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
 from cudatma.kernels.arguments import Arguments, Map, Sizes
+from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.data_movement.checks import as_key, check_out, check_size, described, whole_numbers
 from cudatma.kernels.data_movement.configs import check_rank
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
@@ -51,6 +52,7 @@ class Im2colCopyConfig(CopyRing):
     entry: str = "im2col"
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         check_rank(self.rank, 3)
         self.check_ring()
 

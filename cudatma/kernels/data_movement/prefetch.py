@@ -15,6 +15,7 @@ import numpy as np
 from cudatma.arrays import ArrayInfo
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, At, Sizes
+from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.data_movement.checks import as_key, described
 from cudatma.kernels.data_movement.configs import coordinates
 from cudatma.kernels.data_movement.copy import check_window, part_of
@@ -42,6 +43,7 @@ class PrefetchConfig:
     entry: str = "prefetch"
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if not 0 <= self.rank <= 5:
             raise ArgumentError("rank", self.rank, "0..5")
         if self.segment_bytes < CHUNK_BYTES or self.segment_bytes % CHUNK_BYTES:

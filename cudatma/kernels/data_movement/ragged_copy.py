@@ -20,6 +20,7 @@ from cudatma.backend import backend_for, device_remedy
 from cudatma.build.kernel import default_target
 from cudatma.errors import ArgumentError, ArgumentTypeError, check, counted
 from cudatma.kernels.arguments import Arguments, At, Sizes, map_over
+from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.data_movement.ring import BOX_THREADS, TMA_ALIGNMENT_BYTES, BoxRing
 from cudatma.kernels.replay import Replay
 from cudatma.kernels.sample import Sample, sample_dtype
@@ -72,6 +73,7 @@ class RaggedCopyConfig(BoxRing):
     entry: str = "ragged_copy"
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         self.check_box()
         if self.maps < self.stages:
             why = "a map may be edited again when the boxes that used it are known to be done"

@@ -19,6 +19,7 @@ from cudatma.descriptor import check_load, check_store
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, At, Sizes
+from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.data_movement.checks import check_device, check_out, check_written, described
 from cudatma.kernels.data_movement.configs import check_choice
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
@@ -54,6 +55,7 @@ class RowsConfig(CopyRing):
     rows: int = BOX_ROWS
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         check_choice("op", self.op, OPS)
         if not 4 <= self.rows <= 256 or self.rows % 4:
             raise ArgumentError("rows", self.rows, "multiples of 4 up to 256")

@@ -16,7 +16,7 @@ from cudatma.arrays import ArrayInfo, describe, place_name
 from cudatma.descriptor import check_store
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.checks import checked_count
+from cudatma.kernels.checks import check_field_types, checked_count
 from cudatma.kernels.data_movement.checks import as_key, check_written, described
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import tensor_map
@@ -45,6 +45,7 @@ class TileCopyConfig(BoxRing):
     entry: str = "tile_copy"
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         self.check_box()
 
     def check_target(self, target: Target) -> None:

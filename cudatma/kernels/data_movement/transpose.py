@@ -15,6 +15,7 @@ from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import L2Promotion, Swizzle, check_store
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, Map, Sizes
+from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.data_movement.checks import as_key, check_out, described
 from cudatma.kernels.data_movement.configs import check_choice
 from cudatma.kernels.data_movement.copy import VIAS, plan_copy
@@ -58,6 +59,7 @@ class TransposeConfig:
     entry: str = "transpose"
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if self.element_bytes not in _CUDA_TYPES:
             raise ArgumentError("element_bytes", self.element_bytes, ", ".join(map(str, _CUDA_TYPES)))
         max_squares = 256 // self.side

@@ -15,7 +15,7 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.checks import check_out, check_place, checked_flag, real_number
+from cudatma.kernels.checks import check_field_types, check_out, check_place, checked_flag, real_number
 from cudatma.kernels.family import MAX_EXTENT, resized_copy
 from cudatma.kernels.gemm.matrices import (
     ALIGNMENT,
@@ -164,10 +164,9 @@ class Problem:
     operands: Operands = NO_OPERANDS
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         for name in ("m", "n", "k", "batch"):
             value = getattr(self, name)
-            if type(value) is not int:
-                raise ArgumentTypeError(name, type(value).__name__, "int")
             if not 1 <= value <= MAX_EXTENT:
                 raise ArgumentError(name, value, f"1 to {MAX_EXTENT}")
         check_kind(self)

@@ -20,6 +20,7 @@ from cudatma.descriptor.helpers import scale_map_spec, weight_tile_map_spec
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, counted
 from cudatma.kernels.arguments import Arguments, At, Map, Sizes
+from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.engine import run
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
@@ -59,6 +60,7 @@ class DequantizeConfig:
     entry: str = "dequantize"
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         activation_type(self.dtype)
         if self.group_size not in GROUP_SIZES:
             raise ArgumentError("group_size", self.group_size, ", ".join(map(str, GROUP_SIZES)))

@@ -16,6 +16,7 @@ import numpy as np
 from cudatma.arrays import describe
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import ROWS, Arguments, At, Sizes, Value
+from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.sample import Sample
 from cudatma.pipeline import Operand, PipelineSpec, align_up
@@ -55,6 +56,7 @@ class PermuteColumnsConfig:
     entry: str = "permute_columns"
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if self.staged_columns % 64 or not 0 <= self.staged_columns <= MAX_STAGED_COLUMNS:
             raise ArgumentError("staged_columns", self.staged_columns, f"a multiple of 64, 0 to {MAX_STAGED_COLUMNS}")
         if self.staged_columns and not self.has_permutation:
