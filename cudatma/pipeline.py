@@ -368,7 +368,7 @@ class PipelineSpec:
         """Shared memory of the ring and its barriers in bytes."""
         return self.barriers_offset + self.barrier_bytes
 
-    def check_fits(self, target: Target, *, other_bytes: int = 0, least_stages: int = 1) -> None:
+    def check_fits(self, target: Target, *, other_bytes: int = 0, min_stages: int = 1) -> None:
         """Raise ArgumentError unless the ring fits into the shared memory of a CTA.
 
         Parameters
@@ -377,7 +377,7 @@ class PipelineSpec:
             The architecture.
         other_bytes : int, default: 0
             Other shared memory of the kernel.
-        least_stages : int, default: 1
+        min_stages : int, default: 1
             Fewest stages with which the kernel works; the error suggests no fewer.
 
         Raises
@@ -391,8 +391,8 @@ class PipelineSpec:
             while max_stages > 0 and replace(self, stages=max_stages).smem_bytes + other_bytes > limit:
                 max_stages -= 1  # for the padding between the arrays of a ring by operand
             remedy = f"at most {max_stages} stages fit"
-            if max_stages < least_stages:
-                fewest = "one stage fits" if least_stages == 1 else f"{least_stages} stages fit"
+            if max_stages < min_stages:
+                fewest = "one stage fits" if min_stages == 1 else f"{min_stages} stages fit"
                 remedy = f"not even {fewest}: choose smaller boxes"
             raise ArgumentError("stages", f"{self.stages} ({total} bytes)", f"{limit} bytes on {target.name}", remedy)
 

@@ -46,7 +46,7 @@ from cudatma import (
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.kernels.attention.choose import times as attention_times
-from cudatma.kernels.attention.config import CHOICE as ATTENTION_CHOICE
+from cudatma.kernels.attention.config import VERSIONS as ATTENTION_VERSIONS
 from cudatma.kernels.attention.problem import Problem as AttentionProblem
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gemm.config import PRESETS, WITH_BLOCK_SCALES, GemmConfig
@@ -318,7 +318,7 @@ def cases(space: Workspace) -> dict[str, Callable[[], str]]:
         dense |= {f"gemm fp8 blocks {one}": functools.partial(run_fp8, True, one) for one in WITH_BLOCK_SCALES}
     of_attention = {
         f"attention {version} {case}": functools.partial(run_attention, version, case)
-        for version in ATTENTION_CHOICE.names
+        for version in ATTENTION_VERSIONS.names
         for case in ATTENTION_CASES
         if detect().has_wgmma
     }

@@ -86,10 +86,10 @@ used: Any = threading.local()
 run = Replay.run
 
 
-def note(self: Replay, sizes: Any, addresses: Any, stream: int, spaces: tuple[int, ...], steady: Any) -> None:
+def note(self: Replay, sizes: Any, addresses: Any, stream: int, spaces: tuple[int, ...], weight_addresses: Any) -> None:
     partials, _, rows = spaces
     used.last = stream, partials, rows
-    run(self, sizes, addresses, stream, spaces, steady)
+    run(self, sizes, addresses, stream, spaces, weight_addresses)
 
 
 Replay.run = note  # type: ignore[method-assign, assignment]

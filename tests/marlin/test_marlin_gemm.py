@@ -181,7 +181,7 @@ def test_rows_that_are_copied_first() -> None:
     permuted, _ = make(96, 40, act_order=True)
     odd, shifted = values((7, 97))[:, :96], values((7, 104))[:, 1:97]
     for x, weight, is_copied in ((X, WEIGHT, False), (X, permuted, True), (odd, WEIGHT, True), (shifted, WEIGHT, True)):
-        assert MARLIN_GEMM.check((x, None), None, MarlinOptions(False, False), weight).problem.is_arranged == is_copied
+        assert MARLIN_GEMM.check((x, None), None, MarlinOptions(False, False), weight).problem.copies_x == is_copied
 
 
 # ---- MarlinLinear

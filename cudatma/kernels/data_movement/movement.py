@@ -20,7 +20,7 @@ _ALIGNMENT = 16
 _MAX_PLANS = 1024
 
 
-class Place(NamedTuple):
+class LaunchLimits(NamedTuple):
     """The GPU of a launch. ``ctas``: maximum number of CTAs, BLOCKS_PER_SM on each SM."""
 
     target: Target
@@ -38,7 +38,7 @@ class Movement(Operation[P, tuple[Arguments, ...]]):
     emulated_sm_count: ClassVar[int] = 2
 
     @abstractmethod
-    def plan(self, problem: P, place: Place) -> tuple[Arguments, ...]:
+    def plan(self, problem: P, limits: LaunchLimits) -> tuple[Arguments, ...]:
         """Return the launches in order. Raises DescriptorError, ArgumentError."""
 
     def configure(self, problem: P, gpu: Gpu, memo: dict[Any, Any]) -> tuple[Arguments, ...]:
@@ -56,10 +56,10 @@ class Movement(Operation[P, tuple[Arguments, ...]]):
 
 @lru_cache(maxsize=_MAX_PLANS)
 def _planned(operation: Movement[Any], problem: Any, target: str, sm_count: int) -> tuple[Arguments, ...]:
-    place = Place(get_target(target), BLOCKS_PER_SM * sm_count)
-    launches = operation.plan(problem, place)
+    limits = LaunchLimits(get_target(target), BLOCKS_PER_SM * sm_count)
+    launches = operation.plan(problem, limits)
     for launch in launches:
-        launch.config.check_target(place.target)
+        launch.config.check_target(limits.target)
     return launches
 
 

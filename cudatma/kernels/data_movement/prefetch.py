@@ -18,7 +18,7 @@ from cudatma.kernels.arguments import Arguments, At, Sizes
 from cudatma.kernels.data_movement.checks import as_key, described
 from cudatma.kernels.data_movement.configs import coordinates
 from cudatma.kernels.data_movement.copy import check_window, part_of
-from cudatma.kernels.data_movement.movement import Movement, Place, layout
+from cudatma.kernels.data_movement.movement import LaunchLimits, Movement, layout
 from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, THREADS
 from cudatma.kernels.data_movement.window import CHUNK_BYTES, Axis, Window, carried, choose_box, simplify, tile_counts
@@ -106,12 +106,14 @@ class Prefetch(Movement[_Problem]):
 
     name: ClassVar[str] = "prefetch"
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+    def check(
+        self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any
+    ) -> Checked[_Problem]:
         info, (offset, shape) = described(inputs[0], "src"), options
         window = check_window(info, offset, shape, None)
         return Checked(_Problem(layout(info), *window), (info,), None, None, None)
 
-    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
+    def plan(self, problem: _Problem, limits: LaunchLimits) -> tuple[Arguments, ...]:
         """Return the launch; none for a run without a whole chunk.
 
         Raises DescriptorError if TMA cannot read the window.
@@ -127,7 +129,7 @@ class Prefetch(Movement[_Problem]):
             nbytes = (window.source + window.nbytes - first) // CHUNK_BYTES * CHUNK_BYTES
             if nbytes <= 0:
                 return ()
-            grid = min(place.ctas, -(-nbytes // SLOT_BYTES))
+            grid = min(limits.ctas, -(-nbytes // SLOT_BYTES))
             return (Arguments(TEMPLATE, PrefetchConfig(0), (At("src", first - src.pointer), nbytes), Sizes(grid)),)
         window = carried(window) if window.is_dense else window
         extents = tuple(axis.extent for axis in window.axes)
@@ -142,8 +144,8 @@ class Prefetch(Movement[_Problem]):
         )
         tiles = tile_counts(extents, box)
         places = [value for pair in zip(reversed(box), reversed(tiles), strict=True) for value in pair]
-        load = tensor_map("src", source, box, place, offset_bytes=window.source - src.pointer)
-        sizes = Sizes(min(place.ctas, prod(tiles)))
+        load = tensor_map("src", source, box, limits, offset_bytes=window.source - src.pointer)
+        sizes = Sizes(min(limits.ctas, prod(tiles)))
         return (Arguments(TEMPLATE, PrefetchConfig(len(box)), (load, *places, prod(tiles)), sizes),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:

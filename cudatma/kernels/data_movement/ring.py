@@ -89,7 +89,7 @@ class CopyRing:
     def check_target(self, target: Target) -> None:
         """Raise TargetError without TMA, ArgumentError if the ring does not fit."""
         target.require("tma", type(self).__name__)
-        self.ring.check_fits(target, least_stages=MIN_STAGES)
+        self.ring.check_fits(target, min_stages=MIN_STAGES)
 
 
 def slot_bytes(payload_bytes: int) -> int:

@@ -42,15 +42,15 @@ def _parameter(name: str, problem: Problem, config: GemmConfig) -> Map | At | Va
     if name == "a_map":
         swizzle = config.swizzle(config.is_a_k_major)
         dims, axis = ((k, m), 1) if config.is_a_k_major else ((m, k), 0)
-        over = _matrices(dims, operands.a, problem, config.a_box(m), config.dtype, swizzle)
-        return Map("a", over, (("dim", axis), ("box", axis)))
+        spec = _matrices(dims, operands.a, problem, config.a_box(m), config.dtype, swizzle)
+        return Map("a", spec, (("dim", axis), ("box", axis)))
     if name == "b_map":
         swizzle = config.swizzle(config.is_b_k_major)
         dims = (k, n) if config.is_b_k_major else (n, k)
         return Map("b", _matrices(dims, operands.b, problem, config.b_box, config.dtype, swizzle))
     if name == "output_map":
-        over = _matrices((n, m), operands.out, problem, config.output_box, config.result_dtype, "128B")
-        return Map("out", over, (("dim", 1),))
+        spec = _matrices((n, m), operands.out, problem, config.output_box, config.result_dtype, "128B")
+        return Map("out", spec, (("dim", 1),))
     if name == "a_scale_map":
         if operands.scale_rows is None:
             raise ArgumentError("scales_by_tma", True, "False for scales that TMA cannot read")
@@ -95,7 +95,7 @@ def _sizes_of_tiles(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[
     operands, element, out_bytes = problem.operands, config.element_bytes, config.out_bytes
     by_tma = _is_stored_by_tma(problem, config)
     box_rows = config.a_box_rows(problem.m)
-    work = config.schedule(problem, gpu.sm_count)
+    work = config.divide_tiles(problem, gpu.sm_count)
     tiles_m = ceil_div(problem.m, config.cluster_tile_m)
     vectors, pitch = operands.out.is_aligned, operands.out.pitch_bytes // out_bytes
     values = dict(operands.scale_strides) | {

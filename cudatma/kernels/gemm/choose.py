@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.cost import MIN_STAGES, no_kernel
 from cudatma.kernels.family import Family, Option, Times
-from cudatma.kernels.gemm.config import CHOICE, MAX_SUMS, PRESETS, WITH_BLOCK_SCALES, GemmConfig
+from cudatma.kernels.gemm.config import MAX_SUMS, PRESETS, VERSIONS, WITH_BLOCK_SCALES, GemmConfig
 from cudatma.kernels.gemm.cost import CostModel, cost_model
 from cudatma.kernels.gemm.problem import (
     EPILOGUES,
@@ -237,7 +237,7 @@ GEMM: Family[Problem, GemmConfig] = Family(
         Option("batch", 1, (), "matrices"),
     ),
     trial="cudatma.kernels.gemm.sample:GemmTrial",
-    versions=CHOICE,
+    versions=VERSIONS,
 )
 
 

@@ -103,7 +103,7 @@ PRESETS: Mapping[str, GemmPreset] = {
 }
 WITH_BLOCK_SCALES = tuple(version for version, preset in PRESETS.items() if preset.has_block_scales)
 #: The names of the versions, and how a caller selects one.
-CHOICE = Versions("gemm", "CUDATMA_GEMM_VERSION", tuple(PRESETS))
+VERSIONS = Versions("gemm", "CUDATMA_GEMM_VERSION", tuple(PRESETS))
 
 _SPAN_BYTES = 128
 #: More stages gain nothing.
@@ -244,7 +244,7 @@ class GemmConfig(KernelConfig):
         return self.is_persistent and self.has_wgmma
 
     @property
-    def gives_back_previous(self) -> bool:
+    def releases_one_stage_late(self) -> bool:
         """Whether a slot is released amid the products of the next stage (see tools/sass_hazards.py)."""
         return not self.has_wgmma
 
@@ -536,7 +536,7 @@ class GemmConfig(KernelConfig):
 
     # Choosing and tuning.
 
-    def schedule(self, problem: Problem, sm_count: int) -> Schedule:
+    def divide_tiles(self, problem: Problem, sm_count: int) -> Schedule:
         """Return how the tiles of all matrices of the batch are divided among CTAs."""
         m = problem.batch * ceil_div(problem.m, self.cluster_tile_m) * self.cluster_tile_m
         return whole_tiles(self, m, problem.n, problem.k, sm_count * self.ctas_per_sm)

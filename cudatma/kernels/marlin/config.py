@@ -319,7 +319,7 @@ class MarlinConfig(KernelConfig):
         return f"kernels/marlin_{self.version}.cu.j2"
 
     @property
-    def gives_back_previous(self) -> bool:
+    def releases_one_stage_late(self) -> bool:
         """Whether a slot is released amid the products of the next stage (see tools/sass_hazards.py)."""
         return self.has_wgmma
 

@@ -185,7 +185,7 @@ def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend:
         )
     if out is None:
         out = _new_result(w, None if w.device is None else stream_handle(stream, "cupy", w.device))
-    return run(DEQUANTIZE, (), out, (), stream=stream, backend=backend, weight=weight, subject=w)
+    return run(DEQUANTIZE, (), out, (), stream=stream, backend=backend, weight=weight, resource=w)
 
 
 class DenseProblem(NamedTuple):
@@ -206,12 +206,14 @@ class Dequantize(Operation[DenseProblem, DequantizeConfig]):
 
     name: ClassVar[str] = "dequantize"
     inputs: ClassVar[tuple[str, ...]] = ()
-    steady: ClassVar[tuple[str, ...]] = MarlinGemm.steady
+    weight_arrays: ClassVar[tuple[str, ...]] = MarlinGemm.weight_arrays
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[DenseProblem]:
-        """Validate a call; ``subject`` is the weight."""
-        info = check_dense(out, subject)
-        return Checked(DenseProblem.of(subject, info), (), info, info.shape, info.dtype)
+    def check(
+        self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any
+    ) -> Checked[DenseProblem]:
+        """Validate a call; ``resource`` is the weight."""
+        info = check_dense(out, resource)
+        return Checked(DenseProblem.of(resource, info), (), info, info.shape, info.dtype)
 
     def configure(self, problem: DenseProblem, gpu: Gpu, memo: dict[Any, Any]) -> DequantizeConfig:
         """Return the kernel. Its stages fill 99 KiB of shared memory, half of SM90's."""
@@ -257,10 +259,10 @@ def dequantize_arguments(problem: DenseProblem, config: DequantizeConfig, reside
     place: tuple[Any, ...] = At("out"), problem.pitch_bytes, At("perm"), k
     if not config.has_permutation:
         box, strides = (_BLOCK, _BLOCK), (problem.pitch_bytes, _ELEMENT_BYTES)
-        over = TiledSpec.from_strided(
+        spec = TiledSpec.from_strided(
             0, (k, width), strides_bytes=strides, dtype=layer.dtype, box=box, axes=(1, 0), swizzle=Swizzle.B128
         )
-        place = (Map("out", over),)
+        place = (Map("out", spec),)
     tiles_n = -(-n // columns)
     tiles = tiles_n * k64
     return Arguments(TEMPLATE, config, (*maps, *place, width, tiles_n, tiles), Sizes(min(tiles, resident)))

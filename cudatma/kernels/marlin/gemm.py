@@ -152,12 +152,12 @@ class MarlinGemm(Operation[Problem, Config]):
 
     name: ClassVar[str] = "marlin_gemm"
     inputs: ClassVar[tuple[str, ...]] = ("x", "bias")
-    steady: ClassVar[tuple[str, ...]] = ("qweight", "scales", "zeros", "perm")
+    weight_arrays: ClassVar[tuple[str, ...]] = ("qweight", "scales", "zeros", "perm")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (1, None, 1)
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, subject: Any) -> Checked[Problem]:
-        """Validate a call. ``options``: MarlinOptions. ``subject``: the weight."""
-        w, (x, bias) = subject, inputs
+    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[Problem]:
+        """Validate a call. ``options``: MarlinOptions. ``resource``: the weight."""
+        w, (x, bias) = resource, inputs
         rows = check_input(x, w)
         shape = *rows.info.shape[:-1], w.shape[1]
         result = None if out is None else check_output(out, rows, w)
@@ -175,7 +175,7 @@ class MarlinGemm(Operation[Problem, Config]):
         return Checked(problem, (rows.info, addend), None if result is None else result.info, shape, rows.info.dtype)
 
     def resized(
-        self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
+        self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], size_options: tuple[int, ...]
     ) -> tuple[Problem, tuple[int, ...], None] | None:
         """Return the problem with another M."""
         x, _, out = shapes
@@ -186,7 +186,7 @@ class MarlinGemm(Operation[Problem, Config]):
             return None
         return problem.with_m(m), (*rows, problem.layer.n), None
 
-    def masks(self, problem: Problem) -> tuple[int, ...]:
+    def alignment_masks(self, problem: Problem) -> tuple[int, ...]:
         """Return the alignment of x, which TMA reads, and out, which vectors write.
 
         Threads read the bias by elements.
@@ -200,7 +200,7 @@ class MarlinGemm(Operation[Problem, Config]):
     def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> Config:
         """Return the kernels for a problem."""
         chosen = choose(MARLIN, problem, gpu, memo)
-        copy = choose_copy(problem, get_target(gpu.target), gpu.sm_count) if problem.is_arranged else None
+        copy = choose_copy(problem, get_target(gpu.target), gpu.sm_count) if problem.copies_x else None
         key = id(chosen), copy
         _, config = memo.get(key) or (None, None)
         if config is None:
@@ -223,7 +223,7 @@ class MarlinGemm(Operation[Problem, Config]):
         for m in (1, max_m):  # the copy depends on whether there are few rows
             for is_aligned in (False, True):
                 copied = replace(problem, m=m, has_aligned_x=is_aligned)
-                if copied.is_arranged:
+                if copied.copies_x:
                     yield COPY, choose_copy(copied, target, gpu.sm_count)
 
     def problems_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterable[Problem]:
@@ -269,7 +269,9 @@ def _schedules(problem: Problem, config: Config, resident: tuple[int, ...]) -> C
 
 def host_weight(layer: LinearShape, arrays: Mapping[str, ArrayInfo]) -> PackedWeight:
     """Return the weight of these arrays in host memory."""
-    parts: dict[str, Any] = {name: host_array(arrays[name]) if name in arrays else None for name in MarlinGemm.steady}
+    parts: dict[str, Any] = {
+        name: host_array(arrays[name]) if name in arrays else None for name in MarlinGemm.weight_arrays
+    }
     return PackedWeight(**parts, shape=(layer.k, layer.n), group_size=layer.group_size, dtype=layer.dtype)
 
 
@@ -290,7 +292,7 @@ def weight_of(w: object) -> Weight:
     known: Weight | None = weight.attachments.get(_WEIGHT)
     if known is not None:
         return known
-    arrays = {name: getattr(weight, name) for name in MarlinGemm.steady}
+    arrays = {name: getattr(weight, name) for name in MarlinGemm.weight_arrays}
     infos = {name: describe(array, name) for name, array in arrays.items() if array is not None}
     for name, info in infos.items():
         if weight.device is not None and info.pointer % _ALIGNMENT:

@@ -166,7 +166,7 @@ class Problem:
         )
 
     @property
-    def is_arranged(self) -> bool:
+    def copies_x(self) -> bool:
         """Whether a second kernel copies x to aligned rows first."""
         return self.has_perm or not self.has_aligned_x
 
