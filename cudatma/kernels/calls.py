@@ -110,9 +110,9 @@ def calls_of(operation: Operation[P, C]) -> Calls[P, C]:
 class _Common(NamedTuple):
     """The properties that calls of one shape have in common.
 
-    address: returns the address of an array. present: indexes of the inputs that such a call has. masks: as
-    Operation.alignment_masks(). dtypes: dtypes of out and lse, as objects of the library. places: zeros, one for each address of
-    a launch.
+    address: returns the address of an array. present: indexes of the inputs that such a call has.
+    alignment_masks: as Operation.alignment_masks(). dtypes: dtypes of out and lse, as objects of the library. places:
+    zeros, one for each address of a launch.
     """
 
     library: str

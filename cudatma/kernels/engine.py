@@ -71,11 +71,11 @@ def run(
         ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``. Default: ``$CUDATMA_BACKEND``, else ``"auto"``.
     weight : Weight, optional
         Arrays that stay from call to call.
-    subject : object, optional
-        The object that check() validates the call against.
+    resource : object, optional
+        The object that the operation works with besides arrays: a PackedWeight, or the Group of an all-reduce.
     workspace : Workspace, optional
         Default: the stream's own; during capture, one per graph branch.
-    numbers : tuple of int
+    size_options : tuple of int
         Options that count as sizes. check() receives them before the other options.
     """
     key = None

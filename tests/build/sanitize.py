@@ -140,7 +140,7 @@ def run_case(k: int, n: int, m: int, options: Options, space: Workspace) -> str:
     device_bias = None if bias is None else upload(bias)
     on_gpu = weight.to_device()
     with use_load_path(on_gpu, m, options.load_path):
-        marlin_gemm(upload(x), on_gpu, out, device_bias, workspace=space)
+        marlin_gemm(upload(x), on_gpu, out=out, bias=device_bias, workspace=space)
     found = out.view(np.uint16).get().view(x.dtype).astype(np.float64)
     error = float(np.linalg.norm(found - reference) / np.linalg.norm(reference))
     return "" if error <= TOLERANCE[options.dtype] else f"relative error {error:.3g}"
@@ -159,7 +159,7 @@ def run_chain(space: Workspace) -> str:
     results = []
     for programmatic in (False, True):
         for weight, source, target in zip(weights, buffers, buffers[1:], strict=False):
-            marlin_gemm(source, weight, target, programmatic=programmatic, workspace=space)
+            marlin_gemm(source, weight, out=target, programmatic=programmatic, workspace=space)
         results.append(buffers[-1].get())
     return "" if (results[0] == results[1]).all() else "dependent launches changed the result"
 

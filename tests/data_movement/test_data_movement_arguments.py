@@ -351,7 +351,7 @@ def test_runs_too_short_for_large_slots_take_the_usual_ring(monkeypatch: pytest.
         (lambda: RowsConfig("gather", 1024, 3, 1, 6), "rows"),
     ],
 )
-def test_a_spec_that_its_kernel_cannot_run(make: Callable[[], object], field: str) -> None:
+def test_a_config_that_its_kernel_cannot_run(make: Callable[[], object], field: str) -> None:
     with pytest.raises(c.ArgumentError) as caught:
         make()
     assert caught.value.field == field

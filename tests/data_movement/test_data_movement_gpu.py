@@ -17,7 +17,7 @@ from cudatma.kernels.data_movement.copy import window_of
 from cudatma.kernels.data_movement.movement import LaunchLimits
 from cudatma.kernels.data_movement.plans import run_plan, window_plan
 from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, ragged_copy
-from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM, BOXES, Setting
+from cudatma.kernels.data_movement.ring import BOXES, CTAS_PER_SM, Setting
 from cudatma.kernels.data_movement.window import carried, cropped, simplify
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.replay import Replay
@@ -215,7 +215,7 @@ SETTINGS = [
 
 
 def limits() -> LaunchLimits:
-    return LaunchLimits(detect(), BLOCKS_PER_SM * gpu_of(0).sm_count)
+    return LaunchLimits(detect(), CTAS_PER_SM * gpu_of(0).sm_count)
 
 
 def launch(planned: Arguments, arrays: tuple[ArrayInfo, ArrayInfo]) -> None:

@@ -450,7 +450,7 @@ def test_the_choice_loses_little_against_every_tile(name: str, most: float, mean
     assert sum(found) / len(found) < mean
 
 
-def test_a_second_shape_of_a_kind_builds_no_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_shape_of_a_kind_builds_no_config(monkeypatch: pytest.MonkeyPatch) -> None:
     """Candidates depend on dtype, layout, epilogue and GPU, and are kept."""
     ms, built = np.array([1, 300]), []
     check = GemmConfig.__post_init__

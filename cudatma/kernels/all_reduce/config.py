@@ -148,9 +148,7 @@ class AllReduceInPlace(Operation[Problem, AllReduceConfig]):
     name: ClassVar[str] = "AllReduce"
     inputs: ClassVar[tuple[str, ...]] = ("x",)
 
-    def check(
-        self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any
-    ) -> Checked[Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[Problem]:
         """Return the call. The message is contiguous, has an even number of elements, and is not empty."""
         info = describe(inputs[0], "x")
         return Checked(Problem(resource, info.dtype.name, info.size_elems // 2), (info,), None, None, None)

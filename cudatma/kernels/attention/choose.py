@@ -94,7 +94,7 @@ def _pays(config: AttentionConfig, problem: Problem, target: Target) -> bool:
 
 
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AttentionConfig]:
-    """Return ``Family.times``: each tile of each version, with as deep a ring as shared memory holds.
+    """Return each tile of each version, with as deep a ring as shared memory holds, and its predicted times.
 
     The problem may name a version. Otherwise the ladder's versions compete, or mma_sync on targets without wgmma.
     Raises TargetError if the target lacks a feature of the version, and ArgumentError if the version has no kernel for

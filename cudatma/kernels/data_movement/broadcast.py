@@ -120,9 +120,7 @@ class Broadcast(Movement[_Problem]):
 
     name: ClassVar[str] = "broadcast"
 
-    def check(
-        self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any
-    ) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info, (copies,) = described(inputs[0], "src"), options
         if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
             raise ArgumentError("copies", copies, "an int, 1 or more")

@@ -116,9 +116,7 @@ class Copy(Movement[_Problem]):
 
     name: ClassVar[str] = "copy"
 
-    def check(
-        self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any
-    ) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info, (offset, shape, pad, cache, via) = described(inputs[0], "src"), options
         starts, extents = check_window(info, offset, shape, pad)
         policy = checked_cache(cache)

@@ -183,9 +183,7 @@ class Gather(Movement[_Problem]):
     name: ClassVar[str] = "gather"
     inputs: ClassVar[tuple[str, ...]] = ("src", "starts")
 
-    def check(
-        self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any
-    ) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         """Validate a call. Its table has been checked."""
         info, table, (box, pad) = described(inputs[0], "src"), describe(inputs[1], "starts"), options
         size, fill = check_box(info, box), check_pad(info, pad)
@@ -206,9 +204,7 @@ class HaloTiles(Movement[_Problem]):
 
     name: ClassVar[str] = "halo_tiles"
 
-    def check(
-        self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any
-    ) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info, (tile, halo, pad) = described(inputs[0], "src"), options
         rank = len(info.shape)
         inner, border = whole_numbers("tile", tile, rank), whole_numbers("halo", halo, rank)

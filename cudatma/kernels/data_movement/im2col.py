@@ -17,6 +17,7 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.descriptor import Im2colSpec, check_load, check_store
 from cudatma.descriptor import check_target as check_map_target
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
 from cudatma.kernels.arguments import Arguments, Map, Sizes
@@ -25,7 +26,7 @@ from cudatma.kernels.data_movement.configs import check_rank
 from cudatma.kernels.data_movement.movement import LaunchLimits, Movement, checked
 from cudatma.kernels.data_movement.plans import chunk_place, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, usual_ring
-from cudatma.kernels.data_movement.window import CHUNK_BYTES, choose_box
+from cudatma.kernels.data_movement.window import choose_box
 from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array
 from cudatma.kernels.operation import Checked
@@ -143,9 +144,7 @@ class Im2col(Movement[_Problem]):
 
     name: ClassVar[str] = "im2col"
 
-    def check(
-        self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any
-    ) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info = described(inputs[0], "src")
         if not 3 <= len(info.shape) <= 5:
             raise ArgumentError("src.shape", info.shape, "3 to 5 axes: images, depth, height, width, channels")
@@ -238,7 +237,7 @@ def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixe
         channels_per_pixel=channels,
         pixels_per_column=pixels,
     )
-    if src.pointer % CHUNK_BYTES:
+    if src.pointer % TMA_ALIGNMENT_BYTES:
         raise DescriptorError("address", chunk_place(src.pointer), "multiples of 16 bytes", "copy it first")
     check_map_target(spec, limits.target)
     check_load(spec, (0, *lower, 0), tuple(reversed(reach)))

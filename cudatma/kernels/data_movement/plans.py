@@ -15,6 +15,7 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import OobFill, check_load, check_reduce, check_store, check_target
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import DescriptorError
 from cudatma.kernels.arguments import Arguments, At, Map, Sizes, map_over
@@ -22,10 +23,10 @@ from cudatma.kernels.data_movement import ring as rings
 from cudatma.kernels.data_movement.configs import PLAIN, RUN, WINDOW, PlainConfig, RunConfig, WindowConfig
 from cudatma.kernels.data_movement.movement import LaunchLimits
 from cudatma.kernels.data_movement.ring import SMALL_SLOT_BYTES, Setting
-from cudatma.kernels.data_movement.window import CHUNK_BYTES, Axis, Window, choose_box, cropped, tile_counts
+from cudatma.kernels.data_movement.window import Axis, Window, choose_box, cropped, tile_counts
 
 _MAX_BOXES = 1 << 31
-_PLAIN_BLOCKS = 4
+_PLAIN_CTAS = 4
 
 
 def tensor_map(
@@ -38,7 +39,7 @@ def tensor_map(
     """
     axes = tuple(reversed(range(len(info.shape))))
     tiled = map_over(name, info, box, axes=axes, offset_bytes=offset_bytes, **options)
-    if info.pointer % CHUNK_BYTES:
+    if info.pointer % TMA_ALIGNMENT_BYTES:
         remedy = "start the view at an aligned element"
         raise DescriptorError("address", chunk_place(info.pointer), "multiples of 16 bytes", remedy)
     check_target(tiled.spec, limits.target)
@@ -47,7 +48,7 @@ def tensor_map(
 
 def chunk_place(address: int) -> str:
     """Return the place of an address in a 16-byte chunk, in words."""
-    return f"byte {address % CHUNK_BYTES} of a 16-byte chunk"
+    return f"byte {address % TMA_ALIGNMENT_BYTES} of a 16-byte chunk"
 
 
 def run_plan(
@@ -65,9 +66,9 @@ def run_plan(
     places of a 16-byte chunk or, in a reduction, if address or size is not a multiple of 16 bytes.
     """
     nbytes, first = window.nbytes, window.first_byte
-    head = min(-first % CHUNK_BYTES, nbytes)
-    tail = (nbytes - head) % CHUNK_BYTES
-    if (first - window.destination) % CHUNK_BYTES:
+    head = min(-first % TMA_ALIGNMENT_BYTES, nbytes)
+    tail = (nbytes - head) % TMA_ALIGNMENT_BYTES
+    if (first - window.destination) % TMA_ALIGNMENT_BYTES:
         got = f"{chunk_place(first)} and {chunk_place(window.destination)}"
         raise DescriptorError("address", got, "the same place in a 16-byte chunk", "copy to an aligned array")
     if op != "copy" and (head or tail):
@@ -183,5 +184,5 @@ def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], limits: Laun
     destination = At("out", window.destination - arrays[1].pointer)
     elements = prod(axis.extent for axis in axes)
     config = PlainConfig(width, len(axes), 32 if elements < 1 << 31 else 64)
-    ctas = min(limits.ctas * _PLAIN_BLOCKS, -(-elements // config.threads))
+    ctas = min(limits.ctas * _PLAIN_CTAS, -(-elements // config.threads))
     return Arguments(PLAIN, config, (source, destination, packed, elements, fill), Sizes(ctas))

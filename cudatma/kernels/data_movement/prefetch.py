@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, At, Sizes
 from cudatma.kernels.data_movement.checks import as_key, described
@@ -21,7 +22,7 @@ from cudatma.kernels.data_movement.copy import check_window, part_of
 from cudatma.kernels.data_movement.movement import LaunchLimits, Movement, layout
 from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, THREADS
-from cudatma.kernels.data_movement.window import CHUNK_BYTES, Axis, Window, carried, choose_box, simplify, tile_counts
+from cudatma.kernels.data_movement.window import Axis, Window, carried, choose_box, simplify, tile_counts
 from cudatma.kernels.engine import run
 from cudatma.kernels.operation import Checked
 from cudatma.target import Target
@@ -44,8 +45,8 @@ class PrefetchConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.rank <= 5:
             raise ArgumentError("rank", self.rank, "0..5")
-        if self.segment_bytes < CHUNK_BYTES or self.segment_bytes % CHUNK_BYTES:
-            raise ArgumentError("segment_bytes", self.segment_bytes, f"multiples of {CHUNK_BYTES}")
+        if self.segment_bytes < TMA_ALIGNMENT_BYTES or self.segment_bytes % TMA_ALIGNMENT_BYTES:
+            raise ArgumentError("segment_bytes", self.segment_bytes, f"multiples of {TMA_ALIGNMENT_BYTES}")
 
     @property
     def at(self) -> str:
@@ -106,9 +107,7 @@ class Prefetch(Movement[_Problem]):
 
     name: ClassVar[str] = "prefetch"
 
-    def check(
-        self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any
-    ) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info, (offset, shape) = described(inputs[0], "src"), options
         window = check_window(info, offset, shape, None)
         return Checked(_Problem(layout(info), *window), (info,), None, None, None)
@@ -125,8 +124,8 @@ class Prefetch(Movement[_Problem]):
         axes = tuple(Axis(0, n, n, s, s) for n, s in zip(part.shape, part.strides_bytes, strict=True))
         window = simplify(Window(part.pointer, part.pointer, part.dtype.itemsize, axes))
         if window.is_one_run:
-            first = -(-window.source // CHUNK_BYTES) * CHUNK_BYTES
-            nbytes = (window.source + window.nbytes - first) // CHUNK_BYTES * CHUNK_BYTES
+            first = -(-window.source // TMA_ALIGNMENT_BYTES) * TMA_ALIGNMENT_BYTES
+            nbytes = (window.source + window.nbytes - first) // TMA_ALIGNMENT_BYTES * TMA_ALIGNMENT_BYTES
             if nbytes <= 0:
                 return ()
             grid = min(limits.ctas, -(-nbytes // SLOT_BYTES))

@@ -111,9 +111,7 @@ class ReduceInto(Movement[_Problem]):
 
     name: ClassVar[str] = "reduce_into"
 
-    def check(
-        self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any
-    ) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         into, info, (op, offset, cache) = described(out, "dst"), described(inputs[0], "src"), options
         check_device(into, info, "dst")
         check_choice("op", op, OPS)

@@ -150,9 +150,7 @@ class GatherRows(Movement[_Problem]):
     name: ClassVar[str] = "gather_rows"
     inputs: ClassVar[tuple[str, ...]] = ("src", "index")
 
-    def check(
-        self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any
-    ) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         """Validate a call. Its index has been checked."""
         info, index = _matrix(inputs[0], "src"), describe(inputs[1], "rows")
         shape = index.shape[0], info.shape[1]
@@ -174,9 +172,7 @@ class ScatterRows(Movement[_Problem]):
     name: ClassVar[str] = "scatter_rows"
     inputs: ClassVar[tuple[str, ...]] = ("src", "index")
 
-    def check(
-        self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any
-    ) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         """Validate a call. Its index has been checked."""
         into, info, index = _matrix(out, "dst"), _matrix(inputs[0], "src"), describe(inputs[1], "rows")
         check_device(into, info, "dst")

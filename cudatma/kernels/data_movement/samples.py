@@ -18,7 +18,7 @@ from cudatma.kernels.data_movement.copy import check_window, plan_copy
 from cudatma.kernels.data_movement.gather import plan_boxes
 from cudatma.kernels.data_movement.im2col import columns_on_host, convolution, plan_im2col
 from cudatma.kernels.data_movement.movement import LaunchLimits
-from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM, BOXES
+from cudatma.kernels.data_movement.ring import BOXES, CTAS_PER_SM
 from cudatma.kernels.data_movement.transpose import plan_transpose
 from cudatma.kernels.sample import Sample, sample_dtype
 from cudatma.target import Target
@@ -34,8 +34,8 @@ def window_sample(
     shape = (rows + 2 * pad, columns + 2 * pad)
     result, starts = np.ones(shape, source.dtype), (-pad, -pad)
     check_window(describe(source), starts, shape, "zeros")
-    # A place counts its CTAs as if BLOCKS_PER_SM of them shared an SM.
-    limits = _limits(target, blocks * BLOCKS_PER_SM // BOXES.ctas_per_sm)
+    # `ctas` assumes CTAS_PER_SM CTAs per SM.
+    limits = _limits(target, blocks * CTAS_PER_SM // BOXES.ctas_per_sm)
     planned = plan_copy(describe(source), describe(result), starts, limits, via="tma")
     title = f"window copy, {rows} x {columns} {dtype}, {pad} around"
     return _sample(title, target, planned, source, result, np.pad(source, pad))

@@ -93,9 +93,7 @@ class TileCopy(Movement[_Problem]):
 
     name: ClassVar[str] = "tile_copy"
 
-    def check(
-        self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any
-    ) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info, into = described(inputs[0], "src"), described(out, "dst")
         if len(info.shape) != 2:
             raise ArgumentError("src.shape", info.shape, "two dimensions")

@@ -20,7 +20,7 @@ from cudatma.kernels.data_movement.configs import check_choice
 from cudatma.kernels.data_movement.copy import VIAS, plan_copy
 from cudatma.kernels.data_movement.movement import LaunchLimits, Movement, checked
 from cudatma.kernels.data_movement.plans import tensor_map
-from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
+from cudatma.kernels.data_movement.ring import CTAS_PER_SM
 from cudatma.kernels.data_movement.window import Axis, Window, simplify
 from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array
@@ -149,7 +149,7 @@ class TransposeConfig:
 
 def choose_transpose(element_bytes: int, target: Target) -> TransposeConfig:
     """Return a config with three slots and two transposed tiles if an SM holds two such CTAs, else with two and one."""
-    smem_bytes = target.smem_share_bytes(BLOCKS_PER_SM)
+    smem_bytes = target.smem_share_bytes(CTAS_PER_SM)
     larger = TransposeConfig(element_bytes, *SQUARES[element_bytes], 3, 2)
     return larger if larger.smem_bytes <= smem_bytes else replace(larger, stages=2, transposed_tiles=1)
 
@@ -202,9 +202,7 @@ class Transpose(Movement[_Problem]):
 
     name: ClassVar[str] = "transpose"
 
-    def check(
-        self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any
-    ) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info, (via,) = described(inputs[0], "src"), options
         check_choice("via", via, VIAS)
         if len(info.shape) < 2:

@@ -7,11 +7,12 @@ from typing import Any
 
 from cudatma.context import Cache
 from cudatma.descriptor import TiledSpec
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, At, Map, Sizes, Value
 from cudatma.kernels.gemm.config import GemmConfig
-from cudatma.kernels.gemm.matrices import ALIGNMENT, Matrix
+from cudatma.kernels.gemm.matrices import Matrix
 from cudatma.kernels.gemm.problem import NO_OPERANDS, SCALE_BLOCK, Problem, element_bytes
 from cudatma.kernels.gpu import IN_L2_BYTES, Gpu
 from cudatma.kernels.launch_struct import offsets, pack, work_values
@@ -147,4 +148,8 @@ def is_bound_by_memory(problem: Problem) -> bool:
 
 
 def _is_stored_by_tma(problem: Problem, config: GemmConfig) -> bool:
-    return config.stores_by_tma and problem.operands.out.is_aligned and problem.n * config.out_bytes % ALIGNMENT == 0
+    return (
+        config.stores_by_tma
+        and problem.operands.out.is_aligned
+        and problem.n * config.out_bytes % TMA_ALIGNMENT_BYTES == 0
+    )

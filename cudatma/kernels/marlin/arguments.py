@@ -16,7 +16,6 @@ from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.permute_columns import (
     ELEMENT_BYTES,
     PermuteColumnsConfig,
-    permute_arguments,
     permute_sizes,
     result_pitch_bytes,
 )
@@ -195,12 +194,7 @@ def _activations(problem: Problem, config: MarlinConfig) -> Map:
     return Map(ROWS if problem.copies_x else "x", spec, (("dim", 1),))
 
 
-def copy_arguments(problem: Problem, config: PermuteColumnsConfig, resident_ctas: int) -> Arguments:
-    """Return the launch that copies x to aligned rows in the order of the weight."""
-    return permute_arguments(config, copy_sizes(problem, config, resident_ctas))
-
-
 def copy_sizes(problem: Problem, config: PermuteColumnsConfig, resident_ctas: int) -> Sizes:
-    """Return the sizes of the copy."""
+    """Return the sizes of the launch that copies x to aligned rows in the order of the weight."""
     m, k = problem.m, problem.layer.k
     return permute_sizes(config, m, k, _source_pitch_bytes(problem), resident_ctas, programmatic=problem.programmatic)

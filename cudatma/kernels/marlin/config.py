@@ -196,7 +196,6 @@ class MarlinConfig(KernelConfig):
     struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
     barriers: ClassVar[tuple[str, ...]] = ("full", "empty")
     revision: ClassVar[int] = 1
-    is_persistent: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         activation_type(self.dtype)

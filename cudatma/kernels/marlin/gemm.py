@@ -12,17 +12,18 @@ import numpy as np
 from cudatma import context
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.build.kernel import debugging
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.arguments import Arguments, Sizes
 from cudatma.kernels.choice import choice_table, choose
 from cudatma.kernels.engine import run
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
-from cudatma.kernels.marlin.arguments import copy_arguments, copy_sizes, gemm_arguments, sizes_for
+from cudatma.kernels.marlin.arguments import copy_sizes, gemm_arguments, sizes_for
 from cudatma.kernels.marlin.choose import MARLIN
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.operands import MAX_ROWS, check_bias, check_input, check_output, check_weight
-from cudatma.kernels.marlin.permute_columns import ELEMENT_BYTES, PermuteColumnsConfig, choose_copy
+from cudatma.kernels.marlin.permute_columns import ELEMENT_BYTES, PermuteColumnsConfig, choose_copy, permute_arguments
 from cudatma.kernels.marlin.permute_columns import TEMPLATE as COPY
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.operation import Checked, Operation, Weight
@@ -33,17 +34,15 @@ from cudatma.target import get_target
 
 #: The attachment of a weight that holds its arrays for launches.
 _WEIGHT = "launch"
-#: Alignment of a weight's arrays, which TMA requires.
-_ALIGNMENT = 16
 
 
 def marlin_gemm(
     x: Any,
     w: PackedWeight,
+    *,
     out: Any = None,
     bias: Any = None,
     stream: Any = None,
-    *,
     backend: str | None = None,
     workspace: Workspace | None = None,
     programmatic: bool = False,
@@ -235,7 +234,9 @@ class MarlinGemm(Operation[Problem, Config]):
         """Return the launches of a problem."""
         work = _schedules(problem, config, resident)(problem.m)
         gemm = gemm_arguments(problem, config.gemm, work, get_target(gpu.target))
-        return (gemm,) if config.copy is None else (copy_arguments(problem, config.copy, resident[0]), gemm)
+        if config.copy is None:
+            return (gemm,)
+        return permute_arguments(config.copy, copy_sizes(problem, config.copy, resident[0])), gemm
 
     def sizes_for(
         self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...]
@@ -295,8 +296,10 @@ def weight_of(w: object) -> Weight:
     arrays = {name: getattr(weight, name) for name in MarlinGemm.weight_arrays}
     infos = {name: describe(array, name) for name, array in arrays.items() if array is not None}
     for name, info in infos.items():
-        if weight.device is not None and info.pointer % _ALIGNMENT:
-            raise ArgumentError(f"w.{name}.pointer", hex(info.pointer), f"a multiple of {_ALIGNMENT} bytes", "copy it")
+        if weight.device is not None and info.pointer % TMA_ALIGNMENT_BYTES:
+            raise ArgumentError(
+                f"w.{name}.pointer", hex(info.pointer), f"a multiple of {TMA_ALIGNMENT_BYTES} bytes", "copy it"
+            )
     addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
     key = weight.device, LinearShape.of(weight), weight.scale_fit, weight.perm is None
     formats: _Formats = context.runtime().part(_Formats)
