@@ -45,7 +45,8 @@ def check_out(
 ) -> None:
     """Raise ArgumentTypeError for another dtype of ``out``, and ArgumentError if the array is otherwise invalid.
 
-    ``allowed``: the dtype in words. The array must have this shape, be writable and on the device of the first input, and share no memory with the inputs.
+    ``allowed``: the dtype in words. The array must have this shape, be writable and on the device of the first input,
+    and share no memory with the inputs.
     """
     if info.dtype != dtype:
         raise ArgumentTypeError("out.dtype", str(info.dtype), allowed)

@@ -20,7 +20,7 @@ _MAX_PLANS = 1024
 
 
 class LaunchLimits(NamedTuple):
-    """The GPU of a launch. ``ctas``: maximum number of CTAs, CTAS_PER_SM on each SM."""
+    """The target of a launch, and the maximum number of CTAs, which is CTAS_PER_SM for each SM."""
 
     target: Target
     ctas: int

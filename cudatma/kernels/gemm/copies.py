@@ -92,14 +92,12 @@ def layouts_up_to(a: ArrayInfo, max_m: int) -> Iterator[ArrayInfo]:
     for rows in sorted({*(count for count in _ROWS if count <= max_m), max_m}):
         if across == element or k == 1:
             dense = k * element
-            pitches = [
-                (pitch, element) for pitch in (down, dense, dense + element, align_up(dense, TMA_ALIGNMENT_BYTES))
-            ]
+            aligned = align_up(dense, TMA_ALIGNMENT_BYTES)
+            pitches = [(pitch, element) for pitch in (down, dense, dense + element, aligned)]
         elif down == element or m == 1:
             dense = rows * element
-            pitches = [
-                (element, pitch) for pitch in (across, dense, dense + element, align_up(dense, TMA_ALIGNMENT_BYTES))
-            ]
+            aligned = align_up(dense, TMA_ALIGNMENT_BYTES)
+            pitches = [(element, pitch) for pitch in (across, dense, dense + element, aligned)]
         else:
             pitches = [(down, across)]
         for pitch, pointer in product(dict.fromkeys(pitches), (0, element)):

@@ -34,11 +34,8 @@ def matrix_of(info: ArrayInfo, letter: str, alignment: int = TMA_ALIGNMENT_BYTES
     if rows == 1:
         pitch = align_up(columns * info.dtype.itemsize, alignment)
     step = step if batch > 1 else 0
-    return Matrix(
-        pitch,
-        step,
-        not (info.pointer % TMA_ALIGNMENT_BYTES or step % TMA_ALIGNMENT_BYTES or pitch % TMA_ALIGNMENT_BYTES),
-    )
+    is_aligned = not any(offset % TMA_ALIGNMENT_BYTES for offset in (info.pointer, step, pitch))
+    return Matrix(pitch, step, is_aligned)
 
 
 def batched(info: ArrayInfo, batch: int) -> ArrayInfo:
@@ -80,9 +77,9 @@ def why_copied(info: ArrayInfo, letter: str) -> str:
         return "overlapping or reversed rows"
     if batch > 1 and step < 0:
         return "matrices in reverse order"
-    return (
-        "" if matrix_of(rows, "R").is_aligned else f"rows that do not start at multiples of {TMA_ALIGNMENT_BYTES} bytes"
-    )
+    if matrix_of(rows, "R").is_aligned:
+        return ""
+    return f"rows that do not start at multiples of {TMA_ALIGNMENT_BYTES} bytes"
 
 
 def result_rows(info: ArrayInfo) -> ArrayInfo:
