@@ -274,10 +274,6 @@ def _parser() -> Parser:
     instead("--dry-run", action="store_true", help="print the plan; without a GPU that of an H200")
     instead("--compile-only", action="store_true", help="fill the cache and measure nothing; needs no GPU")
     add("--target", metavar="NAME", help="with --dry-run or --compile-only: target of an imagined GPU, such as sm_90a")
-    add(
-        "--sm-count",
-        type=_at_least_one,
-        metavar="N",
-        help="likewise: number of SMs (default: 132 for sm_90a, 170 for sm_120a)",
-    )
+    help_sms = "likewise: number of SMs (default: 132 for sm_90a, 170 for sm_120a)"
+    add("--sm-count", type=_at_least_one, metavar="N", help=help_sms)
     return parser

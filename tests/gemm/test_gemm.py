@@ -215,7 +215,7 @@ def test_the_dumped_configurations_are_every_tile_layout_and_dtype(version: str)
         # ptxas gives each thread of 13 warps 128 registers.
         ("v3", {"tile_m": 192, "tile_n": 208}, "tile_n: got 208; allowed: at most 192 for three warpgroups"),
         ("v4", {"tile_m": 192, "tile_n": 208}, "tile_n: got 208; allowed: at most 192 for three warpgroups"),
-        ("v3", {"dtype": "float8_e4m3fn", "block_scales": True}, "version: got v3; allowed: v4 or v5 for scales"),
+        ("v3", {"dtype": "float8_e4m3fn", "block_scales": True}, "version: got v3; allowed: v4 or v5 for block scales"),
         (
             "v4",
             {"dtype": "float8_e4m3fn", "block_scales": True, "tile_n": 256},
