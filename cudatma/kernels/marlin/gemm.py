@@ -117,7 +117,12 @@ def marlin_gemm(
             if not isinstance(flag, bool):
                 raise ArgumentTypeError(name, type(flag).__name__, "bool")
     space = None if workspace is None else check_workspace(workspace, check_weight(w).device or 0)
-    weight = (w.attachments.get(_WEIGHT) if w.__class__ is PackedWeight else None) or weight_of(w)
+    try:
+        weight = w.attachments[_WEIGHT]
+    except (AttributeError, KeyError):
+        weight = None
+    if weight is None:
+        weight = weight_of(w)
     if debug is None:
         return run(MARLIN_GEMM, (x, bias), out, options, stream, backend, weight, w, space)
     with debugging(debug):
