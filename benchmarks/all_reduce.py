@@ -64,7 +64,7 @@ class Loopback:
         from cudatma.kernels.all_reduce.config import ALL_REDUCE
         from cudatma.kernels.engine import run
 
-        run(ALL_REDUCE, (x,), None, (self._number,), subject=self._group)
+        run(ALL_REDUCE, (x,), None, (self._number,), resource=self._group)
         return x
 
     def close(self) -> None:

@@ -44,9 +44,9 @@ from benchmarks.report import Cell, Result, Table, failure, make_parser, shown
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, TargetError, duration
 from cudatma.kernels.attention.attention import attention, attention_explain
-from cudatma.kernels.attention.config import CHOICE
+from cudatma.kernels.attention.config import VERSIONS
 
-LADDER = CHOICE.names
+LADDER = VERSIONS.names
 CUDNN, FA2, FA3, FA4, FLASHINFER = RIVALS = ("cuDNN", "FA2", "FA3", "FA4", "FlashInfer")
 #: Queries and keys of a sequence. A batch has TOKENS of them, or one sequence. All heads together have HIDDEN columns.
 LENGTHS, TOKENS, HIDDEN = (512, 1024, 2048, 4096, 8192, 16384, 32768), 16384, 2048

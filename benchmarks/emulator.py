@@ -185,7 +185,7 @@ def _marlin() -> Prepared:
     w = quantize(_normal(0, (512, 256), np.float32) * 0.05)
     x, out = _normal(1, (16, 512), np.float16), np.zeros((16, 256), np.float16)
     expected = x.astype(np.float64) @ w.dequantize()
-    return lambda: marlin_gemm(x, w, out, backend="emulator"), lambda: _worst(out, expected)
+    return lambda: marlin_gemm(x, w, out=out, backend="emulator"), lambda: _worst(out, expected)
 
 
 def _wgmma() -> Prepared:

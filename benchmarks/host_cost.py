@@ -56,7 +56,7 @@ def quantiles_us(samples_ns: Sequence[int]) -> dict[str, float]:
     """Return median, minimum, 90th and 99th percentile in microseconds."""
     ordered = sorted(samples_ns)
     at = {f"p{p}_us": ordered[min(len(ordered) - 1, len(ordered) * p // 100)] / 1e3 for p in (90, 99)}
-    return {"median_us": statistics.median(ordered) / 1e3, "least_us": ordered[0] / 1e3, **at}
+    return {"median_us": statistics.median(ordered) / 1e3, "min_us": ordered[0] / 1e3, **at}
 
 
 class Operands:
@@ -164,10 +164,10 @@ def _quiet() -> Iterator[None]:
 
 
 def host_table(cells: Sequence[Cell]) -> Table:
-    keys = ("median_us", "p90_us", "p99_us", "least_us")
+    keys = ("median_us", "p90_us", "p99_us", "min_us")
     rows = [(c["case"], *(shown(c.get(key)) for key in keys)) for c in cells]
     note = f"Host microseconds of one call; {PAIRS} pairs of x and out in turn, without synchronization in between."
-    return Table(("arrays", "median", "p90", "p99", "least"), tuple(rows), note)
+    return Table(("arrays", "median", "p90", "p99", "min"), tuple(rows), note)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

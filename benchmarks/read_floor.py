@@ -20,7 +20,7 @@ KIB = 1024
 THREADS = 160
 _COPY_KIB = (4, 8, 16, 32)
 _RING_KIB = (32, 64, 96, 192)
-_BLOCKS_PER_SM = (1, 2, 3, 4)
+_CTAS_PER_SM = (1, 2, 3, 4)
 _MAX_STAGES = 32
 #: Turns of each configuration during the search, and the number of configurations that are then measured fully.
 _SEARCH_REPLAYS, _FINALISTS = 3, 4
@@ -128,7 +128,7 @@ def configurations(smem_per_block_bytes: int, smem_per_sm_bytes: int) -> list[Fl
         for ring in _RING_KIB:
             stages = min(_MAX_STAGES, ring // copy)
             smem_bytes = stages * copy * KIB + 2 * KIB
-            for blocks in _BLOCKS_PER_SM:
+            for blocks in _CTAS_PER_SM:
                 if stages >= 2 and smem_bytes <= smem_per_block_bytes and smem_bytes * blocks <= smem_per_sm_bytes:
                     configs += [FloorConfig(copy * KIB, stages, blocks, order) for order in (False, True)]
     return list(dict.fromkeys(configs))

@@ -369,7 +369,7 @@ class PipelineSpec:
         """Number of bytes of shared memory that the ring and its barriers occupy."""
         return self.barriers_offset + self.barrier_bytes
 
-    def check_fits(self, target: Target, *, other_bytes: int = 0, least_stages: int = 1) -> None:
+    def check_fits(self, target: Target, *, other_bytes: int = 0, min_stages: int = 1) -> None:
         """Raise ArgumentError unless the ring fits into the shared memory of a CTA.
 
         Parameters
@@ -378,7 +378,7 @@ class PipelineSpec:
             The architecture.
         other_bytes : int, default: 0
             Number of bytes of shared memory that the kernel uses besides the ring.
-        least_stages : int, default: 1
+        min_stages : int, default: 1
             Minimum number of stages with which the kernel works. The error does not suggest fewer.
 
         Raises
@@ -392,8 +392,8 @@ class PipelineSpec:
             while max_stages > 0 and replace(self, stages=max_stages).smem_bytes + other_bytes > limit:
                 max_stages -= 1  # for the padding between the arrays of a ring by operand
             remedy = f"at most {max_stages} stages fit"
-            if max_stages < least_stages:
-                fewest = "one stage fits" if least_stages == 1 else f"{least_stages} stages fit"
+            if max_stages < min_stages:
+                fewest = "one stage fits" if min_stages == 1 else f"{min_stages} stages fit"
                 remedy = f"not even {fewest}: choose smaller boxes"
             raise ArgumentError("stages", f"{self.stages} ({total} bytes)", f"{limit} bytes on {target.name}", remedy)
 

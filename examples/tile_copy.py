@@ -19,7 +19,7 @@ import numpy as np
 import cudatma
 from cudatma.arrays import describe
 from cudatma.emulator import Trace
-from cudatma.kernels.data_movement.movement import Place
+from cudatma.kernels.data_movement.movement import LaunchLimits
 from cudatma.kernels.data_movement.tile_copy import TEMPLATE, TileCopyConfig, plan_tiles, tile_copy
 
 
@@ -28,7 +28,7 @@ def emulate(picture: Path) -> None:
     source = np.random.default_rng(0).random((500, 200), dtype=np.float32)
     destination = np.full_like(source, -1)
     target, arrays = cudatma.get_target("sm_90a"), {"src": describe(source), "out": describe(destination)}
-    launch = plan_tiles(arrays["src"], arrays["out"], Place(target, ctas=2))
+    launch = plan_tiles(arrays["src"], arrays["out"], LaunchLimits(target, ctas=2))
     trace = Trace()
     report = launch.emulate(target, arrays, schedules=20, trace=trace)
     picture.write_text(trace.to_svg())

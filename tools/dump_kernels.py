@@ -333,17 +333,17 @@ def _parser() -> Parser:
         "--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the configs, repeatable"
     )
     sizes = parser.add_argument_group(
-        "the kernel of a problem", f"with --m, --n and --k: of {' or '.join(FAMILIES)}, or of a version"
+        "the kernel of a problem", f"--m, --n and --k: sizes for {' or '.join(FAMILIES)} or one of its versions"
     )
     meanings = {
-        ("--m", "--q-length"): "rows of the result; of attention its queries",
-        ("--n", "--head-dim"): "its columns; of attention the head dim",
-        ("--k", "--k-length"): "elements that are added up; of attention its keys",
+        ("--m", "--q-length"): "rows of the result; for attention the queries",
+        ("--n", "--head-dim"): "columns of the result; for attention the head dim",
+        ("--k", "--k-length"): "elements that are added up; for attention the keys",
     }
     for names, what in meanings.items():
         sizes.add_argument(*names, type=int, metavar="SIZE", help=what)
     add_problem_options(sizes.add_argument)
-    help = "of the GPU that it would run on (default: of sm_90a 132, an H200's; of sm_120a 170, an RTX 5090's)"
+    help = "SMs of the GPU (default: 132 (H200) for sm_90a, 170 (RTX 5090) for sm_120a)"
     sizes.add_argument("--sm-count", type=int, metavar="N", help=help)
     add("--jobs", type=int, default=usable_cores(), metavar="N", help="processes that compile (default: one a core)")
     add("--debug", action="store_true", help="with bounded waits and checked accesses, see docs/howto/debug_a_hang.md")

@@ -115,8 +115,8 @@ def make_report(
     """Build the report of a compiled kernel. ``sass_text`` has encodings, and is None without a disassembler."""
     instructions = [i for i in parse_sass(sass_text or "") if i.function in (config.entry, "")]
     counted = sass_text is not None
-    previous = getattr(config, "gives_back_previous", False)
-    hazards = release_hazards(sass_text or "", gives_back_previous=previous)
+    previous = getattr(config, "releases_one_stage_late", False)
+    hazards = release_hazards(sass_text or "", releases_one_stage_late=previous)
     releases = tuple(str(h) for h in hazards if h.function in (config.entry, ""))
     wgmmas = tuple(str(h) for h in wgmma_hazards(sass_text or "") if h.function in (config.entry, ""))
     smem: tuple[Span, ...] = tuple(offered(config, "smem_layout") or ())

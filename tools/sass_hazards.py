@@ -43,27 +43,27 @@ class ReleaseHazard:
 Pending = Mapping[tuple[int, bool], int]
 
 
-def release_hazards(text: str, *, gives_back_previous: bool = False) -> tuple[ReleaseHazard, ...]:
+def release_hazards(text: str, *, releases_one_stage_late: bool = False) -> tuple[ReleaseHazard, ...]:
     """Return all hazards in the functions of an encoded disassembly (see parse_encoded), by address of the arrival.
 
     A read counts as in flight if it may be so on one path. An arrival that releases no slot is also reported if a read
     is in flight; a producer has no reads. Reads by wgmma and by bulk copies are not checked, because other instructions
     wait for them. Raise ArgumentError for text without encodings.
 
-    ``gives_back_previous`` is set in the config of a kernel that releases a slot in the middle of the next stage. Reads
-    after the wait for that stage then belong to another slot, if the stage's products continue after the arrival.
+    ``releases_one_stage_late`` is set in the config of a kernel that releases a slot in the middle of the next stage.
+    Reads after the wait for that stage then belong to another slot, if the stage's products continue after the arrival.
     """
-    return tuple(hazard for code in parse_encoded(text) for hazard in _function_hazards(code, gives_back_previous))
+    return tuple(hazard for code in parse_encoded(text) for hazard in _function_hazards(code, releases_one_stage_late))
 
 
-def _function_hazards(code: Code, gives_back_previous: bool) -> list[ReleaseHazard]:
+def _function_hazards(code: Code, releases_one_stage_late: bool) -> list[ReleaseHazard]:
     by_address = {step.address: step for step in code.steps}
     nothing: Pending = {}
     pending_before = states_before(code, nothing, _issue, _merge)
     hazards = []
     for index, (step, pending) in enumerate(zip(code.steps, pending_before, strict=True)):
         if step.opcode.startswith("SYNCS.ARRIVE"):
-            only_older = gives_back_previous and _is_amid_products(code, index)
+            only_older = releases_one_stage_late and _is_amid_products(code, index)
             loads = {load for load, is_older in _remaining(step, pending) if is_older or not only_older}
             for load in sorted(loads):
                 opcode = by_address[load].opcode

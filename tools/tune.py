@@ -273,8 +273,7 @@ def _parser() -> Parser:
     instead = parser.add_mutually_exclusive_group().add_argument
     instead("--dry-run", action="store_true", help="print the plan; without a GPU that of an H200")
     instead("--compile-only", action="store_true", help="fill the cache and measure nothing; needs no GPU")
-    add("--target", metavar="NAME", help="with --dry-run or --compile-only: of an imagined GPU, as sm_90a")
-    add(
-        "--sm-count", type=_at_least_one, metavar="N", help="likewise: its SMs (default: of sm_90a 132, of sm_120a 170)"
-    )
+    add("--target", metavar="NAME", help="with --dry-run or --compile-only: target of an imagined GPU, such as sm_90a")
+    help_sms = "likewise: number of SMs (default: 132 for sm_90a, 170 for sm_120a)"
+    add("--sm-count", type=_at_least_one, metavar="N", help=help_sms)
     return parser

@@ -104,11 +104,11 @@ class Artifact:
     files: Mapping[str, bytes] = field(repr=False)
 
     def text(self, name: str) -> str:
-        """Return a file as text. Raises CacheError if the entry does not have the file."""
+        """Return a file as text. Raises CacheError if the entry lacks it."""
         return self.read(name).decode()
 
     def read(self, name: str) -> bytes:
-        """Return a file's bytes. Raises CacheError if the entry does not have the file."""
+        """Return a file's bytes. Raises CacheError if the entry lacks it."""
         if name not in self.files:
             raise CacheError(f"entry {self.key} has no {name}, only {', '.join(sorted(self.files))}")
         return self.files[name]

@@ -44,6 +44,8 @@ STRIDE_LIMIT = 1 << 40
 MAX_BOX = 256
 MAX_ELEMENT_STRIDE = 8
 MAX_PIXELS = 1024
+#: Alignment of the addresses and strides that TMA requires; address_alignment() names the exceptions.
+TMA_ALIGNMENT_BYTES = 16
 #: TMA moves the rows of a box in chunks of this size.
 CHUNK_BYTES = 16
 #: Rank -> smallest and largest im2col corner, which has 16, 8 or 5 signed bits.
@@ -87,7 +89,7 @@ def smem_bits(dtype: TmaType) -> int:
 
 def address_alignment(dtype: TmaType, interleave: Interleave) -> int:
     """Return the alignment of the address and of every stride in bytes: 16 or 32."""
-    return 32 if interleave is Interleave.B32 or is_padded(dtype) else 16
+    return 32 if interleave is Interleave.B32 or is_padded(dtype) else TMA_ALIGNMENT_BYTES
 
 
 def check_length(values: Sequence[int], length: int, field: str, rank: int) -> None:

@@ -70,16 +70,16 @@ class ResidencyError(EmulatorError):
     ----------
     live : int
         Number of live CTAs.
-    live_bytes, most_bytes : int
+    live_bytes, max_bytes : int
         Bytes of emulated state that they occupy, and that they may occupy.
     """
 
-    def __init__(self, live: int, live_bytes: int, most_bytes: int) -> None:
-        self.live, self.live_bytes, self.most_bytes = live, live_bytes, most_bytes
+    def __init__(self, live: int, live_bytes: int, max_bytes: int) -> None:
+        self.live, self.live_bytes, self.max_bytes = live, live_bytes, max_bytes
         super().__init__(
             f"grid: {live} live CTAs occupy {live_bytes >> 20} MiB and all wait for CTAs that have not started; "
-            f"live CTAs may occupy {most_bytes >> 20} MiB. Wait only for CTAs that a GPU keeps resident simultaneously"
+            f"live CTAs may occupy {max_bytes >> 20} MiB. Wait only for CTAs that a GPU keeps resident simultaneously"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.live, self.live_bytes, self.most_bytes))
+        return (type(self), (self.live, self.live_bytes, self.max_bytes))

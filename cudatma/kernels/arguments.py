@@ -119,8 +119,10 @@ class Arguments:
         maps, values = iter(self.maps), []
         for parameter in self.parameters:
             if isinstance(parameter, Map):
-                over = next(maps)
-                values.append(encode(replace(over.spec, address=addresses[over.array] + over.offset_bytes)))
+                tensor_map = next(maps)
+                values.append(
+                    encode(replace(tensor_map.spec, address=addresses[tensor_map.array] + tensor_map.offset_bytes))
+                )
             elif isinstance(parameter, At):
                 address = addresses.get(parameter.array, 0)
                 values.append(address + parameter.offset_bytes if address else 0)
@@ -159,18 +161,18 @@ class Arguments:
         return chosen.emulate(self.sizes.grid, self.config.threads, self.filled(arrays), **(given | options))
 
 
-def with_fields(over: Map, values: Sequence[int]) -> Map:
+def with_fields(tensor_map: Map, values: Sequence[int]) -> Map:
     """Return the map with these values of its sized fields."""
     if not values:
-        return over
-    spec: Any = over.spec
+        return tensor_map
+    spec: Any = tensor_map.spec
     lists = {"dim": list(spec.dims), "stride": list(spec.strides_bytes), "box": list(getattr(spec, "box", ()))}
-    for (kind, index), value in zip(over.sized, values, strict=True):
+    for (kind, index), value in zip(tensor_map.sized, values, strict=True):
         lists[kind][index] = value
     changed: dict[str, Any] = {"dims": tuple(lists["dim"]), "strides_bytes": tuple(lists["stride"])}
     if lists["box"]:
         changed["box"] = tuple(lists["box"])
-    return over._replace(spec=replace(spec, **changed))
+    return tensor_map._replace(spec=replace(spec, **changed))
 
 
 def map_over(

@@ -53,11 +53,13 @@ class Calls(Generic[P, C]):
         ``dtypes``: dtypes of out and lse in the arrays' library.
         """
         operation, infos = self._operation, (*checked.arrays, checked.out)
-        masks = operation.masks(checked.problem)
-        if any(info is not None and info.pointer & mask for info, mask in zip(infos, masks, strict=True)):
+        alignment_masks = operation.alignment_masks(checked.problem)
+        if any(info is not None and info.pointer & mask for info, mask in zip(infos, alignment_masks, strict=True)):
             return  # a plan for misaligned arrays would also serve aligned ones, but slower
         present = [at for at, info in enumerate(checked.arrays) if info is not None]
-        common = _Common(key[0], launch.device, _ADDRESS[key[0]], present, masks, dtypes, [0] * len(operation.names))
+        common = _Common(
+            key[0], launch.device, _ADDRESS[key[0]], present, alignment_masks, dtypes, [0] * len(operation.names)
+        )
         spans = None
         if checked.out is not None:
             spans = [None if i is None else _span(i.shape, i.strides_bytes, i.dtype.itemsize) for i in infos]
@@ -108,16 +110,16 @@ def calls_of(operation: Operation[P, C]) -> Calls[P, C]:
 class _Common(NamedTuple):
     """The properties that calls of one shape have in common.
 
-    address: returns the address of an array. present: indexes of the inputs that such a call has. masks: as
-    Operation.masks(). dtypes: dtypes of out and lse, as objects of the library. places: zeros, one for each address of
-    a launch.
+    address: returns the address of an array. present: indexes of the inputs that such a call has.
+    alignment_masks: as Operation.alignment_masks(). dtypes: dtypes of out and lse, as objects of the library. places:
+    zeros, one for each address of a launch.
     """
 
     library: str
     device: int
     address: Callable[[Any], int]
     present: list[int]
-    masks: tuple[int, ...]
+    alignment_masks: tuple[int, ...]
     dtypes: tuple[Any, Any]
     places: list[int]
 
@@ -155,23 +157,23 @@ class Call:
         self._reads = None
         if spans is not None:
             self._written = spans[-1]
-            self._reads = [(at, common.masks[at], *span) for at in common.present if (span := spans[at])]
+            self._reads = [(at, common.alignment_masks[at], *span) for at in common.present if (span := spans[at])]
 
     def run(self, inputs: tuple[Any, ...], out: Any, stream: Any, weight: Weight | None) -> Any:
         """Launch; return the results, or NotImplemented if check() must validate the addresses."""
-        library, device, address, present, masks, dtypes, places = self._common
+        library, device, address, present, alignment_masks, dtypes, places = self._common
         places, result, reads = places[:], len(inputs), self._reads
         try:
             if reads is None:
                 for at in present:
                     places[at] = place = address(inputs[at])
-                    if not place or place & masks[at]:
+                    if not place or place & alignment_masks[at]:
                         return NotImplemented
             else:
                 places[result] = to = address(out)
                 low, high = self._written  # type: ignore[misc]
                 begin, end = to + low, to + high
-                if not to or to & masks[result]:
+                if not to or to & alignment_masks[result]:
                     return NotImplemented
                 for at, mask, low, high in reads:
                     places[at] = place = address(inputs[at])

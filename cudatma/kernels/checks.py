@@ -58,10 +58,10 @@ def check_place(info: ArrayInfo, field: str, first: ArrayInfo, first_field: str,
 def check_out(
     info: ArrayInfo, dtype: Any, allowed: str, shape: tuple[int, ...], read: Mapping[str, ArrayInfo], function: str
 ) -> None:
-    """Raise ArgumentTypeError unless ``out`` has this dtype (``allowed`` in words), ArgumentError if it is otherwise
-    invalid.
+    """Raise ArgumentTypeError for another dtype of ``out``, and ArgumentError if the array is otherwise invalid.
 
-    It must have this shape, be writable and on the device of the first input, and share no memory with the inputs.
+    ``allowed``: the dtype in words. The array must have this shape, be writable and on the device of the first input,
+    and share no memory with the inputs.
     """
     if info.dtype != dtype:
         raise ArgumentTypeError("out.dtype", str(info.dtype), allowed)

@@ -339,7 +339,7 @@ class Listed(Generic[S]):
 def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Listed[S]]:
     """Return up to ``limit`` configurations that are worth measuring.
 
-    The cost model's choice, which is to be beaten, comes first. Then come the cheapest tiles, and variants of the two
+    The cost model's choice, the one to beat, comes first. Then come the cheapest tiles, and variants of the two
     best.
     """
 

@@ -76,7 +76,7 @@ class KernelConfig(ABC):
     #: The name of the public function.
     function: ClassVar[str]
     presets: ClassVar[Mapping[str, Preset]]
-    #: Increment this when a kernel's time changes by more than 2 %, the smallest gain for which a tuning entry is kept.
+    #: Increment this when a kernel's time changes by more than 2 %, the smallest gain for which a tuning entry ships.
     revision: ClassVar[int]
     version: str
     tile_m: int

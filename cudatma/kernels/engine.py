@@ -48,9 +48,9 @@ def run(
     stream: Any = None,
     backend: str | None = None,
     weight: Weight | None = None,
-    subject: Any = None,
+    resource: Any = None,
     workspace: Workspace | None = None,
-    numbers: tuple[int, ...] = (),
+    size_options: tuple[int, ...] = (),
 ) -> Any:
     """Compute an operation; return ``out``, (out, lse), or None for an operation without a result.
 
@@ -71,11 +71,11 @@ def run(
         ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``. Default: ``$CUDATMA_BACKEND``, else ``"auto"``.
     weight : Weight, optional
         Arrays that stay from call to call.
-    subject : object, optional
-        The object that check() validates the call against.
+    resource : object, optional
+        The object that the operation works with besides arrays: a PackedWeight, or the Group of an all-reduce.
     workspace : Workspace, optional
         Default: the stream's own; during capture, one per graph branch.
-    numbers : tuple of int
+    size_options : tuple of int
         Options that count as sizes. check() receives them before the other options.
     """
     key = None
@@ -85,7 +85,7 @@ def run(
         facts = facts_of(library, (*inputs, out)) if library else None
         if facts is not None:
             known = context.in_use.parts.get(operation) or calls_of(operation)
-            key = library, facts, numbers, options, weight and weight.format
+            key = library, facts, size_options, options, weight and weight.format
             try:
                 call = known.calls.get(key)
             except TypeError:  # an unhashable option
@@ -96,9 +96,9 @@ def run(
                     done = call.run(inputs, out, stream, weight)
                     if done is not NotImplemented:
                         return done
-    if numbers:
-        options = *numbers, *options
-    return _run_checked(operation, inputs, out, options, stream, backend, weight, subject, workspace, key)
+    if size_options:
+        options = *size_options, *options
+    return _run_checked(operation, inputs, out, options, stream, backend, weight, resource, workspace, key)
 
 
 def _run_checked(
@@ -109,13 +109,13 @@ def _run_checked(
     stream: Any,
     backend: str | None,
     weight: Weight | None,
-    subject: Any,
+    resource: Any,
     workspace: Workspace | None,
     key: tuple[Any, ...] | None,
 ) -> Any:
     """Compute an operation with all checks, and keep its launch for later calls."""
     chosen = backend_for(operation.name, backend)
-    given = operation.check(inputs, out, options, subject)
+    given = operation.check(inputs, out, options, resource)
     first = next(info for info in (*given.arrays, given.out) if info is not None)
     field, device = (*operation.inputs, "out")[0], first.device
     if (instead := intercept.get()) is not None:
@@ -137,7 +137,7 @@ def _run_checked(
         return done
     if device is not None and handle is not None:
         order_after_producers(handle, device, result, *given.arrays)
-    checked = operation.arranged(given, chosen, handle)
+    checked = operation.with_readable_inputs(given, chosen, handle)
     named = operation.named(checked)
     if lse is not None:
         named["lse"] = describe(lse)
@@ -145,7 +145,7 @@ def _run_checked(
         named |= weight.arrays
     if chosen == "reference":
         operation.reference(checked.problem, named)
-    elif operation.without_kernel(checked.problem, named, handle):
+    elif operation.compute_without_kernel(checked.problem, named, handle):
         pass
     elif device is None or handle is None:
         emulate(operation, checked.problem, named)

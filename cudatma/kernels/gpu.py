@@ -31,7 +31,7 @@ CLUSTER_K = tuple(_IN_CLUSTERS)
 class Gpu:
     """A GPU's properties.
 
-    Clocks are the highest ones. memory_bus_bits: lines of the bus, each with two bits per clock.
+    Clocks are the highest ones. memory_bus_bits: bus width in bits; data moves twice per clock.
     """
 
     target: str
@@ -70,7 +70,7 @@ _KNOWN = (
 def imagined_gpu(target: str | Target, sm_count: int | None = None) -> Gpu:
     """Return a known GPU of a target with this number of SMs, or one extrapolated from the nearest known GPU.
 
-    An extrapolated GPU has the clocks of the nearest one, and as much memory bus for each SM. ``sm_count`` None means
+    An extrapolated GPU has the clocks of the nearest one, and the same memory-bus width per SM. ``sm_count`` None means
     the first known GPU of the target, for sm_90a an H200.
     """
     name = get_target(target).name

@@ -35,8 +35,8 @@ class Checked(NamedTuple, Generic[P]):
 class Weight(NamedTuple):
     """Arrays that stay from call to call.
 
-    format: the part that a plan depends on, hashed by identity. addresses: in the order of the operation's ``steady``.
-    arrays: the same arrays by name.
+    format: the part that a plan depends on, hashed by identity. addresses: in the order of the operation's
+    ``weight_arrays``. arrays: the same arrays by name.
     """
 
     format: Hashable
@@ -47,15 +47,15 @@ class Weight(NamedTuple):
 class Operation(ABC, Generic[P, C]):
     """The interface of a public function: a family implements it, and run() calls it.
 
-    A problem is frozen and hashable and holds no address. All methods except check(), reference(), arranged() and
-    without_kernel() depend on their arguments only.
+    A problem is frozen and hashable and holds no address. All methods except check(), reference(),
+    with_readable_inputs() and compute_without_kernel() depend on their arguments only.
     """
 
     #: The public function.
     name: ClassVar[str]
     #: Names of the inputs in the order of run(), and of a weight's arrays.
     inputs: ClassVar[tuple[str, ...]]
-    steady: ClassVar[tuple[str, ...]] = ()
+    weight_arrays: ClassVar[tuple[str, ...]] = ()
     #: The number of trailing axes of each input and of out that are part of a shape. The leading axes may differ from
     #: call to call. None: all axes are part of the shape.
     fixed_axes: ClassVar[tuple[int | None, ...]] = ()
@@ -80,8 +80,8 @@ class Operation(ABC, Generic[P, C]):
         return [info.pointer if (info := named.get(name)) else 0 for name in self.names]
 
     @abstractmethod
-    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, subject: Any) -> Checked[P]:
-        """Validate a call. ``options`` and ``subject`` are run()'s. Raises ArgumentError, ArgumentTypeError."""
+    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[P]:
+        """Validate a call. ``options`` and ``resource`` are run()'s. Raises ArgumentError, ArgumentTypeError."""
 
     @abstractmethod
     def configure(self, problem: P, gpu: Gpu, memo: dict[Any, Any]) -> C:
@@ -114,13 +114,13 @@ class Operation(ABC, Generic[P, C]):
         return problem
 
     def resized(
-        self, problem: P, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
+        self, problem: P, shapes: Sequence[Any], strides_bytes: Sequence[Any], size_options: tuple[int, ...]
     ) -> tuple[P, tuple[int, ...], tuple[int, ...] | None] | None:
         """Return the problem with other sizes and the shapes of its results, or None if check() must validate the call.
 
         ``shapes`` describes the inputs and out, None for arrays that the call lacks, and so does ``strides_bytes`` if
         ``joins_axes`` is False. Only leading axes differ from the call with this problem, and an axis of one element
-        remains one. ``numbers``: as in run().
+        remains one. ``size_options``: as in run().
         """
         return None
 
@@ -135,14 +135,14 @@ class Operation(ABC, Generic[P, C]):
         """Yield problems of this call's plan_key(), whose launches are prepared for sizes up to a bound."""
         return (checked.problem,)
 
-    def masks(self, problem: P) -> tuple[int, ...]:
+    def alignment_masks(self, problem: P) -> tuple[int, ...]:
         """Return, for each input and for out, the bits of its address that have to be 0 in a repeated call."""
         return (15,) * (len(self.inputs) + 1)
 
-    def arranged(self, checked: Checked[P], backend: str, stream: int | None) -> Checked[P]:
+    def with_readable_inputs(self, checked: Checked[P], backend: str, stream: int | None) -> Checked[P]:
         """Return the call with inputs that the kernels can read, copied on a stream where needed."""
         return checked
 
-    def without_kernel(self, problem: P, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
+    def compute_without_kernel(self, problem: P, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
         """Compute the result without a kernel if possible; return whether it did."""
         return False

@@ -34,10 +34,10 @@ class Launch(NamedTuple):
 
         The caller does not change the list later.
         """
-        steady = weight.addresses if weight else ()
+        weight_addresses = weight.addresses if weight else ()
         if self.partials_bytes is None:
             for replay, sizes in zip(self.replays, self.sizes):  # noqa: B905 (a keyword takes time)
-                replay.run(sizes, addresses, stream, NO_SPACES, steady)
+                replay.run(sizes, addresses, stream, NO_SPACES, weight_addresses)
             return
         space: Any = workspace
         if workspace is None:
@@ -49,7 +49,7 @@ class Launch(NamedTuple):
             rows = space.rows.room(self.rows_bytes) if self.rows_bytes else 0
             spaces = space.partials_pointer, space.flags_pointer, rows
             for replay, sizes in zip(self.replays, self.sizes):  # noqa: B905
-                replay.run(sizes, addresses, stream, spaces, steady)
+                replay.run(sizes, addresses, stream, spaces, weight_addresses)
 
 
 class _Loaded(NamedTuple):
@@ -106,11 +106,11 @@ class Plan(Generic[P, C]):
                 resident.append(gpu.sm_count * min(held, ctas_on_sm(kernel_config, held)))
             known = {name: info.pointer for name, info in named.items()}
             if weight is not None:
-                known |= zip(operation.steady, weight.addresses, strict=True)
+                known |= zip(operation.weight_arrays, weight.addresses, strict=True)
             addresses = dict.fromkeys((*operation.names, *SPACES), _ANY_ADDRESS) | known
             launches = operation.arguments(problem, config, gpu, tuple(resident))
             replays = [
-                Replay(arguments, kernel, self.device, operation.names, addresses, SPACES, operation.steady)
+                Replay(arguments, kernel, self.device, operation.names, addresses, SPACES, operation.weight_arrays)
                 for arguments, kernel in zip(launches, kernels, strict=True)
             ]
             sizes_of = operation.sizes_for(problem, config, gpu, tuple(resident))

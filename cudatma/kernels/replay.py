@@ -38,7 +38,7 @@ class Replay:
         Names of the arrays whose addresses are passed to ``run()``.
     addresses : mapping of str to int
         Current addresses of all arrays, from which the driver encodes tensor maps.
-    spaces, steady : sequence of str, optional
+    spaces, weight_arrays : sequence of str, optional
         Names of arrays whose addresses seldom change: the workspace, and a weight's arrays.
     """
 
@@ -52,10 +52,10 @@ class Replay:
         names: Sequence[str],
         addresses: Mapping[str, int],
         spaces: Sequence[str] = (),
-        steady: Sequence[str] = (),
+        weight_arrays: Sequence[str] = (),
     ) -> None:
         self.device, self.config = device, arguments.config
-        self._first = _Instance(arguments, kernel, device, (names, spaces, steady), addresses)
+        self._first = _Instance(arguments, kernel, device, (names, spaces, weight_arrays), addresses)
         self._idle = [self._first]
 
     def run(
@@ -64,13 +64,12 @@ class Replay:
         addresses: Sequence[int],
         stream: int,
         spaces: tuple[int, ...] = (),
-        steady: tuple[int, ...] = (),
+        weight_addresses: tuple[int, ...] = (),
     ) -> None:
         """Launch on a stream, by its handle, with arrays at these addresses, which the caller does not change later.
 
-        ``spaces`` and ``steady`` hold the addresses of the workspace and of the weight. Passing the same ``sizes``,
-        ``spaces`` or ``steady`` object again skips their update. Raises DriverError, LaunchError (a forked process),
-        PipelineHang (debug).
+        ``spaces`` holds the addresses of the workspace. Passing the same ``sizes``, ``spaces`` or ``weight_addresses``
+        object again skips their update. Raises DriverError, LaunchError (a forked process), PipelineHang (debug).
         """
         try:
             instance = self._idle.pop()
@@ -89,13 +88,13 @@ class Replay:
                 for word, index, offset in instance.space_words:
                     word[0] = spaces[index] + offset
                 instance.spaces = spaces
-            if steady is not instance.steady:
-                instance.steady = None
-                for word, index, offset in instance.steady_words:
-                    word[0] = steady[index] + offset
-                instance.steady = steady
-            for over in instance.by_driver:
-                over.encode((addresses, spaces, steady))
+            if weight_addresses is not instance.weight_addresses:
+                instance.weight_addresses = None
+                for word, index, offset in instance.weight_words:
+                    word[0] = weight_addresses[index] + offset
+                instance.weight_addresses = weight_addresses
+            for tensor_map in instance.by_driver:
+                tensor_map.encode((addresses, spaces, weight_addresses))
             instance.launch(stream)
         finally:
             self._idle.append(instance)
@@ -106,7 +105,7 @@ class _Instance:
 
     __slots__ = (
         *("_given", "_maps", "_plan", "_smem_bytes", "_values", "addresses", "by_driver", "launch", "sizes"),
-        *("space_words", "spaces", "steady", "steady_words", "words"),
+        *("space_words", "spaces", "weight_addresses", "weight_words", "words"),
     )
 
     def __init__(
@@ -122,10 +121,10 @@ class _Instance:
         #: Addresses of the last launch; None if an argument may hold anything.
         self.addresses: Sequence[int] | None = None
         self.spaces: tuple[int, ...] | None = None
-        self.steady: tuple[int, ...] | None = None
+        self.weight_addresses: tuple[int, ...] | None = None
         if plan is None:
-            for over in arguments.maps:
-                check_target(over.spec, kernel.target)
+            for tensor_map in arguments.maps:
+                check_target(tensor_map.spec, kernel.target)
             plan = kernel.plan(
                 arguments.sizes.grid,
                 arguments.config.threads,
@@ -159,7 +158,7 @@ class _Instance:
                 words[group].append((_words(value, "Q"), at, parameter.offset_bytes))
         self._values = [values[place] for place in range(len(values))]
         self.by_driver = self._maps if by_driver else []
-        self.words, self.space_words, self.steady_words = words
+        self.words, self.space_words, self.weight_words = words
 
     def copy(self) -> _Instance:
         """Return another set of arguments for the same launch."""
@@ -180,11 +179,11 @@ class _Instance:
                 place.value = given
         if self._maps and (old is None or sizes.fields != old.fields):
             begin = 0
-            for over in self._maps:
-                end = begin + over.count
-                over.fields = sizes.fields[begin:end]
+            for tensor_map in self._maps:
+                end = begin + tensor_map.count
+                tensor_map.fields = sizes.fields[begin:end]
                 if not self.by_driver:
-                    over.write()
+                    tensor_map.write()
                 begin = end
         plan.reshape(sizes.grid, max(self._smem_bytes, sizes.shared_bytes), sizes.programmatic)
         self.sizes = sizes
@@ -198,17 +197,17 @@ class _SizedMap:
         *("count", "fields"),
     )
 
-    def __init__(self, over: Map, value: Any, place: tuple[int, int], device: int) -> None:
+    def __init__(self, tensor_map: Map, value: Any, place: tuple[int, int], device: int) -> None:
         """Read the first values. ``place``: the group of the array's name, and its index there."""
-        spec: Any = over.spec
-        self._map, self._place, self._device = over, place, device
-        self.count = len(over.sized)
+        spec: Any = tensor_map.spec
+        self._map, self._place, self._device = tensor_map, place, device
+        self.count = len(tensor_map.sized)
         self.fields: tuple[int, ...] = ()
         self._written: tuple[int, ...] = ()
         self._pointer = addressof(value)
         self._bytes = memoryview(value).cast("B")
-        self._write = codec.field_writer(_words(value, "I"), self._bytes, spec, over.sized)
-        self._kind = spec.dtype, spec.rank, spec.swizzle, spec.interleave, over.sized
+        self._write = codec.field_writer(_words(value, "I"), self._bytes, spec, tensor_map.sized)
+        self._kind = spec.dtype, spec.rank, spec.swizzle, spec.interleave, tensor_map.sized
         self._agrees = False
 
     def write(self) -> None:

@@ -40,8 +40,7 @@ class TiledConfig(Protocol):
     """The members of a config that whole_tiles() reads.
 
     tile_k: elements of K in a stage. cluster: CTAs of a cluster that share loads. cluster_tile_m, cluster_tile_n: tile
-    of the cluster. cluster_k: CTAs that divide K. launch_cluster: CTAs of a cluster of the launch. is_persistent:
-    whether a CTA computes several tiles.
+    of the cluster. cluster_k: CTAs that divide K. launch_cluster: CTAs of a cluster of the launch.
     """
 
     @property
@@ -54,8 +53,6 @@ class TiledConfig(Protocol):
     def cluster_tile_n(self) -> int: ...
     @property
     def cluster_k(self) -> int: ...
-    @property
-    def is_persistent(self) -> bool: ...
     @property
     def launch_cluster(self) -> int: ...
 
@@ -167,8 +164,10 @@ def shortest(options: list[Assignment], division: Callable[[int], tuple[float, f
     return min(options, key=stages)
 
 
-def whole_tiles(config: TiledConfig, m: int, n: int, k: int, resident_ctas: int) -> Schedule:
-    """Cut an (m, n, k) problem into tiles, which are assigned whole to ``resident_ctas`` CTAs at a time.
+def whole_tiles(config: TiledConfig, m: int, n: int, k: int, resident_ctas: int | None = None) -> Schedule:
+    """Cut an (m, n, k) problem into tiles, which are assigned whole.
+
+    ``resident_ctas``: CTAs that run at a time, each of which computes several tiles; None for one tile per CTA.
 
     Raises ArgumentError if K has fewer stages than CTAs that divide it.
     """
@@ -176,7 +175,7 @@ def whole_tiles(config: TiledConfig, m: int, n: int, k: int, resident_ctas: int)
     clusters, k_iterations = tiles_m * tiles_n, ceil_div(k, config.tile_k)
     if k_iterations < config.cluster_k:
         raise ArgumentError("cluster_k", config.cluster_k, f"at most {k_iterations}, K's stages")
-    if config.is_persistent:  # the smallest number of clusters that needs no more turns
+    if resident_ctas is not None:  # the smallest number of clusters that needs no more turns
         clusters = ceil_div(clusters, ceil_div(clusters, max(1, resident_ctas // config.cluster)))
     return Schedule(clusters * config.launch_cluster, tiles_m, tiles_n, k_iterations, 0, config.cluster)
 
@@ -200,7 +199,7 @@ def schedule(
     problems have divided tiles.
     """
     if not config.partial_bytes:
-        return whole_tiles(config, m, n, k, resident_ctas)
+        return whole_tiles(config, m, n, k)
     tiles_m, tiles_n = ceil_div(m, config.cluster_tile_m), ceil_div(n, config.cluster_tile_n)
     tiles, k_iterations, cluster = tiles_m * tiles_n, ceil_div(k, config.tile_k), config.cluster
     resident = max(1, resident_ctas // cluster)

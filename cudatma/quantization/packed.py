@@ -144,7 +144,7 @@ class PackedWeight(_Referable):
     dtype: str
     layout_version: int = LAYOUT_VERSION
     scale_fit: ScaleFit = field(default=ScaleFit(), init=False)
-    #: Cache of kernels for this weight (launch plans), by their own keys. Not saved or copied.
+    #: Objects that kernels derive from this weight, such as its arrays for launches, by key. Not saved or copied.
     attachments: dict[Any, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:

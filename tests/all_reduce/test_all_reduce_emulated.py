@@ -216,7 +216,7 @@ def test_the_model_sends_long_messages_to_the_group() -> None:
     assert limits[-1] >= 16 * 8192 * 2
 
 
-def test_what_the_spec_and_the_sample_refuse() -> None:
+def test_what_the_config_and_the_sample_refuse() -> None:
     for fields, field in (((1, "float16"), "ranks"), ((9, "float16"), "ranks"), ((2, "float16", 33), "threads")):
         with pytest.raises(ArgumentError, match=f"^{field}"):
             AllReduceConfig(*fields)

@@ -111,8 +111,8 @@ class FakeTorch:
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     fake = Ranks()
 
-    def recorded(operation: Any, inputs: Any, out: Any, options: Any, *, subject: Any) -> None:
-        fake.launches.append((fake.rank, operation.check(inputs, out, options, subject).problem, inputs[0]))
+    def recorded(operation: Any, inputs: Any, out: Any, options: Any, *, resource: Any) -> None:
+        fake.launches.append((fake.rank, operation.check(inputs, out, options, resource).problem, inputs[0]))
 
     group = SimpleNamespace(
         all_gather_object=fake.gather,

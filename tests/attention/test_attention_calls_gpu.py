@@ -11,7 +11,7 @@ from this_gpu import TARGET, cupy
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.attention import ATTENTION_CALL, attention
-from cudatma.kernels.attention.config import CHOICE
+from cudatma.kernels.attention.config import VERSIONS
 from cudatma.kernels.calls import calls_of
 
 pytestmark = pytest.mark.gpu
@@ -48,7 +48,7 @@ def compared(q: Any, k: Any, v: Any, **options: Any) -> None:
 
 @pytest.mark.parametrize("scale", [1, 3])
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("version", CHOICE.names)
+@pytest.mark.parametrize("version", VERSIONS.names)
 def test_calls_of_every_version(version: str, case: str, scale: int) -> None:
     given = {"heads": 1} | CASES[case]
     q_length, k_length, heads = scale * given.pop("q_length"), scale * given.pop("k_length"), 2 * given.pop("heads")
@@ -57,7 +57,7 @@ def test_calls_of_every_version(version: str, case: str, scale: int) -> None:
     compared(q, k, v, version=version, **given)
 
 
-@pytest.mark.parametrize("version", [version for version in CHOICE.names if version != "scalar"])
+@pytest.mark.parametrize("version", [version for version in VERSIONS.names if version != "scalar"])
 def test_sinks(version: str) -> None:
     q, k, v = numbers(2, 133, 4, 64), numbers(2, 260, 2, 64, seed=1), numbers(2, 260, 2, 64, seed=2)
     compared(q, k, v, version=version, causal=True, sink=np.array([3, -1, -np.inf, 0.5], np.float32))
@@ -72,7 +72,7 @@ def test_no_queries_or_no_keys(shape: tuple[int, ...]) -> None:
     assert cupy.isneginf(lse).all()
 
 
-@pytest.mark.parametrize("version", CHOICE.names)
+@pytest.mark.parametrize("version", VERSIONS.names)
 def test_views_are_read_and_written_where_they_are(version: str) -> None:
     heads_first = [cupy.asarray(numbers(2, 4, 150, 64, seed=seed)) for seed in range(3)]
     q, k, v = (each.swapaxes(1, 2) for each in heads_first)
@@ -115,7 +115,7 @@ def test_streams_do_not_share_a_counter_of_tiles() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("version", [*CHOICE.names, "auto"])
+@pytest.mark.parametrize("version", [*VERSIONS.names, "auto"])
 def test_tensors_of_torch(version: str, dtype: str) -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():

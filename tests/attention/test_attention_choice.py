@@ -15,7 +15,7 @@ from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels import choice
 from cudatma.kernels.attention.arguments import raster
 from cudatma.kernels.attention.choose import ATTENTION, decode_config, times
-from cudatma.kernels.attention.config import CHOICE, AttentionConfig
+from cudatma.kernels.attention.config import VERSIONS, AttentionConfig
 from cudatma.kernels.attention.decode import DECODE_CALL
 from cudatma.kernels.attention.problem import HEAD_DIMS, DecodeProblem, Problem
 from cudatma.kernels.attention.sample import small_config
@@ -55,7 +55,7 @@ def test_the_choice_loses_little_against_stored_measurements(version: str) -> No
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
-@pytest.mark.parametrize("version", CHOICE.names)
+@pytest.mark.parametrize("version", VERSIONS.names)
 def test_every_version_has_a_tile_for_every_head_dim(version: str, dims: tuple[int, int]) -> None:
     fields = {"head_dim": dims[0], "v_head_dim": dims[1], "is_causal": True, "has_softcap": True, "version": version}
     problem = problem_of(heads=8, **fields)

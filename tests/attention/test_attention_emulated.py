@@ -18,7 +18,7 @@ from cudatma.kernels.arguments import FLAGS
 from cudatma.kernels.attention import arguments
 from cudatma.kernels.attention.attention import ATTENTION_CALL, VARLEN_CALL
 from cudatma.kernels.attention.check import check_attention, check_varlen
-from cudatma.kernels.attention.config import CHOICE, AttentionConfig
+from cudatma.kernels.attention.config import VERSIONS, AttentionConfig
 from cudatma.kernels.attention.reference import attend
 from cudatma.kernels.attention.sample import sample, small_config
 from cudatma.kernels.engine import host_workspace
@@ -89,7 +89,7 @@ def check(
 #: Versions a4 and mma_sync run all cases; of a pair of versions that share their masks, each runs half of them.
 RUNS = [
     (version, case)
-    for parity, version in enumerate(CHOICE.names, 1)
+    for parity, version in enumerate(VERSIONS.names, 1)
     for number, case in enumerate(CASES)
     if version in ("a4", "mma_sync") or number % 2 == parity % 2
 ]
@@ -293,7 +293,7 @@ def test_rows_whose_maximum_rises_again_and_again(version: str, scale: float, op
     [(slice(32, None), 1e-6), (slice(0, 32), 1e6), (slice(16, 48), 1.0), (slice(0, None), 1.0)],
     ids=str,
 )
-@pytest.mark.parametrize("version", CHOICE.names)
+@pytest.mark.parametrize("version", VERSIONS.names)
 def test_blocks_of_logits_of_minus_infinity(version: str, infinite: slice, scale: float) -> None:
     """They count as keys that are not seen: the last blocks, which come first, the first ones, some in between, all."""
     q, k, v = (operand(length=length, seed=seed) for seed, length in enumerate((20, 70, 70)))
@@ -304,7 +304,7 @@ def test_blocks_of_logits_of_minus_infinity(version: str, infinite: slice, scale
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize("version", CHOICE.names)
+@pytest.mark.parametrize("version", VERSIONS.names)
 def test_rows_with_a_nan_or_a_logit_of_plus_infinity_are_nan(version: str) -> None:
     """As with torch.softmax: inf - inf. Their neighbors in a tile are as they were."""
     q, k, v = (operand(length=70, seed=seed) for seed in (0, 1, 2))

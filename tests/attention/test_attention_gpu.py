@@ -15,7 +15,7 @@ from this_gpu import cupy
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.attention.attention import attention
 from cudatma.kernels.attention.choose import times
-from cudatma.kernels.attention.config import CHOICE, AttentionConfig
+from cudatma.kernels.attention.config import VERSIONS, AttentionConfig
 from cudatma.kernels.attention.problem import HEAD_DIMS, Problem
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.tuning import pinned
@@ -33,7 +33,7 @@ def runs_here(version: str) -> bool:
         return False
 
 
-USABLE = [version for version in CHOICE.names if runs_here(version)]
+USABLE = [version for version in VERSIONS.names if runs_here(version)]
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 #: ||out - reference|| / ||reference||: probabilities and results are rounded to 16 bits.
 LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}

@@ -69,7 +69,7 @@ FAILED = {"k": 4096, "n": 4096, "m": 1, "case": "torch", "batch": 1, "length": 1
         ),
         (
             host_cost.host_table,
-            [{"case": "CuPy", "median_us": 8.0, "p90_us": 9.0, "p99_us": 12.5, "least_us": 7.0}],
+            [{"case": "CuPy", "median_us": 8.0, "p90_us": 9.0, "p99_us": 12.5, "min_us": 7.0}],
             "| CuPy | 8.00 | 9.00 | 12.50 | 7.00 |",
         ),
         (

@@ -46,7 +46,7 @@ from cudatma import (
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.kernels.attention.choose import times as attention_times
-from cudatma.kernels.attention.config import CHOICE as ATTENTION_CHOICE
+from cudatma.kernels.attention.config import VERSIONS as ATTENTION_VERSIONS
 from cudatma.kernels.attention.problem import Problem as AttentionProblem
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gemm.config import PRESETS, WITH_BLOCK_SCALES, GemmConfig
@@ -140,7 +140,7 @@ def run_case(k: int, n: int, m: int, options: Options, space: Workspace) -> str:
     device_bias = None if bias is None else upload(bias)
     on_gpu = weight.to_device()
     with use_load_path(on_gpu, m, options.load_path):
-        marlin_gemm(upload(x), on_gpu, out, device_bias, workspace=space)
+        marlin_gemm(upload(x), on_gpu, out=out, bias=device_bias, workspace=space)
     found = out.view(np.uint16).get().view(x.dtype).astype(np.float64)
     error = float(np.linalg.norm(found - reference) / np.linalg.norm(reference))
     return "" if error <= TOLERANCE[options.dtype] else f"relative error {error:.3g}"
@@ -159,7 +159,7 @@ def run_chain(space: Workspace) -> str:
     results = []
     for programmatic in (False, True):
         for weight, source, target in zip(weights, buffers, buffers[1:], strict=False):
-            marlin_gemm(source, weight, target, programmatic=programmatic, workspace=space)
+            marlin_gemm(source, weight, out=target, programmatic=programmatic, workspace=space)
         results.append(buffers[-1].get())
     return "" if (results[0] == results[1]).all() else "dependent launches changed the result"
 
@@ -318,7 +318,7 @@ def cases(space: Workspace) -> dict[str, Callable[[], str]]:
         dense |= {f"gemm fp8 blocks {one}": functools.partial(run_fp8, True, one) for one in WITH_BLOCK_SCALES}
     of_attention = {
         f"attention {version} {case}": functools.partial(run_attention, version, case)
-        for version in ATTENTION_CHOICE.names
+        for version in ATTENTION_VERSIONS.names
         for case in ATTENTION_CASES
         if detect().has_wgmma
     }

@@ -181,7 +181,7 @@ def test_the_key_covers_the_code_that_makes_text_of_templates() -> None:
     assert {f"{name}.py" for name in ours - no_text} <= set(build._COMMON_CODE)
 
 
-def test_a_spec_that_cannot_be_hashed(templates: Path, compilations: list[str]) -> None:
+def test_a_config_that_cannot_be_hashed(templates: Path, compilations: list[str]) -> None:
     @dataclass
     class Loose:
         factor: int = 2
@@ -302,7 +302,7 @@ def test_a_forked_child_compiles_for_itself(tmp_path: Path) -> None:
 # --- compile
 
 
-def test_a_source_with_primitives_and_a_spec() -> None:
+def test_a_source_with_primitives_and_a_config() -> None:
     source = """
     //% include "primitives/types.cuh.j2"
     extern "C" __global__ void mine(const __grid_constant__ cudatma::TensorMap map, int* x) { *x = ${ config.factor }; }
@@ -555,7 +555,7 @@ def test_a_template_that_changes_while_it_is_compiled(templates: Path, monkeypat
         load_kernel("kernel.cu.j2", Config(), "sm_90a")
 
 
-def test_the_layout_belongs_to_the_spec_of_the_call() -> None:
+def test_the_layout_belongs_to_the_config_of_the_call() -> None:
     source = 'extern "C" __global__ void layout_of() {}'
     layouts = [((name, 0, size),) for name, size in (("first", 16), ("second", 32))]
     for layout in layouts:
@@ -636,7 +636,7 @@ def test_what_a_usable_gpu_is(answer: Any, expected: bool, monkeypatch: pytest.M
     backend._has_usable_gpu.cache_clear()
 
 
-def test_the_key_covers_the_files_of_a_spec_and_its_bases() -> None:
+def test_the_key_covers_the_files_of_a_config_and_its_bases() -> None:
     class Own(Config): ...
 
     common = set(build._code_files(object))

@@ -57,7 +57,7 @@ class Config:
     dtype: Any = None
 
 
-def test_canonical_is_json_of_everything_a_spec_holds() -> None:
+def test_canonical_is_json_of_everything_a_config_holds() -> None:
     value = {
         "config": Config(3, dtype=np.dtype(ml_dtypes.bfloat16)),
         "n": np.int32(4),

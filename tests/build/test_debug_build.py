@@ -52,7 +52,7 @@ def test_a_template_sees_it_and_the_opening_says_so() -> None:
     assert "int checked;\nint x;" in checked
 
 
-def test_it_is_another_kernel_with_the_specs_names() -> None:
+def test_it_is_another_kernel_with_the_configs_names() -> None:
     plain, debug = (
         cudatma.compile(SOURCE, Layout(), target="sm_90a", template=True, debug=flag) for flag in (False, True)
     )

@@ -191,7 +191,7 @@ def test_a_template_reaches_nothing_of_python(expression: str) -> None:
     assert not any(name in str(caught.value) for name in ("subprocess", "<class 'str'>, <class 'object'>"))
 
 
-def test_the_sandbox_lets_specs_compute() -> None:
+def test_the_sandbox_lets_configs_compute() -> None:
     assert text("${ config.name.upper() } ${ target.has('tma') | int if false else 1 }", Config()) == "WEIGHT 1\n"
 
 
@@ -266,7 +266,7 @@ def test_what_looks_like_a_template(source: str, wanted: bool) -> None:
     assert is_like_template(source) is wanted
 
 
-def test_the_opening_comment_names_template_spec_and_target() -> None:
+def test_the_opening_comment_names_template_config_and_target() -> None:
     @dataclass(frozen=True)
     class Whole:
         ring: PipelineSpec
@@ -294,7 +294,7 @@ def test_the_opening_comment_names_template_spec_and_target() -> None:
     assert "//   +0 tile: 256 bytes, 256 by TMA" in lines
 
 
-def test_a_spec_value_without_a_stable_text_is_refused() -> None:
+def test_a_config_value_without_a_stable_text_is_refused() -> None:
     @dataclass(frozen=True)
     class Loose:
         thing: object

@@ -323,7 +323,7 @@ def case_all_reduce() -> None:
     parameters[ALL_REDUCE_TEMPLATE, spec] = groups[0].member, At("x"), Value(0)
     for turn, (number, elements) in enumerate(((1, 8), (1, 8), (1, 16), (2, 8), (1, 16)), 1):
         x = Array(32 * turn, (elements,), np.float16)
-        assert engine.run(ALL_REDUCE, (x,), None, (number,), subject=groups[number - 1]) is None
+        assert engine.run(ALL_REDUCE, (x,), None, (number,), resource=groups[number - 1]) is None
         words = x.data.ptr, elements // 2
         expected = bytes([number] * 64) + b"".join(word.to_bytes(8, "little") for word in words)
         assert (launched()[0], record.launches, record.loads) == (expected, turn, 1)

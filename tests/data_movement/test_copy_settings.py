@@ -16,7 +16,7 @@ from cudatma.emulator.hazards.shared_accesses import SharedAccesses
 from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.data_movement import ring as chosen
 from cudatma.kernels.data_movement.copy import plan_copy, window_of
-from cudatma.kernels.data_movement.movement import Place
+from cudatma.kernels.data_movement.movement import LaunchLimits
 from cudatma.kernels.data_movement.plans import run_plan, window_plan
 from cudatma.kernels.data_movement.ring import Setting
 from cudatma.kernels.data_movement.transpose import TransposeConfig, choose_transpose, plan_transpose, tile_plan
@@ -26,7 +26,7 @@ from cudatma.target import get_target
 
 Array = np.ndarray[Any, Any]
 TARGET = get_target("sm_90a")
-PLACE = Place(TARGET, 4)
+PLACE = LaunchLimits(TARGET, 4)
 
 
 def whole_rows(rows: int, nbytes: int, dtype: str) -> Array:
@@ -110,12 +110,12 @@ def test_settings_fit_every_target(name: str) -> None:
     target = get_target(name)
     large = Setting(64 * 1024, 1, 8)
     assert large.slot(target) == {"sm_90a": 65536, "sm_120a": 50560}[name]
-    place = Place(target, 4)
+    limits = LaunchLimits(target, 4)
     source = np.zeros((400, 5000), np.float32)
     infos = describe(source[:, :4996]), describe(np.zeros((400, 4996), np.float32))
     window = carried(cropped(simplify(window_of(*infos, (0, 0)))), 8)
     for setting in (chosen.BOXES, large, Setting(49152, 2, 12, 5), Setting(32768, 4, 12, 5)):
-        planned = window_plan(window, infos, place, setting=setting)
+        planned = window_plan(window, infos, limits, setting=setting)
         planned.config.check_target(target)
         assert setting.ctas_per_sm * (planned.config.smem_bytes + 1024) <= target.smem_per_sm_bytes
         assert planned.sizes.grid == 2 * setting.ctas_per_sm
@@ -130,8 +130,8 @@ def test_a_strided_result() -> None:
     assert (room[:, 1::2] == 0).all()
 
 
-def place(target: str = "sm_90a", blocks: int = 2) -> Place:
-    return Place(get_target(target), blocks)
+def limits(target: str = "sm_90a", blocks: int = 2) -> LaunchLimits:
+    return LaunchLimits(get_target(target), blocks)
 
 
 @pytest.mark.sweep(2)
@@ -144,7 +144,7 @@ def test_no_hazard_in_many_schedules(element_bytes: int, target: str) -> None:
     source = numbers((3 * config.side, 2 * config.side - 16), f"uint{8 * element_bytes}")
     result = np.zeros(source.shape[::-1], source.dtype)
     arrays = {"src": describe(source), "out": describe(result)}
-    planned = tile_plan(arrays["src"], arrays["out"], place(target), config)
+    planned = tile_plan(arrays["src"], arrays["out"], limits(target), config)
     assert planned.emulate(get_target(target), arrays, schedules=8, seed=3).is_clean
     assert (result == source.T).all()
 
@@ -169,7 +169,7 @@ def test_shared_memory_without_bank_conflicts(element_bytes: int, monkeypatch: p
     source = numbers((rows, columns), f"uint{8 * element_bytes}")
     result = np.zeros((columns, rows), source.dtype)
     arrays = {"src": describe(source), "out": describe(result)}
-    plan_transpose(arrays["src"], arrays["out"], place()).emulate(get_target("sm_90a"), arrays, schedules=1)
+    plan_transpose(arrays["src"], arrays["out"], limits()).emulate(get_target("sm_90a"), arrays, schedules=1)
     assert (result == source.T).all()
     for accesses in seen.values():
         assert len(accesses) == source.nbytes // (16 * WARP_LANES)  # each byte is read once and written once

@@ -19,7 +19,7 @@ from cudatma.arrays import describe
 from cudatma.kernels.data_movement import movement
 from cudatma.kernels.data_movement.configs import PlainConfig, RunConfig, WindowConfig
 from cudatma.kernels.data_movement.copy import plan_copy
-from cudatma.kernels.data_movement.movement import Place
+from cudatma.kernels.data_movement.movement import LaunchLimits
 from cudatma.kernels.data_movement.window import (
     Axis,
     Window,
@@ -132,7 +132,7 @@ def test_nothing_to_copy() -> None:
 )
 def test_what_carries_a_copy(make: Callable[[], tuple[Array, Array]], offset: Sequence[int], kind: type) -> None:
     source, result = make()
-    planned = plan_copy(describe(source), describe(result), tuple(offset), Place(get_target("sm_90a"), 4))
+    planned = plan_copy(describe(source), describe(result), tuple(offset), LaunchLimits(get_target("sm_90a"), 4))
     assert isinstance(planned.config, kind)
 
 

@@ -20,7 +20,7 @@ from cudatma.kernels.data_movement.configs import PlainConfig, RunConfig, Window
 from cudatma.kernels.data_movement.copy import plan_copy
 from cudatma.kernels.data_movement.gather import GatherConfig
 from cudatma.kernels.data_movement.im2col import Im2colCopyConfig
-from cudatma.kernels.data_movement.movement import Place
+from cudatma.kernels.data_movement.movement import LaunchLimits
 from cudatma.kernels.data_movement.plans import plain_plan, run_plan, window_plan
 from cudatma.kernels.data_movement.prefetch import PrefetchConfig
 from cudatma.kernels.data_movement.ring import Setting, stages_for
@@ -245,8 +245,8 @@ def test_without_a_card_it_says_where_it_computes(monkeypatch: pytest.MonkeyPatc
 # ---- plans of arrays that no machine here holds
 
 
-def card(blocks: int = 264) -> Place:
-    return Place(get_target("sm_90a"), blocks)
+def card(blocks: int = 264) -> LaunchLimits:
+    return LaunchLimits(get_target("sm_90a"), blocks)
 
 
 def info(shape: tuple[int, ...], strides: tuple[int, ...], pointer: int = 1 << 20) -> ArrayInfo:
@@ -351,7 +351,7 @@ def test_runs_too_short_for_large_slots_take_the_usual_ring(monkeypatch: pytest.
         (lambda: RowsConfig("gather", 1024, 3, 1, 6), "rows"),
     ],
 )
-def test_a_spec_that_its_kernel_cannot_run(make: Callable[[], object], field: str) -> None:
+def test_a_config_that_its_kernel_cannot_run(make: Callable[[], object], field: str) -> None:
     with pytest.raises(c.ArgumentError) as caught:
         make()
     assert caught.value.field == field

@@ -14,10 +14,10 @@ import cudatma as c
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.data_movement.copy import window_of
-from cudatma.kernels.data_movement.movement import Place
+from cudatma.kernels.data_movement.movement import LaunchLimits
 from cudatma.kernels.data_movement.plans import run_plan, window_plan
 from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, ragged_copy
-from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM, BOXES, Setting
+from cudatma.kernels.data_movement.ring import BOXES, CTAS_PER_SM, Setting
 from cudatma.kernels.data_movement.window import carried, cropped, simplify
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.replay import Replay
@@ -214,8 +214,8 @@ SETTINGS = [
 ]
 
 
-def place() -> Place:
-    return Place(detect(), BLOCKS_PER_SM * gpu_of(0).sm_count)
+def limits() -> LaunchLimits:
+    return LaunchLimits(detect(), CTAS_PER_SM * gpu_of(0).sm_count)
 
 
 def launch(planned: Arguments, arrays: tuple[ArrayInfo, ArrayInfo]) -> None:
@@ -238,7 +238,7 @@ def test_a_window_arrives_and_nothing_around_it(setting: Setting, widest: int) -
     arrays = describe(part), describe(result[:, 16 : 16 + 4128])
     window = carried(cropped(simplify(window_of(*arrays, (-4, -16)))), widest)
     assert window.itemsize == widest
-    launch(window_plan(window, arrays, place(), setting=setting), arrays)
+    launch(window_plan(window, arrays, limits(), setting=setting), arrays)
     wanted = np.full(result.shape, 7, np.uint8)
     wanted[:, 16 : 16 + 4128] = 0
     wanted[4:-5, 32 : 32 + body] = source[:, 16 : 16 + body]
@@ -253,7 +253,7 @@ def test_runs_with_other_rings(setting: Setting) -> None:
     result = cupy.full(source.size + 64, 7, cupy.uint8)
     given = cupy.asarray(source)
     arrays = describe(given[5:]), describe(result[37 : 32 + source.size])
-    launch(run_plan(simplify(window_of(*arrays, (0,))), arrays, place(), setting=setting), arrays)
+    launch(run_plan(simplify(window_of(*arrays, (0,))), arrays, limits(), setting=setting), arrays)
     found = cupy.asnumpy(result)
     assert np.array_equal(found[37 : 32 + source.size], source[5:])
     assert (found[:37] == 7).all()

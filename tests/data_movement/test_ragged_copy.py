@@ -72,7 +72,7 @@ def test_nothing_to_copy() -> None:
     ragged_copy([zeros(0, 4), zeros(3, 0)], [zeros(0, 4), zeros(3, 0)], backend="emulator")
 
 
-def test_a_spec_of_another_element() -> None:
+def test_a_config_of_another_element() -> None:
     with pytest.raises(ArgumentError) as caught:
         RaggedCopy([zeros(2, 4)], [zeros(2, 4)], config=RaggedCopyConfig(2), backend="emulator")
     assert caught.value.field == "config.element_bytes"

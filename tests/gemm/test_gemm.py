@@ -24,7 +24,7 @@ from cudatma.kernels import choice, tuning
 from cudatma.kernels.choice import choice_table, decide, shortlist
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gemm.choose import GEMM, dump_configs, times
-from cudatma.kernels.gemm.config import CHOICE, PRESETS, WITH_BLOCK_SCALES, GemmConfig
+from cudatma.kernels.gemm.config import PRESETS, VERSIONS, WITH_BLOCK_SCALES, GemmConfig
 from cudatma.kernels.gemm.gemm import gemm_explain
 from cudatma.kernels.gemm.problem import LAYOUTS, Problem
 from cudatma.kernels.gemm.sample import sample
@@ -46,7 +46,7 @@ def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
     def found() -> tuple[str, str]:
         with using_runtime(Runtime()):
-            return CHOICE.chosen("auto")
+            return VERSIONS.chosen("auto")
 
     assert found() == ("", "")
     mine, here = tmp_path / "home" / "cudatma" / "cudatma.toml", tmp_path / "cudatma.toml"
@@ -57,7 +57,7 @@ def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert found() == ("mma_sync", str(here))
     monkeypatch.setenv("CUDATMA_GEMM_VERSION", "v4")
     assert found() == ("v4", "$CUDATMA_GEMM_VERSION")
-    assert CHOICE.chosen("v5") == ("v5", "the call")
+    assert VERSIONS.chosen("v5") == ("v5", "the call")
     monkeypatch.setenv("CUDATMA_GEMM_VERSION", "auto")
     assert found() == ("", "$CUDATMA_GEMM_VERSION")
     monkeypatch.setenv("CUDATMA_GEMM_VERSION", "4")
@@ -65,7 +65,7 @@ def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         found()
     for former in (4, "p1"):
         with pytest.raises(ArgumentError, match=r'^version: got .*; allowed: "auto", "v1", .*"mma_sync"$'):
-            CHOICE.chosen(former)
+            VERSIONS.chosen(former)
     monkeypatch.delenv("CUDATMA_GEMM_VERSION")
     for text, field in (
         ("[gemm]\nversion = 3\n", "gemm.version: got 3"),
@@ -215,7 +215,7 @@ def test_the_dumped_configurations_are_every_tile_layout_and_dtype(version: str)
         # ptxas gives each thread of 13 warps 128 registers.
         ("v3", {"tile_m": 192, "tile_n": 208}, "tile_n: got 208; allowed: at most 192 for three warpgroups"),
         ("v4", {"tile_m": 192, "tile_n": 208}, "tile_n: got 208; allowed: at most 192 for three warpgroups"),
-        ("v3", {"dtype": "float8_e4m3fn", "block_scales": True}, "version: got v3; allowed: v4 or v5 for scales"),
+        ("v3", {"dtype": "float8_e4m3fn", "block_scales": True}, "version: got v3; allowed: v4 or v5 for block scales"),
         (
             "v4",
             {"dtype": "float8_e4m3fn", "block_scales": True, "tile_n": 256},
@@ -344,7 +344,7 @@ def test_the_kernel_of_a_problem_is_dumped(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(("m", "n", "ctas"), [(4096, 4096, 128), (2048, 2304, 72), (1024, 128, 8)])
 def test_persistent_ctas_are_as_few_as_need_no_more_turns(m: int, n: int, ctas: int) -> None:
     """On 132 SMs 512, 144 and 8 tiles take 4 turns, 2, and 1."""
-    assert config_of("v4", tile_m=128, tile_n=256).schedule(problem_of(m=m, n=n), 132).ctas == ctas
+    assert config_of("v4", tile_m=128, tile_n=256).divide_tiles(problem_of(m=m, n=n), 132).ctas == ctas
 
 
 @pytest.mark.parametrize(("k", "version"), [(1536, "v7"), (7168, "v4")])
@@ -359,7 +359,7 @@ def test_clusters_run_at_the_same_time(m: int, n: int) -> None:
     problem = problem_of(m=m, n=n)
     config = decide(GEMM, problem, H200).config
     assert config.version == "v6"
-    assert config.schedule(problem, 132).ctas <= config.cluster_k * clusters_at_once(config.cluster_k, 132)
+    assert config.divide_tiles(problem, 132).ctas <= config.cluster_k * clusters_at_once(config.cluster_k, 132)
 
 
 def test_one_sm_is_enough_to_choose() -> None:
@@ -450,7 +450,7 @@ def test_the_choice_loses_little_against_every_tile(name: str, most: float, mean
     assert sum(found) / len(found) < mean
 
 
-def test_a_second_shape_of_a_kind_builds_no_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_shape_of_a_kind_builds_no_config(monkeypatch: pytest.MonkeyPatch) -> None:
     """Candidates depend on dtype, layout, epilogue and GPU, and are kept."""
     ms, built = np.array([1, 300]), []
     check = GemmConfig.__post_init__

@@ -181,7 +181,7 @@ def test_scales_of_blocks_need_wgmma(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDATMA_TARGET", "sm_120a")
     a, b = (np.zeros(shape, E4M3) for shape in ((M, K), (N, K)))
     scales = {"a_scale": np.ones((M, 2), np.float32), "b_scale": np.ones((2, 1), np.float32)}
-    with pytest.raises(TargetError, match=r"^target: got sm_120a; allowed: a target with wgmma .*scales of blocks"):
+    with pytest.raises(TargetError, match=r"^target: got sm_120a; allowed: a target with wgmma .*block scales"):
         gemm_explain(a, b.T, **scales)
     assert gemm_explain(a, b.T, a_scale=2.0).config.version == "mma_sync"
     assert gemm_explain(a, b.T, a_scale=2.0, target="sm_90a").gpu.target == "sm_90a"
@@ -190,7 +190,7 @@ def test_scales_of_blocks_need_wgmma(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_version_without_a_kernel_for_the_problem_is_named() -> None:
     a, b = (np.zeros(shape, E4M3) for shape in ((M, K), (N, K)))
     scales = {"a_scale": np.ones((M, 2), np.float32), "b_scale": np.ones((2, 1), np.float32)}
-    with pytest.raises(ArgumentError, match=r"^version: got v3; allowed: v4, v5 for scales of blocks"):
+    with pytest.raises(ArgumentError, match=r"^version: got v3; allowed: v4, v5 for block scales"):
         gemm_explain(a, b.T, version="v3", **scales)
     assert gemm_explain(a, b.T, **scales).config.version in ("v4", "v5")
 
@@ -203,10 +203,10 @@ def test_a_version_without_a_kernel_for_the_problem_is_named() -> None:
     [
         (np.zeros((M, K + 1), np.float16)[:, :K], "rows that do not start at multiples of 16 bytes"),
         (np.zeros((M, K + 8), np.float16)[:, 1 : K + 1], "rows that do not start at multiples of 16 bytes"),
-        (np.zeros((M, 2 * K), np.float16)[:, ::2], "elements that do not follow each other"),
-        (np.zeros((M, K), np.float16)[::-1], "rows that overlap or lie in reverse order"),
+        (np.zeros((M, 2 * K), np.float16)[:, ::2], "non-contiguous elements"),
+        (np.zeros((M, K), np.float16)[::-1], "overlapping or reversed rows"),
         (np.zeros((2, M, K), np.float16)[::-1], "matrices in reverse order"),
-        (np.zeros((K, M), E4M3).T, "elements that do not follow each other"),
+        (np.zeros((K, M), E4M3).T, "non-contiguous elements"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

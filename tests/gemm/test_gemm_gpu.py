@@ -98,7 +98,7 @@ def test_calls_of_every_version(name: str, version: str, scale: int) -> None:
     check(download(out), expected)
 
 
-@pytest.mark.skipif(not TARGET.has_wgmma, reason="scales of blocks need wgmma")
+@pytest.mark.skipif(not TARGET.has_wgmma, reason="block scales need wgmma")
 @pytest.mark.parametrize("by_tma", [False, True])
 @pytest.mark.parametrize(
     ("batch", "m", "n", "k"),

@@ -58,8 +58,8 @@ def marlin_calls(**options: Any) -> dict[str, Call]:
     exponents = [packed_weight(k, n, fit=ScaleFit("shifted", p), address=(p + 1) << 40) for p in (0, 1, 2)]
     return {
         "plain": lambda m: marlin_gemm(rows(m, k), plain),
-        "out": lambda m: marlin_gemm(rows(m, k), plain, rows(m, n, pitch=n + 8, address=OUT)),
-        "bias": lambda m: marlin_gemm(rows(m, k), plain, None, vector(n, np.float16, BIAS)),
+        "out": lambda m: marlin_gemm(rows(m, k), plain, out=rows(m, n, pitch=n + 8, address=OUT)),
+        "bias": lambda m: marlin_gemm(rows(m, k), plain, bias=vector(n, np.float16, BIAS)),
         "act-order": lambda m: marlin_gemm(rows(m, k), ordered),
         "odd pitch": lambda m: marlin_gemm(rows(m, k, pitch=k + 1), plain),
         "programmatic": lambda m: marlin_gemm(rows(m, k), plain, programmatic=True),
@@ -425,7 +425,7 @@ def test_a_weight_lives_no_longer_than_its_caller(stub: StubDriver) -> None:
     arrays = [weakref.ref(array) for array in (weight, weight.qweight, weight.scales, weight.perm)]
     x, out = rows(4, 128), rows(4, 64, address=OUT)
     for _ in range(2):
-        marlin_gemm(x, weight, out)
+        marlin_gemm(x, weight, out=out)
     arrays += [weakref.ref(x), weakref.ref(out)]
     gc.disable()
     try:

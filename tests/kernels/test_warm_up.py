@@ -169,7 +169,7 @@ GEMMS: list[tuple[str, Gpu, A, tuple[int, ...], dict[str, Any]]] = [
     ("without wgmma", RTX_PRO, pitched(1024), (1024, 3072), {"batch_invariant": True}),
     ("fp8", H200, row_major(1024, dtype="e4m3"), (1024, 2048), {"dtype": "e4m3"}),
     ("fp8 columns", H200, column_major(1000, dtype="e4m3"), (1000, 2048), {"dtype": "e4m3"}),
-    ("scales of blocks", H200, row_major(1024, dtype="e4m3"), (1024, 2048), {"dtype": "e4m3", "scales": "blocks"}),
+    ("block scales", H200, row_major(1024, dtype="e4m3"), (1024, 2048), {"dtype": "e4m3", "scales": "blocks"}),
     ("scales of a block", H200, row_major(128, dtype="e4m3"), (128, 384), {"dtype": "e4m3", "scales": "blocks"}),
 ]
 

@@ -65,7 +65,7 @@ def run(weight: Weight, x: Any, reference: Any, load_path: str, bias: Any = None
     buffer = poisoned((rows + GUARD_ROWS, weight.packed.shape[1]), weight.packed.dtype)
     out = buffer[:rows]
     with use_load_path(weight.packed, rows, load_path):
-        result = marlin_gemm(x, weight.packed, out, bias)
+        result = marlin_gemm(x, weight.packed, out=out, bias=bias)
     if result is not out:
         raise AssertionError("marlin_gemm returned another array than out")
     return compare(out, reference, is_poison(buffer[rows:]))

@@ -86,10 +86,10 @@ used: Any = threading.local()
 run = Replay.run
 
 
-def note(self: Replay, sizes: Any, addresses: Any, stream: int, spaces: tuple[int, ...], steady: Any) -> None:
+def note(self: Replay, sizes: Any, addresses: Any, stream: int, spaces: tuple[int, ...], weight_addresses: Any) -> None:
     partials, _, rows = spaces
     used.last = stream, partials, rows
-    run(self, sizes, addresses, stream, spaces, steady)
+    run(self, sizes, addresses, stream, spaces, weight_addresses)
 
 
 Replay.run = note  # type: ignore[method-assign, assignment]
@@ -113,7 +113,7 @@ x, out = Array((M, K), np.float16), Array((M, N), np.float16)
 def call(stream: Any = None, packed: Any = None, **options: Any) -> int:
     """The address of the partial sums that a call is launched with."""
     packed = w if packed is None else packed
-    c.marlin_gemm(x, packed, out if packed.shape[1] == N else None, stream=stream, **options)
+    c.marlin_gemm(x, packed, out=out if packed.shape[1] == N else None, stream=stream, **options)
     return int(used.last[1])
 
 
@@ -443,12 +443,12 @@ def case_no_wait_between_a_graph_and_what_is_outside_of_it() -> None:
     given = Foreign((M, K), 0x66, np.float16)
     call(0x50)
     set_stream(0, 0x60, 6, capture=100)
-    assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x60)) is None
+    assert waits(lambda: c.marlin_gemm(given, w, out=out, stream=0x60)) is None
     set_stream(1, 0x66, 7, capture=101)
-    assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x60)) is None
-    assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x50)) is None
+    assert waits(lambda: c.marlin_gemm(given, w, out=out, stream=0x60)) is None
+    assert waits(lambda: c.marlin_gemm(given, w, out=out, stream=0x50)) is None
     set_stream(1, 0x66, 7, capture=100)  # two branches of one graph
-    assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x60)) == (0x60, 0x66)
+    assert waits(lambda: c.marlin_gemm(given, w, out=out, stream=0x60)) == (0x60, 0x66)
 
 
 def case_fork() -> None:
@@ -478,9 +478,9 @@ def case_a_dlpack_array_is_read_behind_cupys_current_stream() -> None:
     cupy.from_dlpack = lambda _: Array((M, K), np.float16)
     current[0] = 0x40
     for _ in range(2):
-        assert waits(lambda: c.marlin_gemm(Shared(), w, out, stream=0x50)) == (0x50, 0x40)
-        assert waits(lambda: c.marlin_gemm(Shared(), w, out, stream=0x40)) is None
-        assert waits(lambda: c.marlin_gemm(Shared(), w, out)) is None
+        assert waits(lambda: c.marlin_gemm(Shared(), w, out=out, stream=0x50)) == (0x50, 0x40)
+        assert waits(lambda: c.marlin_gemm(Shared(), w, out=out, stream=0x40)) is None
+        assert waits(lambda: c.marlin_gemm(Shared(), w, out=out)) is None
 
 
 if __name__ == "__main__":

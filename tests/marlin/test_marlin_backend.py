@@ -79,7 +79,7 @@ def test_a_given_out_is_filled_and_nothing_around_it() -> None:
     x, weight, bias = operands(3, 128, 64)
     wide = np.full((3, 128), np.nan, np.float16)
     out = wide[:, :64]
-    assert marlin_gemm(x, weight, out, bias, backend="emulator") is out
+    assert marlin_gemm(x, weight, out=out, bias=bias, backend="emulator") is out
     assert error(out, x, weight, bias) < TOLERANCE["float16"]
     assert np.isnan(wide[:, 64:]).all()
 

@@ -140,7 +140,7 @@ def test_the_mma_sync_kernel_runs_on_every_target_by_every_load_path(
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
-def test_dump_specs_hold_every_tile_and_every_feature(name: str) -> None:
+def test_dump_configs_hold_every_tile_and_every_feature(name: str) -> None:
     target = get_target(name)
     configs = dump_configs("mma_sync", target)
     assert dump_configs("mma_sync", target) == configs
@@ -264,7 +264,7 @@ def test_a_prediction_for_another_division_says_so() -> None:
     """The cost model divides as in one row of tiles where the schedule divides the partial wave alone."""
     alone = explained(LinearShape(28672, 8192, 128, False, "bfloat16"), 4096)
     assert 0 < alone.schedule.stream_tiles < alone.schedule.work_ranges
-    assert "; predicted as if tiles were divided as in one row of them" in str(alone)
+    assert "; the prediction assumes the division used for a single row of tiles" in str(alone)
     whole = explained(LinearShape(16512, 20480, 128, False, "float16"), 1024)
     assert whole.schedule.stream_tiles == 0 == whole.prediction.reduction_us
     assert "predicted as if" not in str(whole)

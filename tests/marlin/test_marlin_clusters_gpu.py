@@ -80,7 +80,7 @@ def test_products_are_right_and_stay_within_bounds(monkeypatch: pytest.MonkeyPat
     use(monkeypatch, config)
     weight, bias = make_weight(k, n), make_bias(n, "float16")
     x, buffer = activations((rows, k), "float16"), poisoned((rows + 2, n + 8), "float16")
-    marlin_gemm(x, weight.packed, buffer[:rows, :n], bias)
+    marlin_gemm(x, weight.packed, out=buffer[:rows, :n], bias=bias)
     problem = compare(buffer[:rows, :n], to_float64(x) @ weight.dense + to_float64(bias)).problem("float16")
     assert not problem, problem
     assert is_poison(bits(buffer)[:rows, n:])
@@ -97,7 +97,7 @@ def test_a_thousand_runs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, nam
     out, wrong = cupy.empty_like(first), cupy.zeros((), np.int64)
     for programmatic in (False, True):
         for _ in range(500):
-            marlin_gemm(x, weight.packed, out, programmatic=programmatic)
+            marlin_gemm(x, weight.packed, out=out, programmatic=programmatic)
             wrong += differences(out, first)
     assert int(wrong) == 0
 
@@ -107,6 +107,6 @@ def test_a_thousand_runs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, nam
 def test_what_the_cost_model_chooses_for_a_small_n(k: int, n: int, m: int) -> None:
     weight, x = make_weight(k, n), activations((m, k), "float16")
     out = poisoned((m, n), "float16")
-    marlin_gemm(x, weight.packed, out)
+    marlin_gemm(x, weight.packed, out=out)
     problem = compare(out, to_float64(x) @ weight.dense).problem("float16")
     assert not problem, problem

@@ -96,7 +96,7 @@ def test_windows_of_wider_buffers() -> None:
     x_buffer, buffer = np.full((9, 101), np.nan, np.float16), np.full((8, 47), np.nan, np.float16)
     x_buffer[:6, :96] = values((6, 96))
     out = buffer[:6, :40]
-    assert marlin_gemm(x_buffer[:6, :96], weight, out, backend="reference") is out
+    assert marlin_gemm(x_buffer[:6, :96], weight, out=out, backend="reference") is out
     assert close(out, x_buffer[:6, :96].astype(np.float64) @ dense)
     assert np.isnan(buffer[6:]).all()
     assert np.isnan(buffer[:, 40:]).all()
@@ -122,7 +122,7 @@ def test_other_libraries_on_the_host() -> None:
     weight, dense = make(96, 40)
     x, out = values((5, 96)), np.empty((5, 40), np.float16)
     wrapped = OnlyDlpack(out)
-    assert marlin_gemm(OnlyDlpack(x), weight, wrapped, backend="reference") is wrapped
+    assert marlin_gemm(OnlyDlpack(x), weight, out=wrapped, backend="reference") is wrapped
     assert close(out, x.astype(np.float64) @ dense)
 
 
@@ -146,42 +146,43 @@ FROZEN.flags.writeable = False
         ((values((96, 5)).T, WEIGHT), {}, ArgumentError, "x.strides"),
         ((X[::-1], WEIGHT), {}, ArgumentError, "x.strides"),
         ((values((2, 3, 5, 96))[:, :2], WEIGHT), {}, ArgumentError, "x.strides"),
-        ((X, WEIGHT, np.empty((4, 40), np.float16)), {}, ArgumentError, "out.shape"),
-        ((X, WEIGHT, np.empty((5, 41), np.float16)), {}, ArgumentError, "out.shape"),
-        ((X, WEIGHT, np.empty((5, 40), np.float32)), {}, ArgumentTypeError, "out.dtype"),
-        ((X, WEIGHT, FROZEN), {}, ArgumentError, "out"),
-        ((X, WEIGHT, np.empty((40, 5), np.float16).T), {}, ArgumentError, "out.strides"),
-        ((SHARED[: 5 * 96].reshape(5, 96), WEIGHT, SHARED[8:208].reshape(5, 40)), {}, ArgumentError, "out"),
-        ((X, WEIGHT, None, values((41,))), {}, ArgumentError, "bias.shape"),
-        ((X, WEIGHT, None, values((40,)).astype(np.float32)), {}, ArgumentTypeError, "bias.dtype"),
-        ((X, WEIGHT, None, values((80,))[::2]), {}, ArgumentError, "bias.strides"),
-        ((X, WEIGHT, SHARED[:200].reshape(5, 40), SHARED[100:140]), {}, ArgumentError, "out"),
+        ((X, WEIGHT), {"out": np.empty((4, 40), np.float16)}, ArgumentError, "out.shape"),
+        ((X, WEIGHT), {"out": np.empty((5, 41), np.float16)}, ArgumentError, "out.shape"),
+        ((X, WEIGHT), {"out": np.empty((5, 40), np.float32)}, ArgumentTypeError, "out.dtype"),
+        ((X, WEIGHT), {"out": FROZEN}, ArgumentError, "out"),
+        ((X, WEIGHT), {"out": np.empty((40, 5), np.float16).T}, ArgumentError, "out.strides"),
+        ((SHARED[: 5 * 96].reshape(5, 96), WEIGHT), {"out": SHARED[8:208].reshape(5, 40)}, ArgumentError, "out"),
+        ((X, WEIGHT), {"bias": values((41,))}, ArgumentError, "bias.shape"),
+        ((X, WEIGHT), {"bias": values((40,)).astype(np.float32)}, ArgumentTypeError, "bias.dtype"),
+        ((X, WEIGHT), {"bias": values((80,))[::2]}, ArgumentError, "bias.strides"),
+        ((X, WEIGHT), {"out": SHARED[:200].reshape(5, 40), "bias": SHARED[100:140]}, ArgumentError, "out"),
         ((X, WEIGHT), {"programmatic": 1}, ArgumentTypeError, "programmatic"),
         ((X, WEIGHT), {"backend": "cpu"}, ArgumentError, "backend"),
         ((X, WEIGHT), {"backend": "cuda"}, ArgumentError, "x.device"),
     ],
 )
 def test_what_is_refused(arguments: tuple[Any, ...], options: dict[str, Any], error: Any, field: str) -> None:
-    before = [a.tobytes() for a in arguments if isinstance(a, np.ndarray)]
+    arrays = [a for a in (*arguments, *options.values()) if isinstance(a, np.ndarray)]
+    before = [a.tobytes() for a in arrays]
     with pytest.raises(error) as caught:
         marlin_gemm(*arguments, **{"backend": "reference", **options})
     assert not field or caught.value.field == field
     assert isinstance(caught.value, ValueError | TypeError)
-    assert before == [a.tobytes() for a in arguments if isinstance(a, np.ndarray)]
+    assert before == [a.tobytes() for a in arrays]
 
 
 def test_rows_that_overlap_are_no_output() -> None:
     buffer = np.zeros(200, np.float16)
     out = np.lib.stride_tricks.as_strided(buffer, (5, 40), (40, 2))
     with pytest.raises(ArgumentError, match="rows that do not overlap"):
-        marlin_gemm(X, WEIGHT, out, backend="reference")
+        marlin_gemm(X, WEIGHT, out=out, backend="reference")
 
 
 def test_rows_that_are_copied_first() -> None:
     permuted, _ = make(96, 40, act_order=True)
     odd, shifted = values((7, 97))[:, :96], values((7, 104))[:, 1:97]
     for x, weight, is_copied in ((X, WEIGHT, False), (X, permuted, True), (odd, WEIGHT, True), (shifted, WEIGHT, True)):
-        assert MARLIN_GEMM.check((x, None), None, MarlinOptions(False, False), weight).problem.is_arranged == is_copied
+        assert MARLIN_GEMM.check((x, None), None, MarlinOptions(False, False), weight).problem.copies_x == is_copied
 
 
 # ---- MarlinLinear
@@ -213,7 +214,7 @@ def test_a_layer_is_its_dequantised_weight(dtype: str, symmetric: bool, bias: bo
 def test_out_is_returned() -> None:
     layer = MarlinLinear.from_dense(dense(), group_size=32, dtype="float16")
     out = np.empty((5, 40), np.float16)
-    assert layer(values((5, 96)), out, backend="reference") is out
+    assert layer(values((5, 96)), out=out, backend="reference") is out
     np.testing.assert_array_equal(out, layer(values((5, 96)), backend="reference"))
 
 

@@ -211,7 +211,7 @@ def test_pitches(x_gap: int, out_gap: int, load_path: str) -> None:
     buffer = poisoned((rows + 2, n + out_gap), "float16")
     out = buffer[:rows, :n]
     with use_load_path(weight.packed, rows, load_path):
-        assert marlin_gemm(x_buffer[:rows, :k], weight.packed, out) is out
+        assert marlin_gemm(x_buffer[:rows, :k], weight.packed, out=out) is out
     check(out, to_float64(values) @ weight.dense)
     assert is_poison(bits(buffer)[:rows, n:])
     assert is_poison(bits(buffer)[rows:])
@@ -231,7 +231,7 @@ def test_leading_dimensions_that_fold_into_one_pitch() -> None:
     whole = activations((4, 6, 2, 96), "float16")
     x = whole[:, :, 1]
     out = poisoned((4, 6, 3, 40), "float16")
-    marlin_gemm(x, weight.packed, out[:, :, 1])
+    marlin_gemm(x, weight.packed, out=out[:, :, 1])
     check(out[:, :, 1], to_float64(cupy.ascontiguousarray(x)) @ weight.dense)
     assert is_poison(bits(out)[:, :, 0::2])
 
@@ -277,8 +277,8 @@ def test_torch_tensors_on_torchs_stream(dtype: str) -> None:
         x.copy_(as_torch)
         out = marlin_gemm(x, weight.packed)
         again = torch.empty_like(out)
-        assert marlin_gemm(x, weight.packed, again) is again
-        assert marlin_gemm(x, weight.packed, again) is again
+        assert marlin_gemm(x, weight.packed, out=again) is again
+        assert marlin_gemm(x, weight.packed, out=again) is again
         assert not stream.query(), "the wait was too short to tell one stream from another"
     torch.cuda.synchronize()
     assert (type(out), out.dtype, tuple(out.shape)) == (torch.Tensor, as_torch.dtype, (2, 9, 200))
@@ -318,7 +318,7 @@ def test_other_libraries(wrap: Any) -> None:
     check(made, reference)
     out = poisoned((17, 136), "float16")
     wrapped = wrap(out)
-    assert marlin_gemm(wrap(x), weight.packed, wrapped, wrap(bias)) is wrapped
+    assert marlin_gemm(wrap(x), weight.packed, out=wrapped, bias=wrap(bias)) is wrapped
     check(out, reference)
 
 
@@ -329,7 +329,7 @@ def test_a_result_of_more_than_2_to_31_elements() -> None:
     weight = make_weight(k, n, Options(group_size=64))
     x = activations((m, k), "float16")
     out = poisoned((m + 1, n), "float16")
-    marlin_gemm(x, weight.packed, out[:m])
+    marlin_gemm(x, weight.packed, out=out[:m])
     edge = 2**31 // n
     sampled = [0, 1, *range(edge - 65, edge + 65), *range(m - 130, m), *range(777, m, 1009)]
     found, read = (cupy.stack([array[row] for row in sampled]) for array in (out, x))

@@ -61,7 +61,7 @@ def test_a_thousand_runs_give_the_same_bits(k: int, n: int, m: int, shared: bool
         wrong, out = cupy.zeros((), np.int64), poisoned((m, n), options.dtype)
         for _ in range(1000):
             bits(out).fill(0xFFFF)
-            marlin_gemm(x, weight.packed, out)
+            marlin_gemm(x, weight.packed, out=out)
             wrong += differences(out, wanted)
     assert int(wrong) == 0
     assert not flags(stream_workspace(0, cupy.cuda.get_current_stream().ptr)).any()
@@ -79,7 +79,7 @@ def test_graph_capture(m: int, k: int, act_order: bool) -> None:
     layer.warm_up([m], stream=stream)
     with stream:
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
-        layer(x, out)
+        layer(x, out=out)
         graph = stream.end_capture()
         assert bool((bits(out) == 0xFFFF).all()), "the capture ran the kernel"
         # A larger batch needs more memory; the graph keeps what it was captured with.
@@ -102,10 +102,10 @@ def test_a_capture_refuses_what_is_not_ready_and_goes_on() -> None:
     config = choose_mma_sync(Problem.of(unknown.packed, 16), gpu_of(0), **BY_CP_ASYNC | {"scale_load_path": "tma"})
     with stream:
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
-        marlin_gemm(x, weight.packed, own)  # its workspace is made now
+        marlin_gemm(x, weight.packed, out=own)  # its workspace is made now
         with pinned(config), pytest.raises(LaunchError, match="before the capture"):
-            marlin_gemm(other, unknown.packed, other_out, workspace=space)
-        marlin_gemm(x, weight.packed, out, workspace=space)
+            marlin_gemm(other, unknown.packed, out=other_out, workspace=space)
+        marlin_gemm(x, weight.packed, out=out, workspace=space)
         graph = stream.end_capture()
         graph.launch(stream)
     stream.synchronize()
@@ -127,7 +127,7 @@ class Chain:
         for i, weight in enumerate(self.weights):
             target = self.buffers[i % 2]
             with use_load_path(weight.packed, self.m, self.load_path):
-                source = marlin_gemm(source, weight.packed, target, workspace=self.space, programmatic=programmatic)
+                source = marlin_gemm(source, weight.packed, out=target, workspace=self.space, programmatic=programmatic)
         return source
 
     def start(self, which: int) -> None:

@@ -159,7 +159,7 @@ def test_a_thousand_calls_in_a_programmatic_chain_give_the_same_bits() -> None:
     outs, wrong = [cupy.empty_like(out) for out in wanted], cupy.zeros((), np.int64)
     for _ in range(500):
         for x, out in zip(xs, outs, strict=True):
-            marlin_gemm(x, weight.packed, out, programmatic=True)
+            marlin_gemm(x, weight.packed, out=out, programmatic=True)
         for out, good in zip(outs, wanted, strict=True):
             wrong += differences(out, good)
     assert int(wrong) == 0

@@ -93,7 +93,7 @@ class Inputs:
         synchronized()
 
     def gemm(self, i: int, **options: Any) -> None:
-        marlin_gemm(self.xs[i], self.weight.packed, self.outs[i], **options)
+        marlin_gemm(self.xs[i], self.weight.packed, out=self.outs[i], **options)
 
     def count(self, i: int) -> None:
         """Add up what is wrong with a result, and poison it, on CuPy's current stream."""
@@ -343,7 +343,7 @@ def test_a_launch_on_a_named_stream_waits_for_a_producer(name: str, source: Any)
     add = build.compile('extern "C" __global__ void add(unsigned short* x) { x[threadIdx.x] += 1; }')
     producer, mine = new_streams(2)
     calls: dict[str, Callable[[Any], object]] = {
-        "gemm": lambda given: marlin_gemm(given, weight.packed, out, stream=mine),
+        "gemm": lambda given: marlin_gemm(given, weight.packed, out=out, stream=mine),
         "copy": lambda given: c.copy(given, out=out, stream=mine),
         "transpose": lambda given: c.transpose(given, out=out, stream=mine),
         "tile_copy": lambda given: c.tile_copy(given, out, stream=mine),

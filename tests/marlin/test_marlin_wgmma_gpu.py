@@ -93,21 +93,21 @@ def test_a_plan_follows_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = make_weight(512, 264), activations((100, 512), "float16")
     reference = to_float64(x) @ weight.dense
     first, second, third = (poisoned((100, 264), "float16") for _ in range(3))
-    marlin_gemm(x, weight.packed, first)
+    marlin_gemm(x, weight.packed, out=first)
     kept = first.copy()
     first[...] = 0
-    marlin_gemm(x, weight.packed, second)
+    marlin_gemm(x, weight.packed, out=second)
     assert not bool(first.any())
     assert bool((bits(second) == bits(kept)).all())
     assert not compare(second, reference).problem("float16")
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with stream:
-        marlin_gemm(x, weight.packed, second)  # the stream's workspace
+        marlin_gemm(x, weight.packed, out=second)  # the stream's workspace
         stream.begin_capture()
-        marlin_gemm(x, weight.packed, third)
+        marlin_gemm(x, weight.packed, out=third)
         graph = stream.end_capture()
-        marlin_gemm(x, weight.packed, first)  # the plan goes on elsewhere, the graph does not
+        marlin_gemm(x, weight.packed, out=first)  # the plan goes on elsewhere, the graph does not
         second[...] = 0
         graph.launch(stream)
         stream.synchronize()
@@ -131,7 +131,7 @@ def test_a_partial_wave_is_divided_alone(tile: str, monkeypatch: pytest.MonkeyPa
     n = columns * config.tile_n * config.cluster - 40
     weight, x = make_weight(4096, n), activations((rows * config.tile_m - 5, 4096), "float16")
     out = poisoned((len(x), n), "float16")
-    marlin_gemm(x, weight.packed, out)
+    marlin_gemm(x, weight.packed, out=out)
     assert not compare(out, to_float64(x) @ weight.dense).problem("float16")
 
 
@@ -145,7 +145,7 @@ def test_a_chain_of_dependent_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     for waits in (True, False):
         a, b = activations((100, 512), "float16"), poisoned((100, 512), "float16")
         for _ in range(6):
-            marlin_gemm(a, weight.packed, b, programmatic=True)
+            marlin_gemm(a, weight.packed, out=b, programmatic=True)
             if waits:
                 cupy.cuda.Device().synchronize()
             a, b = b, a

@@ -160,7 +160,7 @@ def test_no_more_blocks_than_run_at_a_time(rows: int, columns: int) -> None:
     ("field", "value"),
     [("staged_columns", 100), ("staged_columns", 1 << 17), ("rows", 0), ("stages", 0), ("consumers", 48)],
 )
-def test_what_a_spec_refuses(field: str, value: int) -> None:
+def test_what_a_config_refuses(field: str, value: int) -> None:
     with pytest.raises(ArgumentError) as caught:
         PermuteColumnsConfig(**{"has_permutation": True, field: value})
     assert caught.value.field == field

@@ -16,7 +16,7 @@ from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.attention.arguments import decode_sizes, launch_arguments
 from cudatma.kernels.attention.attention import ATTENTION_CALL
 from cudatma.kernels.attention.check import check_attention, check_decode
-from cudatma.kernels.attention.config import CHOICE, AttentionConfig
+from cudatma.kernels.attention.config import VERSIONS, AttentionConfig
 from cudatma.kernels.attention.decode import DECODE_CALL
 from cudatma.kernels.attention.sample import small_config
 from cudatma.kernels.engine import host_workspace
@@ -104,7 +104,7 @@ def decode_subjects() -> list[Subject]:
 
 def attention_subjects() -> list[Subject]:
     """Each version once, the last one also with two slots of queries."""
-    configs = {f"attention_{version}/small": _config(version, tile_n=16) for version in CHOICE.names}
+    configs = {f"attention_{version}/small": _config(version, tile_n=16) for version in VERSIONS.names}
     last = configs["attention_a4/small"]
     configs["attention_a4/two_slots"] = replace(last, q_stages=2)
     configs["attention_a4/causal"] = replace(last, is_causal=True)

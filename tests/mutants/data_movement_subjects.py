@@ -16,7 +16,7 @@ from cudatma.kernels.data_movement.broadcast import BroadcastConfig, plan_broadc
 from cudatma.kernels.data_movement.copy import plan_copy, window_of
 from cudatma.kernels.data_movement.gather import plan_boxes
 from cudatma.kernels.data_movement.im2col import convolution, plan_im2col
-from cudatma.kernels.data_movement.movement import Place
+from cudatma.kernels.data_movement.movement import LaunchLimits
 from cudatma.kernels.data_movement.plans import plain_plan, window_plan
 from cudatma.kernels.data_movement.prefetch import PREFETCH
 from cudatma.kernels.data_movement.reduce import plan_reduce
@@ -30,8 +30,8 @@ _BLOCKS = 2
 Array = np.ndarray[Any, Any]
 
 
-def _place(target: str) -> Place:
-    return Place(get_target(target), _BLOCKS)
+def _limits(target: str) -> LaunchLimits:
+    return LaunchLimits(get_target(target), _BLOCKS)
 
 
 def _numbers(*shape: int) -> Array:
@@ -54,26 +54,26 @@ _Made = tuple[Arguments, dict[str, Array]]
 def _window_copy() -> _Made:
     source, result = _numbers(40, 64), np.ones((45, 72), np.uint32)
     window = window_of(describe(source), describe(result), (-2, -4))
-    planned = window_plan(window, (describe(source), describe(result)), _place("sm_90a"), slot=512)
+    planned = window_plan(window, (describe(source), describe(result)), _limits("sm_90a"), slot=512)
     return _with_grid(_short(planned), _BLOCKS), {"src": source, "out": result}
 
 
 def _window_add() -> _Made:
     source, result = _numbers(44, 64), _numbers(48, 80)[:44, :64]
-    planned = plan_reduce(describe(result), describe(source), (0, 0), "add", _place("sm_90a"), slot=512)
+    planned = plan_reduce(describe(result), describe(source), (0, 0), "add", _limits("sm_90a"), slot=512)
     return _short(planned), {"src": source, "out": result}
 
 
 def _run_copy() -> _Made:
     source, result = _numbers(1200)[1:-2], np.ones(1200, np.uint32)[1:-2]
-    planned = plan_copy(describe(source), describe(result), (0,), _place("sm_90a"))
+    planned = plan_copy(describe(source), describe(result), (0,), _limits("sm_90a"))
     return _with_grid(_short(planned, stage_bytes=256), _BLOCKS), {"src": source, "out": result}
 
 
 def _plain_copy() -> _Made:
     source, result = _numbers(9, 7), np.ones((9, 7), np.uint32)
     infos = describe(source), describe(result)
-    return plain_plan(window_of(*infos, (1, -1)), infos, _place("sm_90a")), {"src": source, "out": result}
+    return plain_plan(window_of(*infos, (1, -1)), infos, _limits("sm_90a")), {"src": source, "out": result}
 
 
 def _transpose(element_bytes: int) -> Callable[[], _Made]:
@@ -82,7 +82,7 @@ def _transpose(element_bytes: int) -> Callable[[], _Made]:
         rows, columns = 3 * config.side + 16, 3 * config.side - 16
         source = _numbers(rows, columns).astype(f"uint{8 * element_bytes}")
         result = np.ones((columns, rows), source.dtype)
-        planned = tile_plan(describe(source), describe(result), _place("sm_90a"), config)
+        planned = tile_plan(describe(source), describe(result), _limits("sm_90a"), config)
         return planned, {"src": source, "out": result}
 
     return make
@@ -91,20 +91,20 @@ def _transpose(element_bytes: int) -> Callable[[], _Made]:
 def _gather() -> _Made:
     source, result = _numbers(40, 160), np.ones((22, 3, 64), np.uint32)
     starts = np.array([(2 * i - 4, 8 * i - 4) for i in range(22)], np.int32)
-    planned = plan_boxes(describe(source), describe(result), (3, 64), None, (), _place("sm_90a"))
+    planned = plan_boxes(describe(source), describe(result), (3, 64), None, (), _limits("sm_90a"))
     return _short(planned, stage_bytes=3 * 64 * 4), {"src": source, "out": result, "starts": starts}
 
 
 def _im2col() -> _Made:
     source, conv = _numbers(2, 5, 6, 8), convolution((5, 6), 2, 1, 1, 1)
     result = np.ones((2, *conv.out, *conv.taps, 8), np.uint32)
-    planned = plan_im2col(describe(source), describe(result), conv, _place("sm_90a"), 512)
+    planned = plan_im2col(describe(source), describe(result), conv, _limits("sm_90a"), 512)
     return _short(planned), {"src": source, "out": result}
 
 
 def _broadcast() -> _Made:
     source, result = _numbers(3000), np.ones((2, 3000), np.uint32)
-    (planned,) = plan_broadcast(describe(source), describe(result), _place("sm_90a"))
+    (planned,) = plan_broadcast(describe(source), describe(result), _limits("sm_90a"))
     planned = replace(planned, config=BroadcastConfig(2, 512, 3, 1))
     return _with_grid(planned, 2 * _BLOCKS), {"src": source, "out": result}
 
@@ -112,7 +112,7 @@ def _broadcast() -> _Made:
 def _prefetch() -> _Made:
     source = _numbers(20000)
     problem = PREFETCH.check((source,), None, (None, None), None).problem
-    (planned,) = PREFETCH.plan(problem, _place("sm_90a"))
+    (planned,) = PREFETCH.plan(problem, _limits("sm_90a"))
     return planned, {"src": source}
 
 
@@ -120,7 +120,7 @@ def _rows(op: str) -> Callable[[], _Made]:
     def make() -> _Made:
         source, result = _numbers(330, 16), np.ones((330, 16), np.uint32)
         index = np.random.default_rng(1).permutation(330).astype(np.int32)
-        planned = plan_rows(op, describe(source), describe(result), len(index), _place("sm_100a"))
+        planned = plan_rows(op, describe(source), describe(result), len(index), _limits("sm_100a"))
         return _short(planned, stage_bytes=1024), {"src": source, "out": result, "index": index}
 
     return make

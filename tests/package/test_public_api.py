@@ -42,13 +42,6 @@ SUBJECTS = {
     ("PackedWeight.to_device", "device"),
     ("PipelineSpec.check_fits", "target"),
 }
-#: Positional as long as a wrapper would cost a repeated call time.
-HOT = {
-    ("marlin_gemm", "out"),
-    ("marlin_gemm", "stream"),
-    ("MarlinLinear.__call__", "out"),
-    ("MarlinLinear.__call__", "stream"),
-}
 #: Data that may be left out.
 OPTIONAL_DATA = {
     ("Inspection.at", "offsets"),
@@ -71,7 +64,6 @@ OPTIONAL_DATA = {
     ("from_compressed_tensors", "weight_g_idx"),
     ("from_compressed_tensors", "weight_zero_point"),
     ("from_gptq", "g_idx"),
-    ("marlin_gemm", "bias"),
 }
 #: Made by a function of the facade, not by users.
 NOT_CALLED = {"Inspection", "Kernel", "LaunchPlan", "Workspace.within"}
@@ -114,7 +106,7 @@ IDS = [name for name, _ in CALLS]
 
 def test_the_table_names_only_what_there_is() -> None:
     known = {(name, each.name) for name, found in CALLS for each in found}
-    assert known >= SUBJECTS | HOT | OPTIONAL_DATA
+    assert known >= SUBJECTS | OPTIONAL_DATA
     assert len(CALLS) > 80
 
 
@@ -125,7 +117,7 @@ def test_data_comes_first_and_options_are_keyword_only(name: str, found: list[in
         pair = name, each.name
         if pair in SUBJECTS:
             assert index == 0
-        elif pair not in HOT:
+        else:
             assert each.name not in OPTIONS, pair
             assert each.default is each.empty or pair in OPTIONAL_DATA, pair
     assert not [each for each in found if each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY)]

@@ -95,7 +95,7 @@ def test_every_file_is_written_and_the_report_is_true(tmp_path: Path, capsys: py
     assert len(text.splitlines()) < 80
 
 
-def test_config_changes_the_specs_and_equal_ones_are_dumped_once(tmp_path: Path) -> None:
+def test_config_changes_the_configs_and_equal_ones_are_dumped_once(tmp_path: Path) -> None:
     arguments = ["tiny", "--target", "sm_90a", "--config", "threads=32", "--no-sass", "--out", str(tmp_path)]
     assert dump_kernels.main(arguments) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -106,7 +106,7 @@ def test_config_changes_the_specs_and_equal_ones_are_dumped_once(tmp_path: Path)
 @pytest.mark.parametrize(
     ("config", "words"), [("colour=3", "a field of TinySpec: threads"), ("threads=2048", "at most 1024")]
 )
-def test_a_config_that_the_spec_refuses(config: str, words: str, tmp_path: Path) -> None:
+def test_a_config_option_that_is_refused(config: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=words):
         dump_kernels.main(["tiny", "--target", "sm_90a", "--config", config, "--out", str(tmp_path)])
     assert list(tmp_path.iterdir()) == []
@@ -148,7 +148,7 @@ def test_a_missing_disassembler_is_noted(
     assert "no SASS" in (tmp_path / "tiny_32_sm_90a.report.txt").read_text()
 
 
-def test_two_specs_with_one_entry_get_two_names() -> None:
+def test_two_configs_with_one_entry_get_two_names() -> None:
     entry = KernelEntry("tiny", "tiny", f"{__name__}:tiny_configs", "")
     target = get_target("sm_90a")
     names = [job.name for job in dump_kernels.jobs_for(entry, target, {})]

@@ -123,7 +123,7 @@ def test_threads_from_ptx() -> None:
     assert maxntid(".entry k()") is None
 
 
-def test_fields_of_something_that_is_no_spec() -> None:
+def test_fields_of_something_that_is_no_config() -> None:
     assert config_fields(object()) == {}
 
 

@@ -78,7 +78,7 @@ def test_reads_of_the_next_stage_are_of_another_slot() -> None:
     is of the slot, and so is any where no product follows."""
 
     def of_previous(*lines: Line) -> list[int]:
-        hazards = release_hazards(assemble(*lines), gives_back_previous=True)
+        hazards = release_hazards(assemble(*lines), releases_one_stage_late=True)
         return [hazard.load // 16 for hazard in hazards]
 
     amid = (WAIT, load(0), ARRIVE, use(0), PRODUCT, EXIT)

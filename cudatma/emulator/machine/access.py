@@ -231,7 +231,7 @@ def _gather_bytes(region: Region, offsets: Array, code: str, count: int) -> Arra
 def st_global(
     w: Warp, at: int, addresses: Array, code: str, values: tuple[Array, ...], mask: Array | None, order: str = ""
 ) -> None:
-    """Store place vector of elements per operand."""
+    """Store one vector of elements per operand."""
     active = lanes_of(addresses, mask)
     size = BYTES[code] * len(values)
     rows = active_of(values, mask)

@@ -210,7 +210,7 @@ class AllReduce:
             got = f"strides {x.stride()} on {x.device}"
             raise ArgumentError("x", got, f"a contiguous tensor on cuda:{self._device}, at a multiple of 4 bytes")
         check_gradient(x, "x", "AllReduce")
-        run(ALL_REDUCE, (x,), None, (self._number,), subject=self._reduced)
+        run(ALL_REDUCE, (x,), None, (self._number,), resource=self._reduced)
         torch.autograd.graph.increment_version(x)
 
     def _is_one_shot(self, x: Any, nbytes: int) -> bool:

@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, with_cupy
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
 from cudatma.errors import ArgumentTypeError
 from cudatma.kernels.checks import check_gradient
@@ -29,8 +30,6 @@ from cudatma.kernels.workspace import refuse_in_capture
 from cudatma.library_streams import current_stream
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.namespaces import bfloat16_view
-
-_ALIGNMENT = 16
 
 
 class _Known(NamedTuple):
@@ -91,7 +90,7 @@ def known_weight(
     for other, old in list(_known.items()):
         if any(storage.expired() for storage in old.storages):
             _known.pop(other, None)
-    if weight.device is not None or address % _ALIGNMENT == 0:  # otherwise the weight holds a copy of qweight
+    if weight.device is not None or address % TMA_ALIGNMENT_BYTES == 0:  # otherwise the weight holds a copy of qweight
         _known[address] = _Known(facts, weight, launched, storages)
     return weight, launched
 
@@ -158,7 +157,7 @@ def _view(info: ArrayInfo) -> Any:
     """
     if info.device is None:
         array = host_array(info)
-        return array.copy() if info.pointer % _ALIGNMENT else array
+        return array.copy() if info.pointer % TMA_ALIGNMENT_BYTES else array
 
     def create(cupy: Any) -> Any:
         kind = "uint16" if info.dtype == BFLOAT16 else info.dtype

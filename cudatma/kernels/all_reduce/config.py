@@ -144,18 +144,18 @@ class Problem(NamedTuple):
 class AllReduceInPlace(Operation[Problem, AllReduceConfig]):
     """The sum of the messages of all ranks, in place.
 
-    ``subject`` is the Group. The only option is a number that is unique to the group.
+    ``resource`` is the Group. The only option is a number that is unique to the group.
     """
 
     name: ClassVar[str] = "AllReduce"
     inputs: ClassVar[tuple[str, ...]] = ("x",)
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[Problem]:
         """Return the call. The message is contiguous, has an even number of elements, and is not empty."""
         info = describe(inputs[0], "x")
-        return Checked(Problem(subject, info.dtype.name, info.size_elems // 2), (info,), None, None, None)
+        return Checked(Problem(resource, info.dtype.name, info.size_elems // 2), (info,), None, None, None)
 
-    def masks(self, problem: Problem) -> tuple[int, ...]:
+    def alignment_masks(self, problem: Problem) -> tuple[int, ...]:
         """Require addresses of whole words, which the kernel reads."""
         return WORD_BYTES - 1, 0
 

@@ -17,7 +17,7 @@ from cudatma.kernels.attention.arguments import attention_sizes, launch_argument
 from cudatma.kernels.attention.check import ATTENTION as NAME
 from cudatma.kernels.attention.check import VARLEN, check_attention, check_varlen
 from cudatma.kernels.attention.choose import ATTENTION, times
-from cudatma.kernels.attention.config import CHOICE, AttentionConfig
+from cudatma.kernels.attention.config import VERSIONS, AttentionConfig
 from cudatma.kernels.attention.problem import Problem, size_class
 from cudatma.kernels.attention.reference import reference
 from cudatma.kernels.checks import check_backend
@@ -110,7 +110,7 @@ def attention(
     >>> cudatma.attention(q, k, v, causal=True, backend="reference").shape
     (1, 2, 4, 64)
     """
-    name, selected_by = CHOICE.chosen(version)
+    name, selected_by = VERSIONS.chosen(version)
     kinds = kinds_of(window, causal, scale, softcap, return_lse)
     options = AttentionOptions(causal, window, scale, softcap, return_lse, name, kinds)
     with naming(selected_by):
@@ -172,7 +172,7 @@ def attention_varlen(
     kinds = kinds_of(window, causal, scale, softcap, return_lse, max_seqlen_q, max_seqlen_k)
     options = VarlenOptions(max_seqlen_q, max_seqlen_k, causal, window, scale, softcap, return_lse, kinds)
     inputs = q, k, v, cu_seqlens_q, cu_seqlens_k, sink
-    return run(VARLEN_CALL, inputs, out, options[2:], stream, backend, numbers=options[:2])
+    return run(VARLEN_CALL, inputs, out, options[2:], stream, backend, size_options=options[:2])
 
 
 def attention_explain(
@@ -214,7 +214,7 @@ def attention_explain(
     ArgumentError, ArgumentTypeError, TargetError
         As attention() does, and if there is nothing to compute.
     """
-    name, selected_by = CHOICE.chosen(version)
+    name, selected_by = VERSIONS.chosen(version)
     options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "return_lse": return_lse}
     problem = check_attention(q, k, v, sink, out=out, version=name, **options).problem
     first = describe(q, "q")
@@ -311,7 +311,7 @@ class AttentionOperation(Operation[P, AttentionConfig]):
     joins_axes: ClassVar[bool] = False
 
     @abstractmethod
-    def lengths(self, problem: P, shapes: Sequence[Any], numbers: tuple[int, ...]) -> tuple[int, int, int] | None:
+    def lengths(self, problem: P, shapes: Sequence[Any], size_options: tuple[int, ...]) -> tuple[int, int, int] | None:
         """Return the batch, q_length and k_length of resized(), or None if check() must validate the call."""
 
     @abstractmethod
@@ -325,13 +325,13 @@ class AttentionOperation(Operation[P, AttentionConfig]):
         """Return a function from a problem to the sizes of its launch."""
 
     def resized(
-        self, problem: P, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
+        self, problem: P, shapes: Sequence[Any], strides_bytes: Sequence[Any], size_options: tuple[int, ...]
     ) -> tuple[P, tuple[int, ...], tuple[int, ...] | None] | None:
         """Return the problem with other sizes."""
         q, k, v, out = shapes[0], shapes[1], shapes[2], shapes[-1]
         if v[:-2] != k[:-2] or (out is not None and out[:-2] != q[:-2]):
             return None
-        lengths = self.lengths(problem, shapes, numbers)
+        lengths = self.lengths(problem, shapes, size_options)
         if lengths is None:
             return None
         new = problem.resized(*lengths, shapes, strides_bytes)
@@ -339,7 +339,7 @@ class AttentionOperation(Operation[P, AttentionConfig]):
             return None
         return new, (*q[:-1], v[-1]), (*q[:-3], q[-2], q[-3]) if problem.has_lse else None
 
-    def masks(self, problem: P) -> tuple[int, ...]:
+    def alignment_masks(self, problem: P) -> tuple[int, ...]:
         """Return 15 for q, k, v and out, which TMA or vectors access, and 3 for the other arrays."""
         return (15, 15, 15, *(3,) * (len(self.inputs) - 3), 15)
 
@@ -347,7 +347,7 @@ class AttentionOperation(Operation[P, AttentionConfig]):
         """Return everything except sizes that a kernel and its tensor maps depend on."""
         return problem.plan_key
 
-    def without_kernel(self, problem: P, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
+    def compute_without_kernel(self, problem: P, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
         """Write the results of queries that see no key."""
         if problem.has_keys:
             return False
@@ -385,11 +385,13 @@ class Attention(AttentionOperation[Problem]):
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "sink")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, None, 2)
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, subject: Any) -> Checked[Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[Problem]:
         """Validate a call. options: AttentionOptions."""
         return check_attention(*inputs, out=out, **named_options(options))
 
-    def lengths(self, problem: Problem, shapes: Sequence[Any], numbers: tuple[int, ...]) -> tuple[int, int, int] | None:
+    def lengths(
+        self, problem: Problem, shapes: Sequence[Any], size_options: tuple[int, ...]
+    ) -> tuple[int, int, int] | None:
         """Return the sizes of the arrays."""
         q, k = shapes[:2]
         return (q[0], q[1], k[1]) if q[0] == k[0] else None
@@ -418,20 +420,22 @@ class Attention(AttentionOperation[Problem]):
 
 
 class AttentionVarlen(Attention):
-    """attention_varlen as an operation. The longest lengths are numbers."""
+    """attention_varlen as an operation. The longest lengths are size options."""
 
     name: ClassVar[str] = VARLEN
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "sink")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, 0, 0, None, 2)
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, subject: Any) -> Checked[Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[Problem]:
         """Validate a call. options: the fields of VarlenOptions."""
         return check_varlen(*inputs, out=out, **named_options(VarlenOptions(*options)))
 
-    def lengths(self, problem: Problem, shapes: Sequence[Any], numbers: tuple[int, ...]) -> tuple[int, int, int] | None:
+    def lengths(
+        self, problem: Problem, shapes: Sequence[Any], size_options: tuple[int, ...]
+    ) -> tuple[int, int, int] | None:
         """Return the number of sequences and the longest lengths."""
         q, k, _, q_offsets, k_offsets = shapes[:5]
-        max_q, max_k = numbers
+        max_q, max_k = size_options
         if q_offsets != k_offsets or max_q.__class__ is not int or max_k.__class__ is not int or max_q < 1 or max_k < 1:
             return None
         return q_offsets[0] - 1, min(max_q, q[0]), min(max_k, k[0])

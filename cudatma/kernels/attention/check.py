@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, dense_strides, describe
+from cudatma.descriptor.rules import STRIDE_LIMIT, TMA_ALIGNMENT_BYTES
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.attention.config import MIN_BOX_ROWS
 from cudatma.kernels.attention.problem import (
-    ALIGNMENT,
     CACHE_TYPE,
     HEAD_DIMS,
     OPERAND_TYPES,
-    STRIDE_LIMIT,
     DecodeProblem,
     Layout,
     Layouts,
@@ -83,7 +82,7 @@ def check_varlen(
     lengths = []
     for letter, info, max_length in (("q", q_offsets, max_seqlen_q), ("k", k_offsets, max_seqlen_k)):
         total = arrays[letter].shape[0]
-        longest = checked_count(max_length, f"max_seqlen_{letter}", "an int from 0 on")
+        longest = checked_count(max_length, f"max_seqlen_{letter}", "a non-negative int")
         if info.device is None:
             _check_offsets(host_array(info), letter, longest, total)
         lengths.append(min(longest, total))
@@ -277,14 +276,16 @@ def _addressable(info: ArrayInfo, field: str) -> Layout:
     if info.size_elems:
         *outer, across = info.strides_bytes
         if info.shape[-1] > 1 and across != info.dtype.itemsize:
-            allowed = "elements of the last dimension side by side"
+            allowed = "contiguous elements in the last dimension"
             raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "copy it")
         steps = [stride for stride, extent in zip(outer, info.shape, strict=False) if extent > 1]
-        if any(stride % ALIGNMENT or not 0 <= stride < STRIDE_LIMIT for stride in steps):
-            allowed = f"multiples of {ALIGNMENT} bytes from 0 to 2**40, but for the last dimension"
+        if any(stride % TMA_ALIGNMENT_BYTES or not 0 <= stride < STRIDE_LIMIT for stride in steps):
+            allowed = f"multiples of {TMA_ALIGNMENT_BYTES} bytes from 0 to 2**40, except in the last dimension"
             raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "copy it")
-        if info.pointer % ALIGNMENT:
-            raise ArgumentError(f"{field}.pointer", hex(info.pointer), f"a multiple of {ALIGNMENT} bytes", "copy it")
+        if info.pointer % TMA_ALIGNMENT_BYTES:
+            raise ArgumentError(
+                f"{field}.pointer", hex(info.pointer), f"a multiple of {TMA_ALIGNMENT_BYTES} bytes", "copy it"
+            )
     return _layout(info.shape, info.strides_bytes, info.dtype)
 
 

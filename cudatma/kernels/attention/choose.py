@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.attention.config import (
-    CHOICE,
     MIN_BOX_ROWS,
     PRESETS,
+    VERSIONS,
     AttentionConfig,
     AttentionPreset,
 )
@@ -94,7 +94,7 @@ def _pays(config: AttentionConfig, problem: Problem, target: Target) -> bool:
 
 
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AttentionConfig]:
-    """Return ``Family.times``: each tile of each version, with as deep a ring as shared memory holds.
+    """Return each tile of each version, with as deep a ring as shared memory holds, and its predicted times.
 
     The problem may name a version. Otherwise the ladder's versions compete, or mma_sync on targets without wgmma.
     Raises TargetError if the target lacks a feature of the version, and ArgumentError if the version has no kernel for
@@ -118,7 +118,7 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AttentionC
 ATTENTION: Family[Problem, AttentionConfig] = Family(
     name="attention",
     config=AttentionConfig,
-    kernels=CHOICE.names,
+    kernels=VERSIONS.names,
     read_problem=Problem.from_json,
     times=times,
     with_m=Problem.with_queries,
@@ -133,7 +133,7 @@ ATTENTION: Family[Problem, AttentionConfig] = Family(
         Option("kv_heads", 0, (), "of k and v; 0: the heads of q"),
     ),
     trial="cudatma.kernels.attention.sample:AttentionTrial",
-    versions=CHOICE,
+    versions=VERSIONS,
     sizes="keys x head dim",
 )
 

@@ -206,7 +206,7 @@ PRESETS: Mapping[str, AttentionPreset] = {
 #: The versions that attention_decode() launches.
 DECODE_VERSIONS = tuple(version for version, preset in PRESETS.items() if preset.is_decode)
 #: How a caller of attention() selects a version.
-CHOICE = Versions(
+VERSIONS = Versions(
     "attention",
     "CUDATMA_ATTENTION_VERSION",
     tuple(version for version in PRESETS if version not in DECODE_VERSIONS),

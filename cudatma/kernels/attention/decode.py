@@ -108,7 +108,7 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "seqlens", "page_table", "sink", "k_scale", "v_scale")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, 0, 1, None, None, None, 2)
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, subject: Any) -> Checked[DecodeProblem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[DecodeProblem]:
         """Validate a call. ``options``: DecodeOptions."""
         *arrays, k_array, v_array = inputs
         named = named_options(options)
@@ -119,7 +119,7 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
         return check_decode(*arrays, out=out, **named)
 
     def lengths(
-        self, problem: DecodeProblem, shapes: Sequence[Any], numbers: tuple[int, ...]
+        self, problem: DecodeProblem, shapes: Sequence[Any], size_options: tuple[int, ...]
     ) -> tuple[int, int, int] | None:
         """Return the number of sequences, of queries, and of keys that a sequence may have."""
         q, k, _, seqlens, table = shapes[:5]

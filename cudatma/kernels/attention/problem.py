@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
+from cudatma.descriptor.rules import STRIDE_LIMIT, TMA_ALIGNMENT_BYTES
 from cudatma.errors import ArgumentError, ArgumentTypeError, counted
 from cudatma.kernels.family import MAX_EXTENT, resized_copy
 from cudatma.kernels.launch_struct import Member
@@ -17,8 +18,6 @@ OPERAND_TYPES = {"float16": "f16", "bfloat16": "bf16"}
 CACHE_TYPE = "float8_e4m3fn"
 #: Head dims of q and k, and of v.
 HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
-#: TMA requires addresses and strides to be multiples of 16 bytes, and strides to be below 2**40 bytes.
-ALIGNMENT, STRIDE_LIMIT = 16, 1 << 40
 #: Steps of rounded_up() between two powers of two.
 _STEPS = 8
 
@@ -98,11 +97,11 @@ class Layout(NamedTuple):
         outer, _, head, inner = strides_bytes
         if heads == 1:
             head = dim * element
-        elif head % ALIGNMENT or not 0 <= head < STRIDE_LIMIT:
+        elif head % TMA_ALIGNMENT_BYTES or not 0 <= head < STRIDE_LIMIT:
             return None
         if batch == 1:
             outer = length * heads * dim * element
-        elif outer % ALIGNMENT or not 0 <= outer < STRIDE_LIMIT:
+        elif outer % TMA_ALIGNMENT_BYTES or not 0 <= outer < STRIDE_LIMIT:
             return None
         return Layout(shape, (outer, row, head, element)) if inner == element else None
 

@@ -15,7 +15,7 @@ from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, At, Sizes
 from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.data_movement.checks import as_key, check_out, check_size, described
-from cudatma.kernels.data_movement.movement import Movement, Place, checked
+from cudatma.kernels.data_movement.movement import LaunchLimits, Movement, checked
 from cudatma.kernels.data_movement.plans import chunk_place, run_plan
 from cudatma.kernels.data_movement.ring import MIN_STAGES, SLOT_BYTES, CopyRing, stages_for
 from cudatma.kernels.data_movement.window import Axis, Window
@@ -75,7 +75,7 @@ class BroadcastConfig(CopyRing):
         """Raise TargetError without TMA, clusters and multicast, ArgumentError if the ring does not fit."""
         for feature in ("tma", "cluster", "multicast"):
             target.require(feature, "broadcast")
-        self.ring.check_fits(target, least_stages=MIN_STAGES)
+        self.ring.check_fits(target, min_stages=MIN_STAGES)
 
 
 def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
@@ -122,7 +122,7 @@ class Broadcast(Movement[_Problem]):
 
     name: ClassVar[str] = "broadcast"
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info, (copies,) = described(inputs[0], "src"), options
         if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
             raise ArgumentError("copies", copies, "an int, 1 or more")
@@ -132,8 +132,8 @@ class Broadcast(Movement[_Problem]):
         check_size(shape, info.dtype, "copies")
         return checked(_Problem, (info,), check_out(out, info, shape, dense=True), shape)
 
-    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        return plan_broadcast(problem.src, problem.out, place)
+    def plan(self, problem: _Problem, limits: LaunchLimits) -> tuple[Arguments, ...]:
+        return plan_broadcast(problem.src, problem.out, limits)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         host_array(arrays["out"])[...] = host_array(arrays["src"])
@@ -142,7 +142,7 @@ class Broadcast(Movement[_Problem]):
 BROADCAST = Broadcast()
 
 
-def plan_broadcast(src: ArrayInfo, out: ArrayInfo, place: Place) -> tuple[Arguments, ...]:
+def plan_broadcast(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits) -> tuple[Arguments, ...]:
     """Return a launch for each eight copies, then for four, two and one.
 
     Raises DescriptorError if bulk copies cannot read or write the arrays.
@@ -159,12 +159,12 @@ def plan_broadcast(src: ArrayInfo, out: ArrayInfo, place: Place) -> tuple[Argume
         first += count
         if count == 1:
             axis = Axis(0, nbytes, nbytes, 1, 1)
-            plans.append(run_plan(Window(src.pointer, out.pointer + to, 1, (axis,)), (src, out), place))
+            plans.append(run_plan(Window(src.pointer, out.pointer + to, 1, (axis,)), (src, out), limits))
             continue
-        config = choose_broadcast(count, place.target)
+        config = choose_broadcast(count, limits.target)
         # Start more clusters than run at the same time. Their number depends on the GPU's groups of SMs, and a last
         # cluster would run alone.
-        clusters = min(max(1, _WAVES * place.ctas // count), -(-nbytes // config.stage_bytes))
+        clusters = min(max(1, _WAVES * limits.ctas // count), -(-nbytes // config.stage_bytes))
         parameters = At("src"), At("out", to), nbytes
         plans.append(Arguments(TEMPLATE, config, parameters, Sizes(clusters * count), cluster=count))
     return tuple(plans)

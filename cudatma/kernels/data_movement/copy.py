@@ -17,7 +17,7 @@ from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.data_movement.checks import as_key, check_out, check_size, described, whole_numbers
 from cudatma.kernels.data_movement.configs import check_choice, checked_cache
-from cudatma.kernels.data_movement.movement import Movement, Place, checked
+from cudatma.kernels.data_movement.movement import LaunchLimits, Movement, checked
 from cudatma.kernels.data_movement.plans import plain_plan, run_plan, window_plan
 from cudatma.kernels.data_movement.window import Axis, Window, carried, cropped, folded, simplify
 from cudatma.kernels.engine import run
@@ -116,7 +116,7 @@ class Copy(Movement[_Problem]):
 
     name: ClassVar[str] = "copy"
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info, (offset, shape, pad, cache, via) = described(inputs[0], "src"), options
         starts, extents = check_window(info, offset, shape, pad)
         policy = checked_cache(cache)
@@ -125,9 +125,9 @@ class Copy(Movement[_Problem]):
         result = check_out(out, info, extents, part_of(info, starts, extents))
         return checked(_Problem, (info,), result, extents, starts, fill, policy, via)
 
-    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
+    def plan(self, problem: _Problem, limits: LaunchLimits) -> tuple[Arguments, ...]:
         src, out, starts, fill, cache, via = problem
-        return (plan_copy(src, out, starts, place, fill, cache, via),)
+        return (plan_copy(src, out, starts, limits, fill, cache, via),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         copy_on_host(arrays["src"], arrays["out"], problem.starts, problem.fill is not None)
@@ -140,7 +140,7 @@ def plan_copy(
     src: ArrayInfo,
     out: ArrayInfo,
     starts: Sequence[int],
-    place: Place,
+    limits: LaunchLimits,
     fill: TmaType | None = None,
     cache: str = "",
     via: str = "auto",
@@ -152,19 +152,19 @@ def plan_copy(
     window = simplify(window_of(src, out, starts))
     arrays = (src, out)
     if via == "plain":
-        return plain_plan(window, arrays, place, _nan_bits(fill))
+        return plain_plan(window, arrays, limits, _nan_bits(fill))
     try:
         if window.is_one_run and (window.first_byte - window.destination) % 16 == 0:
-            return run_plan(window, arrays, place, cache=cache)
+            return run_plan(window, arrays, limits, cache=cache)
         if fill is not None and not window.is_inside:
-            return window_plan(window, arrays, place, fill, nan=True, cache=cache)
+            return window_plan(window, arrays, limits, fill, nan=True, cache=cache)
         if window.has_body and window.is_dense:
             window = folded(carried(cropped(window), _WIDEST))
-        return window_plan(window, arrays, place, cache=cache)
+        return window_plan(window, arrays, limits, cache=cache)
     except DescriptorError:
         if via == "tma":
             raise
-    return plain_plan(simplify(window_of(src, out, starts)), arrays, place, _nan_bits(fill))
+    return plain_plan(simplify(window_of(src, out, starts)), arrays, limits, _nan_bits(fill))
 
 
 def window_of(src: ArrayInfo, out: ArrayInfo, starts: Sequence[int]) -> Window:

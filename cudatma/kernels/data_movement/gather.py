@@ -21,7 +21,7 @@ from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.data_movement.checks import as_key, check_out, described, whole_numbers
 from cudatma.kernels.data_movement.configs import check_choice, check_rank, coordinates
 from cudatma.kernels.data_movement.copy import PADS, copy_on_host, nan_type
-from cudatma.kernels.data_movement.movement import Movement, Place, checked
+from cudatma.kernels.data_movement.movement import LaunchLimits, Movement, checked
 from cudatma.kernels.data_movement.plans import chunk_place, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, slot_bytes, usual_ring
 from cudatma.kernels.data_movement.table import int_table
@@ -185,7 +185,7 @@ class Gather(Movement[_Problem]):
     name: ClassVar[str] = "gather"
     inputs: ClassVar[tuple[str, ...]] = ("src", "starts")
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         """Validate a call. Its table has been checked."""
         info, table, (box, pad) = described(inputs[0], "src"), describe(inputs[1], "starts"), options
         size, fill = check_box(info, box), check_pad(info, pad)
@@ -193,8 +193,8 @@ class Gather(Movement[_Problem]):
         result = check_out(out, info, shape, dense=True)
         return checked(_Problem, (info, table), result, shape, size, fill, ())
 
-    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        return (plan_boxes(*problem, place),)
+    def plan(self, problem: _Problem, limits: LaunchLimits) -> tuple[Arguments, ...]:
+        return (plan_boxes(*problem, limits),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         for start, part in zip(host_array(arrays["starts"]), host_array(arrays["out"]), strict=True):
@@ -206,7 +206,7 @@ class HaloTiles(Movement[_Problem]):
 
     name: ClassVar[str] = "halo_tiles"
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info, (tile, halo, pad) = described(inputs[0], "src"), options
         rank = len(info.shape)
         inner, border = whole_numbers("tile", tile, rank), whole_numbers("halo", halo, rank)
@@ -224,8 +224,8 @@ class HaloTiles(Movement[_Problem]):
         result = check_out(out, info, shape, dense=True)
         return checked(_Problem, (info,), result, shape, size, fill, grid)
 
-    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        return (plan_boxes(*problem, place),)
+    def plan(self, problem: _Problem, limits: LaunchLimits) -> tuple[Arguments, ...]:
+        return (plan_boxes(*problem, limits),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         parts = host_array(arrays["out"])
@@ -274,7 +274,7 @@ def plan_boxes(
     box: tuple[int, ...],
     fill: TmaType | None,
     grid: Sequence[tuple[int, int, int]],
-    place: Place,
+    limits: LaunchLimits,
 ) -> Arguments:
     """Return the launch for boxes that begin at the rows of the array "starts", or in a grid.
 
@@ -285,18 +285,18 @@ def plan_boxes(
     if not src.size_elems:
         raise DescriptorError("src.shape", src.shape, "an array with elements", "fill the result yourself")
     kind = tma_type(f"uint{8 * src.dtype.itemsize}") if fill is None else fill
-    load = tensor_map("src", src, box, place, dtype=kind, oob_fill=OobFill.ZEROS if fill is None else OobFill.NAN)
+    load = tensor_map("src", src, box, limits, dtype=kind, oob_fill=OobFill.ZEROS if fill is None else OobFill.NAN)
     check_load(load.spec, (0,) * len(box))
     if out.pointer % 16:
         raise DescriptorError("out.address", chunk_place(out.pointer), "a multiple of 16 bytes")
     box_bytes = prod(box) * src.dtype.itemsize
     slot = max(SLOT_BYTES, slot_bytes(box_bytes))
-    config = GatherConfig(len(box), "grid" if grid else "table", *usual_ring(place.target, slot))
+    config = GatherConfig(len(box), "grid" if grid else "table", *usual_ring(limits.target, slot))
     boxes = out.size_elems // prod(box)
     if boxes >= _INT32:
         raise DescriptorError("boxes", boxes, "below 2**31", "take them in parts")
     places = [value for axis in reversed(grid) for value in axis] if grid else [At("starts")]
-    return Arguments(TEMPLATE, config, (load, At("out"), *places, box_bytes, boxes), Sizes(min(place.ctas, boxes)))
+    return Arguments(TEMPLATE, config, (load, At("out"), *places, box_bytes, boxes), Sizes(min(limits.ctas, boxes)))
 
 
 def dump_configs(target: Target) -> list[GatherConfig]:

@@ -17,16 +17,17 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.descriptor import Im2colSpec, check_load, check_store
 from cudatma.descriptor import check_target as check_map_target
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
 from cudatma.kernels.arguments import Arguments, Map, Sizes
 from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.data_movement.checks import as_key, check_out, check_size, described, whole_numbers
 from cudatma.kernels.data_movement.configs import check_rank
-from cudatma.kernels.data_movement.movement import Movement, Place, checked
+from cudatma.kernels.data_movement.movement import LaunchLimits, Movement, checked
 from cudatma.kernels.data_movement.plans import chunk_place, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, usual_ring
-from cudatma.kernels.data_movement.window import CHUNK_BYTES, choose_box
+from cudatma.kernels.data_movement.window import choose_box
 from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array
 from cudatma.kernels.operation import Checked
@@ -145,7 +146,7 @@ class Im2col(Movement[_Problem]):
 
     name: ClassVar[str] = "im2col"
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info = described(inputs[0], "src")
         if not 3 <= len(info.shape) <= 5:
             raise ArgumentError("src.shape", info.shape, "3 to 5 axes: images, depth, height, width, channels")
@@ -158,8 +159,8 @@ class Im2col(Movement[_Problem]):
         check_size(shape, info.dtype, "kernel, padding")
         return checked(_Problem, (info,), check_out(out, info, shape, dense=True), shape, conv)
 
-    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        return (plan_im2col(*problem, place),)
+    def plan(self, problem: _Problem, limits: LaunchLimits) -> tuple[Arguments, ...]:
+        return (plan_im2col(*problem, limits),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         columns_on_host(arrays["src"], arrays["out"], problem.conv)
@@ -190,7 +191,9 @@ def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, d
     return Convolution(size, sizes["kernel"], sizes["stride"], sizes["padding"], sizes["dilation"])
 
 
-def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place, slot: int = SLOT_BYTES) -> Arguments:
+def plan_im2col(
+    src: ArrayInfo, out: ArrayInfo, conv: Convolution, limits: LaunchLimits, slot: int = SLOT_BYTES
+) -> Arguments:
     """Return the launch. ``slot``: maximum size of a box in bytes.
 
     Raises DescriptorError if TMA cannot read the images.
@@ -199,29 +202,29 @@ def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place,
     kind = tma_type(f"uint{8 * itemsize}")
     pixels = out.size_elems // (channels * taps)
     pixel_box, channel_box = choose_box((pixels, channels), itemsize, slot)
-    load = _image_map(src, conv, kind, channel_box, pixel_box, place)
+    load = _image_map(src, conv, kind, channel_box, pixel_box, limits)
     columns = replace(
         out,
         shape=(pixels, taps, channels),
         strides_bytes=dense_strides((pixels, taps, channels), out.dtype),
         dtype=np.dtype(kind.name),
     )
-    store = tensor_map("out", columns, (pixel_box, 1, channel_box), place)
+    store = tensor_map("out", columns, (pixel_box, 1, channel_box), limits)
     check_store(store.spec)
     channel_boxes = -(-channels // channel_box)
     boxes = -(-pixels // pixel_box) * taps * channel_boxes
     if boxes >= _INT32:
         raise ArgumentError("src.shape", f"{boxes} boxes", "below 2**31", "take the images in parts")
-    config = Im2colCopyConfig(len(src.shape), *usual_ring(place.target))
+    config = Im2colCopyConfig(len(src.shape), *usual_ring(limits.target))
     axes = zip(
         *(reversed(each) for each in (conv.out, conv.taps, conv.stride, conv.padding, conv.dilation)), strict=True
     )
     numbers = [value for axis in axes for value in axis]
     sizes = (channel_box, channel_boxes, taps, pixel_box, pixel_box * channel_box * itemsize, boxes)
-    return Arguments(TEMPLATE, config, (load, store, *numbers, *sizes), Sizes(min(place.ctas, boxes)))
+    return Arguments(TEMPLATE, config, (load, store, *numbers, *sizes), Sizes(min(limits.ctas, boxes)))
 
 
-def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixels: int, place: Place) -> Map:
+def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixels: int, limits: LaunchLimits) -> Map:
     """Return the im2col map of the images. Its bounding box holds the places of the filter's first tap."""
     lower = tuple(-pad for pad in reversed(conv.padding))
     reach = tuple(step * (taps - 1) for taps, step in zip(conv.taps, conv.dilation, strict=True))
@@ -236,9 +239,9 @@ def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixe
         channels_per_pixel=channels,
         pixels_per_column=pixels,
     )
-    if src.pointer % CHUNK_BYTES:
+    if src.pointer % TMA_ALIGNMENT_BYTES:
         raise DescriptorError("address", chunk_place(src.pointer), "multiples of 16 bytes", "copy it first")
-    check_map_target(spec, place.target)
+    check_map_target(spec, limits.target)
     check_load(spec, (0, *lower, 0), tuple(reversed(reach)))
     return Map("src", spec)
 

@@ -8,20 +8,19 @@ from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from cudatma.arrays import ArrayInfo, dense_strides
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.kernels.arguments import Arguments
-from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
+from cudatma.kernels.data_movement.ring import CTAS_PER_SM
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.operation import Checked, Operation
 from cudatma.target import Target, get_target
 
 P = TypeVar("P", bound=Hashable)
-#: Alignment of addresses that TMA requires. Launches depend on addresses only modulo this.
-_ALIGNMENT = 16
 _MAX_PLANS = 1024
 
 
-class Place(NamedTuple):
-    """The GPU of a launch. ``ctas``: maximum number of CTAs, BLOCKS_PER_SM on each SM."""
+class LaunchLimits(NamedTuple):
+    """The target of a launch, and the maximum number of CTAs, which is CTAS_PER_SM for each SM."""
 
     target: Target
     ctas: int
@@ -38,7 +37,7 @@ class Movement(Operation[P, tuple[Arguments, ...]]):
     emulated_sm_count: ClassVar[int] = 2
 
     @abstractmethod
-    def plan(self, problem: P, place: Place) -> tuple[Arguments, ...]:
+    def plan(self, problem: P, limits: LaunchLimits) -> tuple[Arguments, ...]:
         """Return the launches in order. Raises DescriptorError, ArgumentError."""
 
     def configure(self, problem: P, gpu: Gpu, memo: dict[Any, Any]) -> tuple[Arguments, ...]:
@@ -56,16 +55,18 @@ class Movement(Operation[P, tuple[Arguments, ...]]):
 
 @lru_cache(maxsize=_MAX_PLANS)
 def _planned(operation: Movement[Any], problem: Any, target: str, sm_count: int) -> tuple[Arguments, ...]:
-    place = Place(get_target(target), BLOCKS_PER_SM * sm_count)
-    launches = operation.plan(problem, place)
+    limits = LaunchLimits(get_target(target), CTAS_PER_SM * sm_count)
+    launches = operation.plan(problem, limits)
     for launch in launches:
-        launch.config.check_target(place.target)
+        launch.config.check_target(limits.target)
     return launches
 
 
 def layout(info: ArrayInfo) -> ArrayInfo:
     """Return the properties of an array that a launch depends on: the address modulo 16, and no memory."""
-    return ArrayInfo(info.pointer % _ALIGNMENT, info.shape, info.strides_bytes, info.dtype, None, None, "layout")
+    return ArrayInfo(
+        info.pointer % TMA_ALIGNMENT_BYTES, info.shape, info.strides_bytes, info.dtype, None, None, "layout"
+    )
 
 
 def checked(

@@ -15,21 +15,22 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import OobFill, check_load, check_reduce, check_store, check_target
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import DescriptorError
 from cudatma.kernels.arguments import Arguments, At, Map, Sizes, map_over
 from cudatma.kernels.data_movement import ring as rings
 from cudatma.kernels.data_movement.configs import PLAIN, RUN, WINDOW, PlainConfig, RunConfig, WindowConfig
-from cudatma.kernels.data_movement.movement import Place
+from cudatma.kernels.data_movement.movement import LaunchLimits
 from cudatma.kernels.data_movement.ring import SMALL_SLOT_BYTES, Setting
-from cudatma.kernels.data_movement.window import CHUNK_BYTES, Axis, Window, choose_box, cropped, tile_counts
+from cudatma.kernels.data_movement.window import Axis, Window, choose_box, cropped, tile_counts
 
 _MAX_BOXES = 1 << 31
-_PLAIN_BLOCKS = 4
+_PLAIN_CTAS = 4
 
 
 def tensor_map(
-    name: str, info: ArrayInfo, box: Sequence[int], place: Place, *, offset_bytes: int = 0, **options: Any
+    name: str, info: ArrayInfo, box: Sequence[int], limits: LaunchLimits, *, offset_bytes: int = 0, **options: Any
 ) -> Map:
     """Return a tiled map over an array, or over the part of it that begins ``offset_bytes`` after its first element.
 
@@ -37,23 +38,23 @@ def tensor_map(
     map_over(). Raises DescriptorError, TargetError.
     """
     axes = tuple(reversed(range(len(info.shape))))
-    over = map_over(name, info, box, axes=axes, offset_bytes=offset_bytes, **options)
-    if info.pointer % CHUNK_BYTES:
+    tiled = map_over(name, info, box, axes=axes, offset_bytes=offset_bytes, **options)
+    if info.pointer % TMA_ALIGNMENT_BYTES:
         remedy = "start the view at an aligned element"
         raise DescriptorError("address", chunk_place(info.pointer), "multiples of 16 bytes", remedy)
-    check_target(over.spec, place.target)
-    return over
+    check_target(tiled.spec, limits.target)
+    return tiled
 
 
 def chunk_place(address: int) -> str:
     """Return the place of an address in a 16-byte chunk, in words."""
-    return f"byte {address % CHUNK_BYTES} of a 16-byte chunk"
+    return f"byte {address % TMA_ALIGNMENT_BYTES} of a 16-byte chunk"
 
 
 def run_plan(
     window: Window,
     arrays: tuple[ArrayInfo, ArrayInfo],
-    place: Place,
+    limits: LaunchLimits,
     op: str = "copy",
     kind: str = "b8",
     cache: str = "",
@@ -65,28 +66,28 @@ def run_plan(
     places of a 16-byte chunk or, in a reduction, if address or size is not a multiple of 16 bytes.
     """
     nbytes, first = window.nbytes, window.first_byte
-    head = min(-first % CHUNK_BYTES, nbytes)
-    tail = (nbytes - head) % CHUNK_BYTES
-    if (first - window.destination) % CHUNK_BYTES:
+    head = min(-first % TMA_ALIGNMENT_BYTES, nbytes)
+    tail = (nbytes - head) % TMA_ALIGNMENT_BYTES
+    if (first - window.destination) % TMA_ALIGNMENT_BYTES:
         got = f"{chunk_place(first)} and {chunk_place(window.destination)}"
         raise DescriptorError("address", got, "the same place in a 16-byte chunk", "copy to an aligned array")
     if op != "copy" and (head or tail):
         got = f"{nbytes} bytes from {chunk_place(first)}"
         raise DescriptorError("address", got, "multiples of 16 bytes in a reduction", "pad the arrays")
     body = nbytes - head - tail
-    ring_setting = setting or _run_setting(place, op, body)
-    ctas, stage = ring_setting.ctas(place.ctas), ring_setting.slot(place.target)
-    config = RunConfig(op, kind, stage, *ring_setting.ring(place.target, stage), *_policies(ring_setting, op, cache))
+    ring_setting = setting or _run_setting(limits, op, body)
+    ctas, stage = ring_setting.ctas(limits.ctas), ring_setting.slot(limits.target)
+    config = RunConfig(op, kind, stage, *ring_setting.ring(limits.target, stage), *_policies(ring_setting, op, cache))
     source = At("src", first + head - arrays[0].pointer)
     destination = At("out", window.destination + head - arrays[1].pointer)
     edges = (head, tail) if op == "copy" else ()
     return Arguments(RUN, config, (source, destination, body, *edges), Sizes(max(1, min(ctas, -(-body // stage)))))
 
 
-def _run_setting(place: Place, op: str, nbytes: int) -> Setting:
+def _run_setting(limits: LaunchLimits, op: str, nbytes: int) -> Setting:
     """Return the measured ring if every CTA has a segment, else the usual ring, or one of small slots."""
     for setting in (rings.RUN if op == "copy" else rings.REDUCTIONS, Setting()):
-        if nbytes >= setting.ctas(place.ctas) * setting.slot(place.target):
+        if nbytes >= setting.ctas(limits.ctas) * setting.slot(limits.target):
             return setting
     return Setting(SMALL_SLOT_BYTES)
 
@@ -94,7 +95,7 @@ def _run_setting(place: Place, op: str, nbytes: int) -> Setting:
 def window_plan(
     window: Window,
     arrays: tuple[ArrayInfo, ArrayInfo],
-    place: Place,
+    limits: LaunchLimits,
     kind: TmaType | None = None,
     *,
     nan: bool = False,
@@ -119,7 +120,7 @@ def window_plan(
         raise DescriptorError("offset", "a window outside of the source", "one that has elements of it")
     extents = tuple(axis.extent for axis in part.axes)
     ring = setting or (rings.BOXES if op == "copy" else rings.REDUCTIONS)
-    slot = slot or ring.slot(place.target)
+    slot = slot or ring.slot(limits.target)
     box = choose_box(extents, part.itemsize, slot)
     source = replace(
         arrays[0],
@@ -135,20 +136,20 @@ def window_plan(
     )
     fill = OobFill.NAN if nan else OobFill.ZEROS
     from_src, from_out = part.source - arrays[0].pointer, part.destination - arrays[1].pointer
-    load = tensor_map("src", source, box, place, dtype=chosen, oob_fill=fill, offset_bytes=from_src)
-    store = tensor_map("out", destination, box, place, dtype=chosen, offset_bytes=from_out)
+    load = tensor_map("src", source, box, limits, dtype=chosen, oob_fill=fill, offset_bytes=from_src)
+    store = tensor_map("out", destination, box, limits, dtype=chosen, offset_bytes=from_out)
     starts = tuple(axis.start for axis in reversed(part.axes))
     check_load(load.spec, starts)
     check_store(store.spec)
     if op != "copy":
         check_reduce(store.spec, op)
-    config = WindowConfig(op, len(box), slot, *ring.ring(place.target, slot), *_policies(ring, op, cache))
+    config = WindowConfig(op, len(box), slot, *ring.ring(limits.target, slot), *_policies(ring, op, cache))
     tiles = tile_counts(extents, box)
     boxes, box_bytes = prod(tiles), prod(box) * part.itemsize
     if boxes >= _MAX_BOXES:
         raise DescriptorError("shape", f"{boxes} boxes", "below 2**31", "copy it in parts")
     axes = [value for axis in zip(starts, reversed(box), reversed(tiles), strict=True) for value in axis]
-    return Arguments(WINDOW, config, (load, store, *axes, box_bytes, boxes), Sizes(min(ring.ctas(place.ctas), boxes)))
+    return Arguments(WINDOW, config, (load, store, *axes, box_bytes, boxes), Sizes(min(ring.ctas(limits.ctas), boxes)))
 
 
 def _policies(setting: Setting, op: str, cache: str) -> tuple[str, str]:
@@ -157,7 +158,7 @@ def _policies(setting: Setting, op: str, cache: str) -> tuple[str, str]:
     return load, store if op == "copy" else ""
 
 
-def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], place: Place, fill: int = 0) -> Arguments:
+def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], limits: LaunchLimits, fill: int = 0) -> Arguments:
     """Return the launch that copies any window element by element.
 
     ``fill``: the bits of elements outside of the source. Elements that are not aligned to their size, or whose size the
@@ -183,5 +184,5 @@ def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], place: Place
     destination = At("out", window.destination - arrays[1].pointer)
     elements = prod(axis.extent for axis in axes)
     config = PlainConfig(width, len(axes), 32 if elements < 1 << 31 else 64)
-    ctas = min(place.ctas * _PLAIN_BLOCKS, -(-elements // config.threads))
+    ctas = min(limits.ctas * _PLAIN_CTAS, -(-elements // config.threads))
     return Arguments(PLAIN, config, (source, destination, packed, elements, fill), Sizes(ctas))

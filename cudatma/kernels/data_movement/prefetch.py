@@ -13,16 +13,17 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, At, Sizes
 from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.data_movement.checks import as_key, described
 from cudatma.kernels.data_movement.configs import coordinates
 from cudatma.kernels.data_movement.copy import check_window, part_of
-from cudatma.kernels.data_movement.movement import Movement, Place, layout
+from cudatma.kernels.data_movement.movement import LaunchLimits, Movement, layout
 from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, THREADS
-from cudatma.kernels.data_movement.window import CHUNK_BYTES, Axis, Window, carried, choose_box, simplify, tile_counts
+from cudatma.kernels.data_movement.window import Axis, Window, carried, choose_box, simplify, tile_counts
 from cudatma.kernels.engine import run
 from cudatma.kernels.operation import Checked
 from cudatma.target import Target
@@ -46,8 +47,8 @@ class PrefetchConfig:
         check_field_types(self)
         if not 0 <= self.rank <= 5:
             raise ArgumentError("rank", self.rank, "0..5")
-        if self.segment_bytes < CHUNK_BYTES or self.segment_bytes % CHUNK_BYTES:
-            raise ArgumentError("segment_bytes", self.segment_bytes, f"multiples of {CHUNK_BYTES}")
+        if self.segment_bytes < TMA_ALIGNMENT_BYTES or self.segment_bytes % TMA_ALIGNMENT_BYTES:
+            raise ArgumentError("segment_bytes", self.segment_bytes, f"multiples of {TMA_ALIGNMENT_BYTES}")
 
     @property
     def at(self) -> str:
@@ -108,12 +109,12 @@ class Prefetch(Movement[_Problem]):
 
     name: ClassVar[str] = "prefetch"
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info, (offset, shape) = described(inputs[0], "src"), options
         window = check_window(info, offset, shape, None)
         return Checked(_Problem(layout(info), *window), (info,), None, None, None)
 
-    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
+    def plan(self, problem: _Problem, limits: LaunchLimits) -> tuple[Arguments, ...]:
         """Return the launch; none for a run without a whole chunk.
 
         Raises DescriptorError if TMA cannot read the window.
@@ -125,11 +126,11 @@ class Prefetch(Movement[_Problem]):
         axes = tuple(Axis(0, n, n, s, s) for n, s in zip(part.shape, part.strides_bytes, strict=True))
         window = simplify(Window(part.pointer, part.pointer, part.dtype.itemsize, axes))
         if window.is_one_run:
-            first = -(-window.source // CHUNK_BYTES) * CHUNK_BYTES
-            nbytes = (window.source + window.nbytes - first) // CHUNK_BYTES * CHUNK_BYTES
+            first = -(-window.source // TMA_ALIGNMENT_BYTES) * TMA_ALIGNMENT_BYTES
+            nbytes = (window.source + window.nbytes - first) // TMA_ALIGNMENT_BYTES * TMA_ALIGNMENT_BYTES
             if nbytes <= 0:
                 return ()
-            grid = min(place.ctas, -(-nbytes // SLOT_BYTES))
+            grid = min(limits.ctas, -(-nbytes // SLOT_BYTES))
             return (Arguments(TEMPLATE, PrefetchConfig(0), (At("src", first - src.pointer), nbytes), Sizes(grid)),)
         window = carried(window) if window.is_dense else window
         extents = tuple(axis.extent for axis in window.axes)
@@ -144,8 +145,8 @@ class Prefetch(Movement[_Problem]):
         )
         tiles = tile_counts(extents, box)
         places = [value for pair in zip(reversed(box), reversed(tiles), strict=True) for value in pair]
-        load = tensor_map("src", source, box, place, offset_bytes=window.source - src.pointer)
-        sizes = Sizes(min(place.ctas, prod(tiles)))
+        load = tensor_map("src", source, box, limits, offset_bytes=window.source - src.pointer)
+        sizes = Sizes(min(limits.ctas, prod(tiles)))
         return (Arguments(TEMPLATE, PrefetchConfig(len(box)), (load, *places, prod(tiles)), sizes),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:

@@ -18,10 +18,11 @@ from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
 from cudatma.backend import backend_for, device_remedy
 from cudatma.build.kernel import default_target
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.errors import ArgumentError, ArgumentTypeError, check, counted
 from cudatma.kernels.arguments import Arguments, At, Sizes, map_over
 from cudatma.kernels.checks import check_field_types
-from cudatma.kernels.data_movement.ring import BOX_THREADS, TMA_ALIGNMENT_BYTES, BoxRing
+from cudatma.kernels.data_movement.ring import BOX_THREADS, BoxRing
 from cudatma.kernels.replay import Replay
 from cudatma.kernels.sample import Sample, sample_dtype
 from cudatma.library_streams import stream_handle
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 TEMPLATE = "kernels/ragged_copy.cu.j2"
 #: Two CTAs on each SM of an H200.
-BLOCKS = 264
+CTAS = 264
 #: Names of the launch's arrays: the first pair, the table of all pairs, and the memory of edited tensor maps.
 _ARRAYS = "source", "destination", "table", "maps"
 _MAP_BYTES = 128
@@ -158,7 +159,7 @@ class RaggedCopy:
             raise ArgumentError("config.element_bytes", config.element_bytes, f"{itemsize}, as {pairs[0][0].dtype} has")
         config.check_target(self._target)
         self._table, boxes = _table(pairs, config)
-        self.blocks = min(BLOCKS, boxes)
+        self.blocks = min(CTAS, boxes)
         self._arguments = _arguments(pairs, config, boxes, self.blocks)
         self.kernel = self._arguments.kernel(self._target)
         if self.device is not None:

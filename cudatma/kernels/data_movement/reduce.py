@@ -18,7 +18,7 @@ from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.data_movement.checks import as_key, check_device, check_written, described, whole_numbers
 from cudatma.kernels.data_movement.configs import check_choice, checked_cache
 from cudatma.kernels.data_movement.copy import part_of
-from cudatma.kernels.data_movement.movement import Movement, Place, checked
+from cudatma.kernels.data_movement.movement import LaunchLimits, Movement, checked
 from cudatma.kernels.data_movement.plans import run_plan, window_plan
 from cudatma.kernels.data_movement.window import Axis, Window, carried, simplify
 from cudatma.kernels.engine import run
@@ -111,7 +111,7 @@ class ReduceInto(Movement[_Problem]):
 
     name: ClassVar[str] = "reduce_into"
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         into, info, (op, offset, cache) = described(out, "dst"), described(inputs[0], "src"), options
         check_device(into, info, "dst")
         check_choice("op", op, OPS)
@@ -124,11 +124,11 @@ class ReduceInto(Movement[_Problem]):
         check_written(into, info, "dst")
         return checked(_Problem, (info,), into, into.shape, starts, op, policy)
 
-    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
+    def plan(self, problem: _Problem, limits: LaunchLimits) -> tuple[Arguments, ...]:
         """Return the launch; none if all of src is outside of dst."""
         src, out, starts, op, cache = problem
         is_outside = not clip(src, out, starts)[0].size_elems
-        return () if is_outside else (plan_reduce(out, src, starts, op, place, cache),)
+        return () if is_outside else (plan_reduce(out, src, starts, op, limits, cache),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         """Reduce with NumPy, rounded once to the dtype."""
@@ -159,7 +159,7 @@ def clip(src: ArrayInfo, dst: ArrayInfo, starts: Sequence[int]) -> tuple[ArrayIn
 
 
 def plan_reduce(
-    dst: ArrayInfo, src: ArrayInfo, starts: Sequence[int], op: str, place: Place, cache: str = "", slot: int = 0
+    dst: ArrayInfo, src: ArrayInfo, starts: Sequence[int], op: str, limits: LaunchLimits, cache: str = "", slot: int = 0
 ) -> Arguments:
     """Return the launch for an array that begins at ``starts`` in dst and has elements there.
 
@@ -173,11 +173,11 @@ def plan_reduce(
     window, arrays = simplify(Window(part.pointer, target.pointer, src.dtype.itemsize, axes)), (src, dst)
     kind, run_kind = _types(src.dtype, op)
     if window.is_one_run:
-        return run_plan(window, arrays, place, op, run_kind, cache)
+        return run_plan(window, arrays, limits, op, run_kind, cache)
     if op in _BITWISE and window.is_dense:
         window = carried(window)
         kind = tma_type(f"uint{8 * window.itemsize}")
-    return window_plan(window, arrays, place, kind, op=op, cache=cache, slot=slot)
+    return window_plan(window, arrays, limits, kind, op=op, cache=cache, slot=slot)
 
 
 def _types(dtype: np.dtype[Any], op: str) -> tuple[TmaType, str]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.errors import ArgumentError
 from cudatma.pipeline import MBARRIER_BYTES, Operand, PipelineSpec
 from cudatma.target import KIB, Target
 
 #: Threads of a CTA with a CopyRing, one warp, and with a BoxRing, two warps. CTAs that share an SM.
-THREADS, BOX_THREADS, BLOCKS_PER_SM = 32, 64, 2
+THREADS, BOX_THREADS, CTAS_PER_SM = 32, 64, 2
 #: Usual size of a slot, so that one issuing thread keeps up with the memory (docs/design/data_movement.md).
 SLOT_BYTES = 16 * KIB
 #: Size of a slot for small arrays, which gives every CTA work.
@@ -24,8 +25,6 @@ SMALL_SLOT_BYTES = 4 * KIB
 MIN_STAGES, MAX_STAGES = 2, 6
 #: TMA writes boxes at multiples of this.
 SLOT_ALIGNMENT = 128
-#: Alignment of addresses, pitches and rows: TMA stores clip at 16 bytes, not at the element.
-TMA_ALIGNMENT_BYTES = 16
 _MAX_BOX = 256
 
 
@@ -89,7 +88,7 @@ class CopyRing:
     def check_target(self, target: Target) -> None:
         """Raise TargetError without TMA, ArgumentError if the ring does not fit."""
         target.require("tma", type(self).__name__)
-        self.ring.check_fits(target, least_stages=MIN_STAGES)
+        self.ring.check_fits(target, min_stages=MIN_STAGES)
 
 
 def slot_bytes(payload_bytes: int) -> int:
@@ -97,7 +96,7 @@ def slot_bytes(payload_bytes: int) -> int:
     return -(-payload_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
 
 
-def stages_for(target: Target, stage_bytes: int, ctas_per_sm: int = BLOCKS_PER_SM, max_stages: int = MAX_STAGES) -> int:
+def stages_for(target: Target, stage_bytes: int, ctas_per_sm: int = CTAS_PER_SM, max_stages: int = MAX_STAGES) -> int:
     """Return the number of slots of a CTA if ``ctas_per_sm`` CTAs share an SM; at least 2."""
     return max(MIN_STAGES, min(max_stages, target.smem_share_bytes(ctas_per_sm) // (stage_bytes + MBARRIER_BYTES)))
 
@@ -178,7 +177,7 @@ class Setting:
     """
 
     slot_bytes: int = SLOT_BYTES
-    ctas_per_sm: int = BLOCKS_PER_SM
+    ctas_per_sm: int = CTAS_PER_SM
     max_stages: int = MAX_STAGES
     in_flight: int = 0
     load_cache: str = ""
@@ -203,8 +202,8 @@ class Setting:
         return stages, min(self.in_flight or stages // 2, stages - 1)
 
     def ctas(self, usual: int) -> int:
-        """Return the CTAs of a launch for which kernels with BLOCKS_PER_SM would have ``usual`` CTAs."""
-        return max(1, usual * self.ctas_per_sm // BLOCKS_PER_SM)
+        """Return the CTAs of a launch for which kernels with CTAS_PER_SM would have ``usual`` CTAs."""
+        return max(1, usual * self.ctas_per_sm // CTAS_PER_SM)
 
 
 #: Copies of runs of bytes. Small copies have slots of SMALL_SLOT_BYTES.

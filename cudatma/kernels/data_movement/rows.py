@@ -22,7 +22,7 @@ from cudatma.kernels.arguments import Arguments, At, Sizes
 from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.data_movement.checks import check_device, check_out, check_written, described
 from cudatma.kernels.data_movement.configs import check_choice
-from cudatma.kernels.data_movement.movement import Movement, Place, checked
+from cudatma.kernels.data_movement.movement import LaunchLimits, Movement, checked
 from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import MIN_STAGES, SLOT_BYTES, CopyRing, usual_ring
 from cudatma.kernels.data_movement.table import int_table
@@ -69,7 +69,7 @@ class RowsConfig(CopyRing):
         """Raise TargetError without TMA and the instruction, ArgumentError if the ring does not fit."""
         target.require("tma", self.entry)
         target.require(f"{self.op}4", self.entry)
-        self.ring.check_fits(target, least_stages=MIN_STAGES)
+        self.ring.check_fits(target, min_stages=MIN_STAGES)
 
 
 def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
@@ -152,14 +152,14 @@ class GatherRows(Movement[_Problem]):
     name: ClassVar[str] = "gather_rows"
     inputs: ClassVar[tuple[str, ...]] = ("src", "index")
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         """Validate a call. Its index has been checked."""
         info, index = _matrix(inputs[0], "src"), describe(inputs[1], "rows")
         shape = index.shape[0], info.shape[1]
         return checked(_Problem, (info, index), check_out(out, info, shape, dense=True), shape, index.shape[0])
 
-    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        return (plan_rows("gather", *problem, place),)
+    def plan(self, problem: _Problem, limits: LaunchLimits) -> tuple[Arguments, ...]:
+        return (plan_rows("gather", *problem, limits),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         src, index, result = (host_array(arrays[name]) for name in ("src", "index", "out"))
@@ -174,7 +174,7 @@ class ScatterRows(Movement[_Problem]):
     name: ClassVar[str] = "scatter_rows"
     inputs: ClassVar[tuple[str, ...]] = ("src", "index")
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         """Validate a call. Its index has been checked."""
         into, info, index = _matrix(out, "dst"), _matrix(inputs[0], "src"), describe(inputs[1], "rows")
         check_device(into, info, "dst")
@@ -186,9 +186,9 @@ class ScatterRows(Movement[_Problem]):
         check_written(into, info, "dst")
         return checked(_Problem, (info, index), into, into.shape, index.shape[0])
 
-    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
+    def plan(self, problem: _Problem, limits: LaunchLimits) -> tuple[Arguments, ...]:
         """Return the launch; none without rows."""
-        return (plan_rows("scatter", *problem, place),) if problem.src.size_elems else ()
+        return (plan_rows("scatter", *problem, limits),) if problem.src.size_elems else ()
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         src, index, into = (host_array(arrays[name]) for name in ("src", "index", "out"))
@@ -208,7 +208,7 @@ def _matrix(array: Any, field: str) -> ArrayInfo:
     return info
 
 
-def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, place: Place) -> Arguments:
+def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, limits: LaunchLimits) -> Arguments:
     """Return the launch for this many rows. Raises DescriptorError if TMA cannot read or write the arrays."""
     if not src.size_elems:
         raise DescriptorError("src.shape", src.shape, "an array with elements", "fill the result yourself")
@@ -218,8 +218,8 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, place: Place) 
     width = align_up(choose_box((columns,), itemsize, SLOT_BYTES // BOX_ROWS)[0], 32 // itemsize)
     row_box, rows_box = (1, width), (BOX_ROWS, width)
     shapes = (row_box, rows_box) if op == "gather" else (rows_box, row_box)
-    load = tensor_map("src", src, shapes[0], place, dtype=kind)
-    store = tensor_map("out", dst, shapes[1], place, dtype=kind)
+    load = tensor_map("src", src, shapes[0], limits, dtype=kind)
+    store = tensor_map("out", dst, shapes[1], limits, dtype=kind)
     check_load(load.spec, (0, 0))
     check_store(store.spec)
     # A row that neither array has.
@@ -228,9 +228,9 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, place: Place) 
     boxes = -(-rows // BOX_ROWS) * column_boxes
     if max(outside, boxes) >= _INT32:
         raise DescriptorError("rows", f"{outside} rows, {boxes} boxes", "below 2**31", "take them in parts")
-    config = RowsConfig(op, *usual_ring(place.target))
+    config = RowsConfig(op, *usual_ring(limits.target))
     sizes = (rows, outside, width, column_boxes, 4 * width * itemsize, boxes)
-    return Arguments(TEMPLATE, config, (load, store, At("index"), *sizes), Sizes(min(place.ctas, boxes)))
+    return Arguments(TEMPLATE, config, (load, store, At("index"), *sizes), Sizes(min(limits.ctas, boxes)))
 
 
 def dump_configs(target: Target) -> list[RowsConfig]:

@@ -17,8 +17,8 @@ from cudatma.kernels.data_movement.broadcast import plan_broadcast
 from cudatma.kernels.data_movement.copy import check_window, plan_copy
 from cudatma.kernels.data_movement.gather import plan_boxes
 from cudatma.kernels.data_movement.im2col import columns_on_host, convolution, plan_im2col
-from cudatma.kernels.data_movement.movement import Place
-from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM, BOXES
+from cudatma.kernels.data_movement.movement import LaunchLimits
+from cudatma.kernels.data_movement.ring import BOXES, CTAS_PER_SM
 from cudatma.kernels.data_movement.transpose import plan_transpose
 from cudatma.kernels.sample import Sample, sample_dtype
 from cudatma.target import Target
@@ -34,9 +34,9 @@ def window_sample(
     shape = (rows + 2 * pad, columns + 2 * pad)
     result, starts = np.ones(shape, source.dtype), (-pad, -pad)
     check_window(describe(source), starts, shape, "zeros")
-    # A place counts its CTAs as if BLOCKS_PER_SM of them shared an SM.
-    place = _place(target, blocks * BLOCKS_PER_SM // BOXES.ctas_per_sm)
-    planned = plan_copy(describe(source), describe(result), starts, place, via="tma")
+    # `ctas` assumes CTAS_PER_SM CTAs per SM.
+    limits = _limits(target, blocks * CTAS_PER_SM // BOXES.ctas_per_sm)
+    planned = plan_copy(describe(source), describe(result), starts, limits, via="tma")
     title = f"window copy, {rows} x {columns} {dtype}, {pad} around"
     return _sample(title, target, planned, source, result, np.pad(source, pad))
 
@@ -45,7 +45,7 @@ def run_sample(target: Target, *, elements: int = 100_000, dtype: str = "float32
     """Return a copy of a run of bytes."""
     source = _numbers((elements,), dtype)
     result = np.ones_like(source)
-    planned = plan_copy(describe(source), describe(result), (0,), _place(target, blocks), via="tma")
+    planned = plan_copy(describe(source), describe(result), (0,), _limits(target, blocks), via="tma")
     return _sample(f"run copy, {elements} {dtype}", target, planned, source, result, source)
 
 
@@ -55,7 +55,7 @@ def transpose_sample(
     """Return the transpose of a matrix."""
     source = _numbers((rows, columns), dtype)
     result = np.ones((columns, rows), source.dtype)
-    planned = plan_transpose(describe(source), describe(result), _place(target, blocks), via="tma")
+    planned = plan_transpose(describe(source), describe(result), _limits(target, blocks), via="tma")
     return _sample(f"transpose, {rows} x {columns} {dtype}", target, planned, source, result, source.T)
 
 
@@ -65,7 +65,7 @@ def gather_sample(target: Target, *, tile: int = 16, halo: int = 4, dtype: str =
     side, counts = tile + 2 * halo, (-(-64 // tile),) * 2
     result = np.ones((*counts, side, side), source.dtype)
     axes = [(-halo, tile, count) for count in counts]
-    planned = plan_boxes(describe(source), describe(result), (side, side), None, axes, _place(target, blocks))
+    planned = plan_boxes(describe(source), describe(result), (side, side), None, axes, _limits(target, blocks))
     wide = np.pad(source, [(halo, halo + tile)] * 2)
     expected = np.lib.stride_tricks.sliding_window_view(wide, (side, side))[::tile, ::tile][: counts[0], : counts[1]]
     title = f"halo tiles, 64 x 64 {dtype}, tiles of {tile} with {halo}"
@@ -81,7 +81,7 @@ def im2col_sample(
     shape = (2, *conv.out, *conv.taps, channels)
     result, expected = np.ones(shape, source.dtype), np.empty(shape, source.dtype)
     columns_on_host(describe(source), describe(expected), conv)
-    planned = plan_im2col(describe(source), describe(result), conv, _place(target, blocks))
+    planned = plan_im2col(describe(source), describe(result), conv, _limits(target, blocks))
     title = f"im2col, 2 x {size} x {size} x {channels}, {taps} x {taps} taps"
     return _sample(title, target, planned, source, result, expected)
 
@@ -90,7 +90,7 @@ def broadcast_sample(target: Target, *, elements: int = 40_000, copies: int = 2,
     """Return 2, 4 or 8 copies of one array."""
     source = _numbers((elements,), "float32")
     result = np.ones((copies, elements), source.dtype)
-    plans = plan_broadcast(describe(source), describe(result), _place(target, clusters * copies))
+    plans = plan_broadcast(describe(source), describe(result), _limits(target, clusters * copies))
     if len(plans) != 1:
         raise ArgumentError("copies", copies, "1, 2, 4 or 8, in one launch")
     return _sample(f"broadcast, {copies} x {elements} float32", target, plans[0], source, result, source)
@@ -104,10 +104,10 @@ def _numbers(shape: tuple[int, ...], dtype: str) -> Array:
     return np.random.default_rng(0).integers(0, 100, shape).astype(kind)
 
 
-def _place(target: Target, blocks: int) -> Place:
+def _limits(target: Target, blocks: int) -> LaunchLimits:
     if blocks < 1:
         raise ArgumentError("blocks", blocks, "1 or more")
-    return Place(target, blocks)
+    return LaunchLimits(target, blocks)
 
 
 def _sample(title: str, target: Target, planned: Arguments, source: Array, result: Array, expected: Array) -> Sample:

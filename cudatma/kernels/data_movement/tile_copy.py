@@ -18,7 +18,7 @@ from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.arguments import Arguments, Sizes
 from cudatma.kernels.checks import check_field_types, checked_count
 from cudatma.kernels.data_movement.checks import as_key, check_written, described
-from cudatma.kernels.data_movement.movement import Movement, Place, checked
+from cudatma.kernels.data_movement.movement import LaunchLimits, Movement, checked
 from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import BoxRing
 from cudatma.kernels.engine import run
@@ -94,7 +94,7 @@ class TileCopy(Movement[_Problem]):
 
     name: ClassVar[str] = "tile_copy"
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info, into = described(inputs[0], "src"), described(out, "dst")
         if len(info.shape) != 2:
             raise ArgumentError("src.shape", info.shape, "two dimensions")
@@ -108,8 +108,8 @@ class TileCopy(Movement[_Problem]):
         TileCopyConfig(info.dtype.itemsize, stages=stages).ring.check_fits(largest)
         return checked(_Problem, (info,), into, into.shape, stages)
 
-    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        return (plan_tiles(problem.src, problem.out, place, problem.stages),)
+    def plan(self, problem: _Problem, limits: LaunchLimits) -> tuple[Arguments, ...]:
+        return (plan_tiles(problem.src, problem.out, limits, problem.stages),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         host_array(arrays["out"])[...] = host_array(arrays["src"])
@@ -118,14 +118,14 @@ class TileCopy(Movement[_Problem]):
 TILE_COPY = TileCopy()
 
 
-def plan_tiles(src: ArrayInfo, dst: ArrayInfo, place: Place, stages: int = 4) -> Arguments:
+def plan_tiles(src: ArrayInfo, dst: ArrayInfo, limits: LaunchLimits, stages: int = 4) -> Arguments:
     """Return the launch for two arrays of one shape and dtype. Raises ArgumentError, DescriptorError."""
     config = TileCopyConfig(src.dtype.itemsize, stages=stages)
     box = config.box_rows, config.box_columns
-    load, store = tensor_map("src", src, box, place), tensor_map("out", dst, box, place)
+    load, store = tensor_map("src", src, box, limits), tensor_map("out", dst, box, limits)
     check_store(store.spec)  # the store would write past a row that ends inside of 16 bytes
     tiles_y, tiles_x = -(-src.shape[0] // config.box_rows), -(-src.shape[1] // config.box_columns)
-    sizes = Sizes(min(place.ctas, tiles_x * tiles_y))
+    sizes = Sizes(min(limits.ctas, tiles_x * tiles_y))
     return Arguments(TEMPLATE, config, (load, store, tiles_x, tiles_y), sizes)
 
 
@@ -144,7 +144,7 @@ def sample(
     src = np.random.default_rng(0).integers(0, 100, (rows, columns)).astype(kind)
     dst = np.zeros_like(src)
     arrays = {"src": describe(src), "out": describe(dst)}
-    planned = plan_tiles(arrays["src"], arrays["out"], Place(target, blocks), stages)
+    planned = plan_tiles(arrays["src"], arrays["out"], LaunchLimits(target, blocks), stages)
     planned.config.check_target(target)
     grid = f"{counted(int(np.prod(planned.sizes.grid)), 'block')} of {planned.config.threads} threads"
     title = f"tile copy, {rows} x {columns} {kind}, {grid}"

@@ -19,9 +19,9 @@ from cudatma.kernels.checks import check_field_types
 from cudatma.kernels.data_movement.checks import as_key, check_out, described
 from cudatma.kernels.data_movement.configs import check_choice
 from cudatma.kernels.data_movement.copy import VIAS, plan_copy
-from cudatma.kernels.data_movement.movement import Movement, Place, checked
+from cudatma.kernels.data_movement.movement import LaunchLimits, Movement, checked
 from cudatma.kernels.data_movement.plans import tensor_map
-from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
+from cudatma.kernels.data_movement.ring import CTAS_PER_SM
 from cudatma.kernels.data_movement.window import Axis, Window, simplify
 from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array
@@ -151,7 +151,7 @@ class TransposeConfig:
 
 def choose_transpose(element_bytes: int, target: Target) -> TransposeConfig:
     """Return a config with three slots and two transposed tiles if an SM holds two such CTAs, else with two and one."""
-    smem_bytes = target.smem_share_bytes(BLOCKS_PER_SM)
+    smem_bytes = target.smem_share_bytes(CTAS_PER_SM)
     larger = TransposeConfig(element_bytes, *SQUARES[element_bytes], 3, 2)
     return larger if larger.smem_bytes <= smem_bytes else replace(larger, stages=2, transposed_tiles=1)
 
@@ -204,7 +204,7 @@ class Transpose(Movement[_Problem]):
 
     name: ClassVar[str] = "transpose"
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info, (via,) = described(inputs[0], "src"), options
         check_choice("via", via, VIAS)
         if len(info.shape) < 2:
@@ -212,8 +212,8 @@ class Transpose(Movement[_Problem]):
         shape = exchanged(info).shape
         return checked(_Problem, (info,), check_out(out, info, shape), shape, via)
 
-    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        return (plan_transpose(problem.src, problem.out, place, problem.via),)
+    def plan(self, problem: _Problem, limits: LaunchLimits) -> tuple[Arguments, ...]:
+        return (plan_transpose(problem.src, problem.out, limits, problem.via),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         host_array(arrays["out"])[...] = np.swapaxes(host_array(arrays["src"]), -1, -2)
@@ -228,45 +228,45 @@ def exchanged(info: ArrayInfo) -> ArrayInfo:
     return replace(info, shape=(*shape, columns, rows), strides_bytes=(*strides, step, pitch))
 
 
-def plan_transpose(src: ArrayInfo, out: ArrayInfo, place: Place, via: str = "auto") -> Arguments:
+def plan_transpose(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits, via: str = "auto") -> Arguments:
     """Return the launch. Raises DescriptorError if ``via`` is "tma" and TMA cannot."""
     if via != "plain":
         try:
-            return tile_plan(src, out, place)
+            return tile_plan(src, out, limits)
         except DescriptorError:
             if via == "tma":
                 raise
-    return plan_copy(exchanged(src), out, (0,) * len(src.shape), place, via=via)
+    return plan_copy(exchanged(src), out, (0,) * len(src.shape), limits, via=via)
 
 
-def tile_plan(src: ArrayInfo, out: ArrayInfo, place: Place, config: TransposeConfig | None = None) -> Arguments:
+def tile_plan(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits, config: TransposeConfig | None = None) -> Arguments:
     """Return the launch that transposes tiles by tensor maps. Raises DescriptorError if TMA cannot."""
     size = src.dtype.itemsize
     if size not in _CUDA_TYPES:
         raise DescriptorError("dtype", str(src.dtype), "elements of 1, 2, 4 or 8 bytes", "view it as bytes")
-    config = config or choose_transpose(size, place.target)
+    config = config or choose_transpose(size, limits.target)
     source, destination = _as_batch(src, out)
     rows, columns = config.tile
     # The next tile reads the rest of the 256-byte lines that this tile begins.
-    load = _tile_map("src", src, source, (1, rows, config.side), place, l2_promotion=L2Promotion.B256)
-    store = _tile_map("out", out, destination, (1, columns, config.side), place)
+    load = _tile_map("src", src, source, (1, rows, config.side), limits, l2_promotion=L2Promotion.B256)
+    store = _tile_map("out", out, destination, (1, columns, config.side), limits)
     check_store(store.spec)
     tiles_y, tiles_x = -(-source.shape[1] // rows), -(-source.shape[2] // columns)
     tiles = tiles_x * tiles_y * source.shape[0]
     # place_of() of the template multiplies a row of tiles with a raster group.
     if max(tiles, tiles_x * config.raster_group) >= _MAX_TILES:
         raise DescriptorError("src.shape", f"{tiles} tiles", "below 2**31", "transpose it in parts")
-    return Arguments(TEMPLATE, config, (load, store, tiles_x, tiles_y, tiles), Sizes(min(place.ctas, tiles)))
+    return Arguments(TEMPLATE, config, (load, store, tiles_x, tiles_y, tiles), Sizes(min(limits.ctas, tiles)))
 
 
 def _tile_map(
-    name: str, array: ArrayInfo, batch: ArrayInfo, box: tuple[int, int, int], place: Place, **options: Any
+    name: str, array: ArrayInfo, batch: ArrayInfo, box: tuple[int, int, int], limits: LaunchLimits, **options: Any
 ) -> Map:
     """Return a map over a batch; errors name the array's own axes."""
     first = len(array.shape) - len(batch.shape)
     names = {f"strides_bytes[{axis}]": f"{name}.strides_bytes[{axis + first}]" for axis in (1, 2)}
     try:
-        return tensor_map(name, batch, box, place, swizzle=Swizzle.B128, **options)
+        return tensor_map(name, batch, box, limits, swizzle=Swizzle.B128, **options)
     except DescriptorError as error:
         raise error.renamed(names) from None
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd
 
-#: Alignment of addresses, pitches and row lengths that TMA requires.
-CHUNK_BYTES = 16
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
+
 _MAX_BOX = 256
 
 
@@ -168,7 +168,7 @@ def folded(window: Window) -> Window:
         or not window.is_dense
         or width < _MAX_BOX // 2
         or width == inner.extent
-        or width * window.itemsize % CHUNK_BYTES
+        or width * window.itemsize % TMA_ALIGNMENT_BYTES
     ):
         return window
     pitch = width * window.itemsize
@@ -181,7 +181,7 @@ def choose_box(extents: tuple[int, ...], itemsize: int, slot_bytes: int) -> tupl
 
     Rows of the box are whole 16-byte chunks. An axis with several boxes is divided evenly.
     """
-    unit = max(1, CHUNK_BYTES // itemsize)
+    unit = max(1, TMA_ALIGNMENT_BYTES // itemsize)
     widest = min(_MAX_BOX, max(unit, slot_bytes // itemsize // unit * unit))
     box = [_even(extents[-1], widest, unit)]
     room = max(1, slot_bytes // (box[0] * itemsize))

@@ -1,1 +1,1 @@
-"""Dense GEMM: fp16 or bf16 operands, fp32 accumulation, wgmma out of a TMA ring. SM90."""
+"""Dense GEMM: fp16, bf16 or fp8 operands in a TMA ring, fp32 accumulation, with wgmma (SM90) or mma.sync (SM120)."""

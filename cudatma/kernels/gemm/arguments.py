@@ -7,11 +7,12 @@ from typing import Any
 
 from cudatma.context import Cache
 from cudatma.descriptor import TiledSpec
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, At, Map, Sizes, Value
 from cudatma.kernels.gemm.config import GemmConfig
-from cudatma.kernels.gemm.matrices import ALIGNMENT, Matrix
+from cudatma.kernels.gemm.matrices import Matrix
 from cudatma.kernels.gemm.problem import NO_OPERANDS, SCALE_BLOCK, Problem, element_bytes
 from cudatma.kernels.gpu import IN_L2_BYTES, Gpu
 from cudatma.kernels.launch_struct import offsets, pack, work_values
@@ -42,15 +43,15 @@ def _parameter(name: str, problem: Problem, config: GemmConfig) -> Map | At | Va
     if name == "a_map":
         swizzle = config.swizzle(config.is_a_k_major)
         dims, axis = ((k, m), 1) if config.is_a_k_major else ((m, k), 0)
-        over = _matrices(dims, operands.a, problem, config.a_box(m), config.dtype, swizzle)
-        return Map("a", over, (("dim", axis), ("box", axis)))
+        spec = _matrices(dims, operands.a, problem, config.a_box(m), config.dtype, swizzle)
+        return Map("a", spec, (("dim", axis), ("box", axis)))
     if name == "b_map":
         swizzle = config.swizzle(config.is_b_k_major)
         dims = (k, n) if config.is_b_k_major else (n, k)
         return Map("b", _matrices(dims, operands.b, problem, config.b_box, config.dtype, swizzle))
     if name == "output_map":
-        over = _matrices((n, m), operands.out, problem, config.output_box, config.result_dtype, "128B")
-        return Map("out", over, (("dim", 1),))
+        spec = _matrices((n, m), operands.out, problem, config.output_box, config.result_dtype, "128B")
+        return Map("out", spec, (("dim", 1),))
     if name == "a_scale_map":
         if operands.scale_rows is None:
             raise ArgumentError("scales_by_tma", True, "False for scales that TMA cannot read")
@@ -95,7 +96,7 @@ def _sizes_of_tiles(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[
     operands, element, out_bytes = problem.operands, config.element_bytes, config.out_bytes
     by_tma = _is_stored_by_tma(problem, config)
     box_rows = config.a_box_rows(problem.m)
-    work = config.schedule(problem, gpu.sm_count)
+    work = config.divide_tiles(problem, gpu.sm_count)
     tiles_m = ceil_div(problem.m, config.cluster_tile_m)
     vectors, pitch = operands.out.is_aligned, operands.out.pitch_bytes // out_bytes
     values = dict(operands.scale_strides) | {
@@ -147,4 +148,8 @@ def is_bound_by_memory(problem: Problem) -> bool:
 
 
 def _is_stored_by_tma(problem: Problem, config: GemmConfig) -> bool:
-    return config.stores_by_tma and problem.operands.out.is_aligned and problem.n * config.out_bytes % ALIGNMENT == 0
+    return (
+        config.stores_by_tma
+        and problem.operands.out.is_aligned
+        and problem.n * config.out_bytes % TMA_ALIGNMENT_BYTES == 0
+    )

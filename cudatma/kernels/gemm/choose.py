@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.cost import MIN_STAGES, no_kernel
 from cudatma.kernels.family import Family, Option, Times
-from cudatma.kernels.gemm.config import CHOICE, MAX_SUMS, PRESETS, WITH_BLOCK_SCALES, GemmConfig
+from cudatma.kernels.gemm.config import MAX_SUMS, PRESETS, VERSIONS, WITH_BLOCK_SCALES, GemmConfig
 from cudatma.kernels.gemm.cost import CostModel, cost_model
 from cudatma.kernels.gemm.problem import (
     EPILOGUES,
@@ -108,7 +108,7 @@ _EVERY_M = np.ones(1, np.bool_)
 
 
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmConfig]:
-    """Return ``Family.times``: each tile of each version, with as deep a ring as shared memory holds.
+    """Return each tile of each version, with as deep a ring as shared memory holds, and its predicted times.
 
     The problem may name a version. Otherwise several versions with wgmma compete, or mma_sync on targets without wgmma.
     Raises TargetError if the target lacks a feature of the version or of the operands, and ArgumentError if the version
@@ -133,10 +133,10 @@ def _versions(problem: Problem, target: Target) -> tuple[str, ...]:
     """Return the versions to choose from. Raises the errors of times()."""
     version = problem.version
     if problem.block_scales and version and version not in WITH_BLOCK_SCALES:
-        allowed = f"{', '.join(WITH_BLOCK_SCALES)} for scales of blocks"
+        allowed = f"{', '.join(WITH_BLOCK_SCALES)} for block scales"
         raise ArgumentError("version", version, allowed, 'version="auto"')
     if (version and version not in _MMA_SYNC) or problem.block_scales:
-        user = "gemm with scales of blocks" if problem.block_scales else f"version {version} of gemm"
+        user = "gemm with block scales" if problem.block_scales else f"version {version} of gemm"
         target.require("wgmma", user)
     if is_fp8(problem.dtype) and (version in _MMA_SYNC or not target.has_wgmma):
         target.require("mma_sync_fp8", "gemm of fp8 without wgmma")
@@ -233,11 +233,11 @@ GEMM: Family[Problem, GemmConfig] = Family(
         Option("out_dtype", "", ("", *RESULT_TYPES), "of the result, by default the operands', bfloat16 for fp8"),
         Option("epilogue", "none", EPILOGUES, "the epilogue of the sums: alpha, beta, bias, scales, an activation"),
         Option("block_scales", False, (False, True), "fp8: a scale for each block of 128 of K"),
-        Option("scales_by_tma", False, (False, True), "A's are column-major, as TMA reads them"),
+        Option("scales_by_tma", False, (False, True), "A's block scales are column-major, so that TMA can load them"),
         Option("batch", 1, (), "matrices"),
     ),
     trial="cudatma.kernels.gemm.sample:GemmTrial",
-    versions=CHOICE,
+    versions=VERSIONS,
 )
 
 

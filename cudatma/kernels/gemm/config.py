@@ -103,7 +103,7 @@ PRESETS: Mapping[str, GemmPreset] = {
 }
 WITH_BLOCK_SCALES = tuple(version for version, preset in PRESETS.items() if preset.has_block_scales)
 #: The names of the versions, and how a caller selects one.
-CHOICE = Versions("gemm", "CUDATMA_GEMM_VERSION", tuple(PRESETS))
+VERSIONS = Versions("gemm", "CUDATMA_GEMM_VERSION", tuple(PRESETS))
 
 _SPAN_BYTES = 128
 #: More stages gain nothing.
@@ -111,7 +111,7 @@ _MAX_USEFUL_STAGES = 8
 #: Shared memory beyond which L1 has 28 KiB instead of 60 KiB, too little for block scales. Tiles of 256 x 128 are then
 #: 12 % slower at K of 16384, 11 % at 7168, and not at 1536. [H100]
 _MAX_BYTES_BESIDE_L1 = 195 << 10
-#: fp32 sums of a thread. A persistent kernel by wgmma without an epilogue has registers for more.
+#: fp32 sums of a thread. A persistent wgmma kernel without an epilogue has registers for more.
 MAX_SUMS, _MAX_SUMS_WITHOUT_EPILOGUE = 128, 208
 #: Columns of a tile of three warpgroups and a producer, whose threads have 128 registers, including the sums.
 _MAX_COLUMNS_OF_THREE = 192
@@ -197,7 +197,7 @@ class GemmConfig(KernelConfig):
             raise ArgumentError("tile_k", self.tile_k, f"a multiple of {row_bytes // self.element_bytes}")
         if self.block_scales:
             if not self.preset.has_block_scales:
-                raise ArgumentError("version", self.version, f"{' or '.join(WITH_BLOCK_SCALES)} for scales of blocks")
+                raise ArgumentError("version", self.version, f"{' or '.join(WITH_BLOCK_SCALES)} for block scales")
             if self.tile_k != SCALE_BLOCK or SCALE_BLOCK % self.tile_n:
                 raise ArgumentError("tile_n", self.tile_n, f"64 or {SCALE_BLOCK}, with tile_k of {SCALE_BLOCK}")
             if self.warpgroups > 2:
@@ -244,7 +244,7 @@ class GemmConfig(KernelConfig):
         return self.is_persistent and self.has_wgmma
 
     @property
-    def gives_back_previous(self) -> bool:
+    def releases_one_stage_late(self) -> bool:
         """Whether a slot is released amid the products of the next stage (see tools/sass_hazards.py)."""
         return not self.has_wgmma
 
@@ -536,10 +536,11 @@ class GemmConfig(KernelConfig):
 
     # Choosing and tuning.
 
-    def schedule(self, problem: Problem, sm_count: int) -> Schedule:
+    def divide_tiles(self, problem: Problem, sm_count: int) -> Schedule:
         """Return how the tiles of all matrices of the batch are divided among CTAs."""
         m = problem.batch * ceil_div(problem.m, self.cluster_tile_m) * self.cluster_tile_m
-        return whole_tiles(self, m, problem.n, problem.k, sm_count * self.ctas_per_sm)
+        resident_ctas = sm_count * self.ctas_per_sm if self.is_persistent else None
+        return whole_tiles(self, m, problem.n, problem.k, resident_ctas)
 
     def adapted(self, problem: Problem) -> GemmConfig:
         """Return the same tile for another kind of problem."""

@@ -11,12 +11,13 @@ import numpy as np
 
 from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, empty_like_library
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.errors import LaunchError
 from cudatma.kernels.data_movement.copy import COPY
 from cudatma.kernels.data_movement.movement import Movement
 from cudatma.kernels.data_movement.transpose import TRANSPOSE
 from cudatma.kernels.engine import run
-from cudatma.kernels.gemm.matrices import ALIGNMENT, as_rows, letter_of, why_copied
+from cudatma.kernels.gemm.matrices import as_rows, letter_of, why_copied
 from cudatma.kernels.gpu import Gpu
 from cudatma.pipeline import align_up
 
@@ -64,7 +65,7 @@ def _copy(rows: ArrayInfo) -> tuple[Movement[Any], tuple[Any, ...], ArrayInfo, A
     matrices = batch if rows.strides_bytes[0] else 1  # one matrix that serves the whole batch is copied once
     kind = np.dtype(np.uint8) if rows.dtype.itemsize == 1 else rows.dtype  # CuPy has no fp8
     source = replace(rows, shape=(matrices, count, columns), dtype=kind)
-    pitch = align_up(columns * kind.itemsize, ALIGNMENT)
+    pitch = align_up(columns * kind.itemsize, TMA_ALIGNMENT_BYTES)
     target = replace(source, pointer=0, strides_bytes=(count * pitch, pitch, kind.itemsize), owner=None)
     if count > 1 and columns > 1 and rows.strides_bytes[1] == kind.itemsize:
         return TRANSPOSE, ("auto",), as_rows(source, "C"), target
@@ -77,7 +78,7 @@ def copy_kernels(infos: Iterable[ArrayInfo], field: str, gpu: Gpu) -> Iterator[t
         letter = letter_of(info, field)
         if why_copied(info, letter):
             operation, options, source, target = _copy(as_rows(info, letter))
-            apart = replace(source, pointer=_FAR + source.pointer % ALIGNMENT)
+            apart = replace(source, pointer=_FAR + source.pointer % TMA_ALIGNMENT_BYTES)
             problem = operation.check((apart,), target, options, None).problem
             yield from operation.kernels(problem, operation.configure(problem, gpu, {}))
 
@@ -91,14 +92,16 @@ def layouts_up_to(a: ArrayInfo, max_m: int) -> Iterator[ArrayInfo]:
     for rows in sorted({*(count for count in _ROWS if count <= max_m), max_m}):
         if across == element or k == 1:
             dense = k * element
-            pitches = [(pitch, element) for pitch in (down, dense, dense + element, align_up(dense, ALIGNMENT))]
+            aligned = align_up(dense, TMA_ALIGNMENT_BYTES)
+            pitches = [(pitch, element) for pitch in (down, dense, dense + element, aligned)]
         elif down == element or m == 1:
             dense = rows * element
-            pitches = [(element, pitch) for pitch in (across, dense, dense + element, align_up(dense, ALIGNMENT))]
+            aligned = align_up(dense, TMA_ALIGNMENT_BYTES)
+            pitches = [(element, pitch) for pitch in (across, dense, dense + element, aligned)]
         else:
             pitches = [(down, across)]
         for pitch, pointer in product(dict.fromkeys(pitches), (0, element)):
             packed = max(rows * pitch[0], k * pitch[1])
-            for gap in (0, ALIGNMENT) if batch > 1 else (0,):
+            for gap in (0, TMA_ALIGNMENT_BYTES) if batch > 1 else (0,):
                 steps = packed + gap if step else 0
                 yield replace(a, pointer=pointer, shape=(batch, rows, k), strides_bytes=(steps, *pitch))

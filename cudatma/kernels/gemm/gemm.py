@@ -21,7 +21,7 @@ from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.family import MAX_EXTENT
 from cudatma.kernels.gemm.arguments import gemm_arguments, sizes_for
 from cudatma.kernels.gemm.choose import GEMM
-from cudatma.kernels.gemm.config import CHOICE, GemmConfig
+from cudatma.kernels.gemm.config import VERSIONS, GemmConfig
 from cudatma.kernels.gemm.copies import copied, copy_kernels, layouts_up_to, readable
 from cudatma.kernels.gemm.matrices import letter_of, matrix_of
 from cudatma.kernels.gemm.problem import NO_OPERANDS, NUMPY, SCALE_BLOCK, Problem, call_of, check_call, element_bytes
@@ -113,7 +113,7 @@ def gemm(
     >>> float(cudatma.gemm(a, b, alpha=0.5, backend="reference")[0, 0])
     32.0
     """
-    name, selected_by = CHOICE.chosen(version)
+    name, selected_by = VERSIONS.chosen(version)
     inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, name)
     with naming(selected_by):
         return run(GEMM_CALL, inputs, out, options, stream, backend)
@@ -126,12 +126,12 @@ class Gemm(Operation[Problem, GemmConfig]):
     inputs: ClassVar[tuple[str, ...]] = ("a", "b", "a_scale", "b_scale", "bias")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (1, None, 1, None, None, 1)
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, subject: Any) -> Checked[Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[Problem]:
         """Validate a call."""
         return check_call(inputs, out, options)
 
     def resized(
-        self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
+        self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], size_options: tuple[int, ...]
     ) -> tuple[Problem, tuple[int, ...], None] | None:
         """Return the problem with another M, if it is a product of two matrices without block scales."""
         a, b, a_scale, _, _, out = shapes
@@ -146,12 +146,12 @@ class Gemm(Operation[Problem, GemmConfig]):
             return None
         return problem.with_m(m), (*a[:-1], problem.n), None
 
-    def masks(self, problem: Problem) -> tuple[int, ...]:
+    def alignment_masks(self, problem: Problem) -> tuple[int, ...]:
         """Return 15 for arrays that TMA may access. Threads access the other arrays by elements."""
         bias = NUMPY[problem.result_dtype].itemsize - 1
         return 15, 15, 15 if problem.block_scales else 3, 3, bias, 15
 
-    def arranged(self, checked: Checked[Problem], backend: str, stream: int | None) -> Checked[Problem]:
+    def with_readable_inputs(self, checked: Checked[Problem], backend: str, stream: int | None) -> Checked[Problem]:
         """Copy operands that the kernels cannot read."""
         named, problem = self.named(checked), checked.problem
         a, b = (readable(named[field], field, backend, stream) for field in ("a", "b"))
@@ -282,7 +282,7 @@ def gemm_explain(
     >>> cudatma.gemm_explain(a, b, version="v4", target="sm_90a").kernel
     'v4'
     """
-    name, selected_by = CHOICE.chosen(version)
+    name, selected_by = VERSIONS.chosen(version)
     inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, name)
     checked = check_call(inputs, out, options)
     named = GEMM_CALL.named(checked)
@@ -292,7 +292,7 @@ def gemm_explain(
     problem = _with_elements(checked)
     gpu = explained_gpu(left.device, target)
     with naming(selected_by):
-        explanation = explained(GEMM, problem, gpu, cut=lambda config: config.schedule(problem, gpu.sm_count))
+        explanation = explained(GEMM, problem, gpu, cut=lambda config: config.divide_tiles(problem, gpu.sm_count))
     why = explanation.decision.why + (f" by {selected_by}" if name else "")
     why += f"; {reasons}" if (reasons := copied(a=left, b=right)) else ""
     return replace(explanation, decision=replace(explanation.decision, why=why))

@@ -6,11 +6,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from cudatma.arrays import ArrayInfo
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.errors import ArgumentError
 from cudatma.pipeline import align_up
-
-#: Alignment in bytes of addresses and strides for TMA and for copies of whole vectors.
-ALIGNMENT = 16
 
 
 class Matrix(NamedTuple):
@@ -25,7 +23,7 @@ class Matrix(NamedTuple):
     is_aligned: bool = False
 
 
-def matrix_of(info: ArrayInfo, letter: str, alignment: int = ALIGNMENT) -> Matrix:
+def matrix_of(info: ArrayInfo, letter: str, alignment: int = TMA_ALIGNMENT_BYTES) -> Matrix:
     """Return the layout of (batch, rows, columns), which is row-major (R) or column-major (C).
 
     A single row has the pitch of a dense row, rounded up to the alignment.
@@ -36,7 +34,8 @@ def matrix_of(info: ArrayInfo, letter: str, alignment: int = ALIGNMENT) -> Matri
     if rows == 1:
         pitch = align_up(columns * info.dtype.itemsize, alignment)
     step = step if batch > 1 else 0
-    return Matrix(pitch, step, not (info.pointer % ALIGNMENT or step % ALIGNMENT or pitch % ALIGNMENT))
+    is_aligned = not any(offset % TMA_ALIGNMENT_BYTES for offset in (info.pointer, step, pitch))
+    return Matrix(pitch, step, is_aligned)
 
 
 def batched(info: ArrayInfo, batch: int) -> ArrayInfo:
@@ -73,12 +72,14 @@ def why_copied(info: ArrayInfo, letter: str) -> str:
     rows = as_rows(info, letter)
     (batch, count, columns), (step, pitch, across), element = rows.shape, rows.strides_bytes, rows.dtype.itemsize
     if columns > 1 and across != element:
-        return "elements that do not follow each other"
+        return "non-contiguous elements"
     if count > 1 and pitch < columns * element:
-        return "rows that overlap or lie in reverse order"
+        return "overlapping or reversed rows"
     if batch > 1 and step < 0:
         return "matrices in reverse order"
-    return "" if matrix_of(rows, "R").is_aligned else f"rows that do not start at multiples of {ALIGNMENT} bytes"
+    if matrix_of(rows, "R").is_aligned:
+        return ""
+    return f"rows that do not start at multiples of {TMA_ALIGNMENT_BYTES} bytes"
 
 
 def result_rows(info: ArrayInfo) -> ArrayInfo:

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.checks import check_field_types, check_out, check_place, checked_flag, real_number
 from cudatma.kernels.family import MAX_EXTENT, resized_copy
 from cudatma.kernels.gemm.matrices import (
-    ALIGNMENT,
     Matrix,
     batched,
     check_pointer,
@@ -62,7 +62,7 @@ MEMBERS = WORK_MEMBERS | {
         Member("by_matrix_tiles_m", "Divisor", "divides by matrix_tiles_m"),
         Member("output_batch", "u64", "elements from one matrix of the result to the next"),
         Member("a_box_rows", "u32", "rows of a box of A"),
-        Member("stage_bytes", "u32", "that the boxes of a stage deliver"),
+        Member("stage_bytes", "u32", "bytes that the boxes of a stage deliver"),
         Member("a_pitch", "u64", "elements from one row of A to the next, or from one column"),
         Member("b_pitch", "u64", "elements from one row of B to the next, or from one column"),
         Member("a_batch", "u64", "elements from one matrix of A to the next"),
@@ -74,9 +74,9 @@ MEMBERS = WORK_MEMBERS | {
             "elements from the scale of one column, or block of them, to the next; 0: one for all",
         ),
         Member("a_scale_k", "u64", "elements from the scale of one block of K to the next"),
-        Member("b_scale_k", "u64", "the same of B"),
+        Member("b_scale_k", "u64", "the same for B"),
         Member("a_scale_batch", "u64", "elements from the scales of one matrix to the next"),
-        Member("b_scale_batch", "u64", "the same of B"),
+        Member("b_scale_batch", "u64", "the same for B"),
     )
 }
 
@@ -113,7 +113,7 @@ def check_kind(fields: Any) -> None:
     if is_fp8(fields.dtype) and fields.layout != "RC":
         raise ArgumentError("layout", fields.layout, "RC for fp8, which wgmma reads K-major only")
     if fields.block_scales and not is_fp8(fields.dtype):
-        raise ArgumentError("block_scales", True, f"False for {fields.dtype}", "fp8 has scales of blocks")
+        raise ArgumentError("block_scales", True, f"False for {fields.dtype}", "fp8 has block scales")
     if fields.scales_by_tma and not fields.block_scales:
         raise ArgumentError("scales_by_tma", True, "False without block_scales")
 
@@ -187,7 +187,7 @@ class Problem:
         TMA reads such rows at half the speed. Rows are assumed to be packed. False for a column-major a, whose sectors
         depend on m.
         """
-        vector = ALIGNMENT // element_bytes(self.dtype)
+        vector = TMA_ALIGNMENT_BYTES // element_bytes(self.dtype)
         b_row = self.k if self.layout[1] == "C" else self.n
         return self.layout[0] == "R" and -(-self.k // vector) % 2 > 0, -(-b_row // vector) % 2 > 0
 
@@ -296,7 +296,7 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
     factor = math.prod([real_number(value, field) for value, field in factor_fields if value is not None])
     has_block_scales = _are_of_blocks((a_scale, b_scale), factors, (m, n, k), batch)
     if has_block_scales and not is_fp8(left.dtype.name):
-        raise ArgumentError("a_scale.shape", "scales of blocks", f"scales of one or of rows for {left.dtype.name}")
+        raise ArgumentError("a_scale.shape", "block scales", f"scales of one or of rows for {left.dtype.name}")
     scale_strides = _scale_strides(a_scale, b_scale)
     if has_block_scales and (m - 1) * scale_strides["a_scale_row"] >= 1 << 32:  # The kernels' offsets have 32 bits.
         raise ArgumentError("a_scale.strides", a_scale and a_scale.strides_bytes, "rows within 16 GiB", "copy it")
@@ -329,7 +329,7 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
         layout = letter_of(left, "a") + letter_of(right, "b")
         if result is None:
             pitch = n * NUMPY[dtype].itemsize
-            c = Matrix(pitch, m * pitch if batch > 1 else 0, pitch % ALIGNMENT == 0)
+            c = Matrix(pitch, m * pitch if batch > 1 else 0, pitch % TMA_ALIGNMENT_BYTES == 0)
         else:
             c = matrix_of(result, "R", 1)
         scale_rows = None

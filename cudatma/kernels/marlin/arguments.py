@@ -16,7 +16,6 @@ from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.permute_columns import (
     ELEMENT_BYTES,
     PermuteColumnsConfig,
-    permute_arguments,
     permute_sizes,
     result_pitch_bytes,
 )
@@ -62,7 +61,7 @@ def gemm_arguments(problem: Problem, config: MarlinConfig, work: Schedule, targe
         "scale_map": lambda: _table(problem.layer, config, "scales"),
         "zero_map": lambda: _table(problem.layer, config, "zeros"),
         "activation_map": lambda: _activations(problem, config),
-        "activations": lambda: At(ROWS if problem.is_arranged else "x"),
+        "activations": lambda: At(ROWS if problem.copies_x else "x"),
         "problem": lambda: Value(0),
     }
     parameters = tuple([makers[name]() if name in makers else At(_ARRAYS[name]) for name in config.parameter_names])
@@ -82,7 +81,7 @@ def sizes_for(
         why = "the range of these scales decides (quantization/scale_range.py)"
         raise ArgumentError("scale_form", config.scale_form, f"{problem.scale_form!r} or 'none' for this weight", why)
     k, n, pitch = problem.layer.k, problem.layer.n, x_pitch_bytes(problem)
-    programmatic = problem.programmatic or problem.is_arranged
+    programmatic = problem.programmatic or problem.copies_x
     shared = dependent_smem_bytes(config, target) if programmatic else 0
     members, has_map = config.problem_members, "activation_map" in config.parameter_names
     place_of_m, tile_m = offsets(members)["m"], config.tile_m
@@ -130,7 +129,7 @@ def sizes_for(
 
 def x_pitch_bytes(problem: Problem) -> int:
     """Return the bytes from one row of activations to the next, in the array that the GEMM reads."""
-    return result_pitch_bytes(problem.layer.k) if problem.is_arranged else _source_pitch_bytes(problem)
+    return result_pitch_bytes(problem.layer.k) if problem.copies_x else _source_pitch_bytes(problem)
 
 
 def _source_pitch_bytes(problem: Problem) -> int:
@@ -184,7 +183,7 @@ def _activations(problem: Problem, config: MarlinConfig) -> Map:
             raise DescriptorError("tile_k", _SPAN, f"a divisor of K = {k}", why)
         dims, strides = (_SPAN, problem.m, k // _SPAN), (pitch, _SPAN * ELEMENT_BYTES)  # type: ignore[assignment]
         box = (_SPAN, rows, blocks)  # type: ignore[assignment]
-    over = TiledSpec(
+    spec = TiledSpec(
         dtype=tma_type(problem.layer.dtype),
         dims=dims,
         strides_bytes=strides,
@@ -192,15 +191,10 @@ def _activations(problem: Problem, config: MarlinConfig) -> Map:
         swizzle=Swizzle.B128,
         l2_promotion=L2Promotion.B128,
     )
-    return Map(ROWS if problem.is_arranged else "x", over, (("dim", 1),))
-
-
-def copy_arguments(problem: Problem, config: PermuteColumnsConfig, resident_ctas: int) -> Arguments:
-    """Return the launch that copies x to aligned rows in the order of the weight."""
-    return permute_arguments(config, copy_sizes(problem, config, resident_ctas))
+    return Map(ROWS if problem.copies_x else "x", spec, (("dim", 1),))
 
 
 def copy_sizes(problem: Problem, config: PermuteColumnsConfig, resident_ctas: int) -> Sizes:
-    """Return the sizes of the copy."""
+    """Return the sizes of the launch that copies x to aligned rows in the order of the weight."""
     m, k = problem.m, problem.layer.k
     return permute_sizes(config, m, k, _source_pitch_bytes(problem), resident_ctas, programmatic=problem.programmatic)

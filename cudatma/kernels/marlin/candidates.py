@@ -60,7 +60,7 @@ _SMEM_FOR_TWO_BYTES = 192 * KIB
 
 
 def skinny_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
-    """Return ``Family.times`` of this kernel.
+    """Return this kernel's configurations with their predicted times.
 
     Each size has the best division of a stage for each number of CTAs that may divide K.
     """
@@ -305,7 +305,10 @@ def is_shared(config: MarlinConfig) -> bool:
 
 
 def wgmma_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
-    """Return ``Family.times`` of this kernel: each tile, with each number of CTAs that may divide K."""
+    """Return this kernel's configurations with their predicted times.
+
+    Each tile appears with each number of CTAs that may divide K.
+    """
     if not get_target(gpu.target).has_wgmma:
         return []
     configs, tiles = _wgmma_candidates(replace(problem.layer, k=1, n=1), gpu)
@@ -389,8 +392,9 @@ MMA_SYNC_TILES = (
 
 
 def mma_sync_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
-    """Return ``Family.times`` of this kernel: each tile that is not taller than the minimum number of tiles for M
-    requires.
+    """Return this kernel's configurations with their predicted times.
+
+    A tile serves M only if no smaller tile_m covers M with as few tiles.
     """
     target = get_target(gpu.target)
     if not target.has("mma_sync") or not target.has("tma"):

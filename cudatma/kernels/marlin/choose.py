@@ -28,11 +28,14 @@ from cudatma.target import Target, get_target
 #: File of the measured exceptions.
 SHIPPED = Path(__file__).with_name("tuned.json")
 #: Values of tile_m: the smallest one that holds all of M, else several tiles of the largest one.
-_WGMMA_SIZES, _MMA_SYNC_SIZES = (8, 16, 32, 64, 128, 256), (8, 16, 32, 64)
+_INVARIANT_TILE_MS, _MMA_SYNC_TILE_MS = (8, 16, 32, 64, 128, 256), (8, 16, 32, 64)
 
 
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
-    """Return ``Family.times`` of every kernel, or of the only configuration for each M if rows must not depend on M."""
+    """Return the configurations of every kernel with their predicted times.
+
+    If rows must not depend on M, each M has one configuration.
+    """
     if problem.batch_invariant:
         return _invariant_times(problem, ms, gpu)
     # The mma.sync kernel is slower than the wgmma kernel at every M.
@@ -82,7 +85,7 @@ def _invariant_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times
     """
     target, layer = get_target(gpu.target), problem.layer
     uses_wgmma = target.has_wgmma and target.has_setmaxnreg
-    sizes, fields_of = (_WGMMA_SIZES, _wgmma) if uses_wgmma else (_MMA_SYNC_SIZES, _mma_sync)
+    sizes, fields_of = (_INVARIANT_TILE_MS, _wgmma) if uses_wgmma else (_MMA_SYNC_TILE_MS, _mma_sync)
     tile_m = np.asarray(sizes)[np.minimum(np.searchsorted(sizes, ms), len(sizes) - 1)]
     has_tile_for_each_sm = ceil_div(ms, tile_m) * ceil_div(layer.n, 128) >= gpu.sm_count
     given = {name: getattr(layer, name) for name in PROBLEM_FIELDS}
@@ -180,7 +183,7 @@ def marlin_explain(
     alone = 0 < work.stream_tiles < min(work.work_ranges, work.tiles_m * work.tiles_n)
     if explanation.config.cluster_k > 1 or (is_divided == (work.stream_tiles > 0) and not alone):
         return explanation
-    why = f"{explanation.decision.why}; predicted as if tiles were divided as in one row of them"
+    why = f"{explanation.decision.why}; the prediction assumes the division used for a single row of tiles"
     return replace(explanation, decision=replace(explanation.decision, why=why))
 
 

@@ -196,7 +196,6 @@ class MarlinConfig(KernelConfig):
     struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
     barriers: ClassVar[tuple[str, ...]] = ("full", "empty")
     revision: ClassVar[int] = 1
-    is_persistent: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         activation_type(self.dtype)
@@ -319,7 +318,7 @@ class MarlinConfig(KernelConfig):
         return f"kernels/marlin_{self.version}.cu.j2"
 
     @property
-    def gives_back_previous(self) -> bool:
+    def releases_one_stage_late(self) -> bool:
         """Whether a slot is released amid the products of the next stage (see tools/sass_hazards.py)."""
         return self.has_wgmma
 

@@ -17,6 +17,7 @@ from cudatma.arrays import ArrayInfo, describe, empty_in_cupy, place_name
 from cudatma.backend import device_remedy, selected_backend
 from cudatma.descriptor import TiledSpec
 from cudatma.descriptor.helpers import scale_map_spec, weight_tile_map_spec
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, counted
 from cudatma.kernels.arguments import Arguments, At, Map, Sizes
@@ -36,7 +37,7 @@ from cudatma.quantization.layout_v1 import part_shapes
 from cudatma.target import Target
 
 TEMPLATE = "kernels/dequantize.cu.j2"
-_ELEMENT_BYTES, _CHUNK_BYTES = 2, 16
+_ELEMENT_BYTES = 2
 _BLOCK, _BLOCK_BYTES = 64, 2048
 #: Bytes of a row of 64 columns in a buffer, and the gap after it, which avoids bank conflicts without a swizzle.
 _ROW_BYTES, _GAP_BYTES = 128, 16
@@ -135,7 +136,7 @@ class DequantizeConfig:
 
 def dense_pitch_bytes(n: int) -> int:
     """Return the bytes from one row of a dense weight to the next: TMA stores whole chunks of 16 bytes."""
-    return align_up(n * _ELEMENT_BYTES, _CHUNK_BYTES)
+    return align_up(n * _ELEMENT_BYTES, TMA_ALIGNMENT_BYTES)
 
 
 def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
@@ -187,7 +188,7 @@ def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend:
         )
     if out is None:
         out = _new_result(w, None if w.device is None else stream_handle(stream, "cupy", w.device))
-    return run(DEQUANTIZE, (), out, (), stream=stream, backend=backend, weight=weight, subject=w)
+    return run(DEQUANTIZE, (), out, (), stream=stream, backend=backend, weight=weight, resource=w)
 
 
 class DenseProblem(NamedTuple):
@@ -208,12 +209,14 @@ class Dequantize(Operation[DenseProblem, DequantizeConfig]):
 
     name: ClassVar[str] = "dequantize"
     inputs: ClassVar[tuple[str, ...]] = ()
-    steady: ClassVar[tuple[str, ...]] = MarlinGemm.steady
+    weight_arrays: ClassVar[tuple[str, ...]] = MarlinGemm.weight_arrays
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[DenseProblem]:
-        """Validate a call; ``subject`` is the weight."""
-        info = check_dense(out, subject)
-        return Checked(DenseProblem.of(subject, info), (), info, info.shape, info.dtype)
+    def check(
+        self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any
+    ) -> Checked[DenseProblem]:
+        """Validate a call; ``resource`` is the weight."""
+        info = check_dense(out, resource)
+        return Checked(DenseProblem.of(resource, info), (), info, info.shape, info.dtype)
 
     def configure(self, problem: DenseProblem, gpu: Gpu, memo: dict[Any, Any]) -> DequantizeConfig:
         """Return the kernel. Its stages fill 99 KiB of shared memory, half of SM90's."""
@@ -259,10 +262,10 @@ def dequantize_arguments(problem: DenseProblem, config: DequantizeConfig, reside
     place: tuple[Any, ...] = At("out"), problem.pitch_bytes, At("perm"), k
     if not config.has_permutation:
         box, strides = (_BLOCK, _BLOCK), (problem.pitch_bytes, _ELEMENT_BYTES)
-        over = TiledSpec.from_strided(
+        spec = TiledSpec.from_strided(
             0, (k, width), strides_bytes=strides, dtype=layer.dtype, box=box, axes=(1, 0), swizzle=Swizzle.B128
         )
-        place = (Map("out", over),)
+        place = (Map("out", spec),)
     tiles_n = -(-n // columns)
     tiles = tiles_n * k64
     return Arguments(TEMPLATE, config, (*maps, *place, width, tiles_n, tiles), Sizes(min(tiles, resident)))
@@ -299,11 +302,11 @@ def check_dense(out: object, w: PackedWeight) -> ArrayInfo:
     if step != _ELEMENT_BYTES and w.shape[1] > 1:
         raise ArgumentError("out.strides", info.strides_bytes, f"{_ELEMENT_BYTES} in the last dimension")
     min_pitch = dense_pitch_bytes(w.shape[1])
-    if w.shape[0] > 1 and (pitch < min_pitch or pitch % _CHUNK_BYTES):
-        allowed = f"rows a multiple of {_CHUNK_BYTES} bytes apart, at least {min_pitch}"
+    if w.shape[0] > 1 and (pitch < min_pitch or pitch % TMA_ALIGNMENT_BYTES):
+        allowed = f"rows a multiple of {TMA_ALIGNMENT_BYTES} bytes apart, at least {min_pitch}"
         raise ArgumentError("out.strides", info.strides_bytes, allowed, "leave out= away, or give it wider rows")
-    if info.pointer % _CHUNK_BYTES:
-        raise ArgumentError("out.pointer", hex(info.pointer), f"a multiple of {_CHUNK_BYTES} bytes")
+    if info.pointer % TMA_ALIGNMENT_BYTES:
+        raise ArgumentError("out.pointer", hex(info.pointer), f"a multiple of {TMA_ALIGNMENT_BYTES} bytes")
     strides = pitch if w.shape[0] > 1 else min_pitch, _ELEMENT_BYTES
     return replace(info, shape=(w.shape[0], min_pitch // _ELEMENT_BYTES), strides_bytes=strides)
 

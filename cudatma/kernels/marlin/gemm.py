@@ -12,17 +12,18 @@ import numpy as np
 from cudatma import context
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.build.kernel import debugging
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.arguments import Arguments, Sizes
 from cudatma.kernels.choice import choice_table, choose
 from cudatma.kernels.engine import run
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
-from cudatma.kernels.marlin.arguments import copy_arguments, copy_sizes, gemm_arguments, sizes_for
+from cudatma.kernels.marlin.arguments import copy_sizes, gemm_arguments, sizes_for
 from cudatma.kernels.marlin.choose import MARLIN
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.operands import MAX_ROWS, check_bias, check_input, check_output, check_weight
-from cudatma.kernels.marlin.permute_columns import ELEMENT_BYTES, PermuteColumnsConfig, choose_copy
+from cudatma.kernels.marlin.permute_columns import ELEMENT_BYTES, PermuteColumnsConfig, choose_copy, permute_arguments
 from cudatma.kernels.marlin.permute_columns import TEMPLATE as COPY
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.operation import Checked, Operation, Weight
@@ -33,17 +34,15 @@ from cudatma.target import get_target
 
 #: The attachment of a weight that holds its arrays for launches.
 _WEIGHT = "launch"
-#: Alignment of a weight's arrays, which TMA requires.
-_ALIGNMENT = 16
 
 
 def marlin_gemm(
     x: Any,
     w: PackedWeight,
+    *,
     out: Any = None,
     bias: Any = None,
     stream: Any = None,
-    *,
     backend: str | None = None,
     workspace: Workspace | None = None,
     programmatic: bool = False,
@@ -118,7 +117,12 @@ def marlin_gemm(
             if not isinstance(flag, bool):
                 raise ArgumentTypeError(name, type(flag).__name__, "bool")
     space = None if workspace is None else check_workspace(workspace, check_weight(w).device or 0)
-    weight = (w.attachments.get(_WEIGHT) if w.__class__ is PackedWeight else None) or weight_of(w)
+    try:
+        weight = w.attachments[_WEIGHT]
+    except (AttributeError, KeyError):
+        weight = None
+    if weight is None:
+        weight = weight_of(w)
     if debug is None:
         return run(MARLIN_GEMM, (x, bias), out, options, stream, backend, weight, w, space)
     with debugging(debug):
@@ -152,12 +156,12 @@ class MarlinGemm(Operation[Problem, Config]):
 
     name: ClassVar[str] = "marlin_gemm"
     inputs: ClassVar[tuple[str, ...]] = ("x", "bias")
-    steady: ClassVar[tuple[str, ...]] = ("qweight", "scales", "zeros", "perm")
+    weight_arrays: ClassVar[tuple[str, ...]] = ("qweight", "scales", "zeros", "perm")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (1, None, 1)
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, subject: Any) -> Checked[Problem]:
-        """Validate a call. ``options``: MarlinOptions. ``subject``: the weight."""
-        w, (x, bias) = subject, inputs
+    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[Problem]:
+        """Validate a call. ``options``: MarlinOptions. ``resource``: the weight."""
+        w, (x, bias) = resource, inputs
         rows = check_input(x, w)
         shape = *rows.info.shape[:-1], w.shape[1]
         result = None if out is None else check_output(out, rows, w)
@@ -175,7 +179,7 @@ class MarlinGemm(Operation[Problem, Config]):
         return Checked(problem, (rows.info, addend), None if result is None else result.info, shape, rows.info.dtype)
 
     def resized(
-        self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
+        self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], size_options: tuple[int, ...]
     ) -> tuple[Problem, tuple[int, ...], None] | None:
         """Return the problem with another M."""
         x, _, out = shapes
@@ -186,7 +190,7 @@ class MarlinGemm(Operation[Problem, Config]):
             return None
         return problem.with_m(m), (*rows, problem.layer.n), None
 
-    def masks(self, problem: Problem) -> tuple[int, ...]:
+    def alignment_masks(self, problem: Problem) -> tuple[int, ...]:
         """Return the alignment of x, which TMA reads, and out, which vectors write.
 
         Threads read the bias by elements.
@@ -200,7 +204,7 @@ class MarlinGemm(Operation[Problem, Config]):
     def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> Config:
         """Return the kernels for a problem."""
         chosen = choose(MARLIN, problem, gpu, memo)
-        copy = choose_copy(problem, get_target(gpu.target), gpu.sm_count) if problem.is_arranged else None
+        copy = choose_copy(problem, get_target(gpu.target), gpu.sm_count) if problem.copies_x else None
         key = id(chosen), copy
         _, config = memo.get(key) or (None, None)
         if config is None:
@@ -223,7 +227,7 @@ class MarlinGemm(Operation[Problem, Config]):
         for m in (1, max_m):  # the copy depends on whether there are few rows
             for is_aligned in (False, True):
                 copied = replace(problem, m=m, has_aligned_x=is_aligned)
-                if copied.is_arranged:
+                if copied.copies_x:
                     yield COPY, choose_copy(copied, target, gpu.sm_count)
 
     def problems_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterable[Problem]:
@@ -235,7 +239,9 @@ class MarlinGemm(Operation[Problem, Config]):
         """Return the launches of a problem."""
         work = _schedules(problem, config, resident)(problem.m)
         gemm = gemm_arguments(problem, config.gemm, work, get_target(gpu.target))
-        return (gemm,) if config.copy is None else (copy_arguments(problem, config.copy, resident[0]), gemm)
+        if config.copy is None:
+            return (gemm,)
+        return permute_arguments(config.copy, copy_sizes(problem, config.copy, resident[0])), gemm
 
     def sizes_for(
         self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...]
@@ -269,7 +275,9 @@ def _schedules(problem: Problem, config: Config, resident: tuple[int, ...]) -> C
 
 def host_weight(layer: LinearShape, arrays: Mapping[str, ArrayInfo]) -> PackedWeight:
     """Return the weight of these arrays in host memory."""
-    parts: dict[str, Any] = {name: host_array(arrays[name]) if name in arrays else None for name in MarlinGemm.steady}
+    parts: dict[str, Any] = {
+        name: host_array(arrays[name]) if name in arrays else None for name in MarlinGemm.weight_arrays
+    }
     return PackedWeight(**parts, shape=(layer.k, layer.n), group_size=layer.group_size, dtype=layer.dtype)
 
 
@@ -290,11 +298,13 @@ def weight_of(w: object) -> Weight:
     known: Weight | None = weight.attachments.get(_WEIGHT)
     if known is not None:
         return known
-    arrays = {name: getattr(weight, name) for name in MarlinGemm.steady}
+    arrays = {name: getattr(weight, name) for name in MarlinGemm.weight_arrays}
     infos = {name: describe(array, name) for name, array in arrays.items() if array is not None}
     for name, info in infos.items():
-        if weight.device is not None and info.pointer % _ALIGNMENT:
-            raise ArgumentError(f"w.{name}.pointer", hex(info.pointer), f"a multiple of {_ALIGNMENT} bytes", "copy it")
+        if weight.device is not None and info.pointer % TMA_ALIGNMENT_BYTES:
+            raise ArgumentError(
+                f"w.{name}.pointer", hex(info.pointer), f"a multiple of {TMA_ALIGNMENT_BYTES} bytes", "copy it"
+            )
     addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
     key = weight.device, LinearShape.of(weight), weight.scale_fit, weight.perm is None
     formats: _Formats = context.runtime().part(_Formats)

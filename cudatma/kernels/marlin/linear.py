@@ -117,7 +117,7 @@ class MarlinLinear:
         bias = _upload(self.bias, weight.device or 0)
         return MarlinLinear(weight, bias, batch_invariant=self.batch_invariant)
 
-    def __call__(self, x: Any, out: Any = None, stream: Any = None, **options: Any) -> Any:
+    def __call__(self, x: Any, *, out: Any = None, stream: Any = None, **options: Any) -> Any:
         """Compute the layer's result.
 
         Parameters
@@ -136,7 +136,9 @@ class MarlinLinear:
         array (..., N)
             ``out``.
         """
-        return marlin_gemm(x, self.weight, out, self.bias, stream, batch_invariant=self.batch_invariant, **options)
+        return marlin_gemm(
+            x, self.weight, out=out, bias=self.bias, stream=stream, batch_invariant=self.batch_invariant, **options
+        )
 
     def warm_up(self, m_values: int | Iterable[int], *, stream: Any = None) -> None:
         """Compile and load what calls need, and reserve their memory, before the first call.

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
+from cudatma.descriptor.rules import TMA_ALIGNMENT_BYTES
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.checks import check_gradient
 from cudatma.quantization import PackedWeight
 
 _ELEMENT_BYTES = 2
-_ALIGNMENT = 16
 #: Rows are counted in 32 bits on the device.
 MAX_ROWS = 2**31 - 1
 
@@ -28,12 +28,12 @@ class Rows:
     @property
     def is_vectorised(self) -> bool:
         """Whether the pitch is a multiple of 16 bytes, as TMA and 16-byte accesses require."""
-        return self.pitch_bytes % _ALIGNMENT == 0
+        return self.pitch_bytes % TMA_ALIGNMENT_BYTES == 0
 
     @property
     def is_aligned(self) -> bool:
         """Whether every row starts at a multiple of 16 bytes."""
-        return self.is_vectorised and self.info.pointer % _ALIGNMENT == 0
+        return self.is_vectorised and self.info.pointer % TMA_ALIGNMENT_BYTES == 0
 
 
 def check_weight(w: object) -> PackedWeight:
@@ -123,7 +123,7 @@ def check_output(out: object, x: Rows, w: PackedWeight) -> Rows:
     if rows.rows > 1 and rows.pitch_bytes < w.shape[1] * _ELEMENT_BYTES:
         raise ArgumentError("out.strides", info.strides_bytes, "rows that do not overlap")
     if info.device is not None:
-        _check_aligned(rows, "out", _ALIGNMENT)
+        _check_aligned(rows, "out", TMA_ALIGNMENT_BYTES)
     if overlaps(x.info, info):
         raise ArgumentError(
             "out", "memory that overlaps x", "memory of its own", "CTAs still read x while out is written"

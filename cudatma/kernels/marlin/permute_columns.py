@@ -2,8 +2,8 @@
 
 This precedes a GEMM whose weight was quantized in activation order, or whose activations TMA cannot read because their
 rows are not aligned to 16 bytes. The GEMM is a programmatic dependent of the copy, and loads its weights while the copy
-runs. Aligned activations get the same GEMM, and the same bits of the result. The copy is bound by memory;
-docs/design/marlin.md.
+runs. Aligned activations get the same GEMM, and the same bits of the result. The copy is memory-bound
+(docs/design/marlin.md).
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def choose_permute(
         return direct
     staged = align_up(columns, _COLUMN_STEP)
     if staged <= MAX_STAGED_COLUMNS:
-        for threads, stages in ((group, 2), (min(group, 2), 2), (1, 2), (1, 1)):
-            config = PermuteColumnsConfig(True, staged, threads, stages)
+        for group_rows, stages in ((group, 2), (min(group, 2), 2), (1, 2), (1, 1)):
+            config = PermuteColumnsConfig(True, staged, rows=group_rows, stages=stages)
             limit = _SMEM_BYTES if stages > 1 else target.smem_per_block_bytes
             if config.smem_bytes <= min(limit, target.smem_per_block_bytes):
                 return config

@@ -26,7 +26,7 @@ MEMBERS = WORK_MEMBERS | {
     member.name: member
     for member in (
         Member("weight_rows", "u32", "64 x 64 blocks of packed weights"),
-        Member("weight_row_blocks", "u32", "of them, blocks along K"),
+        Member("weight_row_blocks", "u32", "blocks of weights along K"),
         Member("scale_rows", "u32", "groups of scales along K"),
         Member("scale_pitch", "u32", "columns of a row of scales, padded"),
         Member("prefetch_stages", "u32", "stages whose weights a dependent launch loads before it waits"),
@@ -166,7 +166,7 @@ class Problem:
         )
 
     @property
-    def is_arranged(self) -> bool:
+    def copies_x(self) -> bool:
         """Whether a second kernel copies x to aligned rows first."""
         return self.has_perm or not self.has_aligned_x
 
@@ -186,7 +186,7 @@ class Problem:
     @property
     def constraint(self) -> str:
         """Why only some configurations may serve, in words; empty without a constraint."""
-        return "batch invariance: one order of additions, whatever M is" if self.batch_invariant else ""
+        return "batch invariance: sums are added in the same order for every M" if self.batch_invariant else ""
 
     @property
     def description(self) -> str:

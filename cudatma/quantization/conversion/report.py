@@ -56,7 +56,7 @@ class LayerReport:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Facts that a reader needs before it sees the packed arrays."""
+        """Metadata needed to create the layer before its arrays are read."""
         return {"group_size": self.group_size, "symmetric": self.symmetric, "act_order": self.act_order}
 
     @classmethod

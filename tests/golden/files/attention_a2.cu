@@ -287,10 +287,10 @@ constexpr u32 FULL_BARRIERS = 49160;          // 16 B
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
     u32 tiles_m;                    // heads of all sequences
-    u32 tiles_n;                    // tiles of queries of each of them
+    u32 tiles_n;                    // tiles of queries per head
     u32 q_length;                   // queries of a sequence
     u32 k_length;                   // keys of a sequence
-    u32 heads;                      // of q, in a sequence
+    u32 heads;                      // heads of q per sequence
     float scale_log2;               // scale of the scores, or the cap's, in powers of 2
     float cap_scale;                // scale of the scores in the cap's tanh
     Divisor by_tiles_n;             // divides by tiles_n

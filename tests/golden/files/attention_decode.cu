@@ -312,10 +312,10 @@ constexpr u32 V_FULL_BARRIERS = 41000;        // 16 B
 struct Problem {
     u32 q_length;                   // rows of a sequence and a head of k: queries of all heads that share it
     u32 k_length;                   // keys that a sequence may have
-    u32 heads;                      // of q, in a sequence
-    u32 queries;                    // of a sequence and a head
+    u32 heads;                      // heads of q per sequence
+    u32 queries;                    // queries of a sequence and a head
     u32 group;                      // heads of q that share one of k and v
-    u32 kv_heads;                   // of k and v
+    u32 kv_heads;                   // heads of k and v
     u32 row_tiles;                  // tiles of rows
     u32 partial_rows;               // rows of a tile that the workspace holds
     u32 page_size;                  // keys of a page

@@ -272,12 +272,12 @@ constexpr u32 V_FULL_BARRIERS = 41000;        // 16 B
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
     u32 tiles_m;                    // heads of all sequences
-    u32 tiles_n;                    // tiles of queries of each of them
+    u32 tiles_n;                    // tiles of queries per head
     u32 raster_heads;               // heads of a raster group
     u32 last_group;                 // first head of the last raster group
     u32 q_length;                   // queries of a sequence
     u32 k_length;                   // keys of a sequence
-    u32 heads;                      // of q, in a sequence
+    u32 heads;                      // heads of q per sequence
     u32 upper;                      // query i sees keys below i + upper, a signed number
     float scale_log2;               // scale of the scores, or the cap's, in powers of 2
     Divisor by_raster_tiles;        // divides by the tiles of a raster group

@@ -458,7 +458,7 @@ struct Problem {
     u32 alternates;                 // 1: every other tile of a CTA goes through K backwards
     u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
     u32 a_box_rows;                 // rows of a box of A
-    u32 stage_bytes;                // that the boxes of a stage deliver
+    u32 stage_bytes;                // bytes that the boxes of a stage deliver
     Divisor by_raster_group;        // divides by the tiles of a raster group
     Divisor by_raster_group_rows;   // divides by raster_m
     Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
@@ -466,8 +466,8 @@ struct Problem {
     u64 output_pitch;               // elements from one row to the next
     u64 output_batch;               // elements from one matrix of the result to the next
     u64 b_scale_column;             // elements from the scale of one column, or block of them, to the next; 0: one for all
-    u64 b_scale_k;                  // the same of B
-    u64 b_scale_batch;              // the same of B
+    u64 b_scale_k;                  // the same for B
+    u64 b_scale_batch;              // the same for B
 };
 
 // The first row and column of a tile, or of a part of it, and its matrix in the batch.

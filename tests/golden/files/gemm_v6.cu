@@ -417,7 +417,7 @@ struct Problem {
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
     u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
     u32 a_box_rows;                 // rows of a box of A
-    u32 stage_bytes;                // that the boxes of a stage deliver
+    u32 stage_bytes;                // bytes that the boxes of a stage deliver
     Divisor by_raster_group;        // divides by the tiles of a raster group
     Divisor by_raster_group_rows;   // divides by raster_m
     Divisor by_last_rows;           // divides by the rows of tiles of the last raster group

@@ -373,10 +373,10 @@ struct Problem {
     u32 k_iterations;               // stages that one tile takes
     u32 work_ranges;                // work ranges: one per cluster, or per CTA without clusters
     u32 stream_tiles;               // the first tiles, which are divided among all work ranges
-    u32 stream_stages;              // stages of them in every work range ...
-    u32 stream_extra;               // ... and the number of ranges that have one more: the first ones
+    u32 stream_stages;              // stages of those tiles per work range
+    u32 stream_extra;               // number of leading work ranges that take one more stage
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
-    u32 weight_row_blocks;          // of them, blocks along K
+    u32 weight_row_blocks;          // blocks of weights along K
     u32 prefetch_stages;            // stages whose weights a dependent launch loads before it waits
     Divisor by_k_iterations;        // divides by k_iterations
     Divisor by_raster_group;        // divides by the tiles of a raster group

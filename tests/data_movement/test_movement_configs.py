@@ -28,7 +28,7 @@ TRANSPOSE = {"element_bytes": 4, "squares_y": 2, "squares_x": 2, "stages": 3, "t
         (RaggedCopyConfig, {"element_bytes": 4, "stages": 5}, "maps"),
     ],
 )  # fmt: skip
-def test_a_spec_that_the_kernel_cannot_run(kind: Any, wrong: dict[str, Any], field: str) -> None:
+def test_a_config_that_the_kernel_cannot_run(kind: Any, wrong: dict[str, Any], field: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         kind(**wrong)
     assert caught.value.field == field
