@@ -42,7 +42,7 @@ pytest_plugins = ["pytester"]
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - set((ROOT / "docs" / "guide").glob("*.md")))]
 #: Commands of a shell that are not cudatma's to check.
-FOREIGN = ("cp", "export", "pip")
+FOREIGN = ("cp", "export", "pip", "vllm")
 
 
 @dataclass(frozen=True)
