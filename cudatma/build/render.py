@@ -329,7 +329,7 @@ def _explain(name: str, error: Exception, root: Path) -> str:
             place = f"{name}:{frame.lineno}"
     if isinstance(error, jinja2.TemplateNotFound):
         files = (path.relative_to(root).as_posix() for path in root.rglob("*.j2"))
-        meant = similar(error.name or "", files)
+        meant = similar(str(error.name), files)
         hint = f" (did you mean {meant}?)" if meant else ""
         return f"{place}: got no template {error.name!r}{hint}; allowed: a path below {root}"
     reason = "it prints or computes more than memory holds" if isinstance(error, MemoryError) else str(error)
