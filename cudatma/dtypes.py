@@ -116,7 +116,7 @@ ACTIVATION_TYPES: dict[str, ActivationType] = {
 }
 
 
-def activation_type(dtype: object, field: str = "dtype") -> ActivationType:
+def activation_type(dtype: object) -> ActivationType:
     """Return the ActivationType with this name or NumPy dtype.
 
     Raises ArgumentTypeError unless the type is fp16 or bf16.
@@ -129,4 +129,4 @@ def activation_type(dtype: object, field: str = "dtype") -> ActivationType:
         name = str(dtype)
     if name in ACTIVATION_TYPES:
         return ACTIVATION_TYPES[name]
-    raise ArgumentTypeError(field, name, ", ".join(ACTIVATION_TYPES), "convert the array first")
+    raise ArgumentTypeError("dtype", name, ", ".join(ACTIVATION_TYPES), 'pass dtype="float16" or dtype="bfloat16"')

@@ -31,24 +31,29 @@ EXAMPLES = """examples:
 
 
 def benchmarks(folder: Path = FOLDER) -> dict[str, str]:
-    """Return the first line of the docstring of each script that defines main(), by name."""
+    """Return the first line of the docstring of each script that defines main(), by name.
+
+    Raise ArgumentError if the folder has none.
+    """
     summaries = {}
     for path in sorted(folder.glob("*.py")):
         tree = ast.parse(path.read_text())
         if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
             summaries[path.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
+    if not summaries:
+        remedy = "install the checkout with `pip install -e .`, or run `python -m cudatma bench` in it"
+        raise ArgumentError("benchmarks", f"no scripts in {folder}", "a checkout of cudatma", remedy)
     return summaries
 
 
 def run_benchmark(name: str, arguments: Sequence[str], folder: Path = FOLDER) -> int:
     """Run a benchmark as ``python benchmarks/NAME.py`` would, and return its exit status.
 
-    Raise ArgumentError for a name that the folder lacks.
+    Raise ArgumentError if the folder lacks it.
     """
     names = benchmarks(folder)
     if name not in names:
-        remedy = "" if names else f"{folder} has no benchmarks; run from a checkout of cudatma"
-        raise ArgumentError("benchmark", name, ", ".join(names) or "none", remedy)
+        raise ArgumentError("benchmark", name, ", ".join(names))
     # The benchmarks import each other as `benchmarks.x`.
     paths = os.pathsep.join(part for part in (str(folder.parent), os.environ.get("PYTHONPATH")) if part)
     command = [sys.executable, str(folder / f"{name}.py"), *arguments]
@@ -71,6 +76,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         for name, summary in summaries.items():
             print(f"{name:<20} {summary}")
-        if not summaries:
-            print(f"no benchmarks in {FOLDER}: an installed cudatma has none, use a checkout", file=sys.stderr)
     return 0

@@ -249,7 +249,8 @@ def check_nvrtc(machine: Machine) -> list[Check]:
     try:
         version = machine.nvrtc_version()
     except (DriverError, ImportError) as error:
-        return [Check("NVRTC", "fail", f"none: nothing compiles ({error})", INSTALL_CUDA, missing=True)]
+        why = str(error).partition(". ")[0]  # the remedy follows
+        return [Check("NVRTC", "fail", f"none: nothing compiles ({why})", INSTALL_CUDA, missing=True)]
     checks = [_nvrtc_check(version, _cuda_of_driver(machine))]
     needed = _targets_of_gpus(machine)
     for target in TARGETS.values():

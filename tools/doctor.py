@@ -35,6 +35,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _NEEDS = {
     "CPU reference and packing": ("python",),
     "render, compile and dump": ("python", "cuda-bindings", "NVRTC", "templates"),
+    "run PTX on the emulator": ("python", "emulator"),
     "run kernels on the emulator": ("python", "cuda-bindings", "NVRTC", "templates", "emulator"),
     "dump SASS": ("cuda-bindings", "NVRTC", "templates", "disassembler"),
     "launch kernels": ("driver", "GPU", "cuda-bindings", "NVRTC", "CuPy", "templates"),
@@ -74,10 +75,12 @@ def _print(checks: Sequence[Check], gpu: bool) -> None:
         for number, line in enumerate(lines):
             console.print(Text.assemble(indent if number else start, (line, style)), soft_wrap=True)
 
+    remedies = {""}
     for check in checks:
         say(Text.assemble((f"{check.status:<5}", _STYLES[check.status]), f"{check.name:<14}"), check.found)
-        if check.remedy:
+        if check.remedy not in remedies:  # several parts may come in one package
             say(" " * 19, check.remedy, "italic")
+            remedies.add(check.remedy)
     print()
     for ability, (works, why) in abilities(checks).items():
         say(f"{'can' if works else 'cannot':<7}", f"{ability}{f' ({why})' if why else ''}")

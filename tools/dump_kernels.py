@@ -38,6 +38,8 @@ from .report import Report, make_report, report_text
 from .sass import disassemble, parse_ptxas, without_encodings
 
 _KERNELS = f"{', '.join((*FAMILIES, *REGISTRY))}, all"
+#: Configs of a kernel that --list names without --json.
+_SHOWN_CONFIGS = 3
 _OPTIONS_OF_LIST = ("help", "list", "kernel", "target", "json")
 EXAMPLES = """examples:
   cudatma dump --list                                       every kernel, and its configs for each target
@@ -305,7 +307,8 @@ def _print_listing(listing: list[dict[str, Any]]) -> None:
     for item in listing:
         print(f"{item['kernel']}: {item['summary']} ({item['template']})")
         for target, names in item["configs"].items():
-            print(f"  {target}: {', '.join(names) or 'none'}")
+            shown = ", ".join(names[:_SHOWN_CONFIGS]) + (", ..." if len(names) > _SHOWN_CONFIGS else "")
+            print(f"  {target}: {counted(len(names), 'config')}{f': {shown}' if names else ''}")
 
 
 def _print_summary(report: Report, folder: Path) -> None:
@@ -348,7 +351,7 @@ def _parser() -> Parser:
     add("--jobs", type=int, default=usable_cores(), metavar="N", help="processes that compile (default: one a core)")
     add("--debug", action="store_true", help="with bounded waits and checked accesses, see docs/howto/debug_a_hang.md")
     add("--no-sass", action="store_true", help="do not disassemble")
-    add("--list", action="store_true", help="list the kernels and their configs, compile nothing")
+    add("--list", action="store_true", help="list the kernels and their configs (all with --json), compile nothing")
     add("--json", action="store_true", help="print the reports as JSON")
     return parser
 

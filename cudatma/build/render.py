@@ -32,7 +32,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cudatma.build.files import content
 from cudatma.build.library import IF_COMMENT, LIBRARY, Library, Uses, primitive_names, render_library, running
-from cudatma.errors import TemplateError
+from cudatma.errors import TemplateError, similar
 from cudatma.target import Target, get_target
 
 #: Filters of templates. Each keeps the order of its input and prints only str and int.
@@ -328,7 +328,10 @@ def _explain(name: str, error: Exception, root: Path) -> str:
         elif frame.filename in ("<template>", "<unknown>"):
             place = f"{name}:{frame.lineno}"
     if isinstance(error, jinja2.TemplateNotFound):
-        return f"{place}: got no template {error.name!r}; allowed: a path below {root}"
+        files = (path.relative_to(root).as_posix() for path in root.rglob("*.j2"))
+        meant = similar(str(error.name), files)
+        hint = f" (did you mean {meant}?)" if meant else ""
+        return f"{place}: got no template {error.name!r}{hint}; allowed: a path below {root}"
     reason = "it prints or computes more than memory holds" if isinstance(error, MemoryError) else str(error)
     return f"{place}: {reason}"
 

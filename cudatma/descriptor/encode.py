@@ -355,7 +355,11 @@ class TensorMap:
         return bytes(self.data)
 
     def __repr__(self) -> str:
-        return f"TensorMap({self.spec!r}, device={self.device}, encoder={self.encoder!r})"
+        spec, axes = self._spec, self._axes or range(self._spec.rank)[::-1]
+        extents = {"shape": spec.dims} | ({"box": spec.box} if isinstance(spec, TiledSpec) else {})
+        in_array_order = {name: tuple(x for _, x in sorted(zip(axes, extents[name], strict=True))) for name in extents}
+        shown = ", ".join(f"{name}={extent}" for name, extent in in_array_order.items())
+        return f"{type(self).__name__}({spec.dtype.name}, {shown}, swizzle={spec.swizzle.label!r})"
 
     def compare(self) -> Comparison:
         """Compare the driver's 128 bytes with the codec's, bit by bit.

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cudatma.descriptor import Im2colSpec, Im2colWideSpec, TiledSpec, check_target
+from cudatma.descriptor import Im2colSpec, Im2colWideSpec, TensorMap, TiledSpec, check_target
 from cudatma.dtypes import TMA_TYPES
 from cudatma.errors import DescriptorError, TargetError
 from cudatma.layout import Interleave, Swizzle
@@ -383,3 +383,12 @@ def test_bounding_boxes_are_31_bits_wide() -> None:
     Im2colSpec(**(column | {"dims": (64, 1 << 32, 9, 4), "upper_corner": (1, 0)}))
     with pytest.raises(DescriptorError):
         Im2colSpec(**(column | {"dims": (64, 1 << 32, 9, 4), "upper_corner": (0, 0)}))
+
+
+def test_the_repr_of_a_map_is_in_the_order_of_its_array() -> None:
+    array = np.zeros((64, 32), np.float32)
+    assert repr(TensorMap.from_array(array, (8, 32), swizzle="128B", encoder="codec")) == (
+        "TensorMap(float32, shape=(64, 32), box=(8, 32), swizzle='128B')"
+    )
+    assert "shape=(32, 64), box=(32, 8)" in repr(TensorMap.from_array(array.T, (32, 8), encoder="codec"))
+    assert "shape=(4, 9, 14, 64), swizzle" in repr(TensorMap.im2col(Im2colSpec(**IM2COL), encoder="codec"))

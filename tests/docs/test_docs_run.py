@@ -2,12 +2,13 @@
 
 The paragraph before a block says how:
 
-- "`name`:" or "`name`, beside it:" makes the block a file, which the page's other blocks find; `test_*.py` is run by
-  pytest.
+- "`name`:" or "`name`, in the same folder:" makes the block a file, which the page's other blocks find;
+  `test_*.py` is run by pytest.
 - "needs a GPU": where there is none, Python ends in an error of cudatma's, and a command's options are parsed only.
 - "takes minutes": a command's options are parsed only.
 
-Blocks without a language show output. test_guide.py runs the pages of docs/guide, whose blocks continue each other.
+Blocks without a language show output. One that begins with `$ cudatma` shows a command and what it prints; `...` stands
+for the first lines. test_guide.py runs the pages of docs/guide, whose blocks continue each other.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from shown_output import comparable
 
 from cudatma import cli
 from cudatma.build.ptx_source import ptx_source
@@ -40,7 +42,7 @@ pytest_plugins = ["pytester"]
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - set((ROOT / "docs" / "guide").glob("*.md")))]
 #: Commands of a shell that are not cudatma's to check.
-FOREIGN = ("cp", "export", "pip")
+FOREIGN = ("cp", "export", "pip", "vllm")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Block:
 
     @property
     def file(self) -> str:
-        named = re.fullmatch(r"`([\w.]+)`(?:, beside it)?:", self.before)
+        named = re.fullmatch(r"`([\w.]+)`(?:, in the same folder)?:", self.before)
         return named[1] if named else ""
 
     @property
@@ -155,6 +157,15 @@ def test_commands(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     assert commands
     for words in commands:
         run_command(words, block.needs_gpu or block.takes_minutes, monkeypatch)
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.text.startswith("$ cudatma ")], ids=lambda block: block.page)
+@pytest.mark.usefixtures("folder")
+def test_a_command_prints_what_the_page_shows(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    command, shown = re.findall(r"^\$ cudatma (.*?[^\\])\n(.*)", block.text, re.DOTALL)[0]
+    assert cli.main(shlex.split(command.replace("\\\n", ""))) in (0, 1)
+    printed, end = comparable(capsys.readouterr().out), comparable(shown.removeprefix("...\n"))
+    assert printed.endswith(end) if shown.startswith("...") else printed == end
 
 
 def commands_of(text: str) -> list[list[str]]:

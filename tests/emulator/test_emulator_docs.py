@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from shown_output import comparable
 
-from cudatma import TensorMap, cli
+from cudatma import TensorMap
 from cudatma.build.ptx_source import ptx_source
 from cudatma.emulator import CAUSES, Report, load
 
@@ -46,22 +46,6 @@ def test_the_race_is_found_at_the_line_that_the_page_names(tmp_path: Path) -> No
     assert first.source.split(", ")[1] in PAGE
 
 
-def words(shown: str) -> str:
-    """Remove white space and numbers: PTX lines, registers and times differ between releases of NVRTC."""
-    numbers = r"0x[0-9a-f]+|[\d.]+(?: m?s$)?|\s"  # a duration with its unit
-    return re.sub(numbers, lambda found: "" if found[0].isspace() else "#", shown, flags=re.MULTILINE)
-
-
-def test_the_page_shows_what_the_command_prints(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("add_tiles.cu.j2").write_text(add_tiles_source())
-    command, shown = re.search(r"^\$ cudatma (emulate add_tiles.*?)\n(add_tiles.*?)```", PAGE, re.S | re.M).groups()  # type: ignore[union-attr]
-    assert cli.main(shlex.split(command.replace("\\\n", ""))) == 1
-    assert words(capsys.readouterr().out) == words(shown)
-
-
 @pytest.mark.slow
 def test_the_page_on_tests_shows_what_pytest_prints(tmp_path: Path) -> None:
     page = (FOLDER / "test_a_kernel.md").read_text()
@@ -73,7 +57,7 @@ def test_the_page_on_tests_shows_what_pytest_prints(tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, "test_fetch.py::test_fetch"], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
-    assert words(shown) in words(done.stdout)
+    assert comparable(shown) in comparable(done.stdout)
 
 
 def test_the_page_explains_every_kind_of_hazard() -> None:

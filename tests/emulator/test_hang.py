@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 from access_kernel import ACCESS, ACCESSES, SHARED_BYTES, Access
 from access_kernel import operands as access_operands
 from hang_kernels import BLOCKS, NUMBERS, PLANTED, RING, THREADS, TILES, Planted, RingSpec, matches, operands
+from shown_output import comparable
 
 import cudatma
 from cudatma.descriptor import TiledSpec, check_load, check_store
@@ -60,6 +63,9 @@ def test_the_raw_bits_are_shown_with_what_they_mean() -> None:
     assert first.bits is not None
     assert (first.bits.arrivals, first.bits.pending_arrivals, first.bits.tx_bytes, first.bits.parity) == (1, 0, 1024, 0)
     assert first.waited_seconds >= 2.0
+    page = (Path(__file__).resolve().parents[2] / "docs" / "howto" / "debug_a_hang.md").read_text()
+    (shown,) = re.findall(r"copy delivers:\n\n```\n(.*?)```", page, re.DOTALL)
+    assert comparable(str(caught.value)) == comparable(shown)
 
 
 def test_everybody_who_waited_is_listed() -> None:

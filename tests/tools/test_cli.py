@@ -14,7 +14,7 @@ import pytest
 
 from cudatma import __version__, cli
 from cudatma.emulator import EmulatorError
-from cudatma.errors import ArgumentError, CacheError, CompileError, DriverError, TargetError, similar
+from cudatma.errors import INSTALL_CUDA, ArgumentError, CacheError, CompileError, DriverError, TargetError, similar
 from cudatma.target import FEATURES, TARGETS, Target
 from tools import artifacts, bench, doctor, dump_kernels
 from tools import checks as module
@@ -216,8 +216,8 @@ def test_bench_lists_and_runs_scripts_with_a_main(tmp_path: Path) -> None:
     assert bench.run_benchmark("one", ["3"], tmp_path) == 3
     with pytest.raises(ArgumentError, match="allowed: one"):
         bench.run_benchmark("two", [], tmp_path)
-    with pytest.raises(ArgumentError, match="checkout"):
-        bench.run_benchmark("two", [], tmp_path / "nowhere")
+    with pytest.raises(ArgumentError, match="pip install -e"):
+        bench.benchmarks(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -299,6 +299,11 @@ def test_a_sound_machine_passes(root: Path) -> None:
 
 
 NO_DRIVER = DriverError("cuInit", None, "no CUDA driver on this machine")
+NO_PACKAGES = {
+    "cuda.bindings.driver": ImportError("gone"),
+    "nvrtc_version": DriverError("nvrtcVersion", None, f"no NVRTC in this environment. {INSTALL_CUDA}"),
+    "cupy": ImportError("gone"),
+}
 
 
 @pytest.mark.parametrize(
@@ -383,6 +388,7 @@ def test_without_a_gpu_kernels_run_on_the_emulator(root: Path) -> None:
     able = doctor.abilities(found)
     assert able["run kernels on the emulator"] == (True, "")
     assert "emulator" in next(check.remedy for check in found if check.name == "driver")
+    assert doctor.abilities(examine(Sound(**NO_PACKAGES), root))["run PTX on the emulator"] == (True, "")
     broken = doctor.abilities(examine(Sound(emulate_probe=[1] * 32), root))
     assert broken["run kernels on the emulator"] == (False, "emulator: a probe gave wrong results")
 
@@ -401,6 +407,15 @@ def test_lines_fit_the_terminal_but_no_path_is_folded(
     assert f"{root}:" in printed
     assert all(len(line) <= 60 for line in printed.splitlines() if str(root) not in line)
     assert "run kernels on the emulator" in printed
+
+
+def test_packages_that_are_absent_are_named_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "Machine", lambda: Sound(**NO_PACKAGES))
+    monkeypatch.setenv("CUDATMA_CACHE_DIR", str(root))
+    assert doctor.main([]) == 1
+    assert capsys.readouterr().out.count("cupy-cuda13x") == 1
 
 
 def test_json_on_this_machine(

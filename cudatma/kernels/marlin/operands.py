@@ -77,7 +77,8 @@ def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
 
 def _check_common(info: ArrayInfo, w: PackedWeight, field: str) -> None:
     if info.dtype.name != w.dtype or not info.dtype.isnative:
-        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), w.dtype, "convert it, or quantize for its dtype")
+        remedy = f"convert {field} to {w.dtype}; quantize(..., dtype=) makes weights for float16 or bfloat16"
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), f"{w.dtype}, the weight's dtype", remedy)
     if info.device != w.device:
         got, required = place_name(info.device), f"{place_name(w.device)}, where w is"
         remedy = "move the weight with w.to_device()" if w.device is None else f"move {field} to the weight's device"

@@ -42,7 +42,8 @@ GEMM = [
     Case("bias too short", ArgumentError, "bias.shape", "(64,)", lambda b: gemm(bias=on_device((32,), BIAS_ADDRESS))),
     Case("bias a column", ArgumentError, "bias.shape", "(64, 1)", lambda b: gemm(bias=on_device((N, 1), BIAS_ADDRESS))),
     # dtypes
-    Case("x float32", ArgumentTypeError, "x.dtype", "float16", lambda b: gemm(x=on_device(dtype=np.float32))),
+    Case("x float32", ArgumentTypeError, "x.dtype", "convert x to float16",
+         lambda b: gemm(x=on_device(dtype=np.float32))),
     Case("x bf16, weight fp16", ArgumentTypeError, "x.dtype", "bfloat16", lambda b: gemm(x=on_device(dtype=BF16))),
     Case("x fp16, weight bf16", ArgumentTypeError, "x.dtype", "bfloat16", lambda b: gemm(w=device_weight(dtype=BF16))),
     Case("x of int16", ArgumentTypeError, "x.dtype", "int16", lambda b: gemm(x=on_device(dtype=np.int16))),

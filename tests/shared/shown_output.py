@@ -1,0 +1,13 @@
+"""What of an output is compared with the block of a page that shows it."""
+
+from __future__ import annotations
+
+import re
+
+#: Differs between releases of NVRTC and between runs: lines and registers of PTX, shared addresses, counts and times.
+_VARIES = re.compile(r"PTX line \d+|%\w+|(?:shared address|mbarrier at) 0x\w+|\d+ (?:steps|times)|[\d.]+ m?s\b")
+
+
+def comparable(output: str) -> str:
+    """Return an output without its numbers that vary and without white space, because lines are wrapped."""
+    return re.sub(r"\s", "", _VARIES.sub("#", " ".join(output.split())))
