@@ -1,8 +1,8 @@
-"""Hazards, the report of a launch, and which hazards are consequences of others.
+"""Hazards, the report of a launch, and the rules by which hazards are consequences of others.
 
-One mistake has several effects: after a read without a wait, the slot is released too early, then refilled while it is
-read, and finally both sides wait for each other. Reports list causes first, each with its consequences in the same
-bytes or at the same mbarrier.
+One mistake can have several effects. For example, after a read without a wait, the slot is released too early, the
+producer refills the slot while a consumer reads it, and finally both sides wait for each other. Reports list causes
+first, and list the consequences in the same bytes or at the same mbarrier under each cause.
 """
 
 from __future__ import annotations
@@ -78,17 +78,17 @@ class Hazard:
     ptx_line : int
         Line of the instruction in the PTX text.
     source : str
-        Source line, such as ``"file.cu:12"``, or "" if the PTX names none.
+        Source line, such as ``"file.cu:12"``, or "" if the PTX does not name one.
     instruction : str
         Text of the instruction.
     block, warp : tuple of int, int
-        CTA and warp that exposed the hazard.
+        CTA and warp in which the hazard was found.
     schedule, seed : int
-        Arguments of `EmulatedModule.launch` that reproduce it (`schedule` is passed as `replay`).
+        Arguments of `EmulatedModule.launch` that reproduce the hazard (pass `schedule` as `replay`).
     count : int, default 1
         Number of occurrences.
     blocks : int, default 1
-        Number of CTAs in which it occurred.
+        Number of CTAs in which the hazard occurred.
     advice : str, default ""
         The missing call, if it is known.
     consequences : tuple of Hazard
@@ -96,7 +96,7 @@ class Hazard:
     source_text : str, default ""
         Text of the source line, if it is available.
     known_cause : str, default ""
-        The cause in this case, if it is not the usual one.
+        The cause in this case, if it is different from the usual cause.
     """
 
     kind: str
@@ -118,7 +118,7 @@ class Hazard:
 
     @property
     def cause(self) -> str:
-        """The cause in this case, or the usual one of its kind."""
+        """The cause in this case, or the usual cause of this kind of hazard."""
         return self.known_cause or CAUSES[self.kind]
 
     def __str__(self) -> str:
@@ -138,13 +138,13 @@ class Hazard:
 
     @property
     def notes(self) -> list[str]:
-        """The missing call, if it is known, and one line for each consequence."""
+        """The missing call if it is known, and one line for each consequence."""
         missing = [f"missing: {self.advice}"] if self.advice else []
         return missing + [f"then {c.kind} at {c.place}, {c.count} time{'s' * (c.count > 1)}" for c in self.consequences]
 
     @property
     def place(self) -> str:
-        """The PTX line, and the source line if it is known."""
+        """The PTX line, followed by the source line if it is known."""
         return f"PTX line {self.ptx_line}" + (f" ({self.source})" if self.source else "")
 
 
@@ -165,9 +165,9 @@ class Report:
     printed : list of str
         Output of vprintf in the first schedule that called it.
     warnings : list of Hazard
-        Suspicious code that may be intended. A report with warnings is still clean.
+        Suspicious code that may be intended. Warnings do not affect `is_clean`.
     unchecked : list of str
-        Parts of the kernel that were not checked, with the reason.
+        Parts of the kernel that were not checked, with the reasons.
     """
 
     kernel: str
@@ -195,7 +195,7 @@ class Report:
 
     @property
     def hint(self) -> str:
-        """How to get source lines if there are findings and the PTX names none, otherwise ""."""
+        """Advice on how to get source lines if there are findings without them, otherwise ""."""
         findings = [*self.findings, *self.warnings]
         if not findings or any(finding.source for finding in findings):
             return ""
@@ -211,12 +211,12 @@ class Report:
         return "\n".join(lines)
 
 
-#: Shared bytes, ("bytes", CTA rank, first, last), or an mbarrier, ("mbarrier", CTA rank, offset).
+#: A place: shared bytes, ("bytes", CTA rank, first, last), or an mbarrier, ("mbarrier", CTA rank, offset).
 Place = tuple[str, int, int] | tuple[str, int, int, int]
-#: Maximum number of places of a finding.
+#: Maximum number of places per finding.
 _MAX_PLACES = 64
 
-#: Kinds that invalidate everything after them, in this order, and kinds that violate a protocol.
+#: Kinds that invalidate all later behavior, in order of precedence, and kinds that violate a protocol.
 _SETUP = (
     "target",
     "barrier_misaligned",
@@ -237,7 +237,7 @@ _PROTOCOL = (
     "divergent_warp",
     "register_pool",
 )
-#: Kinds that usually appear after two sides are out of step, and kinds that then end the kernel.
+#: Kinds that usually appear after producer and consumer are out of step, and kinds that then end the kernel.
 _LATE = ("lane_race", "uninitialised_shared", "block_gone")
 _LAST = ("exit_with_pending_store", "exit_with_pending_load", "deadlock", "trap")
 _TIERS: dict[str, float] = {kind: tier for tier, kinds in ((1, _PROTOCOL), (3, _LATE), (4, _LAST)) for kind in kinds}
@@ -249,10 +249,10 @@ _EITHER = {"byte_count": 1, "arrival_overflow": 1, "write_race": _ORDERING, "ove
 _EARLY_READS = {"read_before_load", "wrong_parity"}
 _SLOTS = _EARLY_READS | {"uninitialised_shared", "overwritten_while_read", "write_race", "data_race", "lane_race"}
 _SLOTS |= {"store_source_reused", "block_gone"}
-#: Kinds that follow from any misuse of a pipeline, at any place.
+#: Kinds that may follow from any misuse of a pipeline, at any place.
 _STUCK = {"deadlock", "arrival_overflow", "exit_with_pending_load", "trap"}
 _PIPELINE = _SLOTS | _STUCK
-#: Kinds -> the kinds that may follow from any of them.
+#: Kinds of causes -> kinds that may follow from any of these causes.
 _FOLLOWS: tuple[tuple[tuple[str, ...], set[str]], ...] = (
     (("missing_init_sync", "barrier_uninitialised"), {"byte_count", *_SETUP, *_PIPELINE}),
     (("barrier_reinitialised", "barrier_overwritten"), {"byte_count", *_PIPELINE}),
@@ -273,10 +273,10 @@ FOLLOWS = {cause: kinds for causes, kinds in _FOLLOWS for cause in causes}
 
 @dataclass(slots=True, eq=False)
 class Finding:
-    """A hazard while hazards are collected.
+    """A hazard during collection.
 
-    `places` are the bytes and mbarriers that it concerns, `blocks` the CTAs in which it occurred. `is_derived` is True
-    if another hazard preceded every occurrence.
+    `places` holds the bytes and mbarriers that the hazard concerns. `blocks` holds the CTAs in which the hazard
+    occurred. `is_derived` is True if another hazard preceded every occurrence.
     """
 
     hazard: Hazard
@@ -302,12 +302,13 @@ class Finding:
 
 
 def by_cause(findings: list[Finding]) -> list[Hazard]:
-    """Return causes with their consequences, given the findings in order of occurrence."""
+    """Group findings, given in order of occurrence, and return the causes with their consequences."""
     first = {id(finding): float(number) for number, finding in enumerate(findings)}
     for finding in findings:
         if finding.hazard.kind == "overwritten_while_read" and finding.tier == _ORDERING:
-            # A refill that comes too early also causes reads without a wait, so it is the cause. But if a thread reads
-            # the slot before the first fill, the missing wait is the cause: the thread also releases it too early.
+            # A refill that comes too early also causes reads without a wait, so the refill is the cause. But if a
+            # thread reads the slot before the first fill, the missing wait is the cause, because the thread also
+            # releases the slot too early.
             early = [f for f in findings if f.hazard.kind in _EARLY_READS and _meet(f.places, finding.places)]
             empty = [f for f in findings if f.hazard.kind == "uninitialised_shared"]
             if any(_meet(read.places, unfilled.places) for read in early for unfilled in empty):
@@ -333,7 +334,7 @@ def by_cause(findings: list[Finding]) -> list[Hazard]:
 
 
 def _meet(some: set[Place], others: set[Place]) -> bool:
-    """Return whether two findings share an mbarrier or bytes."""
+    """Return whether two findings concern the same mbarrier or overlapping bytes."""
     if not some.isdisjoint(others):
         return True
     return any(
