@@ -167,8 +167,7 @@ class Agents(Observer):
     # ---- groups of lanes
 
     def groups(self, w: Warp) -> LaneGroups | None:
-        """Return the groups of a warp's lanes, or None if no part of a warp has synchronized without the other
-        lanes."""
+        """Return the groups of a warp's lanes, or None if no part of a warp has synchronized alone."""
         first = self.launch.setup.extra.get("groups")
         if first is None:
             return None
@@ -199,7 +198,10 @@ class Agents(Observer):
     # ---- what the lanes of a warp have acquired
 
     def known(self, w: Warp) -> Clock:
-        """Return the clock of accesses that happen before the instruction in all executing lanes, for checks."""
+        """Return the clock of accesses that happen before the instruction in all executing lanes.
+
+        The checks compare the lanes' accesses with this clock.
+        """
         parted = self._parted.get(w.agent)
         if parted is None:
             return self.clocks[w.agent]
@@ -209,8 +211,9 @@ class Agents(Observer):
         return parted.known(lanes_now(w))
 
     def known_by_any(self, w: Warp) -> Clock:
-        """Return the clock of accesses that happen before the instruction in any executing lane. An arrival publishes
-        it.
+        """Return the clock of accesses that happen before the instruction in any executing lane.
+
+        An arrival publishes this clock.
         """
         known = self.known(w)
         parted = self._parted.get(w.agent)
@@ -298,8 +301,9 @@ class Agents(Observer):
         return [(*self.stamp(w, lanes, together), slice(None))]
 
     def published(self, w: Warp, alone: bool) -> Clock:
-        """Return the clock that a release publishes, and advance the warp's clock; ``alone`` means a release by one
-        lane.
+        """Return the clock that a release publishes, and advance the warp's clock.
+
+        ``alone`` means that only one lane releases.
         """
         known = self.without_unmet(w, self.known_by_any(w).copy(), alone)
         self.advance(w)

@@ -160,9 +160,7 @@ class GlobalRaces(Observer):
                 self._copy_reads(copy.w, copy.at, region, places[box.valid == length], length, until, True)
 
     def cp_async_source(self, w: Warp, at: int, addresses: Array, counts: Array, group: Group) -> None:
-        """Check only the bytes that each lane reads from its source, because the last source may reach the buffer's
-        end.
-        """
+        """Check only the bytes that each lane reads, because the last lane's source may reach the end of the buffer."""
         until = self._agents.copies_until(w, group)
         for size in np.unique(counts[counts > 0]).tolist():
             sources = addresses[counts == size]

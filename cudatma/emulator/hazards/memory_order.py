@@ -30,8 +30,10 @@ class Flags(Protocol):
 
 
 class MemoryOrder:
-    """Fences and flags of one cluster's warps. The shadows hold the published clocks; all clusters share the
-    shadows."""
+    """Fences and flags of one cluster's warps.
+
+    The shadows, which all clusters share, hold the published clocks.
+    """
 
     def __init__(self, agents: Agents, number: int) -> None:
         """Create the state of cluster ``number``."""
@@ -56,8 +58,9 @@ class MemoryOrder:
         agents.advance(w)
 
     def stamp(self, w: Warp) -> tuple[int, int]:
-        """Return the (agent, clock) of a strong write. A thread that acquires the published clock also acquires the
-        write.
+        """Return the (agent, clock) of a strong write.
+
+        A thread that acquires the published clock also acquires the write.
         """
         agent = self._agents.flag_agent(w)
         clocks = self._agents.every_clock(w)
@@ -105,9 +108,7 @@ class MemoryOrder:
             agents.advance(w)
 
     def observe(self, w: Warp, shadow: Flags, place: int, order: str) -> None:
-        """Acquire the clocks published at a granule that a strong read observes, or keep them until a fence acquires
-        them.
-        """
+        """Acquire the clocks that are published at a granule, or keep them until a fence acquires them."""
         entry: Published | None = shadow.published.get(place)
         if not entry:
             return

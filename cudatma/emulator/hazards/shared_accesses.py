@@ -95,7 +95,7 @@ class SharedAccesses(Observer):
     def _acquire(self, w: Warp, shadow: Shadow, places: Iterable[int], order: str) -> None:
         """Acquire what strong writes have published.
 
-        Writes of the own CTA are always acquired; writes of other CTAs are subject to fences and scopes.
+        Writes by the same CTA are always acquired. Writes by other CTAs are subject to fences and scopes.
         """
         for place in places:
             published = shadow.sync_clocks.get((place, w.block.rank))

@@ -99,8 +99,7 @@ def _end_of(copy: Copy) -> Awaited:
 
 
 class SharedRaces(Observer):
-    """Hazard check that compares each access to shared memory with the shadow and the clock of the executing
-    threads."""
+    """Hazard check that compares each access to shared memory with the shadow and the clock of its threads."""
 
     def __init__(self, cluster: Cluster, agents: Agents, memory: SharedMemory, reporter: Reporter) -> None:
         self._cluster, self._agents, self._memory, self._reporter = cluster, agents, memory, reporter
@@ -389,8 +388,8 @@ class SharedRaces(Observer):
         return result
 
     def _follows_issue(self, shadow: Shadow, place: int, clock: Clock) -> bool:
-        """Return whether a copy is ordered after the issue, but not the completion, of the last copy into these
-        bytes."""
+        """Return whether a copy is ordered after the issue of the last copy into these bytes, but not its
+        completion."""
         copies = shadow.issuers.get((int(shadow.writer[place]), int(shadow.writer_clock[place])), [])
         return all(now <= clock.order[agent] for first, last, agent, now in copies if first <= place <= last)
 
