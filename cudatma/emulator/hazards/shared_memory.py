@@ -149,8 +149,9 @@ class Shadow:
         self._record(landed, agent, clock, at, is_async)
 
     def record_issue(self, until: tuple[int, int], flight: Flight) -> None:
-        """Record the issuer of a copy. ``until`` is the (agent, clock) that is recorded as the writer of the copy's
-        bytes.
+        """Record the issuer of a copy.
+
+        ``until`` is the (agent, clock) that is recorded as the writer of the copy's bytes.
         """
         ends = int(flight.indices.min()), int(flight.indices.max())
         self.issuers.setdefault(until, []).append((*ends, *flight.issuer))

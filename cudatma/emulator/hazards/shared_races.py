@@ -388,8 +388,8 @@ class SharedRaces(Observer):
         return result
 
     def _follows_issue(self, shadow: Shadow, place: int, clock: Clock) -> bool:
-        """Return whether a copy is ordered after the issue of the last copy into these bytes, but not its
-        completion."""
+        """Return whether a copy is ordered only after the issue, not the completion, of the last copy into these
+        bytes."""
         copies = shadow.issuers.get((int(shadow.writer[place]), int(shadow.writer_clock[place])), [])
         return all(now <= clock.order[agent] for first, last, agent, now in copies if first <= place <= last)
 

@@ -121,9 +121,7 @@ class Swizzles(Observer):
     def shared_write(
         self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool, same: Same
     ) -> None:
-        """Accept an earlier linear read if the whole warp now stores to the same bytes, because it updates them in
-        place.
-        """
+        """Accept an earlier linear read as an update in place if the whole warp now stores to the same bytes."""
         boxes = self._boxes[block.rank]
         if boxes.has_boxes and self._linear:
             read = self._linear.pop((w.agent, offsets.tobytes()), None)
