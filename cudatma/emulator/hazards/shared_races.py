@@ -388,8 +388,10 @@ class SharedRaces(Observer):
         return result
 
     def _follows_issue(self, shadow: Shadow, place: int, clock: Clock) -> bool:
-        """Return whether a copy is ordered only after the issue, not the completion, of the last copy into these
-        bytes."""
+        """Return whether a copy is ordered after the issue of the last copy into these bytes.
+
+        The caller has found that it is not ordered after the completion of that copy.
+        """
         copies = shadow.issuers.get((int(shadow.writer[place]), int(shadow.writer_clock[place])), [])
         return all(now <= clock.order[agent] for first, last, agent, now in copies if first <= place <= last)
 

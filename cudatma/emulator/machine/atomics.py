@@ -131,8 +131,7 @@ def _is_plain(*values: Array) -> bool:
 def _apply_fast(
     w: Warp, at: int, addresses: Array, element: np.dtype[Any], operation: str, operands: list[Array]
 ) -> tuple[Array, bool] | None:
-    """Return the old values of cells in one global region and whether any value has changed, or None if not
-    applicable."""
+    """Return the old values of cells and whether any has changed, or None if the cells are not in one global region."""
     size = element.itemsize
     region = access.global_region(w, at, addresses, size)
     if region is None or not region.is_writable or region.base % size:

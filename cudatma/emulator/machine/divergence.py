@@ -42,8 +42,9 @@ class Wait:
 
     @property
     def may_time_out(self) -> bool:
-        """Return whether the wait may time out. If lanes have left a join early, this split must wait for lanes that
-        poll.
+        """Return whether the wait may time out.
+
+        If lanes have left a join early, this split must wait for the lanes that poll.
         """
         return not self.split.warp.has_left_joins
 
@@ -90,7 +91,7 @@ MAX_CALLS = 256
 
 @runtime
 def diverge(w: Warp, taken: Array, target: int, following: int, meet: int) -> int:
-    """Split the running lanes: ``taken`` go to ``target`` and the others to ``following``. They reconverge at
+    """Split the running lanes: ``taken`` go to ``target``, the others go to ``following``; they reconverge at
     ``meet``."""
     split = w.split
     join = _join_at(w, split, meet)
@@ -366,8 +367,9 @@ def _hold(w: Warp, wait: Wait) -> int | list[Wait]:
 
 
 def _absorb(w: Warp, split: Split, other: Split) -> None:
-    """Merge two splits at one place. The merged split continues to the innermost join that both splits would have
-    reached.
+    """Merge two splits at one place.
+
+    The merged split continues to the innermost join that both splits would have reached.
     """
     w.waiting[:] = [wait for wait in w.waiting if wait.split is not other]
     remove(w, other)

@@ -132,9 +132,7 @@ class GridLaunch:
             self.scheduler.run()
 
     def admit(self) -> bool:
-        """Start the cluster that the schedule picks, unless none is left or the number of live clusters is at its
-        limit.
-        """
+        """Start the cluster that the schedule picks, unless none is left or too many clusters are live."""
         if len(self.resident) >= self.setup.resident_clusters:
             return False
         return self._start(self._take(self.scheduler.pick))
@@ -186,8 +184,9 @@ class GridLaunch:
         return window.pop(pick(len(window))) if window else None
 
     def take_cluster(self) -> Dim | None:
-        """Cancel a cluster because a running cluster takes over its work. Return its first CTA, or None if none is
-        left.
+        """Cancel a cluster whose work a running cluster takes over.
+
+        Returns the first CTA of the canceled cluster, or None if no cluster is left.
         """
         return self._take(self.scheduler.pick)
 
@@ -265,8 +264,7 @@ def start(cluster: Cluster) -> None:
 
 
 def _shared_memory(launch: Launch) -> Array:
-    """Return a CTA's shared memory: the kernel's part, and the system's part, filled with zeros, if the kernel uses
-    it."""
+    """Return a CTA's shared memory: the kernel's part, and the system's zeroed part if the kernel uses it."""
     if not launch.reserved_bytes:
         return _poisoned(launch.shared_bytes)
     data = _poisoned(launch.reserved_start + launch.reserved_bytes)

@@ -53,15 +53,16 @@ def address_of(e: SegmentWriter, mem: object) -> str:
 
 
 def shared_address_of(e: SegmentWriter, i: Instruction, mem: object) -> str:
-    """Return the expression for the lane addresses of a shared-memory operand; they are generic without a state
-    space."""
+    """Return the expression for the lane addresses of a shared-memory operand.
+
+    The addresses are generic if the instruction does not name a state space.
+    """
     text = address_of(e, mem)
     return text if state_space(i)[0] else f"from_generic({text})"
 
 
 def is_kernel_parameter(e: SegmentWriter, base: object) -> bool:
-    """Return whether an operand names a parameter of the kernel. Such a parameter has an address in the .param
-    space."""
+    """Return whether an operand names a kernel parameter. Kernel parameters have an address in the .param space."""
     function = e.flow.function
     return isinstance(base, Sym) and function.is_entry and any(p.name == base.name for p in function.params)
 

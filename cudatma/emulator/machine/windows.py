@@ -64,8 +64,9 @@ def st_local(w: Warp, at: int, addresses: Array, code: str, values: tuple[Array,
 
 
 def windows(addresses: Array, mask: Array | None) -> list[tuple[int, Array | None]]:
-    """Return (window, mask) for generic addresses; window 0 is global memory, 1 is shared memory, and 2 is local
-    memory.
+    """Return (window, mask) for generic addresses.
+
+    Window 0 is global memory, window 1 is shared memory, and window 2 is local memory.
     """
     top = (addresses >> np.uint64(60)).astype(np.int64)
     active = lanes_of(top, mask)
