@@ -91,8 +91,10 @@ MAX_CALLS = 256
 
 @runtime
 def diverge(w: Warp, taken: Array, target: int, following: int, meet: int) -> int:
-    """Split the running lanes: ``taken`` go to ``target``, the others go to ``following``; they reconverge at
-    ``meet``."""
+    """Split the running lanes: ``taken`` go to ``target``, and the others go to ``following``.
+
+    The lanes reconverge at ``meet``.
+    """
     split = w.split
     join = _join_at(w, split, meet)
     others = split.mask & ~taken

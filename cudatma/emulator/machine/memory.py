@@ -73,9 +73,7 @@ class Region:
         return self.view(code)[first[None, :] + _STEPS[:count]]
 
     def scatter(self, offsets: Array, code: str, values: Iterable[Array]) -> None:
-        """Write vectors of consecutive elements. If several lanes write to the same place, the last lane's value
-        remains.
-        """
+        """Write vectors of consecutive elements. If several lanes write to one place, the last lane's value remains."""
         first = in_units(offsets, _SHIFTS[code])
         view = self.view(code)
         for step, row in enumerate(values):

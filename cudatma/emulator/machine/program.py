@@ -58,8 +58,7 @@ class Program:
 
     @cached_property
     def unfenced(self) -> dict[int, int]:
-        """Return a map from the index of each wgmma to its registers that some path writes without a later
-        wgmma.fence."""
+        """Return a map from the index of each wgmma to its registers that some path leaves without a fence."""
         return unfenced_wgmmas(self.flow)
 
     def compile_full(self, index: int) -> SegmentFunction:

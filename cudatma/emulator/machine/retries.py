@@ -46,8 +46,10 @@ class Retries:
     """
 
     def __init__(self, chance: float, draw: random.Random) -> None:
-        """Create the state; ``chance`` is the probability of a timeout for waits that are not known to retry
-        forever."""
+        """Create the state.
+
+        ``chance`` is the probability of a timeout for waits that are not known to retry forever.
+        """
         self._chance, self._draw = chance, draw
         self._endless: set[tuple[Any, int, int]] = set()
         self._tried: dict[tuple[Any, int, int], set[tuple[Warp, int]]] = {}
