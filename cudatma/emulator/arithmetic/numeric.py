@@ -130,8 +130,7 @@ def round32(a: Array, mode: str) -> Array:
 
 @lru_cache(maxsize=32)
 def _rounding_masks(size: int, cut: int, min_exponent: int) -> tuple[Array, ...]:
-    """Return vectors of float64 bits: the low ``cut`` bits, half of that, all except the sign, 1, and
-    2**min_exponent."""
+    """Return vectors of float64 bits: the low ``cut`` bits, half of that, all but the sign, 1, and 2**min_exponent."""
     values = ((1 << cut) - 1, 1 << (cut - 1), (1 << 63) - 1, 1, (1023 + min_exponent) << 52)
     return tuple(np.full(size, value, np.uint64) for value in values)
 
@@ -212,7 +211,7 @@ def fma_brain(a: Array, b: Array, c: Array) -> Array:
 
 @runtime
 def mul_brain(a: Array, b: Array) -> Array:
-    """Return the bf16 product. It is computed as a sum with -0, which does not change the product."""
+    """Return the bf16 product. The code adds -0 to it because -0 does not change any value."""
     return fma_brain(a, b, np.full_like(a, -0.0))
 
 

@@ -128,8 +128,7 @@ def _from_small(e: SegmentWriter, i: Instruction, to: str, source: str) -> None:
 
 
 def _fixed_point(e: SegmentWriter, i: Instruction, to: str, source: str) -> None:
-    """Emit conversions to s2f6, which divide by the scale factors, and from s2f6, which multiply by the scale
-    factors."""
+    """Emit conversions to s2f6 (divided by the scale factors) and from s2f6 (multiplied by the scale factors)."""
     scales = "None"
     if "scaled::n2::ue8m0" in i.parts:
         scales = e.temporary(f"from_ue8m0(bytes_of_lanes({e.src(i.operands[-1], 'u16')}))")

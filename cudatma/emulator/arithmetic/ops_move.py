@@ -168,8 +168,10 @@ def _joined(e: SegmentWriter, i: Instruction) -> str:
 
 @emitter("setp")
 def setp(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for setp. p|q receive the comparison and its inverse, or the low and high results of packed
-    operands."""
+    """Emit code for setp.
+
+    p|q receive the comparison and its inverse, or the low and high results of packed operands.
+    """
     to, is_packed = i.operands[0], i.parts[-1].endswith("x2")
     text, other = _compared(e, i), _joined(e, i)
     if not isinstance(to, Pair):

@@ -130,7 +130,7 @@ def find(w: Warp, at: int, address: int, what: str, remote: bool = True) -> MBar
     barrier: MBarrier | None = block.mbarriers.get(offset)
     if barrier is None:
         shown = address & ((1 << RANK_SHIFT) - 1)
-        message = f"{what} on shared address {shown:#x}, where no mbarrier is initialised"
+        message = f"{what} on shared address {shown:#x}, where no mbarrier is initialized"
         kind = "barrier_misaligned" if address % 8 else "barrier_uninitialised"
         w.events.violation(kind, w, at, message, [("mbarrier", block.rank, offset)])
         access.trap(w, at, message)

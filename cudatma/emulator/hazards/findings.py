@@ -270,7 +270,7 @@ def _position(split: Split, loops: Recorder | None) -> tuple[Program, int, str]:
     if loop is None:
         at = getattr(wait, "at", program.flow.segments[split.pc].start)
         return program, min(at, len(program.function.body) - 1), wait.describe() if wait is not None else "running"
-    what = f"an endless loop through {loop.describe()}"
+    what = f"an infinite loop through {loop.describe()}"
     if not loop.reads:
         what += " reads no memory: compilers hoist a plain load of a flag out of the loop (use volatile or ld.acquire)"
     elif any(is_plain(i) for _, i in loop.reads):
@@ -327,7 +327,7 @@ def report_deadlock(deadlock: Deadlock, findings: Findings) -> None:
         for (_, what), names in named.items()
     )
     waits = [_wait(split) for split in blocked]
-    what = "no warp can proceed and no copy is in flight" if any(waits) else "endless loop that no other warp can end"
+    what = "no warp can proceed and no copy is in flight" if any(waits) else "infinite loop that no other warp can end"
     message = f"{what}:\n    {shown}{more}{arrived}"
     findings.add("deadlock", message, program, at, first.warp, blocks=blocks, cause=_cause(waits))
 

@@ -254,8 +254,8 @@ class GlobalRaces(Observer):
                 edited &= ~(self._seen(fenced)(rows[:, WHO], rows[:, CLOCK]) & (distances <= scope))
         if edited.any():
             text = (
-                "a tensor map was edited here, and no fence.proxy.tensormap::generic.acquire of its address follows "
-                "whose scope includes the thread that edited it"
+                "a tensor map was edited here, and no fence.proxy.tensormap::generic.acquire of its address "
+                "follows with a scope that includes the thread that edited it"
             )
             self._report(w, at, "tensor_map_fence", shadow, int(indices[int(edited.argmax())]), text)
 

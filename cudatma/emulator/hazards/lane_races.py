@@ -41,8 +41,7 @@ def cause_of_write(indices: Array, place: int) -> str:
 
 
 class LaneRaces(Observer):
-    """Hazard check that packs the warp, the synchronization and the lane of each access into a stamp, and compares
-    stamps.
+    """Hazard check that compares stamps of accesses: the warp, its last synchronization, and the lane.
 
     Two accesses whose stamps differ only in the lane race. This class handles events of shared memory. For global
     memory, global_races.GlobalRaces uses the stamps of this class.

@@ -197,7 +197,7 @@ class SharedMemory:
         granule = granule_of(launch, "shared")
         self.shadows = [Shadow(block.rank, block.shared.size, granule) for block in cluster.blocks]
         if launch.reserved_bytes:
-            reserved = slice(launch.reserved_start // granule, None)  # the system has initialized its part of shared memory
+            reserved = slice(launch.reserved_start // granule, None)  # initialized by the system
             for shadow in self.shadows:
                 shadow.writer[reserved] = shadow.writer_clock[reserved] = 0
         self.has_peers = len(cluster.blocks) > 1

@@ -240,7 +240,7 @@ class Swizzles(Observer):
         wrong = (modes != 0) & (modes != int(mode) + 1)
         if wrong.any():
             expected = _swizzle_of(int(modes[wrong][0]))
-            text = f"{reader} has swizzle {mode.label}, the tensor map that filled these bytes {expected.label}"
+            text = f"{reader} has swizzle {mode.label}, but these bytes were loaded with swizzle {expected.label}"
             self._reporter.report("swizzle_mismatch", w, at, text)
         return bool(wrong.any())
 

@@ -284,7 +284,7 @@ def meet(w: Warp, at: int) -> int:
     if split.token is not None:  # the barrier has released this split
         return 0
     for other in list(w.waiting):
-        if other.key[0] != "all" and (other.missing & split.mask).any():  # the lanes here will not reach that instruction
+        if other.key[0] != "all" and (other.missing & split.mask).any():  # these lanes will not arrive
             other.split.timed_out = True
             w.waiting.remove(other)
             w.launch.scheduler.wake([other.split])
@@ -336,7 +336,7 @@ def _complete_meeting(w: Warp, at: int, what: str, groups: list[sync.Group], spl
     sync.meet(w, at, what, groups)
     for split in splits:
         if (split.released & ~w.alive).any():
-            message = f"{what} names lanes that leave the kernel without executing it while others wait for them"
+            message = f"{what} names lanes that exit without executing it while other lanes wait for them"
             w.events.violation("divergent_warp", w, at, message)
         split.released = NOBODY
 

@@ -313,7 +313,7 @@ class Scheduler:
         loop = _where(self._recorder) if self._recorder is not None else ""
         raise StepLimitError(
             f"the kernel has not ended after {self.steps} steps (schedule {self.schedule}, seed {self.seed}): "
-            f"an endless loop{loop and ' ' + loop}, or step_limit= is too low"
+            f"an infinite loop{loop and ' ' + loop}, or step_limit= is too low"
         )
 
     def _choose(self) -> Split:

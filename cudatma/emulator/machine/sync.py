@@ -198,7 +198,7 @@ def check_whole_warp(w: Warp, at: int, mask: Array | None, what: str) -> None:
     if missing:
         message = f"{what} needs all threads of a warp, but lanes {missing:#x} do not execute it"
     elif what.startswith(("mma", "wmma", "ldmatrix", "stmatrix", "movmatrix")) and exited.any():
-        message = f"{what} needs all threads of a warp, but lanes {lane_bits(exited):#x} have left the kernel"
+        message = f"{what} needs all threads of a warp, but lanes {lane_bits(exited):#x} have exited"
     else:
         return
     w.events.violation("divergent_warp", w, at, message)
