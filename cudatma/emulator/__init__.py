@@ -1,6 +1,6 @@
-"""Run PTX on the CPU, with warps, TMA, mbarriers and tensor cores, and report what is wrong with a kernel.
+"""Run PTX on the CPU, including TMA, mbarriers and tensor cores, and report hazards.
 
-A kernel runs under several adversarial schedules, so that races and missing waits show. `load` parses PTX,
+A kernel runs under several adversarial schedules, so that races and missing waits become visible. `load` parses PTX.
 `EmulatedModule.launch` runs a kernel on NumPy arrays and returns a `Report`.
 """
 

@@ -34,7 +34,7 @@ from cudatma.target import TARGETS, Target, get_target
 
 Lines = Mapping[str, Mapping[int, str]]
 
-#: Default limit of a schedule's segments; with short segments it takes minutes to reach.
+#: Default maximum number of segments in a schedule. A kernel with short segments takes minutes to reach it.
 STEP_LIMIT = 5_000_000
 MAX_THREADS = 1024
 MAX_GRID, MAX_BLOCK = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
@@ -164,49 +164,51 @@ class EmulatedModule:
         Parameters
         ----------
         name : str
-            An entry: its mangled or plain name, or a part that only one entry's name contains.
+            Kernel name: the mangled name, the plain name, or a part that occurs in the name of only one kernel.
         grid, block : int or sequence of int
-            Thread blocks of the grid and threads of a block, one to three extents.
+            Number of CTAs along each axis of the grid, and number of threads along each axis of a CTA. One to three
+            axes.
         args : sequence, optional
             Kernel arguments: NumPy arrays (passed as addresses), numbers, structures, bytes or tensor maps.
         cluster : int or sequence of int, optional
-            CTAs of a cluster. Default: the cluster that the kernel declares, or one CTA.
+            Number of CTAs along each axis of a cluster. Default: the cluster that the kernel declares, or one CTA.
         shared_bytes : int, default 0
-            Dynamic shared memory.
+            Number of bytes of dynamic shared memory per CTA.
         schedules : int, default 2
-            Number of schedules. Number 0 runs in order, number 1 delays asynchronous work as much as possible, and
-            further ones are random. Each starts from the same contents of the arrays.
+            Number of schedules. Schedule 0 runs in order, schedule 1 delays asynchronous work as much as possible, and
+            later schedules are random. Every schedule starts with the same contents of the arrays.
         seed : int, default 0
             Seed of the random schedules.
         replay : int, optional
             Run only the schedule with this number.
         hazards : {"raise", "collect", "off"}, default "raise"
-            Raise a HazardError with all findings, return them in the report, or skip the checks.
+            Whether to raise a HazardError with all hazards, return the hazards in the report, or skip the checks.
         arrays : sequence of ndarray, optional
-            Further memory that the kernel reaches through addresses.
+            Additional arrays that the kernel accesses through addresses stored in memory.
         programmatic : bool, default False
-            Check the kernel as a programmatic dependent launch: the previous grid may still run, so all writes to
-            global memory and all reads of `produced_by_previous` must follow griddepcontrol.wait.
+            Whether to check the kernel as a programmatic dependent launch. The previous grid may still run in such a
+            launch, so all writes to global memory and all reads of `produced_by_previous` must follow
+            griddepcontrol.wait.
         produced_by_previous : sequence of ndarray, optional
             Arrays that the previous grid writes. Implies `programmatic`.
         target : str or Target, optional
-            Target whose limits apply. Default: the module's.
+            Target whose limits apply. Default: the target of the module.
         step_limit : int, default 5000000
             Maximum number of segments in a schedule.
         resident_clusters : int, default 132
-            Number of clusters that are live at a time, unless all of them wait for clusters that have not started.
+            Maximum number of clusters that are live at a time. More clusters start if all live clusters wait.
         registers : int, optional
-            Registers per thread at the start of the kernel, as in its cubin. With 0, setmaxnreg has no effect, as if
-            ptxas had ignored it. Default: the value that .maxnreg and the launch bounds imply.
+            Registers per thread at the start of the kernel, as in its cubin. If this is 0, setmaxnreg has no effect, as
+            if ptxas had ignored it. Default: the value that .maxnreg and the launch bounds imply.
         trace : Trace, optional
-            Records the events of the last schedule, or of the first one with a hazard.
+            Trace that records the events of the last schedule, or of the first schedule with a hazard.
         progress : callable, optional
-            Called with the number of finished schedules and the steps of the running one, after each schedule and from
-            time to time during a long one. Default: launches longer than 5 seconds show their progress on stderr if it
-            is a terminal.
+            Function that is called with the number of finished schedules and the number of steps of the running
+            schedule. It is called after each schedule and regularly during long schedules. Default: launches that take
+            longer than 5 seconds show their progress on stderr if stderr is a terminal.
         stop_at : iterable of str, optional
-            Kinds of hazard that end a schedule when the first one is found, possibly before the kernel has written its
-            results.
+            Kinds of hazards. The first hazard of one of these kinds ends the schedule, possibly before the kernel has
+            written its results.
 
         Returns
         -------
@@ -220,19 +222,17 @@ class EmulatedModule:
         PtxError
             If the kernel contains an instruction that the emulator does not support.
         TrapError
-            If a GPU would stop the kernel.
+            If an instruction would stop the kernel on a GPU.
         StepLimitError
             If a schedule exceeds `step_limit`.
         ResidencyError
-            If CTAs wait for more CTAs than fit into memory.
+            If live CTAs fill the memory and all wait for CTAs that have not started.
         HazardError
             If there are hazards and `hazards` is "raise".
 
-        Notes
-        -----
-        After a HazardError of a kernel that ran to its end, arrays and variables hold the results of the last schedule.
-        After any other exception, Ctrl-C included, they hold their contents from before the launch. launch_dependents
-        has no effect on its own grid.
+        Notes ----- If a kernel runs to its end and `launch` raises a HazardError, arrays and variables hold the results
+        of the last schedule. After any other exception, including Ctrl-C, they hold their contents from before the
+        launch. griddepcontrol.launch_dependents has no effect.
         """
         program = self.image.entry(name)
         if hazards not in ("raise", "collect", "off"):
@@ -304,7 +304,7 @@ class EmulatedModule:
                     if findings.hazards():
                         traces.clear()
                     show(done + 1, 0)
-                    if is_endless:  # other schedules would spend as long on the same loop
+                    if is_endless:  # other schedules would spend as much time in the same loop
                         report.schedules = done + 1
                         break
             except BaseException:
@@ -316,7 +316,7 @@ class EmulatedModule:
         return report
 
     def _run_one(self, launch: GridLaunch, report: Report, findings: Findings, hazards: str) -> bool:
-        """Run one schedule. Return whether it ended in an endless loop."""
+        """Run one schedule. Return whether it ended in an infinite loop."""
         launch.memory.recent.clear()
         if hazards != "off":
             prepare(launch)
@@ -367,7 +367,7 @@ class EmulatedModule:
 
 
 def _located(launch: Launch, error: TrapError) -> TrapError:
-    """Return the error with its instruction, source line, block and warp."""
+    """Return the error with the instruction, the source line, the CTA and the warp."""
     split, at = trapped_at(launch, error)
     program = split.frame.program
     instruction = program.instruction(at)
@@ -406,7 +406,7 @@ def _snapshot(memory: GlobalMemory) -> dict[int, Array]:
 
 
 def _shape(field: str, value: int | Sequence[int]) -> Dim:
-    """Return one to three positive extents as a tuple of three."""
+    """Return one to three positive extents as a tuple of three extents."""
     parts = (value,) if isinstance(value, int | np.integer) or not isinstance(value, Iterable) else tuple(value)
     if not 1 <= len(parts) <= 3 or any(isinstance(p, bool) or not isinstance(p, int | np.integer) for p in parts):
         raise ArgumentError(field, value, "one to three integers")
@@ -428,7 +428,7 @@ def _target_of(target: str | Target | None, own: str) -> Target | None:
 
 
 def _check_setup(setup: Setup, target: Target | None, static_bytes: int) -> None:
-    """Raise ArgumentError if cuLaunchKernelEx would refuse the launch."""
+    """Raise ArgumentError if cuLaunchKernelEx would reject the launch."""
     threads = setup.block[0] * setup.block[1] * setup.block[2]
     limit = min(MAX_THREADS, *[_product(setup.program.function.directives.get("maxntid", ())) or MAX_THREADS])
     if threads > limit:

@@ -8,14 +8,14 @@ from cudatma.errors import CudaTmaError
 
 
 class PtxError(CudaTmaError, ValueError):
-    """Raised for PTX that is malformed, or that contains an instruction the emulator does not support.
+    """Raised for PTX that is malformed or contains an instruction that the emulator does not support.
 
     Parameters
     ----------
     message : str
         What is wrong.
     line : int, default 0
-        Line of the PTX text, counted from 1; 0 if unknown.
+        Line of the PTX text, counted from 1, or 0 if unknown.
     source : str, default ""
         Source line from ``.loc``, such as ``"file.cu:12"``.
     text : str, default ""
@@ -47,9 +47,9 @@ class TrapError(EmulatorError):
     message : str
         What is wrong.
     error : str, default "ILLEGAL_INSTRUCTION"
-        The CUresult that a GPU returns, without ``CUDA_ERROR_``.
+        The CUresult that a GPU returns, without the prefix ``CUDA_ERROR_``.
     at : int, default -1
-        Index of the instruction in the body of its function; -1 for the last instruction of its segment.
+        Index of the instruction in the body of its function, or -1 for the last instruction of the segment.
     """
 
     def __init__(self, message: str, error: str = "ILLEGAL_INSTRUCTION", at: int = -1) -> None:
@@ -58,13 +58,13 @@ class TrapError(EmulatorError):
 
 
 class StepLimitError(EmulatorError):
-    """Raised when a schedule exceeds the step limit: the kernel loops forever, or the limit is too low."""
+    """Raised when a schedule exceeds the step limit: the kernel has an infinite loop, or the limit is too low."""
 
 
 class ResidencyError(EmulatorError):
-    """Raised when live CTAs fill the memory and all wait for CTAs that have not started.
+    """Raised when running CTAs fill the memory and all wait for CTAs that have not started.
 
-    No GPU keeps that many CTAs resident.
+    No GPU can keep that many CTAs co-resident.
 
     Parameters
     ----------

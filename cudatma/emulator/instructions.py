@@ -1,4 +1,4 @@
-"""Register all instructions, and determine which ones the emulator supports and which ones a target lacks.
+"""Register all instructions. Determine which instructions the emulator supports and which ones a target lacks.
 
 Source: PTX ISA, "Target ISA Notes" of each instruction.
 """
@@ -29,14 +29,14 @@ from cudatma.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Instructions of a PTX file, divided by whether the emulator supports them.
+    """Instructions of a PTX file, divided into those that the emulator supports and those that it does not.
 
     Parameters
     ----------
     covered : dict of str to int
         Number of occurrences of each supported opcode.
     missing : tuple of (str, PtxError)
-        The function and the error of each instruction that is not supported.
+        The function name and the error of each unsupported instruction.
     """
 
     covered: dict[str, int]
@@ -117,7 +117,7 @@ def missing_feature(opcode: str, target: Target) -> str:
 
 
 def unsupported(image: Image, entry: str, target: Target) -> list[tuple[str, int, str]]:
-    """Return (function, index in its body, feature) of each reachable instruction that the target lacks."""
+    """Return (function, index in the body, missing feature) of each reachable instruction that the target lacks."""
     features = {opcode: missing_feature(opcode, target) for opcode in image.opcodes(entry)}
     if not any(features.values()):
         return []

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-#: Seconds until the line appears, and between updates.
+#: Seconds until the line appears, and seconds between updates.
 _FIRST_S, _PERIOD_S = 5.0, 1.0
 
 
@@ -18,7 +18,7 @@ def of_next(steps: int) -> str:
 
 @contextmanager
 def progress_line(kernel: str, total: int) -> Iterator[Callable[[int, int], None]]:
-    """Show how many of a kernel's ``total`` schedules have run, if stderr is a terminal."""
+    """Show how many of a kernel's ``total`` schedules have run if stderr is a terminal."""
     next_at = time.monotonic() + _FIRST_S
     shown = False
 

@@ -294,7 +294,7 @@ def test_the_kernel_that_goes_on_after_inval_is_right_without_it() -> None:
 
 def test_using_a_barrier_after_inval_is_reported() -> None:
     source, out = after_inval.operands()
-    with pytest.raises(cudatma.HazardError, match="no mbarrier is initialised"):
+    with pytest.raises(cudatma.HazardError, match="no mbarrier is initialized"):
         cudatma.compile(after_inval.SOURCE, None, target="sm_90a", debug=False, template=True).emulate(
             1, 32, (source, out, 1)
         )

@@ -142,7 +142,7 @@ def test_ten_megabytes_in_bounded_memory() -> None:
     ],
 )
 def test_endless_loops_meet_the_step_limit(body: str) -> None:
-    with pytest.raises(StepLimitError, match="endless loop"):
+    with pytest.raises(StepLimitError, match="infinite loop"):
         run(kernel(f"ld.param.u64 %rd1, [p];\nmov.u32 %r1, 0;\n{body}"), step_limit=5000)
 
 
@@ -162,7 +162,7 @@ def test_an_endless_loop_names_its_lines(body: str, line: int, what: str) -> Non
     assert (hazard.ptx_line, hazard.blocks) == (line, 3)
     assert what in hazard.message
     assert "the loop never comes true" in hazard.cause
-    assert hazard.message.count("an endless loop") == 1, "warps that loop alike have one line"
+    assert hazard.message.count("an infinite loop") == 1, "warps that loop alike have one line"
 
 
 def test_the_step_limit_names_the_loop() -> None:

@@ -204,7 +204,7 @@ def test_an_endless_loop_shows_progress_and_exits_1(
     assert emulate("spin.cu", "--arg", "x:int32[1]", "--step-limit", "20000") == 1
     shown, error = capsys.readouterr().err.splitlines()
     assert re.match(r"cudatma: 0 of 10 schedules, [\d,]+ steps of the next one, ", shown)
-    assert "an endless loop through spin.cu:1" in error
+    assert "an infinite loop through spin.cu:1" in error
     assert error.endswith("or --step-limit is too low")
 
 

@@ -23,7 +23,7 @@ class Format:
     """A binary float with a sign bit, ``exponent`` bits and ``mantissa`` bits.
 
     ``top`` is the bit pattern of the largest finite value. ``nan`` is the NaN that conversions write, or ``top`` if the
-    format has none. If ``has_inf``, infinity is top + 1.
+    format has no NaN. If ``has_inf`` is true, infinity is top + 1.
     """
 
     exponent: int
@@ -54,7 +54,7 @@ FORMATS: dict[str, Format] = {
 
 
 def _whole(scaled: Array, mode: str, negative: Array, random: Array | None) -> Array:
-    """Round nonnegative magnitudes to integers: rn, rz, rm, rp, rna (ties away), rs (with ``random`` in 0..1)."""
+    """Round nonnegative magnitudes to integers: rn, rz, rm, rp, rna (ties away) or rs (``random`` is from 0 to 1)."""
     if mode == "rn":
         return np.rint(scaled)
     if mode == "rna":
@@ -111,7 +111,7 @@ def values(name: str) -> Array:
 
 @runtime
 def decode(a: Array, name: str) -> Array:
-    """Convert the bits of a format of at most 8 bits, in unsigned integers, to float32; higher bits are ignored."""
+    """Convert the bits of a format of at most 8 bits, in unsigned integers, to float32. Higher bits are ignored."""
     table = values(name)
     result: Array = table[a & a.dtype.type(len(table) - 1)]
     return result
@@ -119,13 +119,13 @@ def decode(a: Array, name: str) -> Array:
 
 @runtime
 def bytes_of_lanes(a: Array) -> Array:
-    """Return the bytes of all lanes, the lowest of each lane first."""
+    """Return the bytes of all lanes, starting with the lowest byte of each lane."""
     return np.ascontiguousarray(a).view(np.uint8)
 
 
 @runtime
 def nibbles(a: Array) -> Array:
-    """Return the low and then the high four bits of each byte."""
+    """Return the low four bits and then the high four bits of each byte."""
     four = a.dtype.type(4)
     return np.stack((a & a.dtype.type(15), a >> four), axis=1).reshape(-1)
 
@@ -138,9 +138,9 @@ def join_nibbles(low: Array, high: Array) -> Array:
 
 @runtime
 def to_ue8m0(a: Array, mode: str, saturates: bool) -> Array:
-    """Convert to powers of two by exponent alone, without sign: rz (down) or rp (up).
+    """Convert magnitudes to powers of two, rounded down (rz) or up (rp).
 
-    NaN becomes 255, the NaN of the format. Overflow becomes 255, or 254 with .satfinite.
+    NaN becomes 255, which is the NaN of the format. Overflow becomes 255, or 254 with .satfinite.
     """
     wide = np.abs(a.astype(np.float64))
     finite = np.where(np.isfinite(wide), wide, 1.0)
@@ -153,15 +153,15 @@ def to_ue8m0(a: Array, mode: str, saturates: bool) -> Array:
 
 @runtime
 def from_ue8m0(a: Array) -> Array:
-    """Return float32 powers of two; 255 becomes NaN."""
+    """Convert to float32 powers of two; 255 becomes NaN."""
     return np.where(a == 255, np.nan, np.ldexp(1.0, a.astype(np.int64) - 127)).astype(np.float32)
 
 
 @runtime
 def to_s2f6(a: Array, relu: bool) -> Array:
-    """Convert to signed fixed point with two integer and six fraction bits.
+    """Convert to signed fixed point with two integer bits and six fraction bits.
 
-    Rounds to nearest even and clamps; NaN becomes the largest value.
+    Values are rounded to nearest even and clamped. NaN becomes the largest value.
     """
     scaled = np.rint(a.astype(np.float64) * 64)
     clamped = np.clip(np.where(np.isnan(scaled), 127, scaled), 0 if relu else -128, 127)
@@ -196,7 +196,7 @@ _INTEGRAL = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 @runtime
 def float_to_int(a: Array, mode: str, to: str) -> Array:
-    """Round (rni, rzi, rmi, rpi), then clamp to the integer type.
+    """Round (rni, rzi, rmi or rpi), and then clamp to the integer type.
 
     NaN becomes 0, or the top bit alone if the source or the result has 64 bits.
     """
@@ -213,7 +213,7 @@ def float_to_int(a: Array, mode: str, to: str) -> Array:
 
 
 def _odd(a: Array) -> Array:
-    """Convert integers to float64; those with more than 53 bits are rounded to odd."""
+    """Convert integers to float64. Integers with more than 53 bits are rounded to odd."""
     if a.dtype.itemsize < 8:
         return a.astype(np.float64)
     magnitude = np.where(a < 0, np.uint64(0) - a.view(np.uint64), a.view(np.uint64))
@@ -268,7 +268,7 @@ def clamp_int(a: Array, to: str) -> Array:
 
 @runtime
 def pack_fields(high: Array, low: Array, upper: Array, bits: int, signed: bool) -> Array:
-    """Compute cvt.pack: clamp two int32 to ``bits`` bits and append them below the low bits of ``upper``."""
+    """Compute cvt.pack: clamp two int32 to ``bits`` bits each and append them below the low bits of ``upper``."""
     low_limit, high_limit = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
     mask = np.uint32((1 << bits) - 1)
     a, b = (np.clip(value, low_limit, high_limit).view(np.uint32) & mask for value in (high, low))

@@ -1,7 +1,7 @@
-"""Float arithmetic on NumPy vectors with PTX's rounding.
+"""Float arithmetic on NumPy vectors with the rounding of PTX.
 
-Fused operations are computed in float64 and rounded to odd (Boldo & Melquiond, 2008), so that one more rounding to
-float32, float16 or bfloat16 gives the correct result. NaN results of f32, f16 and bf16 are canonical (0x7FFFFFFF,
+Fused operations are computed in float64 and rounded to odd (Boldo & Melquiond, 2008), so that a second rounding, to
+float32, float16 or bfloat16, returns the correct result. NaN results of f32, f16 and bf16 are canonical (0x7FFFFFFF,
 0x7FFF). Source: PTX ISA, "Floating Point Instructions", "Half Precision", "Mixed Precision".
 """
 
@@ -21,7 +21,7 @@ _TINY32 = np.float32(2.0**-126)
 _TINY16 = np.float16(2.0**-14)
 _NAN32 = np.uint32(0x7FFFFFFF).view(np.float32)
 _NAN16 = np.uint16(0x7FFF).view(np.float16)
-#: The 16-bit NaN with which TMA fills elements outside of a tensor; fma.oob turns it into a zero result.
+#: The 16-bit NaN with which TMA fills elements outside a tensor. fma.oob returns zero for an operand with this value.
 _OOB_NAN16 = 0x7FFF
 
 
@@ -32,7 +32,7 @@ def _zeros(size: int, kind: str) -> Array:
 
 @runtime
 def canon(a: Array) -> Array:
-    """Replace NaNs in a float32 vector by the canonical NaN. A dot product with zeros is the cheapest NaN test."""
+    """Replace NaNs in a float32 vector with the canonical NaN. A dot product with zeros is the cheapest NaN test."""
     if a.dot(_zeros(a.size, "f4")) == 0:
         return a
     return np.where(np.isnan(a), _NAN32, a)
@@ -40,7 +40,7 @@ def canon(a: Array) -> Array:
 
 @runtime
 def canon16(a: Array) -> Array:
-    """Replace NaNs in a float16 vector by the canonical NaN."""
+    """Replace NaNs in a float16 vector with the canonical NaN."""
     if a.dot(_zeros(a.size, "f2")) == 0:
         return a
     return np.where(np.isnan(a), _NAN16, a)
@@ -48,7 +48,7 @@ def canon16(a: Array) -> Array:
 
 @runtime
 def halves(a: Array) -> Array:
-    """Return both f16 of each 32-bit lane, or each 16-bit lane as f16: (n,) float16."""
+    """Return both f16 of each 32-bit lane, or the f16 of each 16-bit lane, as float16, shape (n,)."""
     return np.ascontiguousarray(a).view(np.float16)
 
 
@@ -66,7 +66,7 @@ def pairs(a: Array, to: type) -> Array:
 
 @runtime
 def brains(a: Array) -> Array:
-    """Return all bf16 of 16- or 32-bit lanes as float32."""
+    """Return all bf16 in 16- or 32-bit lanes as float32."""
     return (np.ascontiguousarray(a).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
@@ -81,7 +81,7 @@ def to_bf16(a: Array) -> Array:
 
 @runtime
 def flush(a: Array) -> Array:
-    """Replace subnormal float32 or float16 by zeros of the same sign (.ftz)."""
+    """Replace subnormal float32 or float16 with zeros of the same sign (.ftz)."""
     tiny = _TINY32 if a.dtype.itemsize == 4 else _TINY16
     return np.where(np.abs(a) < tiny, np.copysign(a.dtype.type(0), a), a)
 
@@ -96,12 +96,12 @@ def clamp01(a: Array) -> Array:
 
 @runtime
 def relu(a: Array) -> Array:
-    """Replace values of at most 0 by +0 (.relu); NaN stays."""
+    """Replace values of at most 0 with +0 (.relu); NaNs do not change."""
     return np.where(a <= 0, a.dtype.type(0), a)
 
 
 def fma_odd(a: Array, b: Array, c: Array) -> Array:
-    """Return a * b + c in float64, rounded to odd. The product of a and b must be exact in float64."""
+    """Return a * b + c in float64, rounded to odd. The product a * b must be exact in float64."""
     product = a.astype(np.float64) * b.astype(np.float64)
     c = c.astype(np.float64)
     total = product + c
@@ -138,8 +138,8 @@ def _rounding_masks(size: int, cut: int, min_exponent: int) -> tuple[Array, ...]
 def _fused(a: Array, b: Array, c: Array, to: type, cut: int, min_exponent: int) -> Array:
     """Return a * b + c, rounded once to a type with ``cut`` fewer mantissa bits than float64.
 
-    Its normal numbers start at 2**min_exponent. The intermediate rounding to float64 is harmless unless the sum is
-    halfway between two numbers of the type, or is subnormal, where more bits are cut off.
+    The smallest normal number of the type is 2**min_exponent. The intermediate rounding to float64 is harmless unless
+    the sum is halfway between two numbers of the type, or is subnormal and therefore loses more bits.
     """
     total = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
     low, half, magnitude, one, normal = _rounding_masks(total.size, cut, min_exponent)
@@ -175,7 +175,8 @@ def mul32_mode(a: Array, b: Array, mode: str) -> Array:
 def div32_mode(a: Array, b: Array, mode: str) -> Array:
     """Return a / b in a rounding mode.
 
-    Rounding the float64 quotient is correct: an inexact quotient is further from any float32 than the error of float64.
+    Rounding the float64 quotient is correct, because the distance between an inexact quotient and any float32 exceeds
+    the rounding error of float64.
     """
     return canon(round32(a.astype(np.float64) / b.astype(np.float64), mode))
 
@@ -187,7 +188,7 @@ def sqrt32_mode(a: Array, mode: str) -> Array:
 
 @runtime
 def div32_approx(a: Array, b: Array) -> Array:
-    """Compute div.approx: a * (1 / b), where divisors above 2^126 count as infinite."""
+    """Compute div.approx: a * (1 / b), where divisors above 2^126 are treated as infinite."""
     return canon(np.where(np.abs(b) > np.float32(2.0**126), a * np.copysign(np.float32(0), b), a / b))
 
 
@@ -199,7 +200,7 @@ def fma16(a: Array, b: Array, c: Array) -> Array:
 
 @runtime
 def fma_brain(a: Array, b: Array, c: Array) -> Array:
-    """Return the bf16 fused multiply-add; operands and result are float32 vectors that hold bf16 values."""
+    """Return the bf16 fused multiply-add. Operands and result are float32 vectors that hold bf16 values."""
     odd = fma_odd(a, b, c)
     single = round32(odd, "rz")
     inexact = (single.astype(np.float64) != odd) & np.isfinite(single)
@@ -210,13 +211,13 @@ def fma_brain(a: Array, b: Array, c: Array) -> Array:
 
 @runtime
 def mul_brain(a: Array, b: Array) -> Array:
-    """Return the bf16 product. Adding -0 changes no value."""
+    """Return the bf16 product. The code adds -0 to it because -0 does not change any value."""
     return fma_brain(a, b, np.full_like(a, -0.0))
 
 
 @runtime
 def oob_zero(result: Array, *operands: Array) -> Array:
-    """Replace results by +0 where a 16-bit operand is TMA's out-of-bounds NaN (.oob)."""
+    """Replace results with +0 where a 16-bit operand is TMA's out-of-bounds NaN (.oob)."""
     special = np.zeros(result.shape, bool)
     for operand in operands:
         special |= np.ascontiguousarray(operand).view(np.uint16) == _OOB_NAN16
@@ -240,14 +241,14 @@ def fma64(a: Array, b: Array, c: Array) -> Array:
 
 @runtime
 def smaller(a: Array, b: Array) -> Array:
-    """Compute min: the other operand if one is a NaN; -0 is less than +0."""
+    """Compute min. If one operand is a NaN, the result is the other operand; -0 is less than +0."""
     raw = np.dtype(f"u{a.dtype.itemsize}")
     return np.where(a == b, (a.view(raw) | b.view(raw)).view(a.dtype), np.fmin(a, b))
 
 
 @runtime
 def larger(a: Array, b: Array) -> Array:
-    """Compute max: the other operand if one is a NaN; +0 is greater than -0."""
+    """Compute max. If one operand is a NaN, the result is the other operand; +0 is greater than -0."""
     raw = np.dtype(f"u{a.dtype.itemsize}")
     return np.where(a == b, (a.view(raw) & b.view(raw)).view(a.dtype), np.fmax(a, b))
 
@@ -273,7 +274,7 @@ def xor_sign(result: Array, a: Array, b: Array) -> Array:
 
 @runtime
 def special_function(name: str, a: Array) -> Array:
-    """Compute a special function in float64 and round it once, which is within PTX's error bounds."""
+    """Compute a special function in float64 and round the result once. The error is within the bounds of PTX."""
     wide = a.astype(np.float64)
     if name == "rcp":
         result = 1.0 / wide
@@ -287,9 +288,9 @@ def special_function(name: str, a: Array) -> Array:
 
 @runtime
 def upper_word(name: str, a: Array) -> Array:
-    """Compute rcp.approx.ftz.f64 or rsqrt.approx.ftz.f64 from the upper 32 bits; the lower 32 bits of the result are 0.
+    """Compute rcp.approx.ftz.f64 or rsqrt.approx.ftz.f64 from the upper 32 bits of the operand.
 
-    Subnormal operands and results become zeros; NaN is 0x7FFFFFFF00000000.
+    The lower 32 bits of the result are 0. Subnormal operands and results become zeros; NaN is 0x7FFFFFFF00000000.
     """
     high = np.uint64(0xFFFFFFFF00000000)
     value = (a.view(np.uint64) & high).view(np.float64)

@@ -39,7 +39,10 @@ def cnot(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("shl", "shr")
 def shift(e: SegmentWriter, i: Instruction) -> None:
-    """Write shl and shr. Amounts of at least the width give 0, or the sign in signed right shifts, as in NumPy."""
+    """Emit code for shl and shr.
+
+    Shifts by at least the width return 0, or the sign for signed right shifts, as in NumPy.
+    """
     operands(e, i, 3)
     code = kind(e, i)
     if i.parts[0] == "shl":
@@ -71,7 +74,10 @@ def minimum(a: Array, b: Array) -> Array:
 
 @emitter("lop3")
 def lop3(e: SegmentWriter, i: Instruction) -> None:
-    """Write lop3.b32 d, a, b, c, table. The .BoolOp form d|p also tests the result and combines it with q."""
+    """Emit code for lop3.b32 d, a, b, c, table.
+
+    The .BoolOp form d|p also tests the result and combines the test with q.
+    """
     table = i.operands[4] if len(i.operands) > 4 else None
     if not isinstance(table, Imm):
         raise e.error("lop3 needs an immediate table as its fifth operand")
@@ -89,7 +95,7 @@ def lop3(e: SegmentWriter, i: Instruction) -> None:
 
 
 def lut_expression(table: int, a: str, b: str, c: str, zero: str) -> str:
-    """Return a bitwise expression with this truth table (bit 4a + 2b + c), split on a, then on b."""
+    """Return a bitwise expression for a truth table (bit 4a + 2b + c), split on a and then on b."""
 
     def on_c(bits: int) -> str:
         return {0: "0", 1: f"~{c}", 2: c, 3: "1"}[bits]
@@ -195,7 +201,10 @@ def bit_fields(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def extract(a: Array, start: Array, length: Array) -> Array:
-    """Compute bfe: the field, zero- or sign-extended. A field that ends above the top bit uses the operand's sign."""
+    """Compute bfe: extract a field and zero- or sign-extend it.
+
+    If the field extends above the top bit, the operand's sign is used.
+    """
     bits = 8 * a.dtype.itemsize
     values, first, count = a.astype(object), start & 255, length & 255
     out = []

@@ -19,7 +19,7 @@ _SMALL = {f"{name}{count}": name for name in FORMATS if name not in ("f16", "bf1
 
 @emitter("cvt")
 def cvt(e: SegmentWriter, i: Instruction) -> None:
-    """Write all conversions: scalars, packed halves, tf32, floats of 8, 6 and 4 bits, ue8m0 and s2f6."""
+    """Emit code for all conversions: scalars, packed halves, tf32, floats of 8, 6 and 4 bits, ue8m0 and s2f6."""
     if i.parts[1] == "pack":
         _cvt_pack(e, i)
         return
@@ -58,7 +58,7 @@ def _relu(i: Instruction, text: str) -> str:
 
 
 def _parts(e: SegmentWriter, i: Instruction, source: str) -> tuple[str, str]:
-    """Return the (upper, lower) values of ``d, a, b`` with f32 sources or of ``d, a`` with a packed source."""
+    """Return the (upper, lower) values for ``d, a, b`` with f32 sources or for ``d, a`` with a packed source."""
     if source == "f32":
         high, low = (e.src(o, "f32") for o in i.operands[1:3])
         return _relu(i, high), _relu(i, low)
@@ -69,7 +69,7 @@ def _parts(e: SegmentWriter, i: Instruction, source: str) -> tuple[str, str]:
 
 
 def _random(e: SegmentWriter, operand: Operand, shift: int, bits: int) -> str:
-    """Return a field of the random bits of .rs as a fraction of 1."""
+    """Return a field of the random bits for .rs as a fraction of 1."""
     mask = (1 << bits) - 1
     text = f"({e.src(operand, 'u32')} >> {e.splat(shift, 'u32')}) & {e.splat(mask, 'u32')}"
     return f"({text}) / {float(1 << bits)}"
@@ -90,7 +90,7 @@ def _to_pair(e: SegmentWriter, i: Instruction, to: str) -> None:
 
 
 def _to_small(e: SegmentWriter, i: Instruction, to: str, source: str) -> None:
-    """Write conversions of two or four values to 8, 6 or 4 bits each, clamped to the largest finite value."""
+    """Emit conversions of two or four values to 8, 6 or 4 bits each, clamped to the largest finite value."""
     name = _SMALL[to]
     if to.endswith("x4"):
         vector = i.operands[1]
@@ -98,7 +98,7 @@ def _to_small(e: SegmentWriter, i: Instruction, to: str, source: str) -> None:
             isinstance(vector, Vec) and len(vector.items) == 4 and _mode(i) == "rs", ".x4 needs {a, b, e, f} and .rs"
         )
         items = vector.items if isinstance(vector, Vec) else ()
-        # (first bit, number) of the random bits for each item; a and b use the upper ones.
+        # (first bit, number) of the random bits for each item. a and b use the upper bits.
         places = ((24, 8), (8, 8), (16, 8), (0, 8)) if name == "e2m1" else ((16, 16), (16, 16), (0, 16), (0, 16))
         codes = [
             f"encode({_relu(i, e.src(item, 'f32'))}, {name!r}, 'rs', True, {_random(e, i.operands[2], *place)})"
@@ -128,7 +128,7 @@ def _from_small(e: SegmentWriter, i: Instruction, to: str, source: str) -> None:
 
 
 def _fixed_point(e: SegmentWriter, i: Instruction, to: str, source: str) -> None:
-    """Write conversions to s2f6, which divide by the scale factors, and from s2f6, which multiply by them."""
+    """Emit conversions to s2f6 (divided by the scale factors) and from s2f6 (multiplied by the scale factors)."""
     scales = "None"
     if "scaled::n2::ue8m0" in i.parts:
         scales = e.temporary(f"from_ue8m0(bytes_of_lanes({e.src(i.operands[-1], 'u16')}))")
@@ -173,7 +173,7 @@ def _cvt_scalar(e: SegmentWriter, i: Instruction, to: str, source: str) -> None:
 
 
 def _to_float(e: SegmentWriter, i: Instruction, text: str, source: str, to: str) -> None:
-    """Write conversions to floats (f16 and bf16 as bits): integer rounding, conversion, .sat, .relu and .ftz."""
+    """Emit conversions to floats (f16 and bf16 as bits): integer rounding, conversion, .sat, .relu and .ftz."""
     raw, mode = {"f16": "u16", "bf16": "u16"}.get(to, to), _mode(i)
     whole = next((p for p in i.parts[1:-2] if p in _INT_MODES), "")
     if source not in ("f16", "bf16", "f32", "f64"):
@@ -197,7 +197,7 @@ def _to_float(e: SegmentWriter, i: Instruction, text: str, source: str, to: str)
 
 
 def _cvt_pack(e: SegmentWriter, i: Instruction) -> None:
-    """Write cvt.pack.sat.{u16,s16}.s32 d, a, b and cvt.pack.sat.{u8,s8,...}.s32.b32 d, a, b, c."""
+    """Emit code for cvt.pack.sat.{u16,s16}.s32 d, a, b and cvt.pack.sat.{u8,s8,...}.s32.b32 d, a, b, c."""
     name = i.parts[3]
     e.need(name[1:] in ("2", "4", "8", "16") and name[0] in "us", f"cvt.pack to .{name}")
     a, b = (e.src(o, "i32") for o in i.operands[1:3])

@@ -1,4 +1,4 @@
-"""Emitters for float arithmetic, and for the opcodes that integers and floats share.
+"""Emitters for float arithmetic and for the opcodes that integers and floats share.
 
 Source: PTX ISA, "Floating Point Instructions", "Half Precision Floating Point Instructions", "Mixed Precision Floating
 Point Instructions".
@@ -26,7 +26,7 @@ _SYMBOLS = {"add": "+", "sub": "-", "mul": "*"}
 
 
 def rounding(i: Instruction) -> str:
-    """Return the rounding mode that the opcode names, by default "rn"."""
+    """Return the rounding mode that the opcode names, or "rn" if it names none."""
     return next((p for p in i.parts[1:] if p in _MODES), "rn")
 
 
@@ -56,7 +56,7 @@ class Values:
         return [self.source(position) for position in range(1, len(self.i.operands))]
 
     def store(self, text: str, is_canonical: bool = False) -> None:
-        """Assign a result and apply .ftz, .sat and .relu. ``is_canonical``: its NaNs are already canonical."""
+        """Assign a result and apply .ftz, .sat and .relu; ``is_canonical`` means that NaNs are already canonical."""
         parts = self.i.parts
         if not is_canonical and not self.is_brain and self.name != "f64":
             text = f"{'canon16' if self.is_half else 'canon'}({text})"
@@ -97,7 +97,7 @@ def arithmetic(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _mixed(e: SegmentWriter, i: Instruction) -> None:
-    """Write add, sub and fma of f32 with f16 or bf16: {add,sub}.f32.f16 d, a, c and fma.f32.f16 d, a, b, c."""
+    """Emit code for {add,sub}.f32.f16 d, a, c and fma.f32.f16 d, a, b, c, and the same with bf16."""
     convert = {"f16": "halves({}).astype(f32)", "bf16": "brains({})"}
     e.need(i.parts[-1] in convert, f"f32 cannot be mixed with .{i.parts[-1]}")
     small = [convert[i.parts[-1]].format(e.src(o, "u16")) for o in i.operands[1:-1]]
@@ -134,7 +134,7 @@ def fma(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("neg", "abs")
 def sign(e: SegmentWriter, i: Instruction) -> None:
-    """Write neg and abs. For floats they change only the sign bits."""
+    """Emit code for neg and abs. For floats, they change only the sign bits."""
     operands(e, i, 2)
     if i.parts[-1] not in _FLOATS:
         write_sign(e, i)
@@ -149,7 +149,7 @@ def sign(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("min", "max")
 def extreme(e: SegmentWriter, i: Instruction) -> None:
-    """Write min and max of two operands (three for f32), with .NaN, .abs and .xorsign.abs."""
+    """Emit code for min and max of two operands (three for f32), with .NaN, .abs and .xorsign.abs."""
     if i.parts[-1] not in _FLOATS:
         write_extreme(e, i)
         return
@@ -168,7 +168,7 @@ def extreme(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh")
 def special(e: SegmentWriter, i: Instruction) -> None:
-    """Write the special functions; rcp and sqrt also have rounding modes."""
+    """Emit code for the special functions; rcp and sqrt also have rounding modes."""
     operands(e, i, 2)
     v, root, mode = Values(e, i), i.parts[0], rounding(i)
     a = v.source(1)
@@ -185,7 +185,7 @@ def special(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("div")
 def div(e: SegmentWriter, i: Instruction) -> None:
-    """Write div of integers and floats; for floats .rn and .full round the quotient to nearest."""
+    """Emit code for div of integers and floats. For floats, .rn and .full round the quotient to nearest."""
     operands(e, i, 3)
     if not kind(e, i).startswith("f"):
         write_div_rem(e, i)
@@ -206,7 +206,7 @@ def _bits(e: SegmentWriter, operand: Operand, name: str) -> str:
 
 @emitter("copysign")
 def copysign(e: SegmentWriter, i: Instruction) -> None:
-    """Write copysign: d has the sign of a and the magnitude of b."""
+    """Emit code for copysign: d has the sign of a and the magnitude of b."""
     name = i.parts[-1]
     raw, bit = ("u32", 1 << 31) if name == "f32" else ("u64", 1 << 63)
     a, b = (_bits(e, o, name) for o in i.operands[1:3])

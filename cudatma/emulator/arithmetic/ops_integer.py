@@ -15,7 +15,7 @@ _WIDER = {"u16": "u32", "i16": "i32", "u32": "u64", "i32": "i64"}
 
 
 def kind(e: SegmentWriter, i: Instruction, position: int = -1) -> str:
-    """Return the emulator type that a part of the opcode names; by default the last part."""
+    """Return the emulator type that a part of the opcode names, by default the last part."""
     name = i.parts[position]
     if name not in CODES:
         raise e.error(f"unknown type `.{name}`")
@@ -27,7 +27,7 @@ def operands(e: SegmentWriter, i: Instruction, count: int) -> None:
 
 
 def write_add_sub(e: SegmentWriter, i: Instruction) -> None:
-    """Write integer add and sub with .sat (s32) and the carry form .cc, and addc and subc."""
+    """Emit code for integer add and sub with .sat (s32) and the carry form .cc, and for addc and subc."""
     operands(e, i, 3)
     code = kind(e, i)
     a, b = (e.src(o, code) for o in i.operands[1:])
@@ -52,14 +52,14 @@ _PAIRS = {"u16x2": "u16", "s16x2": "i16"}
 
 
 def write_sign(e: SegmentWriter, i: Instruction) -> None:
-    """Write integer neg and abs."""
+    """Emit code for integer neg and abs."""
     code = kind(e, i)
     text = e.src(i.operands[1], code)
     e.dst(i.operands[0], f"-{text}" if i.parts[0] == "neg" else f"abs({text})", code)
 
 
 def write_extreme(e: SegmentWriter, i: Instruction) -> None:
-    """Write integer min and max, also of packed pairs; .relu clamps the result to at least 0."""
+    """Emit code for integer min and max, including packed pairs; .relu clamps the result to at least 0."""
     operands(e, i, 3)
     function = "maximum" if i.parts[0] == "max" else "minimum"
     code, name = kind(e, i), i.parts[-1]
@@ -86,10 +86,10 @@ def saturate(value: Array) -> Array:
 def with_carry(
     w: object, a: Array, b: Array, carry: Array | None, minus: bool, sets: bool, mask: Array | None
 ) -> Array:
-    """Add or subtract with extended precision, and update the warp's carry flag if ``sets``.
+    """Add or subtract with extended precision, and update the warp's carry flag if ``sets`` is true.
 
-    Subtraction adds the complement and 1 (or the flag), so its flag is 1 where there was no borrow. The 128-bit
-    division of NVIDIA's compilers reads that flag with addc.
+    Subtraction adds the complement and 1 (or the flag), so the new flag is 1 where there is no borrow. NVIDIA's
+    compilers rely on this: their 128-bit division reads the flag with addc.
     """
     if minus:
         b = ~b
@@ -103,7 +103,7 @@ def with_carry(
 
 
 def write_mul_mad(e: SegmentWriter, i: Instruction) -> None:
-    """Write integer mul, mad and madc: .lo, .hi and .wide, with .sat (mad.hi.s32) and the carry forms."""
+    """Emit code for integer mul, mad and madc: .lo, .hi and .wide, with .sat (mad.hi.s32) and the carry forms."""
     code, root = kind(e, i), i.parts[0]
     operands(e, i, 3 if root == "mul" else 4)
     form = next((p for p in i.parts if p in ("lo", "hi", "wide")), "")
@@ -134,7 +134,7 @@ def write_mul_mad(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def high_product(a: Array, b: Array) -> Array:
-    """Return the upper half of the full product."""
+    """Return the upper half of the full product of two integers."""
     if a.dtype.itemsize < 8:
         wide = np.int64 if a.dtype.kind == "i" else np.uint64
         return ((a.astype(wide) * b.astype(wide)) >> (8 * a.dtype.itemsize)).astype(a.dtype)
@@ -162,7 +162,7 @@ def low24(a: Array) -> Array:
 
 @emitter("rem")
 def write_div_rem(e: SegmentWriter, i: Instruction) -> None:
-    """Write integer div and rem."""
+    """Emit code for integer div and rem."""
     operands(e, i, 3)
     code = kind(e, i)
     a, b = (e.src(o, code) for o in i.operands[1:])
@@ -171,7 +171,7 @@ def write_div_rem(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def quotient(a: Array, b: Array) -> Array:
-    """Divide and round towards zero. Division by zero sets all bits, as ptxas's code does (the ISA leaves it open)."""
+    """Divide and round toward zero. Division by zero sets all bits, as in ptxas's code (not specified by the ISA)."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     result = a // safe
     if a.dtype.kind == "i":
@@ -181,7 +181,7 @@ def quotient(a: Array, b: Array) -> Array:
 
 @runtime
 def remainder(a: Array, b: Array) -> Array:
-    """Return the remainder. Division by zero sets all bits, as ptxas's code does for every width."""
+    """Return the remainder. Division by zero sets all bits, as in ptxas's code for every width."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     return np.where(b == 0, ~np.zeros_like(a), a - quotient(a, safe) * safe).astype(a.dtype)
 
@@ -205,7 +205,7 @@ def dot_product(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def dot(a: Array, b: Array, signed: tuple[bool, bool], form: str) -> Array:
-    """Compute dp4a (four 8-bit products), or dp2a (two 16-bit by 8-bit products with the low or high half of b)."""
+    """Compute dp4a (four 8-bit products) or dp2a (two 16-bit by 8-bit products, with the low or high half of b)."""
     b8 = b.view(np.int8 if signed[1] else np.uint8).reshape(-1, 4).astype(np.int64)
     if form == "4":
         a8 = a.view(np.int8 if signed[0] else np.uint8).reshape(-1, 4).astype(np.int64)

@@ -46,7 +46,7 @@ def mov(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def pack(parts: tuple[Array, ...], to: type) -> Array:
-    """Pack vectors of narrow elements into one of wider elements, the first vector in the lowest bits."""
+    """Pack vectors of narrow elements into one vector of wider elements, with the first vector in the lowest bits."""
     return np.stack(parts, axis=1).view(to)[:, 0]
 
 
@@ -82,7 +82,7 @@ def slct(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("cvta")
 def cvta(e: SegmentWriter, i: Instruction) -> None:
-    """Write conversions of addresses to and from the generic window of a state space."""
+    """Emit conversions of addresses to and from the generic window of a state space."""
     spaces = {p.split("::")[0] for p in i.parts[1:]} & {"global", "shared", "local", "const", "param"}
     e.need(len(spaces) == 1, "cvta needs one state space")
     (space,) = spaces
@@ -101,7 +101,7 @@ def isspacep(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("mapa", "getctarank")
 def cluster_address(e: SegmentWriter, i: Instruction) -> None:
-    """Write mapa and getctarank: bits 24 and up of a shared address hold the rank of its CTA."""
+    """Emit code for mapa and getctarank. Bits 24 and up of a shared address hold the rank of the CTA."""
     code = kind(e, i)
     address = e.src(i.operands[1], code)
     if i.parts[0] == "getctarank":
@@ -145,7 +145,7 @@ _ONES = {"f16": 0x3C00, "f16x2": 0x3C00, "bf16": 0x3F80, "bf16x2": 0x3F80}
 
 
 def _compared(e: SegmentWriter, i: Instruction) -> str:
-    """Return the expression of a comparison, elementwise for packed operands."""
+    """Return the expression for a comparison, elementwise for packed operands."""
     name = i.parts[-1]
     code = {"f16": "u16"}.get(name, kind(e, i))
     texts = [e.src(o, code) for o in i.operands[1:3]]
@@ -168,7 +168,10 @@ def _joined(e: SegmentWriter, i: Instruction) -> str:
 
 @emitter("setp")
 def setp(e: SegmentWriter, i: Instruction) -> None:
-    """Write setp. p|q receive the comparison and its inverse, or the low and high results of packed operands."""
+    """Emit code for setp.
+
+    p|q receive the comparison and its inverse, or the low and high results of packed operands.
+    """
     to, is_packed = i.operands[0], i.parts[-1].endswith("x2")
     text, other = _compared(e, i), _joined(e, i)
     if not isinstance(to, Pair):
@@ -187,7 +190,7 @@ def setp(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("set")
 def set_(e: SegmentWriter, i: Instruction) -> None:
-    """Write set: true is 1.0 in float results and all bits set in integer results."""
+    """Emit code for set. True is 1.0 in float results; in integer results, all bits are set."""
     name, result = i.parts[-1], i.parts[-2]
     text, other = _compared(e, i), _joined(e, i)
     if name.endswith("x2"):

@@ -80,13 +80,13 @@ def video(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _signed(value: Array, bits: int, signed: bool) -> Array:
-    """Sign- or zero-extend the low bits of int64 values."""
+    """Sign- or zero-extend the low ``bits`` bits of int64 values."""
     low = value & ((1 << bits) - 1)
     return low - ((low >> (bits - 1)) << bits) if signed else low
 
 
 def _select(value: Array, part: str, signed: bool) -> Array:
-    """Return a byte, a half-word or the whole of each 32-bit lane as int64."""
+    """Return a byte, a half-word or all bits of each 32-bit lane as int64."""
     bits, place = {"b": (8, 8), "h": (16, 16), "": (32, 0)}[part[:1]]
     return _signed(value.astype(np.int64) >> (place * int(part[1:] or 0)), bits, signed)
 
@@ -115,7 +115,7 @@ def video_scalar(
     second: str,
     mask: str,
 ) -> Array:
-    """Operate on parts of two registers, then apply a second operation with c or merge the result into c."""
+    """Operate on parts of two registers, and then apply a second operation with c or merge the result into c."""
     left, right = _select(a, a_part, signs[1]), _select(b, b_part, signs[2] and name not in ("shl", "shr"))
     if name in ("shl", "shr"):
         right = right & 31 if wraps else np.minimum(right, 32)
@@ -147,7 +147,7 @@ def video_mad(
     shift: int,
     saturates: bool,
 ) -> Array:
-    """Return a * b + c (+ 1), shifted right and clamped to 32 bits. Python integers hold the 64-bit product."""
+    """Return a * b + c (+ 1), shifted right and clamped to 32 bits. Python integers represent the 64-bit product."""
     signed = signs[1] or signs[2]
     left, right = _select(a, a_part, signs[1]), _select(b, b_part, signs[2])
     third = _select(c, "", signed)

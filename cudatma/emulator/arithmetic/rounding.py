@@ -31,7 +31,7 @@ def _nearest(exact: Fraction) -> float:
 
 
 def _each(plain: Array, operands: tuple[Array, ...], exact: Callable[..., Fraction], mode: str) -> Array:
-    """Return directed results where the operands are finite and the exact result is nonzero, else ``plain``."""
+    """Return directed results where the operands are finite and the exact result is nonzero, otherwise ``plain``."""
     out: Array = plain.copy()
     for k, values in enumerate(zip(*(operand.tolist() for operand in operands), strict=True)):
         if not all(map(math.isfinite, values)):

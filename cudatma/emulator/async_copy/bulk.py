@@ -1,4 +1,4 @@
-"""cp.async.bulk and cp.reduce.async.bulk: copies without a tensor map.
+"""Execute cp.async.bulk and cp.reduce.async.bulk: copies without a tensor map.
 
 Source: PTX ISA, "cp.async.bulk", "cp.reduce.async.bulk", "st.async", "red.async".
 """
@@ -29,7 +29,7 @@ def chunks_of(offset: int, size: int) -> Array:
 
 
 def shared_run(w: Warp, at: int, address: int, size: int, what: str) -> tuple[Any, int]:
-    """Return (block, offset) of a run of shared bytes; trap if it exceeds the memory."""
+    """Return (block, offset) of a run of shared bytes; trap if the run exceeds the memory."""
     vector = np.array([address], np.uint64)
     block, offsets = access.shared_offsets(w, at, vector, max(size, 1), True)
     return block, int(offsets[0])
@@ -60,7 +60,7 @@ def check_run(w: Warp, at: int, size: int, *addresses: int) -> int:
 
 
 def check_cluster(w: Warp, at: int, what: str) -> None:
-    """Trap in a launch without a cluster, even a cluster of one CTA (measured on an H200).
+    """Trap in a launch without cluster dimensions, as an H200 does (measured). A cluster of one CTA suffices.
 
     This applies to bulk copies between shared memories and to st.async.
     """
@@ -69,7 +69,7 @@ def check_cluster(w: Warp, at: int, what: str) -> None:
 
 
 def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast: int | None, from_shared: bool) -> None:
-    """Execute cp.async.bulk from global memory, or another CTA's shared memory, into shared memory."""
+    """Execute cp.async.bulk from global memory, or from another CTA's shared memory, to shared memory."""
     size = check_run(w, at, size, to, source)
     if from_shared:
         check_cluster(w, at, "a bulk copy between shared memories")
@@ -101,7 +101,7 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
 
 
 def targets_of(w: Warp, at: int, to: int, bar: int, multicast: int | None) -> list[tuple[int, int]]:
-    """Return the (destination, barrier) addresses: one pair, or one per CTA of a multicast at the same offsets."""
+    """Return pairs of (destination, barrier) addresses: one pair, or one per CTA of a multicast at equal offsets."""
     if (to | bar) >> 60:
         to, bar = access.as_shared(w, at, to), access.as_shared(w, at, bar)
     if multicast is None:
@@ -136,7 +136,7 @@ def store(w: Warp, at: int, lane: int, to: int, source: int, size: int, operatio
 
 
 def is_first(w: Warp, store: tuple[int, ...]) -> bool:
-    """Return False if a lower lane issues the same store in this execution of the instruction, with the same bytes."""
+    """Return False if a lower lane issues the same store with the same bytes in this execution of the instruction."""
     issued = (*store, w.launch.scheduler.steps)
     last, w.async_state["stored"] = w.async_state.get("stored"), issued
     return last != issued
@@ -180,7 +180,7 @@ _TYPES: dict[str, Any] = {
 
 
 def reduce_into(place: Array, data: Array, operation: str, kind: str) -> None:
-    """Copy or reduce a run of bytes into another."""
+    """Copy or reduce a run of bytes into another run."""
     if not operation:
         place[:] = data
         return

@@ -1,4 +1,4 @@
-"""Bulk groups and cp.async groups: the operations that a thread has started and can wait for.
+"""Bulk groups and cp.async groups: operations that a thread has started and can wait for.
 
 Source: PTX ISA, "cp.async.bulk.commit_group", "cp.async.bulk.wait_group", "cp.async.commit_group",
 "cp.async.wait_group".
@@ -19,7 +19,8 @@ from cudatma.errors import counted
 class Group:
     """Operations that a thread waits for together.
 
-    ``reading`` counts sources that have not been read, ``writing`` results that have not been written.
+    ``reading`` is the number of sources that have not been read. ``writing`` is the number of results that have not
+    been written.
     """
 
     number: int
@@ -30,14 +31,17 @@ class Group:
     issued_at: int = -1
     #: Lanes that have issued a cp.async in this group, as bits.
     lanes: int = 0
-    #: The thread of a bulk group; the queue of a cp.async group, 0 for the warp's.
+    #: The thread of a bulk group, or the queue of a cp.async group (0 for the queue of the whole warp).
     owner: int = 0
     tokens: list[list[Group]] = field(default_factory=list)
-    #: Whether this is the part of a group before an mbarrier's arrival; the next commit closes the rest.
+    #: Whether this is the part of a group that an mbarrier arrival covers; the next commit closes the remaining part.
     is_part: bool = False
 
     def begin(self, lanes: Array) -> list[Group]:
-        """Start a cp.async of these lanes; return the groups that it completes: one, unless the lanes diverge later."""
+        """Start a cp.async of these lanes and return the list of groups that it completes.
+
+        The list grows if the lanes diverge later.
+        """
         self.writing += 1
         for lane in lanes.tolist():
             self.lanes |= 1 << lane
@@ -48,7 +52,7 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Queue:
-    """The groups of one thread (bulk), or of lanes that have committed alike (cp.async), in order.
+    """The groups of one thread (bulk), or of lanes that have committed the same groups (cp.async), in order.
 
     ``open`` collects operations until the next commit. ``lanes`` (bits) is used for cp.async only.
     """
@@ -68,7 +72,7 @@ class Queue:
         self.open = Group(self.count, owner=self.owner)
 
     def seal(self) -> None:
-        """Separate the copies so far, which an arrival covers, from later copies in the same group."""
+        """Separate the copies that an arrival covers from later copies in the same group."""
         if self.open.issued_at >= 0:
             self.open.is_part = True
             self.commit()
@@ -81,7 +85,7 @@ class Queue:
         return self.closed[: ends[last - 1] + 1] if last > 0 else []
 
     def split(self, lanes: int, owner: int) -> Queue:
-        """Return a new queue for lanes that diverge; it keeps the groups that were committed together."""
+        """Return a new queue for lanes that diverge. The new queue keeps the groups that were committed together."""
         mine, rest = self.open, Group(self.count, owner=self.owner)
         if not mine.lanes & lanes:
             mine, rest = rest, mine
@@ -96,7 +100,7 @@ class Queue:
 
 @dataclass(slots=True)
 class GroupWait:
-    """A wait of a split for groups."""
+    """A split's wait for groups."""
 
     group: Group
     at: int
@@ -118,9 +122,9 @@ def queue(w: Warp, lane: int) -> Queue:
 
 
 def copy_queues(w: Warp, active: int, *, parts: bool = False) -> list[Queue]:
-    """Return the cp.async queues of lanes: one for the warp, until some of its lanes commit or wait alone.
+    """Return the cp.async queues of lanes: one queue for the warp until some of its lanes commit or wait alone.
 
-    With ``parts``, divide queues that other lanes share, so that the returned ones belong to active lanes only.
+    If ``parts`` is true, divide queues that other lanes share, so that the returned queues belong to active lanes only.
     """
     queues: list[Queue] | None = w.async_state.get("cp")
     if queues is None:
@@ -138,7 +142,7 @@ def copy_queues(w: Warp, active: int, *, parts: bool = False) -> list[Queue]:
 
 
 def _reunite(w: Warp) -> None:
-    """Merge the queues of lanes if no group is left."""
+    """Merge the queues of a warp's lanes if no group is left."""
     queues: list[Queue] = w.async_state["cp"]
     if len(queues) > 1 and not any(part.closed or part.open.tokens for part in queues):
         count = max(part.count for part in queues)
@@ -160,7 +164,10 @@ def commit(w: Warp, kind: str, mask: Array | None) -> None:
 
 
 def _queues(w: Warp, kind: str, mask: Array | None) -> list[Queue]:
-    """Return the queues of the active threads; cp.async has one for all lanes that have committed alike."""
+    """Return the queues of the active threads.
+
+    For cp.async, all lanes that have committed the same groups share a queue.
+    """
     if kind == "bulk":
         return [queue(w, lane) for lane in active_lanes(mask)]
     return copy_queues(w, bits(mask), parts=True)
@@ -169,9 +176,9 @@ def _queues(w: Warp, kind: str, mask: Array | None) -> list[Queue]:
 def wait(
     w: Warp, at: int, kind: str, newest: int, reads_only: bool, mask: Array | None, everything: bool = False
 ) -> bool:
-    """Wait until at most ``newest`` groups are pending; return True while the split has to wait.
+    """Wait until at most ``newest`` groups are pending. Return True while the split must wait.
 
-    With ``everything`` (cp.async.wait_all), also wait for operations that are not in a group yet.
+    If ``everything`` is true (cp.async.wait_all), also wait for operations that are not in a group yet.
     """
     for part in _queues(w, kind, mask):
         if everything and part.open.issued_at >= 0:
@@ -197,7 +204,7 @@ def wait(
 
 
 def finish(w: Warp, group: Group, reads: int, writes: int) -> None:
-    """Count operations of a group that have finished."""
+    """Subtract finished operations from the pending ones of a group."""
     group.reading -= reads
     group.writing -= writes
     if group.waiters:

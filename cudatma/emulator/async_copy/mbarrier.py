@@ -1,4 +1,4 @@
-"""mbarrier objects in shared memory: phases, pending arrivals, pending bytes.
+"""The mbarrier objects in shared memory: phases, pending arrivals and pending bytes.
 
 A phase ends when its pending arrivals and its pending bytes (tx-count) are both zero. As on an H200, mbarrier.init does
 not change shared memory; mbarrier.inval writes the state there.
@@ -21,14 +21,16 @@ from cudatma.emulator.ptx.writer import RUNTIME, runtime
 from cudatma.mbarrier_bits import BarrierBits, encode
 
 MAX_COUNT = (1 << 20) - 1
-#: A token holds the phase above the pending arrivals.
+#: A token holds the phase in the bits above the number of pending arrivals.
 _TOKEN_SHIFT = 20
 
 
 @dataclass(slots=True, eq=False)
 class MBarrier:
-    """An mbarrier. ``phase`` counts completed phases; ``tx`` is the number of pending bytes, negative if too many
-    arrived.
+    """An mbarrier.
+
+    ``phase`` is the number of completed phases. ``tx`` is the number of pending bytes; it is negative if too many bytes
+    have arrived.
     """
 
     block: Block
@@ -52,22 +54,22 @@ class MBarrier:
 
     @property
     def place(self) -> tuple[str, int, int]:
-        """A key that identifies the barrier in its cluster."""
+        """Key that identifies the barrier in its cluster."""
         return "mbarrier", self.block.rank, self.offset
 
     @property
     def name(self) -> str:
-        """The barrier's shared address and CTA, for messages."""
+        """Shared address and CTA of the barrier, for messages."""
         return f"the mbarrier at {self.address:#x} of block {self.block.index}"
 
     @property
     def address(self) -> int:
-        """The address in the shared memory of the CTA."""
+        """Address of the barrier in the CTA's shared memory."""
         return self.offset + (self.block.shared_base & 0xFFFFFF)
 
     @property
     def state(self) -> str:
-        """The phase and what is pending, for messages."""
+        """The phase and the pending arrivals and bytes, for messages."""
         arrivals = f"{self.pending} of {self.count} arrivals"
         return f"phase {self.phase} (parity {self.phase & 1}), {arrivals} and {self.tx} bytes pending"
 
@@ -75,7 +77,7 @@ class MBarrier:
         return f"{self.name}: {self.state}"
 
     def missing_bytes(self) -> str:
-        """Return how the byte count is wrong, for messages."""
+        """Return a description of the wrong byte count, for messages."""
         return f"{self.tx} bytes never arrived" if self.tx > 0 else f"{-self.tx} bytes too many arrived"
 
     def arrive(self, count: int) -> None:
@@ -89,7 +91,7 @@ class MBarrier:
             self.block.cluster.events.bytes_over(self)
 
     def settle(self) -> None:
-        """End the phase if nothing is pending."""
+        """End the phase if no arrivals and no bytes are pending."""
         if self.pending or self.tx:
             return
         self.phase += 1
@@ -101,7 +103,7 @@ class MBarrier:
 
 @dataclass(slots=True)
 class BarrierWait:
-    """A wait of a split for a phase of an mbarrier of its own CTA. ``parity`` is -1 if a token names the phase."""
+    """A split's wait for a phase of an mbarrier in its own CTA. ``parity`` is -1 if a token names the phase."""
 
     barrier: MBarrier
     at: int
@@ -122,13 +124,13 @@ def _place(w: Warp, at: int, address: int, remote: bool) -> tuple[Block, int]:
 def find(w: Warp, at: int, address: int, what: str, remote: bool = True) -> MBarrier:
     """Return the barrier at an address, or report and trap.
 
-    ``remote`` says that the instruction can reach barriers of other CTAs, as its .shared::cluster form does.
+    ``remote`` means that the instruction can access barriers in other CTAs, as the .shared::cluster form does.
     """
     block, offset = _place(w, at, address, remote)
     barrier: MBarrier | None = block.mbarriers.get(offset)
     if barrier is None:
         shown = address & ((1 << RANK_SHIFT) - 1)
-        message = f"{what} on shared address {shown:#x}, where no mbarrier is initialised"
+        message = f"{what} on shared address {shown:#x}, where no mbarrier is initialized"
         kind = "barrier_misaligned" if address % 8 else "barrier_uninitialised"
         w.events.violation(kind, w, at, message, [("mbarrier", block.rank, offset)])
         access.trap(w, at, message)
@@ -137,7 +139,10 @@ def find(w: Warp, at: int, address: int, what: str, remote: bool = True) -> MBar
 
 
 def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -> None:
-    """Execute mbarrier.init. Lanes that initialize one barrier with equal counts, in one instruction, do so once."""
+    """Execute mbarrier.init.
+
+    If several lanes initialize a barrier with equal counts in one instruction, the barrier is initialized once.
+    """
     lanes_of: dict[tuple[int, int], int] = {}
     for lane in active_lanes(mask):
         key = int(addresses[lane]), int(count[lane])
@@ -157,7 +162,7 @@ def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -
 
 
 def inval(w: Warp, at: int, addresses: Array, mask: Array | None) -> None:
-    """Execute mbarrier.inval: write the state back and treat the bytes as ordinary memory."""
+    """Execute mbarrier.inval: write back the state, then treat the bytes as ordinary memory."""
     for lane in active_lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.inval", False)
         w.events.mbarrier_inval(w, at, barrier)
@@ -178,10 +183,11 @@ def arrive(
     remote: bool,
     is_partial: bool,
 ) -> Array:
-    """Execute mbarrier.arrive, .arrive_drop or .arrive.expect_tx; return each lane's token, the state before its
-    arrival.
+    """Execute mbarrier.arrive, .arrive_drop or .arrive.expect_tx, and return each lane's token.
 
-    ``order`` is "release.cta" or similar, ``remote`` as in find(), and ``is_partial`` means .noComplete.
+    A token holds the state before the lane's arrival.
+
+    ``order`` is, for example, "release.cta". ``remote`` is as for find(). ``is_partial`` means .noComplete.
     """
     token = np.zeros(LANES, np.uint64)
     w.launch.scheduler.progress += 1
@@ -226,7 +232,7 @@ def _expect(w: Warp, at: int, barrier: MBarrier, size: int) -> None:
 
 
 def expect_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | None, remote: bool) -> None:
-    """Execute mbarrier.expect_tx: expect more bytes, without an arrival."""
+    """Execute mbarrier.expect_tx: expect more bytes without an arrival."""
     w.launch.scheduler.progress += 1
     for lane in active_lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.expect_tx", remote)
@@ -247,10 +253,10 @@ def complete_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | N
 def wait(
     w: Warp, at: int, addresses: Array, phase: Array, by_parity: bool, suspends: bool, mask: Array | None, order: str
 ) -> Array | None:
-    """Execute test_wait or try_wait: return which lanes' phases have ended, or None if the split has to wait first.
+    """Execute test_wait or try_wait. Return the lanes whose phases have ended, or None if the split must wait first.
 
-    ``order`` is "acquire.cta" or similar. A try_wait times out if the schedule says so, or if nothing can end its
-    phase.
+    ``order`` is, for example, "acquire.cta". A try_wait times out if the schedule decides so, or if no operation can
+    end the phase.
     """
     split = w.split
     result = np.zeros(LANES, bool)
@@ -292,7 +298,7 @@ def wait(
 
 @runtime
 def pending_count(state: Array) -> Array:
-    """Return the arrivals that were pending when the token was created."""
+    """Return the number of arrivals that were pending when the token was created."""
     low: Array = (state & np.uint64(MAX_COUNT)).astype(np.uint32)
     return low
 

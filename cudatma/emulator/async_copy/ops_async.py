@@ -37,7 +37,8 @@ def mbarrier(e: SegmentWriter, i: Instruction) -> None:
     rest = ops[1:]
     is_partial, has_token = "noComplete" in i.parts, not (to is None or isinstance(to, Sink))
     space, remote = state_space(i)
-    # A generic address may be another CTA's if the instruction has a .shared::cluster form, which returns no token.
+    # A generic address may be in another CTA if the instruction has a .shared::cluster form. That form returns no
+    # token.
     remote = remote or not (space or is_partial or has_token)
     sem = "relaxed" if "relaxed" in i.parts else "acquire" if "wait" in form else "release"
     order = f"{sem}.{next((part for part in i.parts if part in SCOPES), 'cta')}"
@@ -164,7 +165,7 @@ def _bulk(e: SegmentWriter, i: Instruction, names: set[str]) -> None:
 
 
 def _coordinates(e: SegmentWriter, operand: Operand) -> tuple[str, str]:
-    """Return the address of the tensor map and the list expression of coordinates for ``[map, {c0, ...}]``."""
+    """Return the address of the tensor map and the list expression for the coordinates of ``[map, {c0, ...}]``."""
     if not isinstance(operand, Mem) or not operand.extra:
         raise e.error("a tensor map with coordinates is required")
     address = e.temporary(address_of(e, operand))
@@ -234,7 +235,7 @@ def _prefetch(e: SegmentWriter, i: Instruction, names: set[str]) -> None:
 
 @emitter("prefetch")
 def prefetch(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for prefetch.tensormap, which checks the address. Other prefetches have no effect."""
+    """Emit code for prefetch.tensormap, which checks the address; other prefetches have no effect."""
     if i.parts[1:] != ("tensormap",):
         e.line("pass")
         return
@@ -282,7 +283,7 @@ def st_bulk(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("fence", "membar")
 def fence(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for memory fences, which only observers use."""
+    """Emit code for memory fences, which only notify observers."""
     if i.operands:
         scope = next(SCOPES[part] for part in i.parts if part in SCOPES)
         e.line(f"remote.fence_map(w, {e.at}, {address_of(e, i.operands[0])}, {scope}, {e.mask})")

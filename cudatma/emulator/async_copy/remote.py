@@ -1,4 +1,4 @@
-"""st.async, red.async, reductions between the shared memories of a cluster, and fences.
+"""Execute st.async, red.async, reductions between the shared memories of a cluster, and fences.
 
 Source: PTX ISA, "st.async", "red.async", "cp.reduce.async.bulk", "membar, fence".
 """
@@ -23,7 +23,7 @@ from cudatma.emulator.ptx.writer import RUNTIME
 def _submit_write(
     w: Warp, at: int, block: Any, offset: int, size: int, barrier: MBarrier, action: Any, scope: str = ""
 ) -> None:
-    """Submit a write of a few bytes that completes on a barrier; a reduction has a ``scope``."""
+    """Submit a write of a few bytes that completes on a barrier; ``scope`` is not empty for a reduction."""
     copy = Copy(w, at, "st.async", block, np.array([offset]), size, barrier, scope=scope)
     w.events.copy_issued(copy)
 
@@ -36,9 +36,9 @@ def _submit_write(
 
 
 def _check_places(w: Warp, at: int, what: str, block: Block, barrier: MBarrier) -> None:
-    """Report a destination and an mbarrier that are not both in one CTA other than the executing thread's.
+    """Report a destination and mbarrier that are not both in the same CTA of the cluster, different from this thread's.
 
-    PTX leaves the behavior undefined. An H200 does write into the thread's own CTA, so this case is only a warning.
+    In PTX, the behavior is undefined. An H200 does write to the thread's own CTA, so that case is only a warning.
     """
     if w.block is not block is barrier.block:
         return
@@ -105,7 +105,7 @@ def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, o
 
 
 def fill(w: Warp, at: int, to: Array, size: Array, mask: Array | None) -> None:
-    """Execute st.bulk: an ordinary store of zeros to shared memory, in multiples of 8 bytes."""
+    """Execute st.bulk: an ordinary store of zeros to shared memory. The size must be a multiple of 8 bytes."""
     for lane in active_lanes(mask):
         count = int(size[lane])
         if count % 8 or int(to[lane]) % 8:
@@ -128,8 +128,8 @@ RESPONSE_BYTES = 16
 def try_cancel(w: Warp, at: int, to: Array, bar: Array, mask: Array | None, everywhere: bool) -> None:
     """Execute clusterlaunchcontrol.try_cancel: the caller takes over the work of a cluster that has not started.
 
-    The answer is 16 bytes in shared memory of the CTA, or of all CTAs of the cluster: the index of the first CTA, and
-    whether there was a cluster left.
+    The answer is 16 bytes in the shared memory of the CTA, or of all CTAs of the cluster. It holds the index of the
+    first CTA of the canceled cluster, and whether a cluster was left.
     """
     access.check_aligned(w, at, access.lanes_of(to, mask), RESPONSE_BYTES)
     for lane in active_lanes(mask):
@@ -147,7 +147,7 @@ def try_cancel(w: Warp, at: int, to: Array, bar: Array, mask: Array | None, ever
 
 
 def fence(w: Warp, at: int, kind: str) -> None:
-    """Notify observers of a fence. The machine itself reorders nothing."""
+    """Notify observers of a fence. The machine itself does not reorder accesses."""
     w.events.fence(w, at, kind)
 
 

@@ -1,4 +1,4 @@
-"""cp.async.bulk.tensor and cp.reduce.async.bulk.tensor: loads, stores and reductions through tensor maps.
+"""Execute cp.async.bulk.tensor and cp.reduce.async.bulk.tensor: loads, stores and reductions through tensor maps.
 
 Source: PTX ISA, "cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor", "cp.async.bulk.prefetch.tensor".
 """
@@ -87,8 +87,9 @@ def _box(w: Warp, at: int, spec: MapSpec, coords: Sequence[int], offsets: Sequen
 
 
 def _region(w: Warp, at: int, box: Box) -> Region | None:
-    """Return the memory of the box's part of the tensor, or None if the box is outside; trap if it is outside of
-    memory.
+    """Return the memory that holds the box's elements, or None if the box is outside the tensor.
+
+    Traps if the elements are not in mapped memory.
     """
     if not box.valid.any():
         return None
@@ -102,7 +103,7 @@ def _region(w: Warp, at: int, box: Box) -> Region | None:
 
 
 def _smem_offsets(w: Warp, at: int, box: Box, block: Any) -> Array:
-    """Return the offsets of the box's chunks in the CTA's shared memory; trap if they exceed it."""
+    """Return the offsets of the box's chunks in the CTA's shared memory; trap if they exceed that memory."""
     offsets = box.smem - (block.shared_base & LOW)
     past = int(offsets.max()) + CHUNK - block.shared.size
     if past > 0:
@@ -126,7 +127,7 @@ def load(
     mode: str,
     lane: int = 0,
 ) -> None:
-    """Load a box from global to shared memory; the barrier of each destination receives the box's own bytes."""
+    """Load a box from global to shared memory; the barrier in each destination counts the bytes of the box."""
     spec = _map_at(w, at, map_address)
     try:
         check_load(spec, coords, mode)
@@ -188,7 +189,7 @@ def store(
     w.events.tensor_target(w, at, box, mask, operation, group, is_repeat)
     chunks = offsets.reshape(-1)
     w.events.box_stored(w, at, block, chunks, box, map_address, group)
-    # Elements outside the tensor are not written, so the box's padding in shared memory may be unwritten.
+    # Elements outside the tensor are not stored, so the padding of the box in shared memory may be unwritten.
     used = chunks[mask.reshape(-1)] if mask.any() else chunks
     bulk.store_later(w, at, block, used, read, write, group)
 
@@ -196,7 +197,7 @@ def store(
 def _store_region(w: Warp, at: int, box: Box, mask: Array) -> Region:
     """Return the memory that a store writes.
 
-    Clipping to 16 bytes can write past the end of the array, which is reported.
+    The hardware clips to 16 bytes, so a store can write past the end of the array. The emulator reports this.
     """
     spec, written = box.spec, box.gmem[mask]
     region = w.launch.memory.find(spec.address)
@@ -216,12 +217,12 @@ def _store_region(w: Warp, at: int, box: Box, mask: Array) -> Region:
 
 
 def _origin(region: Region | None, spec: MapSpec) -> tuple[Array, int]:
-    """Return the bytes that hold the tensor, and the tensor's offset in them; no bytes if the box is outside."""
+    """Return the bytes that hold the tensor and the tensor's offset in them, or no bytes if the box is outside."""
     return (_NOTHING, 0) if region is None else (region.data, spec.address - region.base)
 
 
 def prefetch(w: Warp, at: int, map_address: int, coords: Sequence[int], offsets: Sequence[int], mode: str) -> None:
-    """Execute cp.async.bulk.prefetch.tensor: nothing moves, but a bad map or coordinate traps as in a load."""
+    """Execute cp.async.bulk.prefetch.tensor: no data moves, but an invalid map or coordinate traps as in a load."""
     try:
         check_load(_map_at(w, at, map_address), coords, mode)
     except BoxError as error:

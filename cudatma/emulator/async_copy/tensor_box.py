@@ -1,10 +1,10 @@
-"""Geometry of TMA: the global and shared bytes that a tensor copy accesses, bit-exact with an H200.
+"""The geometry of TMA: the global and shared bytes that a tensor copy accesses, exactly as on an H200.
 
 Sources: PTX ISA 5.5 "Tensors" (tiled mode, im2col mode, bounding box, traversal strides); CUDA driver API,
 cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col. Measured: padding of narrow rows to the swizzle span, boxes of
 interleaved maps, the walk over im2col's bounding box.
 
-Copies that the hardware stops raise BoxError, by the rules in ``descriptor.access``.
+Functions raise BoxError for copies that the hardware stops. The rules are in ``descriptor.access``.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Box:
     smem
         int64 swizzled shared addresses, without the CTA's rank.
     flipped
-        bool, whether the swizzle exchanges the chunk's halves; None if it never does.
+        bool, whether the swizzle exchanges the halves of each chunk, or None if it exchanges none.
     unit_bytes
-        Bytes of global memory per chunk, less than 16 for packed types with gaps.
+        Number of bytes of global memory per chunk. It is less than 16 for packed types with gaps.
     expected_bytes
-        Bytes that the mbarrier counts.
+        Number of bytes that the mbarrier counts.
     """
 
     spec: MapSpec
@@ -65,7 +65,7 @@ class Box:
 
     @property
     def plane_rows(self) -> int:
-        """Number of rows of the box that the tensor's second dimension spans, which form a two-dimensional plane."""
+        """Number of rows of the box along the tensor's second dimension. They form a two-dimensional plane."""
         spec = self.spec
         if not isinstance(spec, TiledSpec) or spec.rank < 2 or spec.interleave is not Interleave.NONE:
             return len(self.smem)
@@ -73,9 +73,9 @@ class Box:
 
 
 def read_map(data: bytes, target: Target | None = None) -> MapSpec:
-    """Decode 128 bytes; raise BoxError if the hardware does not accept them as a tensor map.
+    """Decode 128 bytes. Raise BoxError if the hardware does not accept them as a tensor map.
 
-    Targets without swizzle atoms ignore the bits of the atomicity (measured on an H200).
+    Targets without swizzle atoms ignore the bits of the swizzle atomicity (measured on an H200).
     """
     if target is not None and not target.has("swizzle_atoms"):
         first, bits = FIELDS["tiled"]["swizzle_atomicity"]
@@ -95,7 +95,7 @@ def tiled_box(spec: TiledSpec, coords: Sequence[int], destination: int) -> Box:
     """Return the layout of a box at coordinates (innermost first) and shared address ``destination``."""
     counts, steps = list(traversed(spec.box, spec.element_strides, spec.interleave)), spec.element_strides
     if spec.interleave is not Interleave.NONE:
-        counts[-2] = 1  # one slice of channels, regardless of the box
+        counts[-2] = 1  # the copy moves one slice of channels, regardless of the box
     rows, rows_inside = np.zeros(1, np.int64), np.ones(1, bool)
     for axis in range(1, spec.rank):
         index = coords[axis] + steps[axis] * np.arange(counts[axis], dtype=np.int64)
@@ -117,8 +117,8 @@ def gather_box(spec: TiledSpec, coords: Sequence[int], destination: int) -> Box:
 def im2col_box(spec: Im2colSpec, coords: Sequence[int], offsets: Sequence[int], destination: int) -> Box:
     """Return the layout of an im2col copy.
 
-    ``coords`` are (c, w, (h, (d,)) n), with interleave (w, (h, (d,)) c, n). ``offsets`` are the filter's position, w
-    first.
+    ``coords`` are (c, w, (h, (d,)) n). With interleave, they are (w, (h, (d,)) c, n). ``offsets`` are the position in
+    the filter, w first.
     """
     spatial, interleaved = spec.rank - 2, spec.interleave is not Interleave.NONE
     first = first_pixel_dim(spec)
@@ -143,9 +143,9 @@ def im2col_box(spec: Im2colSpec, coords: Sequence[int], offsets: Sequence[int], 
 
 
 def im2col_pixels(spec: Im2colSpec, coords: Sequence[int]) -> Array:
-    """Return the position of each pixel of a column, W first, and its image, shape (pixels, spatial + 1).
+    """Return the position of each pixel of a column, W first, and the number of its image, shape (pixels, spatial + 1).
 
-    Positions are without the filter's offset; ``coords`` are as in im2col_box().
+    Positions do not include the offset in the filter. ``coords`` are as for im2col_box().
     """
     spatial, first = spec.rank - 2, first_pixel_dim(spec)
     steps = (*spec.element_strides[first : first + spatial], spec.element_strides[-1])
@@ -156,11 +156,11 @@ def im2col_pixels(spec: Im2colSpec, coords: Sequence[int]) -> Array:
 
 
 def _walk(start: list[int], steps: Sequence[int], extents: list[int], image: int, pixels: int) -> Array:
-    """Return the distance of each pixel from the lower corner, and its image, shape (pixels, spatial + 1).
+    """Return each pixel's distance from the lower corner and the number of its image, shape (pixels, spatial + 1).
 
-    The walk is a mixed-radix counter over the bounding box, W fastest, images last. A position that leaves the box
-    returns to its lower corner, regardless of where it started. ``steps`` has one entry for each spatial dimension, and
-    the step of images.
+    The walk is a mixed-radix counter over the bounding box: W varies fastest and the image varies slowest. A position
+    that leaves the box returns to the lower corner, regardless of where the walk started. ``steps`` has one entry for
+    each spatial dimension and one for images.
     """
     spatial = len(start)
     out = np.zeros((pixels, spatial + 1), np.int64)
@@ -184,7 +184,7 @@ def _elements(spec: MapSpec, rows: Array, rows_inside: Array, first: int, count:
     Rows narrower than the swizzle span are padded to it.
     """
     bits = spec.dtype.element_bits
-    unit = 2 * bits if rules.is_padded(spec.dtype) else CHUNK  # bytes per 16 packed values
+    unit = 2 * bits if rules.is_padded(spec.dtype) else CHUNK  # number of bytes per 16 packed values
     chunks = count * bits // (8 * unit)
     offsets = first * bits // 8 + unit * np.arange(chunks, dtype=np.int64)
     valid = np.clip(spec.dims[0] * bits // 8 - offsets, 0, unit) * (offsets >= 0)
@@ -193,7 +193,7 @@ def _elements(spec: MapSpec, rows: Array, rows_inside: Array, first: int, count:
 
 
 def _slices(spec: MapSpec, rows: Array, rows_inside: Array, pixels: Array | None, destination: int) -> Box:
-    """Return the layout of slices of channels, without gaps: ``pixels`` of each row, or one slice per row."""
+    """Return the layout of channel slices without gaps: ``pixels`` slices from each row, or one slice per row."""
     width = spec.interleave.slice_bytes
     parts = CHUNK * np.arange(width // CHUNK, dtype=np.int64)
     if pixels is None:
@@ -220,7 +220,7 @@ FOUR_ROWS = ("tile::gather4", "tile::scatter4")
 
 
 def check_load(spec: MapSpec, coords: Sequence[int], mode: str) -> None:
-    """Raise BoxError for an invalid load or prefetch; ``mode`` is the instruction's, ``"tile"`` or ``"im2col"``."""
+    """Raise BoxError for an invalid load or prefetch; the instruction's ``mode`` is ``"tile"`` or ``"im2col"``."""
     _check_instruction(spec, coords, mode)
     try:
         check_traps(spec, coords[:2] if mode in FOUR_ROWS else coords)

@@ -1,4 +1,4 @@
-"""tensormap.replace and tensormap.cp_fenceproxy, which edit the 128 bytes of a tensor map on the device.
+"""Execute tensormap.replace and tensormap.cp_fenceproxy, which edit the 128 bytes of a tensor map on the device.
 
 Source: PTX ISA, "tensormap.replace" (fields, ordinals and the numbering of their values), "tensormap.cp_fenceproxy".
 """
@@ -18,7 +18,7 @@ from cudatma.emulator.ptx.types import Array, active_lanes
 from cudatma.emulator.ptx.writer import RUNTIME
 
 MAP_BYTES = 128
-#: Field -> (first bit, bits, value subtracted, right shift, bits from one ordinal to the next).
+#: Field -> (first bit, number of bits, value to subtract, right shift, number of bits from one ordinal to the next).
 _FIELDS: dict[str, tuple[int, int, int, int, int]] = {
     "global_address": (0, 64, 0, 0, 0),
     "rank": (68, 3, 0, 0, 0),
@@ -44,7 +44,7 @@ def edit(raw: bytes, field: str, ordinal: int, new: int) -> bytes:
         value = _set(value, 96 + 32 * ordinal, 32, new >> 4)
         value = _set(value, 224 + 4 * ordinal, 4, new >> 36)
     elif field == "elemtype":
-        # In PTX, 11 and 12 are tf32, which the descriptor encodes as f32 with bit 80; the packed types start at 13.
+        # In PTX, 11 and 12 mean tf32. The descriptor encodes tf32 as f32 with bit 80 set. The packed types start at 13.
         value = _set(value, 80, 1, 1) if new in (11, 12) else value  # other types do not change the bit (measured)
         value = _set(value, 71, 4, new if new < 11 else new - 4 if new < 13 else new - 2)
     else:
@@ -63,7 +63,7 @@ def _place(w: Warp, at: int, address: int, is_shared: bool) -> Array:
 
 
 def _notify_edit(w: Warp, at: int, address: int, is_shared: bool, together: bool) -> None:
-    """Notify observers of an edit of a tensor map, by several lanes at once if ``together``."""
+    """Notify observers of an edit of a tensor map; ``together`` means that several lanes edit it at once."""
     if is_shared:
         block, offset = bulk.shared_run(w, at, address, MAP_BYTES, "tensor map")
         w.events.shared_write(w, at, block, np.array([offset]), MAP_BYTES, "", together, never)
@@ -98,7 +98,7 @@ def replace(
 
 
 def copy_fence(w: Warp, at: int, to: Array, source: Array, mask: Array | None) -> None:
-    """Execute tensormap.cp_fenceproxy: copy 128 bytes from shared to global memory, and release them."""
+    """Execute tensormap.cp_fenceproxy: copy 128 bytes from shared to global memory and release them."""
     w.meetings += 1
     lane = active_lanes(mask)[0]
     for address in (int(to[lane]), int(source[lane])):

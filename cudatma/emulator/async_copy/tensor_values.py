@@ -1,8 +1,9 @@
-"""Values that a tensor copy moves: fills and conversions of loads, clipping of stores, reductions; bit-exact with an
-H200.
+"""The values that a tensor copy moves: fills, conversions, clipping and reductions.
 
-Memories are uint8 arrays; ``origin`` is the offset of the tensor's base in global memory. Nothing here depends on warps
-or time.
+The results match an H200 bit by bit.
+
+Memories are uint8 arrays; ``origin`` is the offset of the tensor's base in global memory. This module does not depend
+on warps or schedules.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _NUMPY_OF: dict[str, Any] = {
     "tfloat32_ftz": np.float32,
     "bfloat16": ml_dtypes.bfloat16,
 }
-#: NaN fill: the same 16-bit pattern for every element type (measured).
+#: The NaN fill: the hardware uses this 16-bit pattern for every element type (measured).
 _NAN_FILL = 0x7FF77FF77FF77FF7
 _TF32_NAN = np.uint32(0x7FFFE000)
 
@@ -38,8 +39,9 @@ def fill_word(spec: MapSpec) -> int:
 
 
 def round_to_tf32(bits: Array) -> Array:
-    """Round fp32 to tf32: 10 bits of mantissa, to nearest even. NaN becomes canonical; subnormals stay, even for .ftz
-    types.
+    """Round fp32 to tf32: 10 bits of mantissa, to nearest even.
+
+    NaNs become canonical. Subnormals do not change, even for .ftz types.
     """
     exponent, low = np.uint32(0x7F800000), np.uint32(0x1FFF)
     rounded = (bits + np.uint32(0xFFF) + ((bits >> 13) & np.uint32(1))) & ~low
@@ -90,7 +92,7 @@ def written_chunks(box: Box) -> Array:
 
 
 def write(memory: Array, offsets: Array, words: Array, unit_bytes: int = CHUNK) -> None:
-    """Write chunks, shape (n, 2), at byte offsets of a memory, and drop bytes past its end.
+    """Write chunks, shape (n, 2), at byte offsets of a memory, and drop bytes past the end of the memory.
 
     Only the first ``unit_bytes`` of each chunk are written.
     """
@@ -108,7 +110,7 @@ def write(memory: Array, offsets: Array, words: Array, unit_bytes: int = CHUNK) 
 
 
 def read(memory: Array, offsets: Array) -> Array:
-    """Return chunks, shape (n, 2), at byte offsets of a memory, with zeros past its end."""
+    """Return chunks, shape (n, 2), at byte offsets of a memory, with zeros past the end of the memory."""
     fits = offsets + CHUNK <= memory.size
     if fits.all():
         result: Array = np.take(_chunks(memory, int(offsets[0]) % CHUNK), offsets // CHUNK, axis=0)
@@ -124,8 +126,8 @@ def read(memory: Array, offsets: Array) -> Array:
 def combine(operation: str, old: Array, new: Array) -> Array:
     """Return the result of a bulk or tensor reduction, element by element.
 
-    Float sums are rounded once, to nearest even, with subnormals. A NaN result is canonical: all bits but the sign. If
-    one operand of min or max is NaN, the result is the other; -0 is less than +0.
+    Float sums are rounded once, to nearest even, and keep subnormals. A NaN result is canonical: all bits except the
+    sign are set. If one operand of min or max is NaN, the result is the other operand. -0 is less than +0.
     """
     with np.errstate(all="ignore"):
         result = atomics.apply(operation, old, new)
@@ -146,14 +148,17 @@ def _float_result(operation: str, old: Array, new: Array, result: Array) -> Arra
 
 
 def flush_subnormals(values: Array) -> Array:
-    """Replace fp32 subnormals by zeros of the same sign."""
+    """Replace fp32 subnormals with zeros of the same sign."""
     bits = values.view(np.uint32)
     result: Array = np.where((bits & np.uint32(0x7F800000)) == 0, bits & np.uint32(0x80000000), bits).view(np.float32)
     return result
 
 
 def reduce(memory: Array, offsets: Array, words: Array, spec: MapSpec, operation: str) -> None:
-    """Reduce chunks into a memory. Chunks that a stride of 0 maps to the same place are reduced one after the other."""
+    """Reduce chunks into a memory.
+
+    If a stride of 0 maps several chunks to the same place, they are reduced one after another.
+    """
     dtype = np.dtype(_NUMPY_OF.get(spec.dtype.name) or spec.dtype.numpy)
     while len(offsets):
         _, first = np.unique(offsets, return_index=True)

@@ -1,7 +1,7 @@
-"""Agents, which access memory in a cluster, and the clocks of each warp and its lanes.
+"""The agents that access memory in a cluster, and the clocks of each warp and its lanes.
 
 An agent is a warp, one kind of a warp's accesses, or the mbarrier or group of a copy. A clock holds, for each agent,
-the number of its accesses that are ordered before the present.
+the number of the agent's accesses that happen before the current instruction.
 
 Source: PTX ISA, "Memory Consistency Model": causality order.
 """
@@ -22,19 +22,19 @@ from cudatma.emulator.ptx.types import LANES, Array, lane_bits
 
 _SPARE_AGENTS = 512
 #: Agents of each warp: the warp, its wgmmas, its cp.asyncs, its single lanes, and its strong writes to global memory.
-#: Kernels in which parts of a warp meet have one more for each lane.
+#: If parts of a warp synchronize in a kernel, each lane is an additional agent.
 _OWN_AGENTS = 5
-#: (agent, clock, positions among the granules) of an access or a part of it.
+#: (agent, clock, positions among the granules) for an access or a part of an access.
 Stamp = tuple[int, int, Array | slice]
 
 
 def lanes_now(w: Warp) -> int:
-    """Return the lanes that execute the current instruction, as bits."""
+    """Return the lanes that execute the current instruction as bits."""
     return lane_bits(w.split.mask if w.guard is None else w.split.mask & w.guard)
 
 
 def used_granules(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Array:
-    """Return the granules of a load that hold bytes the kernel uses (`.pragma "used_bytes_mask"`)."""
+    """Return the granules of a load whose bytes the kernel uses (`.pragma "used_bytes_mask"`)."""
     mask = w.split.frame.program.function.used_bytes.get(at)
     if mask is None:
         return indices
@@ -46,7 +46,7 @@ def used_granules(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Ar
 
 
 def only_lane(w: Warp) -> int:
-    """Return the lane that executes the instruction alone, or -1 if there are several."""
+    """Return the lane that executes the instruction alone, or -1 if several lanes execute it."""
     bits = lanes_now(w)
     return bits.bit_length() - 1 if bits & (bits - 1) == 0 else -1
 
@@ -54,7 +54,7 @@ def only_lane(w: Warp) -> int:
 class Agents(Observer):
     """The agents and clocks of one cluster, which all checks share.
 
-    ``clocks`` holds, for each warp, the clock that all its lanes share.
+    ``clocks`` holds the clock that all lanes of a warp share, for each warp.
     """
 
     def __init__(self, launch: Launch, cluster: Cluster) -> None:
@@ -63,7 +63,7 @@ class Agents(Observer):
         self.warps = blocks * (-(-launch.threads // LANES))
         has_groups, extra = launch.image.splits_warps(launch.program.function.name), launch.setup.extra
         if has_groups and extra.get("track_all"):
-            extra.setdefault("groups", np.arange(LANES))  # a replay has no earlier schedule that determines the groups
+            extra.setdefault("groups", np.arange(LANES))  # in a replay, no earlier schedule has determined the groups
         self._own: int = self.warps * (_OWN_AGENTS + LANES * has_groups)
         self.size = self._own + 2 * launch.threads * blocks + _SPARE_AGENTS
         self.clocks = [Clock(self.size) for _ in range(self.warps)]
@@ -80,7 +80,7 @@ class Agents(Observer):
     # ---- agents
 
     def agent(self, key: Any, name: str) -> int:
-        """Return the number of an agent that is not a warp, creating the agent at the first call."""
+        """Return the number of an agent that is not a warp, and create the agent at the first call."""
         agent = self._agents.get(key)
         if agent is None:
             agent = self._own + len(self._agents) % (self.size - self._own)
@@ -102,7 +102,7 @@ class Agents(Observer):
         return 2 * self.warps + w.agent
 
     def leader_agent(self, w: Warp) -> int:
-        """Return the agent for accesses of single lanes, and of all lanes in one warp-wide instruction."""
+        """Return the agent for accesses by single lanes and by all lanes in one warp-wide instruction."""
         return 3 * self.warps + w.agent
 
     # ---- what a wait for a copy acquires
@@ -127,25 +127,25 @@ class Agents(Observer):
     def flag_agent(self, w: Warp) -> int:
         """Return the agent of a warp's strong writes to global memory.
 
-        It is separate because a thread can learn of a published flag without learning of the warp's other accesses.
+        This agent is separate because a thread can acquire a published flag without the warp's other accesses.
         """
         return 4 * self.warps + w.agent
 
     def of_warp(self, w: Warp) -> range:
-        """Return all agents of a warp and its parts."""
+        """Return all agents of a warp, its lanes and its asynchronous operations."""
         return range(w.agent, self._own, self.warps)
 
     def is_own(self, agent: int) -> bool:
-        """Return whether an agent is a warp, or one kind of a warp's accesses."""
+        """Return whether an agent is a warp or one kind of a warp's accesses."""
         return agent < self._own
 
     def is_copy(self, agents: Array) -> Array:
-        """Return which agents are copies, identified by an mbarrier or a group."""
+        """Return which agents are copies. An mbarrier or a group identifies a copy."""
         result: Array = (agents >= self._own) | (agents // self.warps == 2)
         return result
 
     def advance(self, w: Warp) -> None:
-        """Advance the warp's clock, so that later accesses are distinct from those it has published."""
+        """Advance the warp's clock to distinguish later accesses from those that the warp has published."""
         own = [w.agent, self.leader_agent(w)]
         for clock in self.every_clock(w):
             clock.order[own] += 1
@@ -155,9 +155,9 @@ class Agents(Observer):
             self._stamp_groups(w, groups)
 
     def every_clock(self, w: Warp) -> list[Clock]:
-        """Return the clock that all lanes of a warp share, and the clocks of lanes that know more.
+        """Return the clock that all lanes of a warp share, followed by the clocks of lanes that have acquired more.
 
-        All of them agree on the warp's own accesses.
+        All these clocks agree on the warp's own accesses.
         """
         parted = self._parted.get(w.agent)
         if parted is None:
@@ -167,7 +167,7 @@ class Agents(Observer):
     # ---- groups of lanes
 
     def groups(self, w: Warp) -> LaneGroups | None:
-        """Return the groups of a warp's lanes, or None until lanes of some warp have met without the others."""
+        """Return the groups of a warp's lanes, or None if no part of a warp has synchronized alone."""
         first = self.launch.setup.extra.get("groups")
         if first is None:
             return None
@@ -188,17 +188,20 @@ class Agents(Observer):
         return slice(_OWN_AGENTS * self.warps + w.agent, self._own, self.warps)
 
     def count_acquire(self, w: Warp) -> None:
-        """Note that a lane has acquired what others released. This ends the checks between lanes."""
+        """Record that a lane has acquired. Accesses of different lanes before and after this point are not checked."""
         self._acquired[w.agent] = self._acquired.get(w.agent, 0) + 1
 
     def epoch(self, w: Warp) -> int:
-        """Return a number that increases when the lanes of a warp meet or acquire."""
+        """Return a number that increases when the lanes of a warp synchronize or acquire."""
         return 1 + w.meetings + self._acquired.get(w.agent, 0)
 
-    # ---- what the lanes of a warp know
+    # ---- what the lanes of a warp have acquired
 
     def known(self, w: Warp) -> Clock:
-        """Return the clock of what all executing lanes know. Their accesses are checked against it."""
+        """Return the clock of accesses that happen before the instruction in all executing lanes.
+
+        The checks compare the lanes' accesses with this clock.
+        """
         parted = self._parted.get(w.agent)
         if parted is None:
             return self.clocks[w.agent]
@@ -208,7 +211,10 @@ class Agents(Observer):
         return parted.known(lanes_now(w))
 
     def known_by_any(self, w: Warp) -> Clock:
-        """Return the clock of what any executing lane knows. An arrival publishes it."""
+        """Return the clock of accesses that happen before the instruction in any executing lane.
+
+        An arrival publishes this clock.
+        """
         known = self.known(w)
         parted = self._parted.get(w.agent)
         for _, clock in parted.groups(lanes_now(w)) if parted is not None else ():
@@ -217,7 +223,7 @@ class Agents(Observer):
         return known
 
     def knowers(self, w: Warp, indices: Array) -> list[tuple[Clock, Array]]:
-        """Divide the granules of an access by what the lanes know: return (clock, granules) pairs."""
+        """Divide the granules of an access by the clocks of the lanes, and return (clock, granules) pairs."""
         known = self.known(w)
         parted = self._parted.get(w.agent)
         groups = parted.groups(lanes_now(w)) if parted is not None else ()
@@ -230,7 +236,10 @@ class Agents(Observer):
         return [(clock, indices[(bits >> each & 1).astype(bool)]) for bits, clock in groups]
 
     def learners(self, w: Warp) -> list[Clock]:
-        """Return the clocks to update when the executing lanes acquire; other lanes catch up when the warp meets."""
+        """Return the clocks to update when the executing lanes acquire.
+
+        Other lanes acquire the same when the warp synchronizes.
+        """
         parted = self._parted.get(w.agent)
         if parted is not None and parted.meetings != w.meetings:
             del self._parted[w.agent]
@@ -247,12 +256,12 @@ class Agents(Observer):
         return parted.learners(lanes_now(w), lane_bits(w.alive))
 
     def atomic(self, w: Warp, at: int, addresses: Array, space: str, size: int, order: str, returns: bool) -> None:
-        """Advance the clock at a releasing atomic operation, which publishes the accesses before it."""
+        """Advance the clock at a releasing atomic operation. The operation publishes the accesses before it."""
         if releases(order):
             self.advance(w)
 
     def lanes_met(self, w: Warp, groups: set[int]) -> None:
-        """Let the lanes of each group share what they have acquired."""
+        """Synchronize the lanes of each group: give each lane what the others in the group have acquired."""
         parted = self._parted.get(w.agent)
         if parted is not None and parted.meetings == w.meetings:
             for bits in groups:
@@ -264,10 +273,10 @@ class Agents(Observer):
             self._stamp_groups(w, known)
 
     def stamp(self, w: Warp, lanes: int, together: bool = False) -> tuple[int, int]:
-        """Return (agent, clock) of an access by ``lanes`` lanes.
+        """Return the (agent, clock) of an access by ``lanes`` lanes.
 
-        A single lane publishes accesses of several independent lanes only after these lanes have met. It publishes
-        accesses of one lane, and of all lanes in one warp-wide instruction (``together``), at once.
+        A release by a single lane publishes accesses of several independent lanes only after these lanes have
+        synchronized. It always publishes accesses of one lane and of one warp-wide instruction (``together``).
         """
         clock = self.clocks[w.agent]
         if lanes == 1 or together:
@@ -281,24 +290,30 @@ class Agents(Observer):
         return w.agent, int(clock.order[w.agent])
 
     def stamps(self, w: Warp, indices: Array, lanes: int, together: bool = False) -> list[Stamp]:
-        """Return (agent, clock, positions) for each group of lanes that takes part in an access."""
+        """Return (agent, clock, positions) for each group of lanes that participates in an access."""
         groups = self.groups(w) if lanes > 1 and not together else None
         if groups is not None:
             here = np.flatnonzero(w.split.mask if w.guard is None else w.split.mask & w.guard)
-            if len(here) == lanes:  # unless the lanes' addresses are in several memories
+            if len(here) == lanes:  # otherwise the lanes' addresses are in several memories
                 each = len(indices) // lanes
                 agents, now = range(self.size)[self._group_agents(w)], groups.now.tolist()
                 return [(agents[k], now[k], part.repeat(each)) for k, part in groups.divide(here)]
         return [(*self.stamp(w, lanes, together), slice(None))]
 
     def published(self, w: Warp, alone: bool) -> Clock:
-        """Return the clock that a release publishes, by one lane if ``alone``, and advance the warp's clock."""
+        """Return the clock that a release publishes, and advance the warp's clock.
+
+        ``alone`` means that only one lane releases.
+        """
         known = self.without_unmet(w, self.known_by_any(w).copy(), alone)
         self.advance(w)
         return known
 
     def without_unmet(self, w: Warp, known: Clock, alone: bool) -> Clock:
-        """Remove from ``known`` the accesses of lanes that have not met since: a single lane does not publish them."""
+        """Remove from ``known`` the accesses that a single lane (``alone``) does not publish.
+
+        These are the accesses of lanes that have not synchronized since the access.
+        """
         if alone and self._met.get(w.agent) == w.meetings + w.part_meetings:
             limit = self._unmet_from[w.agent] - 1
             known.order[w.agent] = min(int(known.order[w.agent]), limit)

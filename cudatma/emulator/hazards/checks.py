@@ -24,12 +24,12 @@ from cudatma.emulator.machine.state import Cluster
 
 
 def checks_of(launch: Launch, cluster: Cluster, findings: Findings) -> list[Observer]:
-    """Return the hazard checks that the kernel's instructions need, in the order in which they receive events.
+    """Return the hazard checks that the kernel's instructions need, in the order in which the checks receive events.
 
-    They share Agents (the clocks of warps), SharedMemory (the last accesses to shared memory), MemoryOrder (fences and
-    flags), BarrierRecords (each mbarrier since its init) and Reporter (which collects hazards). Synchronization comes
-    last, because it updates the clocks that the other checks compare with. PeerUses precedes SharedAccesses, in which a
-    releasing store advances the clock.
+    The checks share Agents (the clocks of warps), SharedMemory (the last accesses to shared memory), MemoryOrder
+    (fences and flags), BarrierRecords (the record of each mbarrier since the init) and Reporter (which collects
+    hazards). Synchronization comes last, because it updates the clocks that the other checks use. PeerUses must precede
+    SharedAccesses, because SharedAccesses advances the clock at a releasing store.
     """
     number = cluster.number
     reporter = Reporter(launch, findings)

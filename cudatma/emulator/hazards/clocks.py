@@ -1,7 +1,7 @@
-"""Vector clocks: which accesses are ordered before the present for a warp or some of its lanes.
+"""Vector clocks: the accesses that happen before the current instruction of a warp or some of its lanes.
 
-Inside a cluster, agents are numbered and a clock is one vector. Knowledge of other clusters, fences, and flags that
-were read but not acquired is rare; ``Clock.far`` holds it, and most clocks have none.
+Inside a cluster, agents are numbered and a clock is one vector. ``Clock.far`` holds rare state: clocks of other
+clusters, fences, and flags that were read but not acquired. In most clocks it is None.
 
 Source: PTX ISA, "Memory Consistency Model": causality order, release and acquire patterns, proxies; "bar.warp.sync".
 """
@@ -14,7 +14,8 @@ import numpy as np
 
 from cudatma.emulator.ptx.types import LANES, SCOPES, Array
 
-#: Key of fence.mbarrier_init in Far.fenced. A relaxed barrier.cluster.arrive after the fence publishes this clock.
+#: Key of fence.mbarrier_init in Far.fenced. A relaxed barrier.cluster.arrive after the fence publishes the clock under
+#: this key.
 INITS = -1
 
 
@@ -44,32 +45,36 @@ def _maximum(left: Array | None, right: Array | None) -> Array | None:
 
 
 def join_clocks(mine: dict[Any, Clock], theirs: dict[Any, Clock]) -> None:
-    """Join each of their clocks into the one of mine with the same key."""
+    """Join each clock of ``theirs`` into the clock of ``mine`` with the same key."""
     for key, clock in theirs.items():
         known = mine.get(key)
         mine[key] = clock if known is None or known is clock else joined(known, clock)
 
 
 class Far:
-    """The part of a clock that goes beyond plain order inside a cluster. Vectors in it are replaced, never changed.
+    """The part of a clock that goes beyond happens-before inside a cluster.
+
+    Vectors in this object are replaced, never modified.
 
     Attributes
     ----------
     performed
-        Accesses that have been performed, although their writes need not be visible. An mbarrier whose arrive or wait
-        has CTA scope gives this knowledge to another CTA. It orders a write after reads and completed copies.
+        Accesses that have been performed, although their writes need not be visible. A thread of another CTA obtains
+        this clock through an mbarrier whose arrive or wait has CTA scope. The clock orders a write after reads and
+        completed copies.
     proxy
         Accesses that a proxy fence has made visible to the asynchronous proxy in global memory.
     proxy_of
-        The same in the shared memory of one CTA, by its rank; ``Clock.proxy`` holds what is visible in all of them.
+        CTA rank -> accesses that a proxy fence has made visible to the asynchronous proxy in this CTA's shared memory.
+        ``Clock.proxy`` holds the accesses that are visible in the shared memory of all CTAs.
     others
-        Clocks of other clusters, by number: (order, vector like ``proxy``).
+        Cluster number -> clocks of another cluster: (order, vector like ``proxy``).
     fenced
-        What a fence has prepared for a strong write to publish, by scope.
+        Scope -> accesses that a fence has prepared for publication by a strong write.
     maps
-        What an acquiring fence has made visible to reads of a tensor map, by (address, scope).
+        (address, scope) -> accesses that an acquiring fence has made visible to reads of a tensor map.
     seen
-        What relaxed reads have observed and no fence has acquired yet, by the scope that the fence needs.
+        Scope of the necessary fence -> accesses that relaxed reads have observed and no fence has acquired yet.
     """
 
     __slots__ = ("fenced", "maps", "others", "performed", "proxy", "proxy_of", "seen")
@@ -102,12 +107,12 @@ class Far:
         join_clocks(self.seen, other.seen)
 
     def fence_proxy_of(self, rank: int, order: Array) -> None:
-        """Note that a proxy fence has made these accesses visible in the shared memory of one CTA."""
+        """Record that a proxy fence has made these accesses visible in the shared memory of one CTA."""
         known = self.proxy_of.get(rank)
         self.proxy_of[rank] = order if known is None else np.maximum(known, order)
 
     def learn(self, number: int, order: Array, proxy: Array) -> None:
-        """Extend what is known of another cluster."""
+        """Extend the clock of another cluster."""
         known = self.others.get(number)
         if known is not None:
             if known[0] is order and known[1] is proxy:
@@ -117,10 +122,10 @@ class Far:
 
 
 class Clock:
-    """The accesses of every agent that are ordered before the present.
+    """The accesses of every agent that happen before the current instruction.
 
-    ``order`` is plain order. ``proxy`` holds the accesses that a proxy fence has also made visible to the asynchronous
-    proxy in shared memory.
+    ``order`` holds all these accesses. ``proxy`` holds those that a proxy fence has also made visible to the
+    asynchronous proxy in shared memory.
     """
 
     __slots__ = ("far", "order", "proxy")
@@ -144,14 +149,14 @@ class Clock:
         return result
 
     def bare(self) -> Clock:
-        """Return a copy that a release can publish: without the state of pending fences and relaxed reads."""
+        """Return a copy for a release to publish, without the state of pending fences and relaxed reads."""
         result = self.copy()
         if result.far is not None:
             result.far.fenced, result.far.maps, result.far.seen = {}, {}, {}
         return result
 
     def performed(self) -> Array:
-        """Return the accesses that have been performed: the ordered ones, and those in ``Far.performed``."""
+        """Return the accesses that have been performed: those in ``order`` and in ``Far.performed``."""
         far = self.far
         if far is None or far.performed is None:
             return self.order
@@ -167,9 +172,9 @@ class Clock:
         return result
 
     def note(self, scope: int, number: int, clock: Clock, own: int) -> None:
-        """Keep what a relaxed read has observed until a fence of this scope acquires it.
+        """Keep the clock that a relaxed read has observed until a fence of this scope acquires it.
 
-        ``number`` and ``own`` are as in absorb.
+        ``number`` and ``own`` are as for absorb().
         """
         seen = self.beyond().seen
         noted = Clock(self.order.size) if scope not in seen else seen[scope].copy()
@@ -183,7 +188,7 @@ class Clock:
         return self.far
 
     def absorb(self, number: int, clock: Clock, own: int) -> None:
-        """Join a clock that a warp of cluster ``number`` has released; ``own`` is the cluster of this clock."""
+        """Join a clock that a warp of cluster ``number`` has released. ``own`` is the cluster of this clock."""
         if number == own:
             self.join(clock)
             return
@@ -205,10 +210,10 @@ class Clock:
         far.others = {number: (order, order) for number, (order, _) in far.others.items()}
 
     def of(self, who: Array, size: int, own: int, through_proxy: bool = False, performed: bool = False) -> Array:
-        """Return the known clock of each agent.
+        """Return the clock of each agent in ``who``.
 
-        ``who`` is cluster number * size + agent. With ``through_proxy``, return what the asynchronous proxy sees; with
-        ``performed``, what has been performed.
+        ``who`` is cluster number * size + agent. If ``through_proxy`` is true, the result covers accesses that are
+        visible to the asynchronous proxy. If ``performed`` is true, it covers accesses that have been performed.
         """
         number, agent = np.divmod(who, size)
         far = self.far
@@ -226,16 +231,17 @@ class Clock:
 
 
 def joined(clock: Clock, other: Clock) -> Clock:
-    """Return a new clock that knows what both clocks know."""
+    """Return a new clock that includes the accesses of both clocks."""
     result = clock.copy()
     result.join(other)
     return result
 
 
 class LaneClocks:
-    """The clocks of a warp's lanes, from the moment some have acquired more than the rest until all meet.
+    """The clocks of a warp's lanes, while some lanes have acquired more than others.
 
-    ``meetings`` is the warp's count at that moment. ``parts`` holds (lane bits, clock); lanes in no part know
+    These clocks exist from an acquire by some lanes until all lanes synchronize. ``meetings`` is the warp's number of
+    synchronizations at the acquire. ``parts`` holds (lane bits, clock) pairs. Lanes in no part have the clock
     ``whole``.
     """
 
@@ -268,7 +274,7 @@ class LaneClocks:
         return result
 
     def known(self, lanes: int) -> Clock:
-        """Return the clock of what all of these lanes know."""
+        """Return the clock of the accesses that happen before the instruction in all of these lanes."""
         parts = [(bits, clock) for bits, clock in self.parts if bits & lanes]
         for bits, _ in parts:
             lanes &= ~bits
@@ -287,14 +293,14 @@ class LaneClocks:
         return result
 
     def groups(self, lanes: int) -> list[tuple[int, Clock]]:
-        """Divide the lanes by what they know: return (lane bits, clock) pairs."""
+        """Divide the lanes by their clocks, and return (lane bits, clock) pairs."""
         groups = [(bits & lanes, clock) for bits, clock in self.parts if bits & lanes]
         for bits, _ in groups:
             lanes &= ~bits
         return [*groups, (lanes, self.whole)] if lanes else groups
 
     def meet(self, lanes: int) -> None:
-        """Give each of these lanes what any of them knows."""
+        """Synchronize these lanes: give each lane what any of them has acquired."""
         inside = [clock for bits, clock in self.parts if bits & lanes]
         if not inside:
             return
@@ -305,7 +311,7 @@ class LaneClocks:
         self.parts = [*rest, (lanes, together)]
 
     def merge(self) -> Clock:
-        """Give all lanes what any of them knows, and return the warp's clock."""
+        """Synchronize all lanes and return the warp's clock."""
         for _, clock in self.parts:
             self.whole.join(clock)
         return self.whole
@@ -315,7 +321,7 @@ _LANES = np.arange(LANES)
 
 
 def refine(extra: dict[str, Any], meeting: set[int]) -> None:
-    """Split the groups of a launch so that each of these sets of lanes, which have met, consists of whole groups.
+    """Split the groups of a launch so that each of these sets of synchronized lanes consists of whole groups.
 
     ``extra["groups"]`` holds the lowest lane of each lane's group.
     """
@@ -329,10 +335,10 @@ def refine(extra: dict[str, Any], meeting: set[int]) -> None:
 
 
 class LaneGroups:
-    """The groups of one warp's lanes. Every meeting so far included each group as a whole, or not at all.
+    """The groups of one warp's lanes. Every synchronization so far included all lanes of a group or none.
 
-    Accesses of a group count as accesses of one agent. Groups exist from the first meeting of a part of a warp on, for
-    all warps and all later schedules of the launch.
+    All accesses by a group count as accesses by one agent. Groups exist from the first synchronization of a part of a
+    warp, for all warps and all later schedules of the launch.
 
     Attributes
     ----------
@@ -341,9 +347,9 @@ class LaneGroups:
     now
         The clock of each lane's group.
     known
-        For each lane (row), the clock of each other lane that it has met.
+        For each lane (row), the clock of each other lane with which it has synchronized.
     epoch
-        As in Agents.epoch.
+        The epoch, as for Agents.epoch().
     """
 
     __slots__ = ("epoch", "first", "known", "now")
@@ -354,7 +360,7 @@ class LaneGroups:
         self.known: Array = np.zeros((LANES, LANES), np.int64)
 
     def catch_up(self, first: Array, epoch: int) -> bool:
-        """Update the groups; return True if the warp has met or was divided again since the last call."""
+        """Update the groups. Return True if the warp has synchronized or was divided again since the last call."""
         if self.epoch == epoch and self.first is first:
             return False
         self.first, self.epoch = first, epoch
@@ -363,7 +369,7 @@ class LaneGroups:
         return True
 
     def meet(self, meeting: set[int]) -> None:
-        """Give the lanes of each set (bits) what any of them knows."""
+        """Synchronize the lanes of each set (bits)."""
         for bits in meeting:
             lanes = np.flatnonzero(bits >> _LANES & 1)
             self.known[lanes] = self.known[lanes].max(axis=0)
@@ -371,12 +377,12 @@ class LaneGroups:
             self.now[lanes] += 1
 
     def divide(self, lanes: Array) -> list[tuple[int, Array]]:
-        """Return (lowest lane, positions among these lanes) of each group that contains some of them."""
+        """Return (lowest lane, positions among these lanes) of each group that contains some of these lanes."""
         of = self.first[lanes]
         return [(lowest, of == lowest) for lowest in np.unique(of).tolist()]
 
     def publishable(self, lanes: Array, alone: bool) -> Array:
-        """Return, for each lane's group, how much of its clock these lanes publish, as one lane if ``alone``."""
+        """Return the part of each group's clock that these lanes publish; ``alone`` means a release by one lane."""
         clocks: Array = self.known[lanes].max(axis=0)
         if not alone:
             clocks = np.where(np.isin(self.first, self.first[lanes]), self.now, clocks)

@@ -26,7 +26,7 @@ from cudatma.errors import counted
 
 
 class StopRun(Exception):  # noqa: N818 - not an error
-    """Ends a schedule at the first hazard of a kind in ``stop_at``."""
+    """Raised to end a schedule at the first hazard of a kind in ``stop_at``."""
 
 
 #: Kinds of unordered accesses. They can make the byte count of an mbarrier wrong.
@@ -47,7 +47,7 @@ class Findings:
         self.kernel, self._stop_at, self._lines = kernel, frozenset(stop_at), lines or {}
         self._hazards: dict[tuple[str, str, Any], Finding] = {}
         self._warnings: dict[tuple[str, str, Any], Finding] = {}
-        #: (function, instruction) -> number of reads of swizzled tiles that are still to be examined.
+        #: (function, instruction) -> remaining number of reads of swizzled tiles to examine.
         self.reads_to_check: dict[tuple[str, int], int] = {}
         #: The wgmma operands that swizzles.Swizzles has examined.
         self.operands: set[tuple[str, int, int, int, int]] = set()
@@ -74,9 +74,9 @@ class Findings:
         places, is_derived, advice
             As in report.Finding and report.Hazard.
         blocks
-            CTAs that it concerns in addition to the warp's.
+            CTAs that the hazard concerns in addition to the warp's CTA.
         cause
-            The cause, if it is not the usual one of its kind.
+            The cause, if it is different from the usual cause of this kind.
         """
         table = self._warnings if is_warning else self._hazards
         known = self._add(kind, message, program, at, warp, advice, table)
@@ -124,7 +124,7 @@ class Findings:
         return known
 
     def _text(self, source: str) -> str:
-        """Return the text of the innermost available line of "k.cu:12, inlined at k.cu:40", or ""."""
+        """Return the text of the innermost source line in "k.cu:12, inlined at k.cu:40" that is available, or ""."""
         for place in source.split(", inlined at "):
             name, _, number = place.rpartition(":")
             text = self._lines.get(name, {}).get(int(number)) if number.isdigit() else None
@@ -147,7 +147,7 @@ class Findings:
         self.add("trap", str(error), split.frame.program, at, split.warp)
 
     def has(self, place: Place, *kinds: str) -> bool:
-        """Return whether a hazard of one of these kinds is known at a place, or at an unknown place."""
+        """Return whether a hazard of one of these kinds has been recorded at a place, or without a place."""
         known = (finding for key, finding in self._hazards.items() if key[0] in kinds)
         return any(not finding.places or place in finding.places for finding in known)
 
@@ -161,11 +161,11 @@ class Findings:
 
 
 class Reporter(Observer):
-    """Reports the hazards of one cluster, and decides whether a hazard follows from another."""
+    """Observer that reports the hazards of one cluster and decides whether a hazard follows from another."""
 
     def __init__(self, launch: Launch, findings: Findings) -> None:
         self.launch, self.findings, self.body = launch, findings, launch.program.function.body
-        #: Whether an unordered access (True) or a wrong byte count (False) first put threads out of step.
+        #: Whether an unordered access (True) or a wrong byte count (False) was the first to put threads out of step.
         self._order_broke: bool | None = None
 
     def violation(self, kind: str, w: Warp, at: int, message: str, places: Sequence[Place] = ()) -> None:
@@ -192,9 +192,10 @@ class Reporter(Observer):
         read_at: int = -1,
         **more: Any,
     ) -> None:
-        """Record a hazard in shared memory at granule ``place``, and name the last writer.
+        """Record a hazard in shared memory at granule ``place`` and name the last writer.
 
-        ``indices`` are all granules of the access. ``read_at`` is the read that the write is not ordered after.
+        ``indices`` are all granules of the access. ``read_at`` is the earlier read that is not ordered before the
+        write.
         """
         address = place * shadow.granule + SHARED_START
         others = self.read_at(read_at) + self.written_at(int(shadow.writer_at[place]))
@@ -219,7 +220,7 @@ class Reporter(Observer):
         return f"; {what} PTX line {instruction.line}" + (f" ({source})" if source else "")
 
     def out_of_step(self, *, by_bytes: bool) -> None:
-        """Note what first put threads out of step: an mbarrier's byte count, or an unordered access."""
+        """Record what first put threads out of step: an mbarrier's byte count or an unordered access."""
         if self._order_broke is None:
             self._order_broke = not by_bytes
 
@@ -230,7 +231,7 @@ class Reporter(Observer):
 
 
 def _place(instruction: Instruction | None, at: int) -> Any:
-    """Return a key for an instruction's position; copies of a line in an unrolled loop share it."""
+    """Return a key for an instruction's position. Copies of a source line in an unrolled loop share a key."""
     if instruction is None or not instruction.source_line:
         return at
     return instruction.file, instruction.source_line, instruction.inlined_at
@@ -269,7 +270,7 @@ def _position(split: Split, loops: Recorder | None) -> tuple[Program, int, str]:
     if loop is None:
         at = getattr(wait, "at", program.flow.segments[split.pc].start)
         return program, min(at, len(program.function.body) - 1), wait.describe() if wait is not None else "running"
-    what = f"an endless loop through {loop.describe()}"
+    what = f"an infinite loop through {loop.describe()}"
     if not loop.reads:
         what += " reads no memory: compilers hoist a plain load of a flag out of the loop (use volatile or ld.acquire)"
     elif any(is_plain(i) for _, i in loop.reads):
@@ -278,7 +279,7 @@ def _position(split: Split, loops: Recorder | None) -> tuple[Program, int, str]:
 
 
 def lines_of(deadlock: Deadlock) -> list[str]:
-    """Return lines that say where splits wait; splits that wait alike share a line."""
+    """Return lines that say where splits wait. Splits with the same description share a line."""
     alike: dict[tuple[str, str], list[Split]] = {}
     for split in sorted(deadlock.blocked, key=lambda split: (split.warp.block.index[::-1], split.warp.index)):
         program, at, what = _position(split, deadlock.loops)
@@ -297,7 +298,7 @@ def lines_of(deadlock: Deadlock) -> list[str]:
 
 
 def report_deadlock(deadlock: Deadlock, findings: Findings) -> None:
-    """Report one hazard for the deadlock, and one for each mbarrier whose byte count is wrong."""
+    """Report a hazard for the deadlock, and a hazard for each mbarrier whose byte count is wrong."""
     blocked = sorted(deadlock.blocked, key=lambda split: (split.warp.block.index[::-1], split.warp.index))
     for cluster in dict.fromkeys(split.warp.block.cluster for split in blocked):
         cluster.events.deadlocked()
@@ -326,13 +327,13 @@ def report_deadlock(deadlock: Deadlock, findings: Findings) -> None:
         for (_, what), names in named.items()
     )
     waits = [_wait(split) for split in blocked]
-    what = "no warp can proceed and no copy is in flight" if any(waits) else "endless loop that no other warp can end"
+    what = "no warp can proceed and no copy is in flight" if any(waits) else "infinite loop that no other warp can end"
     message = f"{what}:\n    {shown}{more}{arrived}"
     findings.add("deadlock", message, program, at, first.warp, blocks=blocks, cause=_cause(waits))
 
 
 def _arrivals(barrier: MBarrier) -> str:
-    """Return which warps have arrived at an mbarrier in its phase, for messages."""
+    """Return which warps have arrived on an mbarrier in the current phase, for messages."""
     arrived = barrier.arrived_by
     warps = sorted({agent for agent, _ in arrived})
     return f"{len(arrived)} threads of warps {', '.join(map(str, warps))}" if arrived else "none"

@@ -1,4 +1,4 @@
-"""Shadow of global memory: the last writer of each granule, and its readers since then."""
+"""The shadow of global memory: the last writer of each granule and its readers since that write."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from cudatma.emulator.ptx.types import Array
 #: Columns of ``writers``. STRENGTH is 0 for a weak access and 1 + scope for a strong one; PLACE is
 #: 2 * instruction + (1 if asynchronous).
 WHO, CLOCK, STRENGTH, PLACE, LANE = range(5)
-#: Decides, given agents and clocks, which accesses are ordered before the present.
+#: Function that decides, given agents and clocks, which accesses are ordered before the current instruction.
 Seen = Callable[[Array, Array], Array]
 
 
 class GlobalShadow:
-    """The last writer of each granule of a region of global memory, and two of its readers since then.
+    """Shadow of a region of global memory: the last writer of each granule, and two of its readers since that write.
 
-    A buffer gets a shadow at the kernel's first write to it, and in later schedules from the start; buffers that are
-    only read cost nothing. Agents are numbered over the whole grid as cluster number * agents of a cluster + agent + 1;
-    0 is no agent. ``granule`` is a power of two of at most 16 bytes.
+    The emulator creates a buffer's shadow at the kernel's first write to the buffer, and at the start of later
+    schedules. Buffers that are only read have no shadow. Agents are numbered over the whole grid as cluster number *
+    agents of a cluster + agent + 1; 0 means no agent. ``granule`` is a power of two of at most 16 bytes.
     """
 
     def __init__(self, region: Region, granule: int) -> None:
@@ -32,14 +32,15 @@ class GlobalShadow:
         self._shift = granule.bit_length() - 1
         self.skew = region.base % 16
         self.count = -(-(region.size + self.skew) // granule) + 1
-        #: (granules, 5): the columns above.
+        #: Shape (granules, 5): the columns above.
         self.writers: Array = np.zeros((self.count, 5), np.int64)
         self._readers: Array | None = None
         #: Whether the array belongs to the previous grid until griddepcontrol.wait.
         self.is_produced = False
         #: Clocks that strong writes have published, by granule (see MemoryOrder).
         self.published: dict[int, Any] = {}
-        #: Offset of a tensor map -> for each copy through it, (agent, clock) pairs. Threads that know one may edit it.
+        #: Offset of a tensor map -> for each copy through the map, (agent, clock) pairs. A thread that has acquired one
+        #: of these pairs may edit the map.
         self.map_uses: dict[int, set[Any]] = {}
         #: (agent, clock) of a bulk store -> (agent, clock) of the thread that issued it.
         self.issued: dict[tuple[int, int], tuple[int, int]] = {}
@@ -64,10 +65,10 @@ class GlobalShadow:
         rows[indices, PLACE] = place
         rows[indices, LANE] = lanes
 
-    # ---- readers: two slots each of (who, clock, strength, instruction, lanes)
+    # ---- readers: two slots, each (who, clock, strength, instruction, lanes)
 
     def forget_readers(self, indices: Array) -> None:
-        """Forget readers that have been reported, so that an access is reported once."""
+        """Delete readers that have been reported, so that each access is reported only once."""
         if self._readers is not None:
             self._readers[indices] = 0
 
@@ -78,8 +79,10 @@ class GlobalShadow:
     def record_read(
         self, indices: Array, who: int, clock: int, strength: int, at: int, lanes: Array | int, seen: Seen
     ) -> None:
-        """Record a read in the first slot if that slot's reader is the same or ordered before it, otherwise in the
-        second.
+        """Record a read.
+
+        It replaces the reader in the first slot if that is the same agent or is ordered before the read, otherwise the
+        reader in the second slot.
         """
         if self._readers is None:
             self._readers = np.zeros((self.count, 2, 5), np.int64)
@@ -97,7 +100,7 @@ class GlobalShadow:
 
 
 def prepare(launch: Launch) -> None:
-    """Replace the shadows of the last schedule by new ones for the buffers that the kernel is known to write."""
+    """Replace the shadows of the last schedule with new shadows of the buffers that the kernel is known to write."""
     extra = launch.setup.extra
     produced: set[int] = extra.get("produced", set())
     written: set[int] = extra.setdefault("written", set())

@@ -40,7 +40,7 @@ class GlobalRaces(Observer):
     """Hazard check that compares one cluster's accesses to global memory with the accesses of all clusters."""
 
     def __init__(self, agents: Agents, lanes: LaneRaces, order: MemoryOrder, reporter: Reporter, number: int) -> None:
-        """Create the check for cluster ``number``; other clusters have agents with the same numbers."""
+        """Create the check for cluster ``number``. Agents are numbered separately in each cluster."""
         self._agents, self._lanes, self._order, self._reporter = agents, lanes, order, reporter
         self._launch, self._number = reporter.launch, number
         self._base = number * agents.size + 1
@@ -49,7 +49,7 @@ class GlobalRaces(Observer):
     # ---- the previous grid
 
     def grid_waited(self, w: Warp) -> None:
-        """Note that the previous grid has finished and its writes are visible."""
+        """Record that the previous grid has finished and that its writes are visible."""
         if self._grid >= 0:
             for clock in self._agents.learners(w):
                 clock.order[self._grid] = 1
@@ -87,7 +87,7 @@ class GlobalRaces(Observer):
     def _write(
         self, w: Warp, at: int, region: Region, offsets: Array, size: int, order: str, same: Same, together: bool
     ) -> None:
-        """Check and record a store. Stores of values that memory already holds do not race."""
+        """Check and record a store. A store of values that memory already contains does not race."""
         shadow = self._tracked(region)
         agents = self._agents
         indices = shadow.granules(offsets, size)
@@ -95,7 +95,8 @@ class GlobalRaces(Observer):
         clock = agents.known(w)
         self._check_grid(w, at, region, clock, "written")
         stamps = self._lanes.stamps(w, len(indices), together)
-        # Each lane may write where it alone has acquired the previous write, for example flags that lanes poll.
+        # Each lane may write where only this lane has acquired the previous write, for example to flags that lanes
+        # poll.
         parts = agents.knowers(w, indices)
         ordered = [self._check_write(w, at, shadow, part, known, strength, same) for known, part in parts]
         if all(ordered) and not strength and not together:
@@ -124,7 +125,7 @@ class GlobalRaces(Observer):
     def _atomic(self, w: Warp, at: int, region: Region, offsets: Array, size: int, order: str, returns: bool) -> None:
         """Check and record an atomic operation, which does not race with strong accesses.
 
-        An atomic operation that returns a value acquires what it observes.
+        An atomic operation that returns a value acquires the write that it observes.
         """
         shadow = self._tracked(region)
         indices = shadow.granules(offsets, size)
@@ -159,7 +160,7 @@ class GlobalRaces(Observer):
                 self._copy_reads(copy.w, copy.at, region, places[box.valid == length], length, until, True)
 
     def cp_async_source(self, w: Warp, at: int, addresses: Array, counts: Array, group: Group) -> None:
-        """Check only the bytes that each lane reads from its source; the last source may end with the buffer."""
+        """Check only the bytes that each lane reads, because the last lane's source may reach the end of the buffer."""
         until = self._agents.copies_until(w, group)
         for size in np.unique(counts[counts > 0]).tolist():
             sources = addresses[counts == size]
@@ -172,8 +173,8 @@ class GlobalRaces(Observer):
     ) -> None:
         """Check and record a copy's reads.
 
-        ``until`` is the (agent, clock) that a thread acquires by waiting for the copy. ``proxy`` marks reads through
-        the asynchronous proxy; cp.async reads like an ordinary load.
+        ``until`` is the (agent, clock) that a thread acquires by waiting for the copy. ``proxy`` means that the reads
+        use the asynchronous proxy. cp.async reads through the generic proxy, as an ordinary load does.
         """
         shadow: GlobalShadow | None = region.shadow
         if shadow is None:
@@ -190,8 +191,9 @@ class GlobalRaces(Observer):
     # ---- targets of stores
 
     def bulk_target(self, w: Warp, at: int, region: Region, offsets: Array, group: Group, is_reduction: bool) -> None:
-        """Check a bulk store or reduction. A thread that waits for its group, not only for its reads, may read the
-        result.
+        """Check a bulk store or reduction.
+
+        A thread may read the result after it has waited for the complete group, not only for the group's reads.
         """
         shadow = self._tracked(region)
         clock, until = self._agents.known(w), self._agents.store_until(w, group)
@@ -216,9 +218,10 @@ class GlobalRaces(Observer):
             self.bulk_target(w, at, region, inside, group, bool(operation))
 
     def _check_distinct(self, w: Warp, at: int, box: Box, written: Array, operation: str) -> None:
-        """Report a store whose elements overlap: TMA writes them in no defined order.
+        """Report a store whose elements overlap, because TMA writes elements in no defined order.
 
-        A reduction is only a warning: it is atomic for each element, so a sum into one row may be intended.
+        For a reduction, this is only a warning. Reductions are atomic for each element, so a sum into one row may be
+        intended.
         """
         spec = box.spec
         if not isinstance(spec, TiledSpec) or not _may_overlap(spec):
@@ -251,8 +254,8 @@ class GlobalRaces(Observer):
                 edited &= ~(self._seen(fenced)(rows[:, WHO], rows[:, CLOCK]) & (distances <= scope))
         if edited.any():
             text = (
-                "a tensor map was edited here, and no fence.proxy.tensormap::generic.acquire of its address follows "
-                "whose scope includes the thread that edited it"
+                "a tensor map was edited here, and no fence.proxy.tensormap::generic.acquire of its address "
+                "follows with a scope that includes the thread that edited it"
             )
             self._report(w, at, "tensor_map_fence", shadow, int(indices[int(edited.argmax())]), text)
 
@@ -262,8 +265,9 @@ class GlobalRaces(Observer):
         self._map_in_use(w, map_address, self._agents.read_until(w, group))
 
     def _map_in_use(self, w: Warp, address: int, *until: tuple[int, int]) -> None:
-        """Note a copy through a tensor map. A thread that has waited for it in one of the ways ``until`` may edit the
-        map.
+        """Record a copy through a tensor map.
+
+        A thread that has acquired one of the (agent, clock) pairs in ``until`` may edit the map.
         """
         region = self._launch.memory.find(address)
         shadow: GlobalShadow | None = None if region is None else region.shadow
@@ -277,7 +281,7 @@ class GlobalRaces(Observer):
         uses.add(tuple((self._base + agent, clock) for agent, clock in until))
 
     def map_edited(self, w: Warp, at: int, region: Region, offset: int, together: bool) -> None:
-        """Check that copies through the map have completed, and check the edit as a store."""
+        """Check that copies through the map have completed, and check the edit like a store."""
         shadow, chunks = self._tracked(region), _map_chunks(offset)
         indices = shadow.granules(chunks, _CHUNK)
         seen = self._seen(self._agents.known(w), performed=True)
@@ -290,7 +294,7 @@ class GlobalRaces(Observer):
         self._write(w, at, region, chunks, _CHUNK, "", never, together)
 
     def _tracked(self, region: Region) -> GlobalShadow:
-        """Return the shadow of a region that the kernel writes, creating it at the first write."""
+        """Return the shadow of a region that the kernel writes, and create it at the first write."""
         shadow: GlobalShadow | None = region.shadow
         if shadow is None:
             shadow = region.shadow = GlobalShadow(region, granule_of(self._launch, "global"))
@@ -307,7 +311,7 @@ class GlobalRaces(Observer):
     def _seen(
         self, clock: Clock, through_proxy: bool = False, performed: bool = False
     ) -> Callable[[Array, Array], Array]:
-        """Return a function that decides which accesses a clock has seen, with the flags of Clock.of."""
+        """Return a function that decides which accesses a clock includes. The flags are those of Clock.of."""
         size, number = self._agents.size, self._number
 
         def seen(who: Array, when: Array) -> Array:
@@ -343,7 +347,7 @@ class GlobalRaces(Observer):
         strength: int,
         proxy: bool = False,
     ) -> bool:
-        """Report a read that is not ordered after the writes it observes; return whether it is ordered."""
+        """Report a read that is not ordered after the writes that it observes. Return whether the read is ordered."""
         late = ~self._seen(clock)(rows[:, WHO], rows[:, CLOCK])
         for position in np.flatnonzero(late).tolist():
             row = rows[position]
@@ -367,7 +371,7 @@ class GlobalRaces(Observer):
         return bool(self._seen(clock)(np.array([who]), np.array([now]))[0])
 
     def _observed(self, clock: Clock, row: Array) -> bool:
-        """Return whether an observed flag covers a write. A strong read goes to memory and needs no fence."""
+        """Return whether an observed flag covers a write. A strong read accesses memory directly and needs no fence."""
         flags = clock.far.seen.values() if clock.far is not None else ()
         return any(bool(self._seen(known)(row[WHO : WHO + 1], row[CLOCK : CLOCK + 1])[0]) for known in flags)
 
@@ -394,7 +398,7 @@ class GlobalRaces(Observer):
         same: Same,
         proxy: bool = False,
     ) -> bool:
-        """Report a write that is not ordered after earlier writes and reads; return whether it is ordered."""
+        """Report a write that is not ordered after earlier writes and reads. Return whether the write is ordered."""
         seen = self._seen(clock)
         rows = shadow.writers[indices]
         if np.count_nonzero(rows[:, WHO]):
@@ -434,7 +438,7 @@ class GlobalRaces(Observer):
     ) -> None:
         """Report an access that conflicts with another lane's access.
 
-        ``rows`` are the last writers of the granules, or readers if ``is_read``.
+        ``rows`` holds the last writers of the granules, or their readers if ``is_read`` is true.
         """
         lanes = self._lanes
         position = lanes.conflict(w, np.where(rows[:, STRENGTH] > 0, 0, rows[:, LANE]), stamps)
@@ -461,7 +465,7 @@ class GlobalRaces(Observer):
                 self._check_lanes(w, at, shadow, indices, row, stamps, _LANE_REUSE, is_read=True)
 
     def _check_lane_alone(self, w: Warp, at: int, shadow: GlobalShadow, indices: Array, rows: Array) -> None:
-        """Check that lanes have met before one of them passes what the others stored, strongly or not, to a copy."""
+        """Check that lanes have synchronized before one of them issues a copy of what the others stored."""
         lanes = self._lanes
         if only_lane(w) >= 0:
             weak = rows.copy()
@@ -494,7 +498,7 @@ class GlobalRaces(Observer):
         read_at: int = -1,
         cause: str = "",
     ) -> None:
-        """Record a hazard in a buffer, and name the last writer and the read that precedes it."""
+        """Record a hazard in a buffer, and name the last writer and the preceding read."""
         offset = shadow.byte(place)
         others = self._reporter.read_at(read_at)
         if shadow.writers[place, WHO]:

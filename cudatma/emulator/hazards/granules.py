@@ -1,6 +1,6 @@
 """Choose the granule of a shadow, the number of bytes that one entry describes.
 
-It is the size of the kernel's narrowest access, up to a limit.
+The granule is the size of the kernel's narrowest access, up to a limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
 
 
 def granule_of(launch: Launch, space: str) -> int:
-    """Return the bytes of one entry of a shadow of shared or global memory."""
+    """Return the number of bytes that one entry of a shadow of shared or global memory describes."""
     return _narrowest(launch.image.opcodes(launch.program.function.name), space)
 
 
@@ -34,7 +34,7 @@ def _narrowest(opcodes: frozenset[str], space: str) -> int:
 
 
 def _width(parts: list[str]) -> int:
-    """Return the bytes that an instruction accesses in each lane."""
+    """Return the number of bytes that an instruction accesses in each lane."""
     kind, _, packed = parts[-1].partition("x")
     digits = "".join(character for character in kind if character.isdigit())
     count = next((int(part[1:]) for part in parts if part in ("v2", "v4", "v8")), 1)

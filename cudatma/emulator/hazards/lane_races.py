@@ -1,9 +1,10 @@
-"""Find races between lanes of one warp: accesses of different lanes between which the lanes did not meet.
+"""Find races between lanes of one warp: accesses by different lanes without a synchronization between them.
 
-Since Volta, the lanes of a warp run independently; running together orders nothing. Lanes meet at any instruction that
-the whole warp executes together (bar.warp.sync, bar.sync, shfl, vote, match, elect, mma, ldmatrix, wgmma.fence), or
-only the lanes in its mask. An acquire (a wait for an mbarrier, an acquiring load, a fence) counts as a meeting too,
-because the other lanes then know what a lane has released.
+Since Volta, the lanes of a warp run independently, so lockstep execution does not order their accesses. An instruction
+that the whole warp executes together synchronizes the lanes: bar.warp.sync, bar.sync, shfl, vote, match, elect, mma,
+ldmatrix, wgmma.fence. An instruction with a member mask synchronizes only the lanes in the mask. The check also treats
+an acquire (a wait for an mbarrier, an acquiring load, a fence) as a synchronization, because the other lanes may have
+released their accesses.
 
 Source: PTX ISA, "Memory Consistency Model", "bar.warp.sync".
 """
@@ -20,8 +21,8 @@ from cudatma.emulator.machine.events import Copy, Observer, Same
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import LANES, Array
 
-#: A stamp holds, from the highest bit: the warp, its number of meetings, the lane's number of meetings with a part of
-#: the warp since then, and the lane (32: all lanes together).
+#: Bits of a stamp, from the highest: the warp, the warp's number of synchronizations, the lane's number of partial
+#: synchronizations since then, and the lane (32 means all lanes together).
 _LANE_BITS, _COUNT_BITS, _EPOCH_BITS = 6, 12, 22
 _LANE, _COUNT = (1 << _LANE_BITS) - 1, (1 << _COUNT_BITS) - 1
 _TOGETHER = np.array([LANES], np.int64)
@@ -35,35 +36,37 @@ _CONTENDED = (
 
 
 def cause_of_write(indices: Array, place: int) -> str:
-    """Return the cause of a race at a granule of a write, or "" if it is the usual one."""
+    """Return the cause of a race at a granule of a write, or "" for the usual cause."""
     return _CONTENDED if np.count_nonzero(indices == place) > 1 else ""
 
 
 class LaneRaces(Observer):
-    """Hazard check that packs the warp, meeting and lane of each access into a stamp, and compares stamps.
+    """Hazard check that compares stamps of accesses: the warp, its last synchronization, and the lane.
 
-    Two stamps that differ only in the lane are a race. The check handles events of shared memory;
-    global_races.GlobalRaces uses its stamps for global memory.
+    Two accesses whose stamps differ only in the lane race. This class handles events of shared memory. For global
+    memory, global_races.GlobalRaces uses the stamps of this class.
     """
 
     def __init__(self, agents: Agents, memory: SharedMemory, reporter: Reporter, number: int) -> None:
         """Create the check for cluster ``number``."""
         self._agents, self._memory, self._reporter = agents, memory, reporter
-        #: Stamps of the last ordinary write and read of each granule, by CTA. After a cp.async, only its lane.
+        #: CTA -> stamps of the last ordinary write and the last ordinary read of each granule. After a cp.async, only
+        #: the lane is stored.
         self._writes: list[Array] = [np.zeros(shadow.count, np.int64) for shadow in memory.shadows]
         self._reads: list[Array] = [np.zeros(shadow.count, np.int64) for shadow in memory.shadows]
         self._first = number * agents.warps + 1
         self._wrote: dict[int, int] = {}
         self._read: dict[int, int] = {}
         self._bases: dict[int, tuple[int, Array, Array]] = {}
-        #: Warp -> epoch, and for each lane (row) the latest part meeting of each lane (column) that it knows.
+        #: Warp -> epoch, and the latest partial synchronization of each lane (column) that is ordered before each lane
+        #: (row).
         self._partly: dict[int, tuple[int, Array]] = {}
-        #: Warp -> epoch of its last wait for cp.async groups, first group that is new in this epoch, and number of
-        #: part meetings of each lane before the wait.
+        #: Warp -> epoch of the warp's last wait for cp.async groups, the first group that is new in this epoch, and
+        #: each lane's number of partial synchronizations before the wait.
         self._copies: dict[int, tuple[int, int, Array]] = {}
 
     def stamps(self, w: Warp, count: int, together: bool = False) -> Array:
-        """Return the stamps of ``count`` granules, which the lanes share evenly in lane order."""
+        """Return the stamps of ``count`` granules, which are divided evenly among the lanes in lane order."""
         epoch = self._agents.epoch(w)
         known = self._bases.get(w.agent)
         if known is None or known[0] != epoch:
@@ -82,11 +85,11 @@ class LaneRaces(Observer):
             active = every[w.split.mask if w.guard is None else w.split.mask & w.guard]
         each, rest = divmod(count, len(active))
         if rest:
-            return np.zeros(count, np.int64)  # the lanes' addresses are in several memories: not checked
+            return np.zeros(count, np.int64)  # not checked, because the lanes' addresses are in several memories
         return active if each == 1 else active.repeat(each)
 
     def lanes_met(self, w: Warp, groups: set[int]) -> None:
-        """Let the lanes of each group share what they know of other lanes."""
+        """Synchronize the lanes of each group: give each lane what the others in the group have acquired."""
         epoch = self._agents.epoch(w)
         met = self._part_meetings(w)
         if met is None:
@@ -99,14 +102,14 @@ class LaneRaces(Observer):
             met[lanes] = met[lanes].max(axis=0, initial=0)
         self._bases.pop(w.agent, None)
         if met.max() == _COUNT:
-            self._agents.count_acquire(w)  # the counter is full
+            self._agents.count_acquire(w)  # the counter has reached its maximum
 
     def _part_meetings(self, w: Warp) -> Array | None:
         known = self._partly.get(w.agent)
         return known[1] if known is not None and known[0] == self._agents.epoch(w) else None
 
     def conflict(self, w: Warp, known: Array, stamps: Array) -> int:
-        """Return the position of an access by another lane that has not met this one since, or -1."""
+        """Return the position of an access by another lane that has not synchronized with this lane since, or -1."""
         difference = known ^ stamps
         late = (difference > 0) & (difference < 1 << _COUNT_BITS + _LANE_BITS)
         if not np.count_nonzero(late):
@@ -126,7 +129,7 @@ class LaneRaces(Observer):
     # ---- accesses to shared memory, before they are recorded
 
     def check_read(self, w: Warp, at: int, shadow: Shadow, indices: Array) -> None:
-        """Check an ordinary read against what other lanes wrote, or copied with cp.async, since the last meeting."""
+        """Check an ordinary read against writes and cp.async copies by other lanes since the last synchronization."""
         stamps, epoch = self.stamps(w, len(indices)), self._agents.epoch(w)
         if self._wrote.get(w.agent) == epoch:
             self._report(w, at, shadow, indices, self._writes[shadow.rank], stamps, "wrote")
@@ -136,7 +139,7 @@ class LaneRaces(Observer):
         self._reads[shadow.rank][indices] = stamps
 
     def _check_own_copies(self, w: Warp, at: int, shadow: Shadow, indices: Array, stamps: Array) -> None:
-        """Report a read of another lane's copy after a wait that covered only this lane's copies."""
+        """Report a read of another lane's cp.async copy after a wait that covered only this lane's copies."""
         epoch, first, meetings = self._copies[w.agent]
         if epoch != self._agents.epoch(w):
             return
@@ -152,7 +155,7 @@ class LaneRaces(Observer):
             self._reporter.report_bytes("lane_race", w, at, text, shadow, place, indices)
 
     def check_write(self, w: Warp, at: int, shadow: Shadow, indices: Array, together: bool, same: Same) -> None:
-        """Check an ordinary write against what other lanes wrote or read since the last meeting."""
+        """Check an ordinary write against writes and reads by other lanes since the last synchronization."""
         stamps, epoch = self.stamps(w, len(indices), together), self._agents.epoch(w)
         writes, reads = self._writes[shadow.rank], self._reads[shadow.rank]
         if not together:
@@ -173,14 +176,14 @@ class LaneRaces(Observer):
         writes[indices] = 0 if lanes is None else lanes.repeat(len(indices) // len(lanes))
 
     def check_source(self, w: Warp, at: int, shadow: Shadow, indices: Array) -> None:
-        """Check a copy out of shared memory that one lane issues against what other lanes wrote."""
+        """Check a copy out of shared memory that one lane issues against writes by other lanes."""
         if only_lane(w) >= 0:
             self._report(w, at, shadow, indices, self._writes[shadow.rank], self.stamps(w, len(indices)), "wrote")
 
     # ---- waits for cp.async groups
 
     def groups_waited(self, w: Warp, at: int, kind: str, waited: list[Group], reads_only: bool) -> None:
-        """Note which cp.async groups are new to the warp. The wait completes only each lane's own copies."""
+        """Record which cp.async groups are new to the warp. The wait covers only each lane's own copies."""
         if kind == "bulk":
             return
         epoch, met = self._agents.epoch(w), self._part_meetings(w)
@@ -201,7 +204,7 @@ class LaneRaces(Observer):
         verb: str,
         is_write: bool = False,
     ) -> None:
-        """Report a conflict with the accesses in ``known``, if there is one."""
+        """Report a conflict with the accesses in ``known`` if there is one."""
         position = self.conflict(w, known[indices], stamps)
         if position >= 0:
             place = int(indices[position])

@@ -1,8 +1,8 @@
 """Check that CTAs do not exit, and mbarriers are not invalidated, while still in use.
 
-A CTA's shared memory ends with its last thread. Accesses by another CTA must be ordered before one of its threads
-exits. The check uses what the threads know when they exit, so it does not depend on the order in a schedule. Bulk
-stores of the CTA must have read their source.
+A CTA's shared memory is lost when its last thread exits. Accesses by another CTA must happen before the exit of at
+least one of its threads. The check uses the clocks of the threads at their exit, so the result does not depend on the
+schedule. The CTA's bulk stores must also have read their source.
 
 Source: PTX ISA, "Memory Consistency Model" (causality order), "cp.async.bulk", "mbarrier.inval"; CUDA C++ Programming
 Guide, "Distributed Shared Memory".
@@ -36,10 +36,10 @@ _SYNC = (
 
 @dataclass(slots=True)
 class Use:
-    """An access to shared memory, or to an mbarrier in it, at ``place``.
+    """An access to shared memory, or to an mbarrier in shared memory, at ``place``.
 
-    A thread that knows ``clock`` of ``agent`` is ordered after the access. An arrival or a copy is also complete when
-    ``phase`` of ``barrier`` has ended.
+    A thread whose clock of ``agent`` is at least ``clock`` is ordered after the access. An arrival or a copy is also
+    complete when ``phase`` of ``barrier`` has ended.
     """
 
     agent: int
@@ -57,7 +57,7 @@ class Use:
         return self.barrier is not None and not self.what.startswith("mbarrier.")
 
     def is_known(self, performed: Array, records: BarrierRecords) -> bool:
-        """Return whether the use is complete for a thread that knows these accesses, or for the barrier's CTA."""
+        """Return whether the use is complete for a thread with this clock, or for the barrier's CTA."""
         if self.clock <= performed[self.agent]:
             return True
         return self.barrier is not None and records.of(self.barrier).awaited > self.phase
@@ -66,7 +66,7 @@ class Use:
 class PeerUses(Observer):
     """Hazard check of uses of a CTA's shared memory and mbarriers by other CTAs.
 
-    It keeps the latest use of each agent.
+    The check keeps the latest use by each agent.
     """
 
     def __init__(self, agents: Agents, memory: SharedMemory, records: BarrierRecords, reporter: Reporter) -> None:
@@ -99,7 +99,7 @@ class PeerUses(Observer):
             self._used(w, at, block, place, [(*self._agents.stamp(w, 1), slice(None))], "this atomic operation")
 
     def shared_source(self, w: Warp, at: int, block: Block, offsets: Array, end: Any) -> None:
-        """Note that a copy to another CTA reads this one until it completes on its mbarrier."""
+        """Record that a copy to another CTA reads this CTA's memory until the copy completes on its mbarrier."""
         if isinstance(end, MBarrier) and block is not end.block:
             stamps = [(*self._agents.load_until(end), slice(None))]
             self._used(w, at, block, end.place, stamps, "the completion of this copy")
@@ -119,9 +119,9 @@ class PeerUses(Observer):
             self._barriers.setdefault(id(barrier), {})[key] = use
 
     def block_ended(self, block: Block) -> None:
-        """Report uses by other CTAs that no thread of the CTA knew to be complete when the last one exited.
+        """Report uses by other CTAs that do not happen before the exit of any thread of the CTA.
 
-        Copies into the CTA are left to mbarriers.MBarriers.
+        mbarriers.MBarriers checks copies into the CTA.
         """
         clocks = [clock for warp in block.warps for clock in self._agents.every_clock(warp)]
         known = np.maximum.reduce([clock.performed() for clock in clocks])
@@ -141,9 +141,9 @@ class PeerUses(Observer):
 
 
 class Lifetimes(Observer):
-    """Hazard check of uses of invalidated mbarriers, and of bulk stores of exiting warps.
+    """Hazard check of invalidated mbarriers that are still in use, and of bulk stores of exiting warps.
 
-    It keeps the latest use of each mbarrier by each agent.
+    The check keeps the latest use of each mbarrier by each agent.
     """
 
     def __init__(self, agents: Agents, records: BarrierRecords, reporter: Reporter) -> None:
@@ -155,7 +155,7 @@ class Lifetimes(Observer):
         self._uses.setdefault(id(barrier), {})[key] = use
 
     def mbarrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
-        """Report the uses that the thread does not know to be complete."""
+        """Report uses that do not happen before the invalidation."""
         performed = self._agents.known(w).performed()
         for use in self._uses.pop(id(barrier), {}).values():
             if not use.is_known(performed, self._records):
@@ -164,7 +164,7 @@ class Lifetimes(Observer):
                 self._reporter.report("barrier_uninitialised", w, at, message, places=[barrier.place])
 
     def warp_ended(self, w: Warp) -> None:
-        """Report bulk stores that were never committed, and the first group without a wait."""
+        """Report bulk stores that were never committed, and the first bulk group without a wait."""
         queues: dict[int, Queue] = w.async_state.get("bulk", {})
         for queue in queues.values():
             if queue.open.issued_at >= 0:
@@ -179,7 +179,7 @@ class Lifetimes(Observer):
 
 
 def _use_of(agents: Agents, w: Warp, at: int, barrier: MBarrier, what: str) -> tuple[tuple[int, str], Use]:
-    """Return the key under which to keep a warp's use of an mbarrier, and the use."""
+    """Return a warp's use of an mbarrier, preceded by the key under which to keep it."""
     agent, is_wait = agents.leader_agent(w), what == "a wait"
     now = int(agents.known(w).order[agent])
     awaited = None if is_wait else barrier

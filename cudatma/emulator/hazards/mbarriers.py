@@ -1,4 +1,4 @@
-"""Check the protocol of mbarriers: init and fence before use, expected arrivals and bytes, no copy pending at the end.
+"""Check the protocol of mbarriers: init and fence before use, arrivals, bytes, and no pending copy at the end.
 
 Source: PTX ISA, "mbarrier", "fence.mbarrier_init", "Async proxy".
 """
@@ -27,20 +27,19 @@ class BarrierRecord:
     Attributes
     ----------
     w, at, lanes, epoch
-        The warp and the instruction of the init, the lanes that executed it, as bits, and the warp's epoch.
+        The warp and the instruction of the init, the lanes (as bits) that executed it, and the warp's epoch.
     agent, clock
-        A thread whose clock covers this entry is ordered after the init.
+        The init as an access. A thread whose clock includes this entry is ordered after the init.
     own_agent, own_clock
-        The same for inits by these lanes alone. If ``Clock.proxy`` covers this entry, a fence covers the init.
+        The same for inits by these lanes alone. If ``Clock.proxy`` includes this entry, a fence covers the init.
     is_fenced
         Whether a fence by the same warp covers the init.
     expected, expected_before
-        The (warp, instruction) that last expected bytes in the current phase, and in an earlier one.
+        The (warp, instruction) that last expected bytes in the current phase, and in an earlier phase.
     copy
-        The copy that was issued last.
+        The copy that was issued last on this mbarrier.
     landed, awaited
-        Phases, counted from 1: the one that the last completed copy belongs to, and the last whose end a wait has
-        observed.
+        Phases, counted from 1: the phase of the last completed copy, and the last phase whose end a wait has observed.
     """
 
     w: Warp
@@ -60,7 +59,7 @@ class BarrierRecord:
 
 
 class BarrierRecords:
-    """The record of each mbarrier of one cluster, and the inits that no fence covers yet."""
+    """The record of each mbarrier in one cluster, and the inits that no fence covers yet."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
@@ -82,9 +81,9 @@ class BarrierRecords:
         self._unfenced.setdefault(w.agent, []).append(record)
 
     def fence(self, w: Warp, epoch: int = -1) -> list[int]:
-        """Let a fence cover inits by its own threads, and inits of the warp before its meeting at ``epoch``.
+        """Mark inits as fenced: those by the fence's own threads, and those by the warp before ``epoch``.
 
-        Return the agents of the warp's inits that the fence does not cover.
+        Returns the agents of the warp's inits that the fence does not cover.
         """
         lanes = lanes_now(w)
         left = []
@@ -98,7 +97,7 @@ class BarrierRecords:
 
 
 class MBarriers(Observer):
-    """Hazard check of every use of an mbarrier of one cluster."""
+    """Hazard check of every use of an mbarrier in one cluster."""
 
     def __init__(
         self,
@@ -128,7 +127,7 @@ class MBarriers(Observer):
         self._records.begin(w, at, barrier, lanes, stamp)
 
     def mbarrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
-        """Check that copies have completed, then treat the bytes as ordinary memory."""
+        """Check that copies have completed, and then treat the bytes as ordinary memory."""
         self._check_loads(barrier, f"{barrier.name} is invalidated", w, at)
         shadow = self._memory.shadows[barrier.block.rank]
         indices = shadow.granules(np.array([barrier.offset]), 8)
@@ -149,10 +148,11 @@ class MBarriers(Observer):
     # ---- arrivals, waits and copies
 
     def arrivals_over(self, w: Warp, program: Program, at: int, barrier: MBarrier, number: int, expects: bool) -> None:
-        """Report more arrivals by one instruction than are pending.
+        """Report an instruction with more arrivals than are pending.
 
-        The overflow is the root cause if the instruction exceeds the barrier's count, or if nothing was out of order
-        before: a producer that does not wait for its slot arrives with the next phase's bytes before it copies.
+        The overflow is the root cause if the instruction exceeds the barrier's count, or if no other hazard preceded
+        it. For example, a producer that does not wait for its slot arrives with the next phase's bytes before it
+        copies.
         """
         reporter = self._reporter
         is_derived = number <= barrier.count and (expects or reporter.bytes_follow or self._races.is_astray)
@@ -224,10 +224,10 @@ class MBarriers(Observer):
                 self._check_loads(barrier, f"block {block.index} ends")
 
     def _check_loads(self, barrier: MBarrier, what: str, w: Warp | None = None, at: int = -1) -> None:
-        """Report that a barrier ends while a copy may be in flight, unless a warp has waited for the last copy.
+        """Report that a barrier ends while a copy may be in flight because no warp has waited for the last copy.
 
-        Skip it if a missing or early wait on this barrier is known, because this is then a consequence. ``w`` and
-        ``at`` are the warp and instruction that end the barrier, if an instruction does.
+        Not reported if a missing or early wait on this barrier is known, because this hazard is then a consequence.
+        ``w`` and ``at`` are the warp and instruction that end the barrier, if an instruction ends it.
         """
         record, is_filling = self._records.of(barrier), self._memory.is_filling(barrier)
         if record.copy is None or (not is_filling and record.landed <= record.awaited):

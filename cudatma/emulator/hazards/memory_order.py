@@ -1,9 +1,10 @@
-"""Fences and flags: order across the grid through strong accesses to memory.
+"""Fences and flags: release and acquire across the grid through strong accesses to memory.
 
-A fence prepares the accesses that are ordered before it for publication at its scope. A later strong write (relaxed,
-volatile, atomic) by the same thread, or by one that a barrier orders after it, publishes them at its address. A strong
-read that observes this write, or a later atomic at the address, acquires them once a fence with this scope follows the
-read. .release and .acquire combine both steps.
+A fence prepares the accesses that happen before it for publication at the fence's scope. A later strong write (relaxed,
+volatile or atomic) publishes these accesses at the address of the write. The writer may be the same thread, or a thread
+that a barrier orders after the fence. A strong read that observes this write, or a later atomic operation at the same
+address, acquires the accesses when a fence of this scope follows the read. .release and .acquire each combine a fence
+and an access.
 
 Source: PTX ISA, "Memory Consistency Model": release and acquire patterns, observation order, scopes, "membar, fence".
 """
@@ -17,18 +18,22 @@ from cudatma.emulator.hazards.clocks import Clock, acquires, joined, releases, s
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import SCOPES
 
-#: (scope, its owner below gpu scope) -> cluster number -> clock that the cluster's warps have published.
+#: (scope, CTA or cluster of that scope; None for gpu scope) -> cluster number -> clock that the cluster's warps have
+#: published.
 Published = dict[tuple[int, Any], dict[int, Clock]]
 
 
 class Flags(Protocol):
-    """A shadow that keeps what strong writes have published, by granule."""
+    """A shadow that keeps the clocks that strong writes have published, by granule."""
 
     published: dict[int, Any]
 
 
 class MemoryOrder:
-    """Fences and flags of one cluster's warps. Published clocks are in the shadows, which clusters share."""
+    """Fences and flags of one cluster's warps.
+
+    The shadows, which all clusters share, hold the published clocks.
+    """
 
     def __init__(self, agents: Agents, number: int) -> None:
         """Create the state of cluster ``number``."""
@@ -53,7 +58,10 @@ class MemoryOrder:
         agents.advance(w)
 
     def stamp(self, w: Warp) -> tuple[int, int]:
-        """Return (agent, clock) of a strong write. A thread that acquires what it publishes also knows the write."""
+        """Return the (agent, clock) of a strong write.
+
+        A thread that acquires the published clock also acquires the write.
+        """
         agent = self._agents.flag_agent(w)
         clocks = self._agents.every_clock(w)
         now = int(clocks[0].order[agent]) + 1
@@ -62,14 +70,14 @@ class MemoryOrder:
         return agent, now
 
     def _scopes(self, w: Warp, strength: int) -> list[tuple[int, Any]]:
-        """Return the keys of Published that an access reaches, narrowest first."""
+        """Return the keys of Published that are in an access's scope, narrowest first."""
         keys: list[tuple[int, Any]] = [(0, (self._number, w.block.rank)), (1, self._number), (2, None)]
         return keys[:strength]
 
     def publish(self, w: Warp, shadow: Flags, place: int, order: str, lanes: int, *, is_update: bool) -> None:
-        """Publish at a granule what a strong write releases.
+        """Publish the accesses that a strong write releases at a granule.
 
-        ``is_update`` marks an atomic operation, which keeps what was published before it.
+        ``is_update`` means that the write is an atomic operation, which keeps the clocks that were published before it.
         """
         agents = self._agents
         clock = agents.known_by_any(w)
@@ -100,7 +108,7 @@ class MemoryOrder:
             agents.advance(w)
 
     def observe(self, w: Warp, shadow: Flags, place: int, order: str) -> None:
-        """Acquire what is published at a granule that a strong read observes, or keep it until a fence acquires it."""
+        """Acquire the clocks that are published at a granule, or keep them until a fence acquires them."""
         entry: Published | None = shadow.published.get(place)
         if not entry:
             return

@@ -1,8 +1,8 @@
-"""Find reads of unwritten registers, and accesses to registers of a wgmma in flight.
+"""Find reads of unwritten registers and accesses to registers of a wgmma in flight.
 
 Accumulators and A fragments belong to the tensor core until wgmma.wait_group.
 
-Source: PTX ISA, "wgmma.fence", "wgmma.mma_async": accessing registers before the wait is undefined.
+Source: PTX ISA, "wgmma.fence", "wgmma.mma_async": an access to the registers before the wait is undefined.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cudatma.emulator.ptx.types import Array, is_unwritten
 
 
 class _State:
-    """The wgmma groups of one warp and the registers (bits) that each of them owns."""
+    """The wgmma groups of one warp and the registers (as bits) that each group owns."""
 
     def __init__(self) -> None:
         self.committed = 0
@@ -29,7 +29,7 @@ class _State:
 
 
 class UnwrittenRegisters(Observer):
-    """Hazard check for registers that a segment reads although no path has written them."""
+    """Hazard check for registers that a segment reads although no path to it writes them."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -42,7 +42,7 @@ class UnwrittenRegisters(Observer):
 
 
 class Accumulators(Observer):
-    """Hazard check for products that are added to unwritten accumulators."""
+    """Hazard check for MMAs that add to unwritten accumulators."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -54,7 +54,7 @@ class Accumulators(Observer):
 
 
 class WgmmaRegisters(Observer):
-    """Hazard check of the registers of warps that have wgmmas in flight."""
+    """Hazard check for accesses to the registers of wgmmas in flight."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -68,7 +68,7 @@ class WgmmaRegisters(Observer):
         return state
 
     def wgmma_issued(self, w: Warp, at: int, shared: tuple[Array, ...]) -> None:
-        """Check that the registers are fenced, and note that the tensor core owns them."""
+        """Check that a fence covers the registers, and record that the tensor core owns them."""
         state = self._state(w)
         if not state.is_fenced:
             self._reporter.report("wgmma_missing_fence", w, at, "no wgmma.fence precedes this warp's first wgmma")
@@ -102,7 +102,7 @@ class WgmmaRegisters(Observer):
         state.has_open = False
 
     def wgmma_waited(self, w: Warp, at: int, done: int, warps: list[Warp]) -> None:
-        """Return the registers of complete groups to the warp."""
+        """Give the registers of complete groups back to the warp."""
         state = self._state(w)
         if state.has_open:
             self._reporter.report("wgmma_uncommitted", w, at, "a wgmma was issued and not committed before this wait")
@@ -143,8 +143,9 @@ class WgmmaRegisters(Observer):
 
     @staticmethod
     def _copied(state: _State, source: int, target: int) -> None:
-        """Give a copy of a register the owner of its source: compilers insert such copies between wgmmas to rename
-        registers.
+        """Assign the owner of a register to a copy of the register.
+
+        Compilers insert such copies between wgmmas to rename registers.
         """
         for position, (group, accumulators, fragment) in enumerate(state.owned):
             keep = ~(1 << target)

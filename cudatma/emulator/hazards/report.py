@@ -1,8 +1,8 @@
-"""Hazards, the report of a launch, and which hazards are consequences of others.
+"""Hazards, the report of a launch, and the rules by which hazards are consequences of others.
 
-One mistake has several effects: after a read without a wait, the slot is released too early, then refilled while it is
-read, and finally both sides wait for each other. Reports list causes first, each with its consequences in the same
-bytes or at the same mbarrier.
+One mistake can have several effects. For example, after a read without a wait, the slot is released too early, the
+producer refills the slot while a consumer reads it, and finally both sides wait for each other. Reports list causes
+first, and list the consequences in the same bytes or at the same mbarrier under each cause.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from cudatma.errors import counted
 
 CAUSES: dict[str, str] = {
-    "deadlock": "an arrive is missing on one path, expect_tx differs from the delivered bytes, a parity is wrong, or a "
-    "flag is never set",
-    "byte_count": "expect_tx differs from the bytes that the copies deliver (bytes mistaken for elements)",
-    "arrival_overflow": "more threads arrive than mbarrier.init expects, or one arrives twice in a phase",
+    "deadlock": "an arrive is missing on one path, expect_tx does not match the delivered bytes, a parity is wrong, or "
+    "a flag is never set",
+    "byte_count": "expect_tx does not match the bytes that the copies deliver (is it a number of elements?)",
+    "arrival_overflow": "more threads arrive than mbarrier.init expects, or one thread arrives twice in a phase",
     "barrier_limit": "at most 2^20 - 1 bytes per phase; a token must be of the current or previous phase; .noComplete "
     "must not complete a phase",
     "barrier_uninitialised": "mbarrier.init is missing, mbarrier.inval came too early, or another address is used",
@@ -24,18 +24,18 @@ CAUSES: dict[str, str] = {
     "barrier_misaligned": "the barrier is not aligned to 8 bytes",
     "barrier_overwritten": "ordinary stores or copies hit the 8 bytes of a live mbarrier",
     "missing_init_fence": "fence.mbarrier_init (or fence.proxy.async) is missing between mbarrier.init and the copies",
-    "missing_init_sync": "other threads use the barrier with no block- or cluster-wide barrier after mbarrier.init",
+    "missing_init_sync": "other threads use the barrier, and no CTA or cluster barrier follows mbarrier.init",
     "read_before_load": "the wait on the load's mbarrier is missing, or it let the reader through in an earlier phase",
-    "wrong_parity": "the wait's parity does not match the phase that the load completes, so it passed too early",
+    "wrong_parity": "the wait's parity does not match the phase that the load completes, so the wait returns early",
     "overwritten_while_read": "the slot is refilled before its readers arrived on the empty barrier, or without a wait",
     "write_race": "two writers of the same bytes are not ordered by a barrier",
     "missing_proxy_fence": "fence.proxy.async is missing between plain stores and an asynchronous access",
     "store_source_reused": "the source of a bulk copy is written before the copy has certainly read it: use "
-    "cp.async.bulk.wait_group.read for a store, or a message from the destination CTA for a copy between CTAs",
+    "cp.async.bulk.wait_group.read for a store, or a synchronization with the destination CTA for a copy between CTAs",
     "exit_with_pending_store": "the kernel ends without cp.async.bulk.wait_group.read for its bulk stores",
     "exit_with_pending_load": "no thread waits for the copy's phase before the CTA ends or the mbarrier is invalidated",
     "uncommitted_group": "bulk stores are issued but never committed with cp.async.bulk.commit_group",
-    "wgmma_registers": "accumulators or fragments are touched before wgmma.wait_group",
+    "wgmma_registers": "accumulators or fragments are accessed before wgmma.wait_group",
     "wgmma_missing_fence": "wgmma.fence is missing before the first wgmma after registers were written",
     "wgmma_operands": "a matrix descriptor or scale-d depends on values that differ among the threads of a warpgroup",
     "wgmma_uncommitted": "wgmma.commit_group is missing before wgmma.wait_group",
@@ -45,16 +45,16 @@ CAUSES: dict[str, str] = {
     "register_pool": "setmaxnreg.inc needs more registers than the CTA started with and setmaxnreg.dec has freed",
     "divergent_barrier": "bar.sync is inside a branch that not all lanes of a warp take",
     "divergent_warp": "only some threads execute an instruction that the whole warp or warpgroup must execute",
-    "block_gone": "a CTA may exit while another one uses its shared memory: the kernel ends without barrier.cluster",
+    "block_gone": "a CTA may exit while another CTA uses its shared memory: the kernel ends without barrier.cluster",
     "barrier_count": "threads pass different thread counts to a named barrier",
     "data_race": "no barrier orders the two accesses to shared memory",
-    "global_race": "neither a barrier of both threads nor a fence and flag of a wide enough scope orders the accesses",
-    "lane_race": "__syncwarp is missing: the lanes of a warp run independently, so running together orders nothing",
+    "global_race": "no barrier for both threads, and no fence and flag of sufficient scope, orders the accesses",
+    "lane_race": "__syncwarp is missing: the lanes of a warp run independently, so lockstep does not order them",
     "read_before_store": "cp.async.bulk.wait_group (without .read) is missing before a bulk store's result is used",
     "grid_dependency": "griddepcontrol.wait is missing or comes too late in a programmatic dependent launch",
     "out_of_bounds": "an index, a size, or the CTA or state space of an address is wrong, or a buffer was sized by "
     "byte count where rows are padded",
-    "uninitialised_shared": "shared memory is read before anything has written it",
+    "uninitialised_shared": "shared memory is read before it is written",
     "uninitialised_register": "no path has written the register, or a shuffle reads a lane outside its mask",
     "tensor_map_fence": "a tensor map was edited without the tensormap proxy fence before its use",
     "tensor_map_in_use": "a tensor map is edited before copies that use it have completed; use several maps in turn",
@@ -78,17 +78,17 @@ class Hazard:
     ptx_line : int
         Line of the instruction in the PTX text.
     source : str
-        Source line, such as ``"file.cu:12"``, or "" if the PTX names none.
+        Source line, such as ``"file.cu:12"``, or "" if the PTX does not name one.
     instruction : str
         Text of the instruction.
     block, warp : tuple of int, int
-        CTA and warp that exposed the hazard.
+        CTA and warp in which the hazard was found.
     schedule, seed : int
-        Arguments of `EmulatedModule.launch` that reproduce it (`schedule` is passed as `replay`).
+        Arguments of `EmulatedModule.launch` that reproduce the hazard (pass `schedule` as `replay`).
     count : int, default 1
         Number of occurrences.
     blocks : int, default 1
-        Number of CTAs in which it occurred.
+        Number of CTAs in which the hazard occurred.
     advice : str, default ""
         The missing call, if it is known.
     consequences : tuple of Hazard
@@ -96,7 +96,7 @@ class Hazard:
     source_text : str, default ""
         Text of the source line, if it is available.
     known_cause : str, default ""
-        The cause in this case, if it is not the usual one.
+        The cause in this case, if it is different from the usual cause.
     """
 
     kind: str
@@ -118,7 +118,7 @@ class Hazard:
 
     @property
     def cause(self) -> str:
-        """The cause in this case, or the usual one of its kind."""
+        """The cause in this case, or the usual cause of this kind of hazard."""
         return self.known_cause or CAUSES[self.kind]
 
     def __str__(self) -> str:
@@ -138,13 +138,13 @@ class Hazard:
 
     @property
     def notes(self) -> list[str]:
-        """The missing call, if it is known, and one line for each consequence."""
+        """The missing call if it is known, and one line for each consequence."""
         missing = [f"missing: {self.advice}"] if self.advice else []
         return missing + [f"then {c.kind} at {c.place}, {c.count} time{'s' * (c.count > 1)}" for c in self.consequences]
 
     @property
     def place(self) -> str:
-        """The PTX line, and the source line if it is known."""
+        """The PTX line, followed by the source line if it is known."""
         return f"PTX line {self.ptx_line}" + (f" ({self.source})" if self.source else "")
 
 
@@ -165,9 +165,9 @@ class Report:
     printed : list of str
         Output of vprintf in the first schedule that called it.
     warnings : list of Hazard
-        Suspicious code that may be intended. A report with warnings is still clean.
+        Suspicious code that may be intended. Warnings do not affect `is_clean`.
     unchecked : list of str
-        Parts of the kernel that were not checked, with the reason.
+        Parts of the kernel that were not checked, with the reasons.
     """
 
     kernel: str
@@ -195,11 +195,11 @@ class Report:
 
     @property
     def hint(self) -> str:
-        """How to get source lines if there are findings and the PTX names none, otherwise ""."""
+        """Advice on how to get source lines if there are findings without them, otherwise ""."""
         findings = [*self.findings, *self.warnings]
         if not findings or any(finding.source for finding in findings):
             return ""
-        return "the PTX names no source lines; compile with `nvcc -lineinfo` (or cudatma.compile) to see them here"
+        return "the PTX contains no source lines; compile with `nvcc -lineinfo` (or cudatma.compile) to see them here"
 
     def __str__(self) -> str:
         lines = [str(hazard) for hazard in self.hazards]
@@ -211,12 +211,12 @@ class Report:
         return "\n".join(lines)
 
 
-#: Shared bytes, ("bytes", CTA rank, first, last), or an mbarrier, ("mbarrier", CTA rank, offset).
+#: A place: shared bytes, ("bytes", CTA rank, first, last), or an mbarrier, ("mbarrier", CTA rank, offset).
 Place = tuple[str, int, int] | tuple[str, int, int, int]
-#: Maximum number of places of a finding.
+#: Maximum number of places per finding.
 _MAX_PLACES = 64
 
-#: Kinds that invalidate everything after them, in this order, and kinds that violate a protocol.
+#: Kinds that invalidate all later behavior, in order of precedence, and kinds that violate a protocol.
 _SETUP = (
     "target",
     "barrier_misaligned",
@@ -237,7 +237,7 @@ _PROTOCOL = (
     "divergent_warp",
     "register_pool",
 )
-#: Kinds that usually appear after two sides are out of step, and kinds that then end the kernel.
+#: Kinds that usually appear after producer and consumer are out of step, and kinds that then end the kernel.
 _LATE = ("lane_race", "uninitialised_shared", "block_gone")
 _LAST = ("exit_with_pending_store", "exit_with_pending_load", "deadlock", "trap")
 _TIERS: dict[str, float] = {kind: tier for tier, kinds in ((1, _PROTOCOL), (3, _LATE), (4, _LAST)) for kind in kinds}
@@ -249,10 +249,10 @@ _EITHER = {"byte_count": 1, "arrival_overflow": 1, "write_race": _ORDERING, "ove
 _EARLY_READS = {"read_before_load", "wrong_parity"}
 _SLOTS = _EARLY_READS | {"uninitialised_shared", "overwritten_while_read", "write_race", "data_race", "lane_race"}
 _SLOTS |= {"store_source_reused", "block_gone"}
-#: Kinds that follow from any misuse of a pipeline, at any place.
+#: Kinds that may follow from any misuse of a pipeline, at any place.
 _STUCK = {"deadlock", "arrival_overflow", "exit_with_pending_load", "trap"}
 _PIPELINE = _SLOTS | _STUCK
-#: Kinds -> the kinds that may follow from any of them.
+#: Kinds of causes -> kinds that may follow from any of these causes.
 _FOLLOWS: tuple[tuple[tuple[str, ...], set[str]], ...] = (
     (("missing_init_sync", "barrier_uninitialised"), {"byte_count", *_SETUP, *_PIPELINE}),
     (("barrier_reinitialised", "barrier_overwritten"), {"byte_count", *_PIPELINE}),
@@ -273,10 +273,10 @@ FOLLOWS = {cause: kinds for causes, kinds in _FOLLOWS for cause in causes}
 
 @dataclass(slots=True, eq=False)
 class Finding:
-    """A hazard while hazards are collected.
+    """A hazard during collection.
 
-    `places` are the bytes and mbarriers that it concerns, `blocks` the CTAs in which it occurred. `is_derived` is True
-    if another hazard preceded every occurrence.
+    `places` holds the bytes and mbarriers that the hazard concerns. `blocks` holds the CTAs in which the hazard
+    occurred. `is_derived` is True if another hazard preceded every occurrence.
     """
 
     hazard: Hazard
@@ -302,12 +302,13 @@ class Finding:
 
 
 def by_cause(findings: list[Finding]) -> list[Hazard]:
-    """Return causes with their consequences, given the findings in order of occurrence."""
+    """Group findings, given in order of occurrence, and return the causes with their consequences."""
     first = {id(finding): float(number) for number, finding in enumerate(findings)}
     for finding in findings:
         if finding.hazard.kind == "overwritten_while_read" and finding.tier == _ORDERING:
-            # A refill that comes too early also causes reads without a wait, so it is the cause. But if a thread reads
-            # the slot before the first fill, the missing wait is the cause: the thread also releases it too early.
+            # A refill that comes too early also causes reads without a wait, so the refill is the cause. But if a
+            # thread reads the slot before the first fill, the missing wait is the cause, because the thread also
+            # releases the slot too early.
             early = [f for f in findings if f.hazard.kind in _EARLY_READS and _meet(f.places, finding.places)]
             empty = [f for f in findings if f.hazard.kind == "uninitialised_shared"]
             if any(_meet(read.places, unfilled.places) for read in early for unfilled in empty):
@@ -333,7 +334,7 @@ def by_cause(findings: list[Finding]) -> list[Hazard]:
 
 
 def _meet(some: set[Place], others: set[Place]) -> bool:
-    """Return whether two findings share an mbarrier or bytes."""
+    """Return whether two findings concern the same mbarrier or overlapping bytes."""
     if not some.isdisjoint(others):
         return True
     return any(

@@ -1,4 +1,4 @@
-"""Pass each access to shared memory to the race checks, then record it in the shadow."""
+"""Pass each access to shared memory to the race checks, then record the access in the shadow."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class SharedAccesses(Observer):
     def _strong_write(
         self, w: Warp, at: int, shadow: Shadow, indices: Array, lanes: int, order: str, same: Same
     ) -> None:
-        """Check a volatile, relaxed or releasing store, and publish what the warp knows."""
+        """Check a volatile, relaxed or releasing store, and publish the warp's clock."""
         agents, strong = self._agents, strength_of(order)
         self._races.check_write(w, at, shadow, indices, agents.known(w), same=same, strong=strong)
         stamps = agents.stamps(w, indices, lanes)
@@ -93,8 +93,9 @@ class SharedAccesses(Observer):
                 self._order.publish(w, shadow, place, order, 1, is_update=True)
 
     def _acquire(self, w: Warp, shadow: Shadow, places: Iterable[int], order: str) -> None:
-        """Acquire what strong writes have published: within the CTA always, from other CTAs subject to fences and
-        scopes.
+        """Acquire what strong writes have published.
+
+        Writes by the same CTA are always acquired. Writes by other CTAs are subject to fences and scopes.
         """
         for place in places:
             published = shadow.sync_clocks.get((place, w.block.rank))
@@ -112,8 +113,9 @@ class SharedAccesses(Observer):
     # ---- asynchronous operations
 
     def copy_issued(self, copy: Copy) -> None:
-        """Mark bytes as in flight, or as written by a reduction, because several reductions may be in flight to the
-        same bytes.
+        """Mark bytes as in flight, or as written if the copy is a reduction.
+
+        Several reductions may be in flight to the same bytes.
         """
         shadow = self._shadows[copy.block.rank]
         indices = shadow.granules(copy.offsets, copy.size)
@@ -129,7 +131,7 @@ class SharedAccesses(Observer):
             shadow.begin_copy(indices, copy.number)
 
     def copy_landed(self, copy: Copy) -> None:
-        """Mark bytes as written. A thread that waits for the barrier's phase, or for the group, may read them."""
+        """Mark bytes as written. A thread that waits for the barrier's phase or for the group may read them."""
         shadow = self._shadows[copy.block.rank]
         flight = self._memory.flights.pop(copy.number)
         if copy.barrier is not None:

@@ -1,7 +1,7 @@
-"""Shadow of shared memory: the last writer of each granule, its readers since then, and copies in flight.
+"""The shadow of shared memory: the last writer of each granule, the readers since that write, and copies in flight.
 
-Happens-before is tracked with vector clocks. Their agents are the warps of a cluster, the wgmmas and the cp.asyncs of
-each warp, the threads that issue bulk stores, and the mbarriers, whose clock is their phase.
+Vector clocks track happens-before. Agents are the warps of a cluster, the wgmmas and the cp.asyncs of each warp, the
+threads that issue bulk stores, and the mbarriers. The clock of an mbarrier is its phase.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from cudatma.emulator.ptx.types import Array
 
 #: Shadow.strength of bytes that an asynchronous reduction wrote last.
 REDUCED = -1
-#: Shadow.writer_clock of bytes that are unwritten, or that a copy in flight will write. No thread's clock reaches it.
+#: Shadow.writer_clock of bytes that are unwritten, or that a copy in flight will write. No thread's clock reaches this
+#: value.
 _NEVER = np.iinfo(np.int32).max
-#: Bits of Shadow.reads that hold the instruction.
+#: Number of bits of Shadow.reads that hold the instruction.
 _AT_BITS = 24
 
 
 class Shadow:
-    """The last writer of each granule of a CTA's shared memory (-1: none), its clock, and the readers since then.
+    """The last writer of each granule of a CTA's shared memory (or -1), its clock, and the readers since that write.
 
     A granule is as large as the kernel's narrowest access to shared memory, and at most 4 bytes.
     """
@@ -45,24 +46,24 @@ class Shadow:
         self.writer_clock: Array = np.full(count, _NEVER, np.int32)
         self.writer_at: Array = np.full(count, -1, np.int32)
         self.is_async: Array = np.zeros(count, bool)
-        #: 0 if a weak store or a copy wrote last, REDUCED if an asynchronous reduction did, otherwise 1 + the scope of
-        #: the strong store or atomic operation.
+        #: Strength of the last write: 0 for a weak store or a copy, REDUCED for an asynchronous reduction, and 1 + the
+        #: scope for a strong store or an atomic operation.
         self.strength: Array = np.zeros(count, np.int8)
         self.is_barrier: Array = np.zeros(count, bool)
-        #: Number of the copy in flight (a key of SharedMemory.flights), 0 for none.
+        #: Number of the copy in flight (a key of SharedMemory.flights), or 0 if there is none.
         self.in_flight: Array = np.zeros(count, np.int64)
         self._copies = 0
         self.row_agents: list[int] = []
-        #: Whether the reads of each row are strong. Ordinary writes do not race with strong reads, copies do.
+        #: Whether the reads of each row are strong. Copies race with strong reads; ordinary writes do not.
         self.row_strong: list[bool] = []
         self._rows: dict[tuple[int, bool], int] = {}
-        #: The clock and the instruction, packed, of each reader's last read of each granule.
+        #: The clock and the instruction (packed) of each reader's last read of each granule.
         self.reads: Array = np.zeros((0, count), np.int64)
-        #: Clocks that strong writes pass on to strong reads by the same CTA, by (granule, CTA rank).
+        #: (granule, CTA rank) -> clock that strong writes pass to strong reads by the same CTA.
         self.sync_clocks: dict[tuple[int, int], Clock] = {}
-        #: Clocks that strong writes have published to other CTAs, by granule (see MemoryOrder).
+        #: Granule -> clocks that strong writes have published to other CTAs (see MemoryOrder).
         self.published: dict[int, Any] = {}
-        #: (agent, clock) of completed copies -> (first granule, last granule, agent, clock) of the issue of each.
+        #: (agent, clock) of completed copies -> (first granule, last granule, agent, clock) of each issue.
         self.issuers: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
         self._steps: dict[int, Array] = {}
 
@@ -78,11 +79,11 @@ class Shadow:
         return (first[:, None] + steps).reshape(-1)
 
     def bytes_of(self, indices: Array) -> Place:
-        """Return the bytes of some granules, as a hazard's place."""
+        """Return the bytes of some granules as a place for hazards."""
         return "bytes", self.rank, int(indices.min()), int(indices.max())
 
     def record_read(self, indices: Array, agent: int, clock: int, at: int, strong: bool = False) -> None:
-        """Record a read, which is ``strong`` if it is volatile, relaxed or acquiring."""
+        """Record a read; ``strong`` means that it is volatile, relaxed or acquiring."""
         self._row(agent, strong)[indices] = clock << _AT_BITS | at
 
     def _row(self, agent: int, strong: bool) -> Array:
@@ -100,9 +101,9 @@ class Shadow:
         return row
 
     def unordered_reader(self, indices: Array, clock: Clock, by_copy: bool) -> tuple[int, int, int] | None:
-        """Return (agent, granule, instruction) of a read that is not ordered before the present, or None.
+        """Return (agent, granule, instruction) of a read that is not ordered before ``clock``, or None.
 
-        For a copy (``by_copy``), strong reads count too.
+        For a copy (``by_copy``), strong reads also count.
         """
         count = len(self.row_agents)
         if not count:
@@ -118,7 +119,7 @@ class Shadow:
         return self.row_agents[row], granule, int(self.reads[row, granule]) & (1 << _AT_BITS) - 1
 
     def last_read(self, granule: int, agents: Container[int]) -> int:
-        """Return the instruction of the last read of a granule by one of some agents, or -1."""
+        """Return the instruction of the last read of a granule by any of these agents, or -1."""
         reads = [int(self.reads[row, granule]) for row, agent in enumerate(self.row_agents) if agent in agents]
         return max(reads) & (1 << _AT_BITS) - 1 if max(reads, default=0) else -1
 
@@ -141,22 +142,26 @@ class Shadow:
         self.writer_clock[indices] = _NEVER
 
     def end_copy(self, indices: Array, number: int, agent: int, clock: int, at: int, is_async: bool) -> None:
-        """Record that a copy has written its bytes, except those that a later copy will write."""
+        """Record that a copy has written its bytes, except bytes that a later copy will write."""
         self._copies -= 1
         landed = indices[self.in_flight[indices] == number]
         self.in_flight[landed] = 0
         self._record(landed, agent, clock, at, is_async)
 
     def record_issue(self, until: tuple[int, int], flight: Flight) -> None:
-        """Note who issued a copy. ``until`` is the agent and clock that are recorded as the writer of its bytes."""
+        """Record the issuer of a copy.
+
+        ``until`` is the (agent, clock) that is recorded as the writer of the copy's bytes.
+        """
         ends = int(flight.indices.min()), int(flight.indices.max())
         self.issuers.setdefault(until, []).append((*ends, *flight.issuer))
 
     def unordered_writer(self, indices: Array, order: Array, fenced: Array | None) -> tuple[int, int, bool] | None:
-        """Return (agent, granule, whether only the proxy fence is missing) of a write that is not ordered, or None.
+        """Return (agent, granule, whether only a proxy fence is missing) of an unordered write, or None.
 
-        ``order`` holds the ordered accesses; ``fenced`` those visible to the asynchronous proxy, for an access through
-        it. The result may also be a granule that is unwritten, or that a copy in flight will write.
+        ``order`` holds the ordered accesses. For an access through the asynchronous proxy, ``fenced`` holds the
+        accesses visible to this proxy. The result may also be a granule that is unwritten or that a copy in flight will
+        write.
         """
         writers = self.writer[indices]
         late = self.writer_clock[indices] > order[writers]
@@ -173,7 +178,7 @@ class Shadow:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A copy in flight. ``issuer`` is the agent and clock of its issue."""
+    """A copy in flight. ``issuer`` is the (agent, clock) of the issue."""
 
     copy: Copy
     indices: Array
@@ -192,7 +197,7 @@ class SharedMemory:
         granule = granule_of(launch, "shared")
         self.shadows = [Shadow(block.rank, block.shared.size, granule) for block in cluster.blocks]
         if launch.reserved_bytes:
-            reserved = slice(launch.reserved_start // granule, None)  # the system has initialized its part
+            reserved = slice(launch.reserved_start // granule, None)  # initialized by the system
             for shadow in self.shadows:
                 shadow.writer[reserved] = shadow.writer_clock[reserved] = 0
         self.has_peers = len(cluster.blocks) > 1

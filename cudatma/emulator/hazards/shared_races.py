@@ -1,4 +1,4 @@
-"""Find races in shared memory: accesses that nothing orders after a write, read or copy of the same bytes.
+"""Find races in shared memory: accesses that are not ordered after a write, read or copy of the same bytes.
 
 Source: PTX ISA, "Memory Consistency Model": causality order, proxies.
 """
@@ -21,16 +21,17 @@ from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import Array
 
-#: Maximum number of reads of unwritten bytes that are remembered, in case a copy into them is issued later.
+#: Maximum number of recorded reads of unwritten bytes. They are recorded in case a copy into these bytes is issued
+#: later.
 _MAX_UNWRITTEN = 256
 #: Advice for a read without a wait for a cp.async.
 COPY_WAIT = "cp.async.wait_group by the threads that copied, then a barrier with the threads that read (__syncthreads)"
-#: Advice for such a read through the asynchronous proxy, by a wgmma or a bulk store.
+#: Advice for the same read through the asynchronous proxy, by a wgmma or a bulk store.
 PROXY_COPY_WAIT = (
     "cp.async.wait_group, then fence.proxy.async, by the threads that copied, then a barrier with the threads that "
     "read (__syncthreads)"
 )
-#: Advice for such a read if the copies complete on an mbarrier.
+#: Advice for a read without a wait if the copies complete on an mbarrier.
 _COPY_ARRIVALS = (
     "a wait for the mbarrier of cp.async.mbarrier.arrive by the threads that read; mbarrier.init counts every thread "
     "that arrives there with .noinc"
@@ -41,14 +42,14 @@ _ARRIVALS = (
     "empty mbarrier; a pipeline's producer_acquire)"
 )
 _AFTER_WGMMA = "after wgmma.wait_group in the warps that read"
-#: Advice for a refill of a slot if no thread is known to have waited for its contents.
+#: Advice for a refill of a slot if no thread has observably waited for the contents of the slot.
 LAP_WAIT = f"{_ARRIVALS}, or a reader's wait for the previous copy (consumer_wait) before its arrival"
 #: Advice for a write to the source of a copy between CTAs.
 COPY_MESSAGE = (
     "before the write, have a thread of the destination CTA wait for the copy's mbarrier and arrive on one of this "
     "CTA, and wait for that; or use barrier.cluster"
 )
-#: Advice for an arrive or a wait between two CTAs with CTA scope.
+#: Advice for an arrive or a wait of CTA scope between two CTAs.
 CLUSTER_SCOPE = (
     "cluster scope at both ends of the hand-over: mbarrier.arrive.release.cluster by the writer and "
     "mbarrier.try_wait.acquire.cluster by the reader (the default scope is one CTA)"
@@ -57,7 +58,7 @@ CLUSTER_SCOPE = (
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """The phase or group that a copy completes. ``advice`` is the call that waits for it before the bytes are read."""
+    """The phase or group that a copy completes. ``advice`` is the call that must precede reads of the bytes."""
 
     name: str = ""
     advice: str = ""
@@ -83,7 +84,7 @@ def phase_name(block: Block, offset: int, phase: int) -> str:
 
 
 def _phase_of(block: Block, offset: int, phase: int) -> Awaited:
-    """Return the phase of an mbarrier that a copy completes, with the call that waits for it."""
+    """Return the phase of an mbarrier that a copy completes, with the call that waits for this phase."""
     name = phase_name(block, offset, phase)
     call = "mbarrier.try_wait.parity in a loop (mbarrier_wait_parity; a pipeline's consumer_wait)"
     advice = f"before the read, a wait for {name}: {call}"
@@ -98,21 +99,22 @@ def _end_of(copy: Copy) -> Awaited:
 
 
 class SharedRaces(Observer):
-    """Hazard check that compares each access to shared memory with the shadow and with the clock of its threads."""
+    """Hazard check that compares each access to shared memory with the shadow and the clock of its threads."""
 
     def __init__(self, cluster: Cluster, agents: Agents, memory: SharedMemory, reporter: Reporter) -> None:
         self._cluster, self._agents, self._memory, self._reporter = cluster, agents, memory, reporter
         self._copies = agents.is_copy(np.arange(agents.size))
-        #: (warp, barrier) -> the last phase that its wait passed, the lanes, and whether a lane passed it twice.
+        #: (warp, barrier) -> the last phase for which a wait has returned, the lanes that waited, and whether a lane
+        #: waited twice for this phase.
         self._passes: dict[tuple[int, int], tuple[int, int, bool]] = {}
-        #: Warps that have read bytes without the necessary wait. Later hazards in their slots are consequences.
+        #: Warps that have read bytes without the necessary wait. Later hazards in the same slots are consequences.
         self._astray: set[int] = set()
-        #: (warp, program, instruction, shadow, granules, kind) of reads of unwritten bytes.
+        #: Reads of unwritten bytes, as (warp, program, instruction, shadow, granules, kind).
         self._unwritten: list[tuple[Warp, Program, int, Shadow, Array, str]] = []
 
     @property
     def is_astray(self) -> bool:
-        """True if a warp has read bytes that it should have waited for."""
+        """True if a warp has read bytes without the necessary wait."""
         return bool(self._astray)
 
     def lacks_bytes(self, barrier: MBarrier) -> bool:
@@ -121,7 +123,10 @@ class SharedRaces(Observer):
         return barrier.pending == 0 and barrier.tx > 0 and not memory.is_filling(barrier) and not memory.has_peers
 
     def mbarrier_acquired(self, w: Warp, at: int, barrier: MBarrier, order: str) -> None:
-        """Note which phase a wait has passed: a wait that passes twice in a phase has the wrong parity."""
+        """Record the phase for which a wait has returned.
+
+        A wait that returns twice in one phase has the wrong parity.
+        """
         agent, lanes = self._agents.barrier_agent(barrier), lanes_now(w)
         last, before, repeated = self._passes.get((w.agent, agent), (-1, 0, False))
         if last != barrier.phase:
@@ -135,8 +140,8 @@ class SharedRaces(Observer):
     ) -> None:
         """Report a read of bytes that are unwritten, or whose writer is not ordered before the read.
 
-        ``proxy`` marks a read through the asynchronous proxy. ``strong`` is 1 + the scope of a volatile, relaxed or
-        acquiring read, which does not race with threads in its scope.
+        ``proxy`` means that the read uses the asynchronous proxy. ``strong`` is 1 + the scope of a volatile, relaxed or
+        acquiring read, or 0 for a weak read. A strong read does not race with strong writes by threads in its scope.
         """
         fenced = clock.proxy_in(shadow.rank) if proxy else None
         if shadow.unordered_writer(indices, clock.order, fenced) is None:
@@ -186,7 +191,7 @@ class SharedRaces(Observer):
             )
 
     def _awaited(self, agent: int, clock: int) -> Awaited:
-        """Return what a read had to wait for, given the agent and clock of a copy that has landed."""
+        """Return the phase or group that a read should have waited for, given the agent and clock of a landed copy."""
         key = self._agents.key_of(agent)
         if key is None or key[0] != "barrier":
             return Awaited(f"cp.async group {clock - 1}", COPY_WAIT)
@@ -195,7 +200,7 @@ class SharedRaces(Observer):
     def _early(
         self, w: Warp, at: int, shadow: Shadow, place: int, indices: Array, text: str, awaited: Awaited, proxy: bool
     ) -> None:
-        """Report a read without a wait for the copy into the bytes."""
+        """Report a read without a wait for the copy that writes the bytes."""
         self._astray.add(w.agent)
         barriers = [self._cluster.blocks[place[1]].mbarriers.get(place[2]) for place in awaited.places]
         by_bytes = any(b is not None and (b.tx < 0 or self.lacks_bytes(b)) for b in barriers)
@@ -212,18 +217,18 @@ class SharedRaces(Observer):
         )
 
     def _early_kind(self, w: Warp) -> str:
-        """Return "wrong_parity" if the warp has passed a wait twice in a phase, otherwise "read_before_load"."""
+        """Return "wrong_parity" if a wait of the warp has returned twice in one phase, otherwise "read_before_load"."""
         repeated = any(flag for (agent, _), (_, _, flag) in self._passes.items() if agent == w.agent)
         return "wrong_parity" if repeated else "read_before_load"
 
     def _read_unwritten(self, w: Warp, at: int, shadow: Shadow, indices: Array) -> None:
-        """Remember a read of unwritten bytes, in case the copy that fills them is issued later."""
+        """Record a read of unwritten bytes, in case the copy that fills them is issued later."""
         self._astray.add(w.agent)
         if len(self._unwritten) < _MAX_UNWRITTEN:
             self._unwritten.append((w, w.split.frame.program, at, shadow, indices, self._early_kind(w)))
 
     def _read_before_issue(self, shadow: Shadow, indices: Array, agent: int, awaited: Awaited) -> bool:
-        """Report earlier reads by ``agent`` of bytes whose copy is issued only now; return whether there were any."""
+        """Report earlier reads by ``agent`` of bytes whose copy is issued only now. Return whether there are any."""
         has_read = False
         for w, program, at, where, read, kind in self._unwritten:
             if where is shadow and w.agent == agent % self._agents.warps and np.isin(indices, read).any():
@@ -246,17 +251,18 @@ class SharedRaces(Observer):
         copy: Copy | None = None,
         strong: int = 0,
     ) -> None:
-        """Report a write that is not ordered after the last writer of the bytes, or after their readers.
+        """Report a write that is not ordered after the last write to the bytes, or after reads of the bytes.
 
         Parameters
         ----------
         same
-            Returns whether the write leaves the bytes unchanged. Ordinary writers of equal values do not race.
+            Function that returns whether the write leaves the bytes unchanged. Ordinary writes of equal values do not
+            race.
         copy
-            The asynchronous operation that writes, if any.
+            The asynchronous operation that writes, or None.
         strong
-            1 + the scope of a volatile, relaxed or releasing store, which does not race with threads in its scope, or
-            of an asynchronous reduction, which does not race with reductions and strong accesses through its proxy.
+            1 + the scope of a strong write. A volatile, relaxed or releasing store does not race with threads in its
+            scope. An asynchronous reduction does not race with reductions and strong accesses through the same proxy.
         """
         if np.count_nonzero(shadow.is_barrier[indices]):
             place = int(indices[int(shadow.is_barrier[indices].argmax())])
@@ -280,7 +286,7 @@ class SharedRaces(Observer):
         copy: Copy | None,
         strong: int,
     ) -> bool:
-        """Report a write that is not ordered after the last writer; return whether there was one."""
+        """Report a write that is not ordered after the last write. Return whether there is one."""
         is_copy, proxy = copy is not None, copy is not None and uses_proxy(copy)
         flying = shadow.in_flight[indices]
         if np.count_nonzero(flying):
@@ -349,7 +355,7 @@ class SharedRaces(Observer):
         )
 
     def check_atomic(self, w: Warp, at: int, shadow: Shadow, indices: Array, order: str) -> None:
-        """Check one lane's atomic operation. It does not race with atomics and strong stores in its scope."""
+        """Check one lane's atomic operation. It does not race with atomic operations and strong stores in its scope."""
         strength = strength_of(order)
         is_relaxed = (shadow.strength[indices] > 0) | (_reduced(shadow, indices, False) & (strength > 1))
         if not is_relaxed.all() or self._narrow_writers(w, shadow, indices, strength).any():
@@ -365,7 +371,7 @@ class SharedRaces(Observer):
             self.check_write(copy.w, copy.at, shadow, part, clock, copy=copy, strong=strong)
 
     def _narrow_writers(self, w: Warp, shadow: Shadow, indices: Array, strength: int) -> Array:
-        """Return which granules another CTA wrote last, if the scope of either access is only the CTA."""
+        """Return which granules another CTA wrote last, if one of the two accesses has only CTA scope."""
         if not self._memory.has_peers:
             return np.zeros(len(indices), bool)
         writers = shadow.writer[indices]
@@ -375,21 +381,22 @@ class SharedRaces(Observer):
         return result
 
     def _performed_copies(self, clock: Clock) -> Array:
-        """Return the ordered accesses; of copies, those that have been performed."""
+        """Return the clock of ordered accesses, which includes copies that have been performed."""
         if clock.far is None or clock.far.performed is None:
             return clock.order
         result: Array = np.where(self._copies, clock.performed(), clock.order)
         return result
 
     def _follows_issue(self, shadow: Shadow, place: int, clock: Clock) -> bool:
-        """Return whether a copy is ordered after the issue of the copy that wrote these bytes, but not after its
-        completion.
+        """Return whether a copy is ordered after the issue of the last copy into these bytes.
+
+        The caller has found that it is not ordered after the completion of that copy.
         """
         copies = shadow.issuers.get((int(shadow.writer[place]), int(shadow.writer_clock[place])), [])
         return all(now <= clock.order[agent] for first, last, agent, now in copies if first <= place <= last)
 
     def _is_astray(self, agent: int, copy: Copy | None) -> bool:
-        """Return whether a reader has read too early, or has waited twice for one phase of the copy's mbarrier."""
+        """Return whether a reader has read too early or has waited twice for one phase of the copy's mbarrier."""
         if not self._agents.is_own(agent):
             return False
         warp = agent % self._agents.warps
@@ -400,6 +407,6 @@ class SharedRaces(Observer):
 
 
 def _reduced(shadow: Shadow, indices: Array, proxy: bool) -> Array:
-    """Return which granules were last written by a reduction through this proxy. Reductions are relaxed operations."""
+    """Return which granules a reduction through this proxy wrote last. Reductions are relaxed operations."""
     result: Array = (shadow.strength[indices] == REDUCED) & (shadow.is_async[indices] == proxy)
     return result

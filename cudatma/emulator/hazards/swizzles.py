@@ -1,9 +1,10 @@
-"""Check that readers use the swizzle and layout with which tensor copies have written the bytes.
+"""Check that readers use the swizzle and layout with which tensor copies wrote the bytes.
 
-The offsets of a wgmma matrix descriptor must follow the boxes that it reads. The rows of an operand (its k, if it is
-MN-major) are consecutive rows of a box, and the 16-byte chunks of a row are consecutive chunks of the box's row; an
-operand may continue in another box where one ends. Wrong offsets break this: a stride offset that is too small repeats
-rows, and exchanged offsets advance along a row instead of to the next row.
+The offsets of a wgmma matrix descriptor must follow the boxes that the wgmma reads. Each row of an operand (each k, if
+the operand is MN-major) must be a row of a box. Consecutive rows of the operand must be consecutive rows of the box,
+and the 16-byte chunks of a row must be consecutive chunks of the box's row. Where a box ends, the operand may continue
+in another box. Wrong offsets violate these conditions. For example, a stride offset that is too small repeats rows, and
+exchanged offsets advance along a row instead of to the next row.
 
 Source: PTX ISA, "Swizzling Modes", "Matrix Descriptor Format", "Strides", "Canonical Layouts", "cp.async.bulk.tensor".
 """
@@ -23,11 +24,11 @@ from cudatma.emulator.ptx.types import LANES, Array
 from cudatma.emulator.tensor_core.wgmma import CHUNK, WARP_ROWS, WARPS, Operand, operand_of
 from cudatma.layout import Swizzle, required_alignment, swizzle
 
-#: Flag in Boxes.mode: the swizzled box does not begin at a multiple of its pattern.
+#: Flag in Boxes.mode: the swizzled box does not begin at a multiple of the swizzle pattern.
 _MISALIGNED = 32
 #: Bits of Boxes.plane that distinguish the planes of one tensor map.
 _PLANE_BITS = 20
-#: Maximum number of reads of one instruction that are examined to determine whether it applies the swizzle.
+#: Maximum number of reads of one instruction to examine for whether the instruction applies the swizzle.
 _READS_CHECKED = 64
 _UNSWIZZLE = "the swizzle in the reader's address: chunk ^= row % 8 (128B), or swizzle none in the tensor map"
 _LANES = np.arange(LANES)
@@ -42,7 +43,8 @@ def _swizzle_of(mode: int) -> Swizzle:
 def _regularity(places: Array) -> int:
     """Return how regularly the addresses of lanes cover a tile.
 
-    2: they form an arithmetic series. 1: each bit of the lane adds a power of two, as in rows of fragments. 0: neither.
+    2 means that the addresses form an arithmetic series. 1 means that each bit of the lane number adds a power of two,
+    as in rows of fragments. 0 means neither.
     """
     steps = places - places[0]
     if (steps == _LANES * steps[1]).all():
@@ -56,19 +58,20 @@ class Boxes:
 
     def __init__(self, size: int) -> None:
         count = -(-size // CHUNK) + 16
-        #: Whether there have been tensor boxes, swizzled ones, and ones not aligned to their pattern.
+        #: Whether there have been tensor boxes, swizzled boxes, and boxes that are not aligned to their pattern.
         self.has_boxes = self.has_swizzled = self.has_misaligned = False
-        #: 1 + the swizzle of the box that wrote the chunk, possibly with _MISALIGNED; 0 if something else wrote it.
+        #: 1 + the swizzle of the box that wrote the chunk, possibly with _MISALIGNED, or 0 if another access wrote the
+        #: chunk.
         self.mode: Array = np.zeros(count, np.int8)
-        #: Row and column in the box, -1 if something else wrote the chunk.
+        #: Row and column of the chunk in the box, or -1 if another access wrote the chunk.
         self.row: Array = np.full(count, -1, np.int32)
         self.column: Array = np.full(count, -1, np.int32)
-        #: The two-dimensional plane of the box: its number in the low _PLANE_BITS, its tensor map above. 0 if the rows
-        #: of the box need not be rows of a matrix.
+        #: The two-dimensional plane of the box: the number of the plane in the low _PLANE_BITS, and the tensor map in
+        #: the bits above. It is 0 if the rows of the box need not be rows of a matrix.
         self.plane: Array = np.zeros(count, np.int32)
 
     def forget(self, offsets: Array) -> None:
-        """Note that other data has replaced tensor boxes."""
+        """Record that other data has replaced tensor boxes."""
         if self.has_boxes:
             self.mode[offsets // CHUNK] = 0
             self.column[offsets // CHUNK] = -1
@@ -80,7 +83,7 @@ class Swizzles(Observer):
     def __init__(self, cluster: Cluster, reporter: Reporter) -> None:
         self._reporter, self._findings = reporter, reporter.findings
         self._boxes = [Boxes(block.shared.size) for block in cluster.blocks]
-        #: (warp, offsets) -> the last linear read of swizzled bytes there.
+        #: (warp, offsets) -> the last linear read of swizzled bytes at these offsets.
         self._linear: dict[tuple[int, bytes], tuple[Warp, Program, int, Swizzle]] = {}
         #: The number of the next plane, and a number for each address of a tensor map.
         self._planes = 0
@@ -91,8 +94,8 @@ class Swizzles(Observer):
     def copy_issued(self, copy: Copy) -> None:
         """Record the row and column of each chunk, and whether the box begins at a multiple of its pattern.
 
-        The hardware swizzles absolute addresses. Code that swizzles offsets into the tile reads other bytes unless the
-        tile is aligned to the pattern.
+        The hardware swizzles absolute addresses. Code that swizzles offsets in the tile reads different bytes unless
+        the tile is aligned to the pattern.
         """
         boxes, offsets = self._boxes[copy.block.rank], copy.offsets
         if copy.box is None:
@@ -108,7 +111,7 @@ class Swizzles(Observer):
         boxes.mode[chunks] = int(mode) + 1 + (_MISALIGNED if is_misaligned else 0)
         boxes.row[chunks] = np.arange(chunks.shape[0])[:, None]
         boxes.column[chunks] = np.arange(chunks.shape[1])[None, :]
-        # Without a swizzle, wide rows are not core matrices: the copy moves bytes that are in order already.
+        # Without a swizzle, wide rows are not core matrices. Such a copy moves bytes that are already in order.
         is_matrix = bool(mode) or chunks.shape[1] == 1
         planes = (self._planes + np.arange(chunks.shape[0]) // plane_rows) & (1 << _PLANE_BITS) - 1
         number = self._sources.setdefault(copy.map_address, 1 + len(self._sources) % 1000)
@@ -118,7 +121,7 @@ class Swizzles(Observer):
     def shared_write(
         self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool, same: Same
     ) -> None:
-        """Accept an earlier linear read if the whole warp now stores to the same bytes: it updates them in place."""
+        """Accept an earlier linear read as an update in place if the whole warp now stores to the same bytes."""
         boxes = self._boxes[block.rank]
         if boxes.has_boxes and self._linear:
             read = self._linear.pop((w.agent, offsets.tobytes()), None)
@@ -139,11 +142,11 @@ class Swizzles(Observer):
             self._note_linear(w, at, boxes, offsets)
 
     def _note_linear(self, w: Warp, at: int, boxes: Boxes, offsets: Array) -> None:
-        """Note a load by a whole warp that traverses a swizzled box as if it were not swizzled.
+        """Record a load by a whole warp that traverses a swizzled box as if the box were not swizzled.
 
-        Code that applies the swizzle visits the elements in a regular order, and therefore not the bytes. A read with
-        regular bytes and irregular elements is a mistake, a raw dump of the tile, or the first half of an update in
-        place; the store that follows shows an update.
+        Code that applies the swizzle visits the elements in a regular order, and therefore the bytes in an irregular
+        order. A read with regular bytes and irregular elements is a mistake, a raw dump of the tile, or the first half
+        of an update in place. A store to the same bytes shows that it is an update.
         """
         program = w.split.frame.program
         key = program.function.name, at
@@ -162,7 +165,7 @@ class Swizzles(Observer):
             self._linear[w.agent, offsets.tobytes()] = (w, program, at, mode)
 
     def cluster_ended(self) -> None:
-        """Warn of linear reads of swizzled boxes that were not updates in place."""
+        """Warn about linear reads of swizzled boxes that were not updates in place."""
         for w, program, at, mode in self._linear.values():
             if self._findings.reads_to_check.get((program.function.name, at)) == 0:
                 continue
@@ -175,7 +178,7 @@ class Swizzles(Observer):
     def matrices_read(self, w: Warp, at: int, block: Block, offsets: Array) -> None:
         """Check that eight matrix rows that come from eight rows of a box are in one column of the box.
 
-        If they are not, the code that computed the addresses assumes another swizzle than the tensor map's.
+        Otherwise the code that computed the addresses assumes a swizzle different from the tensor map's.
         """
         boxes = self._boxes[block.rank]
         chunks = (offsets // CHUNK).reshape(-1, 8)
@@ -191,8 +194,8 @@ class Swizzles(Observer):
     ) -> None:
         """Check that a descriptor has the tensor map's swizzle, and that its offsets follow the box.
 
-        Tiles that a tensor copy wrote need no alignment to the pattern, even with base offset 0, because both sides
-        swizzle absolute addresses (CUTLASS aligns its tiles to 128 bytes only).
+        Tiles that a tensor copy wrote need not be aligned to the swizzle pattern, even with base offset 0, because TMA
+        and wgmma both swizzle absolute addresses. For example, CUTLASS aligns tiles only to 128 bytes.
         """
         if not self._is_new_operand(w, at, position, bits, offsets):
             return
@@ -212,7 +215,7 @@ class Swizzles(Observer):
         boxes, chunks = self._boxes[w.block.rank], offsets // CHUNK
         written = 0
         if boxes.has_boxes:
-            # Relative to the warp's rows of A, so that the four warps of a warpgroup agree on one tile.
+            # Offsets are relative to the warp's rows of A, so that the four warps of a warpgroup agree on one tile.
             rows = boxes.row[chunks] - position * WARP_ROWS * (w.index % WARPS)
             sources = boxes.plane[chunks] >> _PLANE_BITS
             fields = (boxes.mode[chunks], rows, boxes.column[chunks], sources)
@@ -227,17 +230,17 @@ class Swizzles(Observer):
     def box_stored(
         self, w: Warp, at: int, block: Block, offsets: Array, box: Any, map_address: int, group: Any
     ) -> None:
-        """Check that a tensor store of chunks that a tensor load wrote has the load's swizzle."""
+        """Check that a tensor store has the swizzle of the tensor load that wrote the chunks."""
         modes = self._boxes[block.rank].mode[offsets // CHUNK]
         self._compare(w, at, modes, box.spec.swizzle, "the store's tensor map")
 
     def _compare(self, w: Warp, at: int, modes: Array, mode: Swizzle, reader: str) -> bool:
-        """Report bytes that a tensor map wrote with another swizzle; return whether there are any."""
+        """Report bytes that a tensor copy wrote with a different swizzle. Return whether there are any."""
         modes = modes & (_MISALIGNED - 1)
         wrong = (modes != 0) & (modes != int(mode) + 1)
         if wrong.any():
             expected = _swizzle_of(int(modes[wrong][0]))
-            text = f"{reader} has swizzle {mode.label}, the tensor map that filled these bytes {expected.label}"
+            text = f"{reader} has swizzle {mode.label}, but these bytes were loaded with swizzle {expected.label}"
             self._reporter.report("swizzle_mismatch", w, at, text)
         return bool(wrong.any())
 
@@ -254,7 +257,7 @@ def _name_of(operand: Operand) -> str:
 
 
 def _advice_for(operand: Operand) -> str:
-    """Return the offsets of the canonical layout."""
+    """Return the descriptor offsets of the canonical layout, as advice."""
     span = operand.descriptor.mode.span_bytes
     if span and not operand.is_mn_major:
         return (
@@ -272,7 +275,7 @@ def _advice_for(operand: Operand) -> str:
 
 
 def _misread(boxes: Boxes, operand: Operand) -> str:
-    """Return what is wrong with the chunks that a descriptor reads, or ""."""
+    """Return a message that says what is wrong with the chunks that a descriptor reads, or ""."""
     chunks = operand.places // CHUNK
     row, column = boxes.row[chunks], boxes.column[chunks]
     plane = np.where(boxes.mode[chunks] != 0, boxes.plane[chunks], 0)
@@ -284,7 +287,7 @@ def _misread(boxes: Boxes, operand: Operand) -> str:
 
 
 def _crosses(boxes: Boxes, operand: Operand, plane: Array, row: Array, column: Array) -> str:
-    """Return where the operand does not follow the rows and columns of its boxes, or ""."""
+    """Return a message that says where the operand does not follow the rows and columns of its boxes, or ""."""
     if not plane.any():
         return ""
     line, part = ("k", "elements") if operand.is_mn_major else ("row", "bytes")
@@ -305,7 +308,7 @@ def _crosses(boxes: Boxes, operand: Operand, plane: Array, row: Array, column: A
         i, j = np.argwhere(wrong)[0]
         ends = f"{_at(row, column, i, j)} and {_at(row, column, i + 1, j)}"
         return f"takes {line} {i} and {line} {i + 1} from {ends} of one box"
-    # An operand that continues in another box leaves the first one at its end.
+    # An operand that continues in another box must leave the first box at the end of that box.
     span = operand.descriptor.mode.span_bytes or CHUNK
     after = np.minimum((operand.places // span + 1) * span // CHUNK, len(boxes.mode) - 1)
     continues = (boxes.mode[after] != 0) & (boxes.plane[after] == plane) & (plane > 0)
@@ -332,7 +335,7 @@ def _at(row: Array, column: Array, i: int, j: int) -> str:
 def _repeats(operand: Operand, is_from_box: bool) -> str:
     """Return a message if two parts of the matrix are the same bytes, or "".
 
-    Over bytes that ordinary stores wrote, an offset of 0 repeats a core matrix on purpose.
+    For bytes that ordinary stores wrote, an offset of 0 repeats a core matrix on purpose.
     """
     unique, count = np.unique(operand.places, return_counts=True)
     if unique.size == operand.places.size:

@@ -1,7 +1,7 @@
-"""Pass clocks on at barriers, mbarriers, waits for copies, and fences.
+"""Update clocks at barriers, mbarriers, waits for copies, and fences.
 
-Nothing is reported here: the other checks compare accesses with the clocks that these events change. Therefore this
-observer comes last, so that the others see what a thread knew before the event.
+This observer does not report hazards. The other checks compare accesses with the clocks that these events change.
+Therefore this observer comes last, so that the other checks see the clocks from before the event.
 
 Source: PTX ISA, "Memory Consistency Model" (causality order), "mbarrier", "membar, fence", "barrier.cluster".
 """
@@ -27,10 +27,11 @@ _CTA, _CLUSTER = SCOPES["cta"], SCOPES["cluster"]
 
 
 class _Released:
-    """Clocks that arrivals at an mbarrier have released, in all phases so far.
+    """Clocks that arrivals on an mbarrier have released, in all phases so far.
 
-    ``near`` is for threads of its own CTA, ``remote`` for threads of other CTAs (None before the first arrival). Waits
-    acquire the ``ended`` clocks, which are copies from the end of the last phase.
+    ``near`` holds the clock of arrivals by threads of the barrier's CTA. ``remote`` holds the clock of arrivals by
+    threads of other CTAs, or None before the first arrival. Waits acquire ``near_ended`` and ``remote_ended``, the
+    copies of these clocks from the end of the last phase.
     """
 
     __slots__ = ("near", "near_ended", "remote", "remote_ended")
@@ -42,12 +43,12 @@ class _Released:
 
 
 def _perform(clock: Clock, known: Clock) -> None:
-    """Note that the accesses that another clock knows have been performed."""
+    """Record that the accesses in another clock have been performed."""
     clock.beyond().performed = np.maximum(clock.performed(), known.performed())
 
 
 class Synchronization(Observer):
-    """Observer that passes clocks on among the warps of one cluster."""
+    """Observer that propagates clocks among the warps of one cluster."""
 
     def __init__(
         self, agents: Agents, memory: SharedMemory, records: BarrierRecords, order: MemoryOrder, number: int
@@ -58,7 +59,7 @@ class Synchronization(Observer):
         self._named: dict[int, Clock] = {}
         self._cluster_pending, self._cluster_done = Clock(agents.size), Clock(agents.size)
         self._barriers: dict[int, _Released] = {}
-        #: The clock that each cp.async.mbarrier.arrive will publish.
+        #: cp.async.mbarrier.arrive -> the clock that it will publish.
         self._arrivals: dict[Any, Clock] = {}
 
     # ---- barriers of a CTA and a cluster
@@ -76,7 +77,7 @@ class Synchronization(Observer):
                 self._agents.clocks[warp.agent].join(known)
 
     def cluster_arrived(self, w: Warp, is_release: bool) -> None:
-        """Publish what the warp knows; for a relaxed arrival, only what a preceding fence of cluster scope covers."""
+        """Publish the warp's clock. A relaxed arrival publishes only what a preceding fence of cluster scope covers."""
         if is_release:
             self._cluster_pending.join(self._agents.published(w, False))
             return
@@ -107,8 +108,9 @@ class Synchronization(Observer):
     def mbarrier_arrived(self, w: Warp, barrier: MBarrier, order: str, is_alone: bool) -> None:
         """Record what an arrival releases.
 
-        A release reaches the threads in its scope. A preceding fence can release instead, at its own scope. To another
-        CTA, a release of CTA scope conveys only that accesses have been performed.
+        A release synchronizes with threads in its scope. A preceding fence can release instead, at the fence's scope.
+        If a release of CTA scope arrives on another CTA's barrier, the waiter learns only that the accesses have been
+        performed.
         """
         agents, released = self._agents, self._released(barrier)
         is_near = barrier.block is w.block
@@ -142,7 +144,7 @@ class Synchronization(Observer):
         """Acquire what the arrivals of completed phases released.
 
         Bytes of completed copies are visible at any scope. To acquire what threads of other CTAs released, a wait must
-        have cluster scope or be followed by a fence with cluster scope.
+        have cluster scope, or a fence of cluster scope must follow the wait.
         """
         released, number = self._released(barrier), self._number
         remote = released.remote_ended
@@ -177,7 +179,7 @@ class Synchronization(Observer):
                 clock.order[agent] = max(int(clock.order[agent]), number)
 
     def cp_arrival_issued(self, w: Warp, arrival: Any) -> None:
-        """Keep the clock that the arrival will publish: what its threads know, and their copies."""
+        """Keep the clock that the arrival will publish: the clock of the executing threads, plus their copies."""
         agents = self._agents
         clock = agents.known_by_any(w).copy()
         for queue in copy_queues(w, lanes_now(w)):
@@ -191,7 +193,7 @@ class Synchronization(Observer):
         self._released(barrier).near.join(self._arrivals.pop(arrival))
 
     def wgmma_waited(self, w: Warp, at: int, done: int, warps: list[Warp]) -> None:
-        """Note that all four warps' reads of shared memory have finished."""
+        """Record that all four warps have finished the wgmma's reads of shared memory."""
         for clock in self._agents.learners(w):
             for other in warps:
                 agent = self._agents.wgmma_agent(other)
@@ -211,7 +213,7 @@ class Synchronization(Observer):
             self._order.fence(w, kind)
 
     def _fence_proxy(self, w: Warp, kind: str) -> None:
-        """Fence all memory, global memory, or the shared memory of this CTA or the cluster."""
+        """Execute fence.proxy.async for all memory, global memory, or the shared memory of this CTA or the cluster."""
         is_shared = not kind.endswith("global")
         is_own = "shared::cta" in kind and self._memory.has_remote_stores
         uncovered = self._records.fence(w, self._agents.epoch(w)) if is_shared else []
@@ -228,7 +230,7 @@ class Synchronization(Observer):
         self._agents.advance(w)
 
     def map_fence(self, w: Warp, addresses: set[int], scope: int) -> None:
-        """Make edits of the tensor maps at these addresses visible."""
+        """Make edits of the tensor maps at these addresses visible to this warp's copies."""
         for clock in self._agents.learners(w):
             known = clock.bare()
             clock.beyond().maps.update({(address, scope): known for address in addresses})

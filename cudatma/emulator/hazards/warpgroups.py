@@ -1,4 +1,4 @@
-"""Check that all four warps of a warpgroup execute wgmma.mma_async and setmaxnreg alike.
+"""Check that all four warps of a warpgroup execute the same wgmma.mma_async and setmaxnreg instructions.
 
 Source: PTX ISA, "wgmma.mma_async" (.aligned: all threads in the warpgroup must execute the same instruction),
 "setmaxnreg" (the same; all warps of the warpgroup synchronize before they execute another one).
@@ -24,7 +24,10 @@ _SHARED = "scale-d", "the matrix descriptor of B", "the matrix descriptor of A"
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """An execution by a warp. ``operands`` must be equal in all threads; ``stamp`` is its agent and clock."""
+    """An execution of an instruction by a warp.
+
+    ``operands`` must be equal in all threads. ``stamp`` is the (agent, clock) of the execution.
+    """
 
     w: Warp
     program: Program
@@ -34,20 +37,21 @@ class _Event:
 
 
 class Warpgroups(Observer):
-    """Hazard check that compares what the warps of each warpgroup execute."""
+    """Hazard check that compares the instructions that the warps of each warpgroup execute."""
 
     def __init__(self, cluster: Cluster, agents: Agents, reporter: Reporter) -> None:
         self._cluster, self._agents, self._reporter = cluster, agents, reporter
         #: Uncommitted wgmmas of each warp.
         self._open: dict[int, list[_Event]] = {}
-        #: (first warp of a warpgroup, wgmma-group) -> warp -> its wgmmas, until all warps have committed the group.
+        #: (first warp of a warpgroup, wgmma-group) -> warp -> the warp's wgmmas, until all warps have committed the
+        #: group.
         self._groups: dict[tuple[int, int], dict[int, list[_Event]]] = {}
         self._committed: dict[int, int] = {}
         #: setmaxnregs of each warp.
         self._settings: dict[int, list[_Event]] = {}
 
     def wgmma_issued(self, w: Warp, at: int, shared: Sequence[Array]) -> None:
-        """Check that the lanes agree on the operands, and note the wgmma."""
+        """Check that the lanes agree on the operands, and record the wgmma."""
         for name, vector in zip(_SHARED, shared, strict=False):
             if (vector != vector[0]).any():
                 self._reporter.report("wgmma_operands", w, at, f"{name} is not the same in all lanes")
@@ -55,7 +59,7 @@ class Warpgroups(Observer):
         self._open.setdefault(w.agent, []).append(_Event(w, w.split.frame.program, at, operands))
 
     def wgmma_committed(self, w: Warp) -> None:
-        """Compare the wgmmas that a warp commits with the first warp's in the same group."""
+        """Compare the wgmmas that a warp commits with those of the first warp in the same group."""
         number = self._committed[w.agent] = self._committed.get(w.agent, 0) + 1
         warps = _warpgroup(w)
         key = warps[0].agent, number
@@ -108,7 +112,7 @@ class Warpgroups(Observer):
         self._report_missing([w for w in warps if not w.alive.any() or _rendezvous(w)])
 
     def _report_missing(self, absent: Sequence[Warp]) -> None:
-        """Report instructions that one of these warps has not executed and another warp of its warpgroup has."""
+        """Report instructions that another warp of the warpgroup has executed but one of these warps has not."""
         for w in absent:
             first = _warpgroup(w)[0].agent
             own = len(self._settings.get(w.agent, ()))

@@ -1,4 +1,4 @@
-"""Loads and stores of warps: resolves lane addresses to regions, checks alignment and bounds, and reports events.
+"""Loads and stores of warps: resolve lane addresses to regions, check alignment and bounds, and notify observers.
 
 Every function takes the warp, the instruction's index in the body, the lane addresses, and the active mask (None means
 all lanes). Source: PTX ISA, "ld", "st", "Generic Addressing".
@@ -21,14 +21,14 @@ from cudatma.emulator.ptx.writer import runtime
 from cudatma.errors import counted
 
 _union = np.bitwise_or.reduce
-#: The allowed operand of an instruction with .shared, for messages.
+#: Description of the allowed operand of an instruction with .shared, for messages.
 SHARED_OPERAND = "an address of the .shared state space, from cvta.to.shared (__cvta_generic_to_shared)"
 
 
 def trap(w: Warp, at: int, message: str, error: str = "ILLEGAL_INSTRUCTION") -> NoReturn:
-    """Raise the error with which hardware would stop; ``error`` is its CUresult.
+    """Raise the error with which the hardware would stop; ``error`` is the CUresult.
 
-    The launch adds the instruction, source line, CTA and warp.
+    The launch adds the instruction, the source line, the CTA and the warp to the message.
     """
     raise TrapError(message, error, at)
 
@@ -61,7 +61,7 @@ def active_of(values: tuple[Array, ...], mask: Array | None) -> tuple[Array, ...
 
 
 def global_region(w: Warp, at: int, addresses: Array, size: int) -> Region | None:
-    """Return the region that contains the bytes of all lanes, or None if there are several."""
+    """Return the region that contains the bytes of all lanes, or None if the bytes are in several regions."""
     memory = w.launch.memory
     region = memory.recent.get(at)
     if region is not None and region.inside(addresses, size) is not None:
@@ -77,7 +77,7 @@ def global_region(w: Warp, at: int, addresses: Array, size: int) -> Region | Non
 
 
 def _place(w: Warp, at: int, addresses: Array, size: int) -> tuple[Region, Array] | None:
-    """Return the (region, byte offsets) of all lanes, or None if they use several regions."""
+    """Return (region, byte offsets) for all lanes, or None if the lanes use several regions."""
     region = w.launch.memory.recent.get(at)
     offsets = region.inside(addresses, size) if region is not None else None
     if region is not None and offsets is not None:
@@ -107,7 +107,7 @@ def is_shared_offset(w: Warp, address: int) -> bool:
 
 
 def check_window(w: Warp, at: int, address: int, allowed: str) -> None:
-    """Trap if an address points into another memory than the instruction accesses; ``allowed`` is for the message."""
+    """Trap if an address points into a memory that the instruction cannot access; ``allowed`` is for the message."""
     memory = memory_of(w, address)
     if memory:
         trap(w, at, f"{address:#x} is a generic address of {memory}; allowed: {allowed}", "ILLEGAL_ADDRESS")
@@ -116,8 +116,8 @@ def check_window(w: Warp, at: int, address: int, allowed: str) -> None:
 def as_shared(w: Warp, at: int, address: int) -> int:
     """Return a shared operand's address in the .shared state space.
 
-    Hardware reads only the low half of a generic address of shared memory, which is the address in that space. PTX does
-    not guarantee this, so the emulator warns. A generic address of another memory traps.
+    Hardware reads only the low half of a generic address of shared memory. The low half is the address in the .shared
+    state space. PTX does not guarantee this, so the emulator warns. A generic address of any other memory traps.
     """
     if address >> 60 == SHARED_WINDOW >> 60:
         message = f"{address:#x} is a generic address of shared memory; allowed: {SHARED_OPERAND}"
@@ -129,13 +129,13 @@ def as_shared(w: Warp, at: int, address: int) -> int:
 
 @runtime
 def from_generic(addresses: Array) -> Array:
-    """Convert generic addresses of shared memory to the .shared state space; leave others unchanged."""
+    """Convert generic addresses of shared memory to the .shared state space. Leave other addresses unchanged."""
     is_shared = addresses >> np.uint64(60) == SHARED_WINDOW >> 60
     return addresses - is_shared * np.uint64(SHARED_WINDOW) if is_shared.any() else addresses
 
 
 def outside(w: Warp, at: int, address: int, size: int) -> NoReturn:
-    """Report an access to unmapped bytes and stop."""
+    """Report an access to unmapped bytes and stop the launch."""
     if address >> 60:
         check_window(w, at, address, "an address of global memory")
     message = f"access of {counted(size, 'byte')} at {address:#x}, {w.launch.memory.nearest(address)}"
@@ -179,7 +179,7 @@ def ld_global(w: Warp, at: int, addresses: Array, code: str, count: int, mask: A
 
 @dataclass(slots=True)
 class FlagWait:
-    """A split's wait for a flag in memory, which it polls."""
+    """A split's wait for a flag in memory that the split polls."""
 
     at: int
     value: int
@@ -192,7 +192,7 @@ class FlagWait:
 
 
 def yield_if_unchanged(w: Warp, at: int, elements: Array, order: str, address: int) -> None:
-    """Yield to other splits if a strong load, or an atomic operation that changes nothing, reads the same values again.
+    """Yield to other splits if a strong load or an atomic operation reads the same values again and changes nothing.
 
     ``address`` is the generic address of the first element.
     """
@@ -257,7 +257,7 @@ def _scatter(w: Warp, at: int, region: Region, offsets: Array, code: str, rows: 
 
 
 def _holds(region: Region, offsets: Array, code: str, rows: Sequence[Array]) -> bool:
-    """Return whether memory already holds the bytes to be stored; writers of the same value do not race."""
+    """Return whether memory already holds the bytes to be stored. Writers of equal values do not race."""
     size = BYTES[code] * len(rows)
     new = np.ascontiguousarray(np.stack(rows, axis=1)).view(np.uint8).reshape(len(offsets), size)
     return bool((region.data[offsets[:, None] + np.arange(size)] == new).all())
@@ -267,7 +267,7 @@ def _holds(region: Region, offsets: Array, code: str, rows: Sequence[Array]) -> 
 
 
 def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) -> tuple[Any, Array]:
-    """Return the CTA and the int64 offsets of shared addresses, which must all be inside one CTA's memory."""
+    """Return the CTA and the int64 offsets of shared addresses. All addresses must be inside one CTA's memory."""
     block = w.block
     own = block.shared.inside(addresses, size)
     if own is not None:
@@ -303,7 +303,7 @@ def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) 
 
 
 def _by_rank(w: Warp, addresses: Array) -> list[Any]:
-    """Return lane indices grouped by the CTA in the lanes' shared addresses."""
+    """Return lane indices, grouped by the CTA in the lanes' shared addresses."""
     if w.block.shared.inside(addresses, 1) is not None:
         return [slice(None)]
     ranks = addresses >> addresses.dtype.type(RANK_SHIFT)

@@ -1,4 +1,4 @@
-"""Packs kernel arguments into the bytes of the parameter buffer."""
+"""Pack kernel arguments into the bytes of the parameter buffer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _CTYPES = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData, ct
 
 
 def pack_arguments(program: Program, args: Sequence[Any], memory: GlobalMemory) -> bytes:
-    """Return the parameter buffer of a kernel, and map arrays into ``memory``.
+    """Return the parameter buffer of a kernel and map arrays into ``memory``.
 
-    A NumPy array is passed as a pointer, or by value if the parameter has its size and is not 8 bytes wide. None is a
-    null pointer. Numbers are converted to the parameter's width, and to a float if PTX declares one. NumPy scalars and
-    structures (``numpy.void``), ctypes objects, bytes, and objects with ``__bytes__`` or ``descriptor`` (tensor maps)
-    are passed by value. Raises ArgumentError for a wrong count or size, and ArgumentTypeError for a type that cannot be
-    passed.
+    A NumPy array is passed as a pointer. It is passed by value if the parameter has the size of the array and is not 8
+    bytes wide. None is a null pointer. Numbers are converted to the parameter's width, and to a float if PTX declares
+    one. NumPy scalars and structures (``numpy.void``), ctypes objects, bytes, and objects with ``__bytes__`` or
+    ``descriptor`` (tensor maps) are passed by value. Raises ArgumentError if the number of arguments or a size is
+    wrong, and ArgumentTypeError if a type cannot be passed.
     """
     params = program.function.params
     if not isinstance(args, Sequence) or isinstance(args, str | bytes):
@@ -95,7 +95,7 @@ def _float_bytes(value: float, size: int, name: str) -> bytes:
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """Return an attribute of an argument, or None if it is missing or its access raises."""
+    """Return an attribute of an argument, or None if the attribute is missing or its access raises an exception."""
     try:
         return getattr(value, name, None)
     except Exception:
@@ -103,7 +103,7 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def register_array(value: Any, name: str, memory: GlobalMemory) -> None:
-    """Map the array from which a tensor map was made."""
+    """Map the array from which a tensor map was created."""
     for attribute in ("array", "tensor", "owner"):
         array = _attribute(value, attribute)
         if isinstance(array, np.ndarray):

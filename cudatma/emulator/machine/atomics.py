@@ -1,4 +1,4 @@
-"""Executes atom and red, lane by lane, so that each lane sees the result of the previous one.
+"""Execute atom and red lane by lane, so that each lane sees the result of the previous lane.
 
 Source: PTX ISA, "atom", "red": operations, types, .noftz and .vec forms.
 """
@@ -53,7 +53,7 @@ def apply(operation: str, old: Array, value: Array, second: Array | None = None)
 
 
 def _locate(w: Warp, at: int, address: int, size: int, *, space: str, remote: bool, order: str) -> tuple[Region, int]:
-    """Return the (region, offset) of one lane's operand; ``remote`` allows another CTA's memory."""
+    """Return the (region, offset) of one lane's operand; ``remote`` allows memory of other CTAs."""
     vector = np.array([address], np.uint64)
     window = address >> 60 if not space else (1 if space == "shared" else 0)
     if space == "shared" or (not space and window == 1):
@@ -72,9 +72,9 @@ def _locate(w: Warp, at: int, address: int, size: int, *, space: str, remote: bo
     return region, address - region.base
 
 
-#: Element types that do not need one array per lane.
+#: Element types that do not need a separate array per lane.
 _CODES = {NUMPY[code]: code for code in ("u32", "i32", "u64", "i64", "f32", "f64")}
-#: (old, value, second) -> new on Python integers; sums wrap when they are stored.
+#: Functions (old, value, second) -> new on Python integers. Sums wrap when they are stored.
 _ON_INTEGERS: dict[str, Callable[[int, int, int], int]] = {
     "add": lambda old, value, _: old + value,
     "min": lambda old, value, _: min(old, value),
@@ -106,7 +106,7 @@ def _on_integers(cells: Array, index: Array, operation: str, operands: list[Arra
 
 
 def _on_floats(cells: Array, index: Array, operation: str, operands: list[Array]) -> Array | None:
-    """Add normal numbers into one cell or into distinct cells, or return None if each lane needs its own step."""
+    """Add normal numbers to one cell or to distinct cells, or return None if each lane needs a separate step."""
     if operation != "add" or len(set(index.tolist())) not in (1, index.size):
         return None
     value = operands[0]
@@ -123,7 +123,7 @@ def _on_floats(cells: Array, index: Array, operation: str, operands: list[Array]
 
 
 def _is_plain(*values: Array) -> bool:
-    """Return whether all values are normal numbers or zero, so that NaNs and subnormals need no care."""
+    """Return whether all values are normal numbers or zero, and therefore need no special treatment."""
     tiny = np.finfo(values[0].dtype).tiny
     return all(bool((np.isfinite(v) & ((v == 0) | (np.abs(v) >= tiny))).all()) for v in values)
 
@@ -131,7 +131,7 @@ def _is_plain(*values: Array) -> bool:
 def _apply_fast(
     w: Warp, at: int, addresses: Array, element: np.dtype[Any], operation: str, operands: list[Array]
 ) -> tuple[Array, bool] | None:
-    """Return the old values of cells in one global region and whether any has changed, or None if not applicable."""
+    """Return the old values of cells and whether any has changed, or None if the cells are not in one global region."""
     size = element.itemsize
     region = access.global_region(w, at, addresses, size)
     if region is None or not region.is_writable or region.base % size:
@@ -157,7 +157,7 @@ def atomic(
     remote: bool,
     returns: bool,
 ) -> Array:
-    """Execute atom or red and return the (elements, 32) raw old values; inactive lanes return 0."""
+    """Execute atom or red and return the raw old values, shape (elements, 32). The values of inactive lanes are 0."""
     code = "u64" if name == "b128" else unsigned(CODES[name])
     count = len(sources[0])
     size = BYTES[code] * count
@@ -196,7 +196,7 @@ def atomic(
 
 
 def _yield_after(w: Warp, at: int, old: Array, has_changed: bool, address: int) -> None:
-    """Yield to other splits after an operation that changed memory, or that repeats without a change.
+    """Yield to other splits after an operation that changed memory, or after a repeated operation without a change.
 
     ``address`` is the generic address of the first element of ``old``.
     """

@@ -17,7 +17,7 @@ from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import LANES
 
-#: The default of cudaLimitMallocHeapSize.
+#: Size of the heap: the default of cudaLimitMallocHeapSize.
 HEAP_BYTES = 8 << 20
 _ALIGN = 16
 
@@ -34,7 +34,7 @@ def allocate(launch: Launch, size: int) -> int:
 
 
 def release(launch: Launch, address: int) -> None:
-    """Free memory from allocate(); 0 is ignored. Raises TrapError for any other address."""
+    """Free memory from allocate(); 0 is ignored. Raise TrapError for any other address."""
     if address:
         if launch.heap.pop(address, None) is None:
             raise TrapError(f"free of {address:#x}, which is not a live address from malloc")
@@ -61,7 +61,7 @@ def _string(w: Warp, address: int) -> str:
 
 
 def _vprintf(w: Warp, arguments: list[str], results: list[str]) -> None:
-    """Format and collect the text of each lane. Local memory holds the values, each at its natural alignment."""
+    """Format and collect the text of each lane. Local memory holds the values at their natural alignment."""
     for lane in w.split.mask.nonzero()[0].tolist():
         text = _string(w, _argument(w, arguments[0], lane))
         pointer = _argument(w, arguments[1], lane)

@@ -1,10 +1,11 @@
-"""Diverges and reconverges the lanes of a warp, calls functions, and ends threads.
+"""Diverge and reconverge the lanes of a warp, call functions, and end threads.
 
-Lanes diverge at a branch and reconverge at its immediate post-dominator. A compiler may also send diverged lanes to one
-bar.sync or mma by paths that join before it. The first lanes then wait there for the others, unless those cannot come.
+Lanes diverge at a branch and reconverge at the branch's immediate post-dominator. A compiler may also let diverged
+lanes reach the same bar.sync or mma before they reconverge. The first lanes then wait at this instruction for the other
+lanes, unless the others cannot arrive.
 
-An instruction with a member mask brings together the lanes that the mask names, wherever each of them executes an
-instruction with the same qualifiers and the same mask.
+An instruction with a member mask synchronizes the lanes in the mask. Each lane may execute a different instruction if
+it has the same qualifiers and the same mask.
 
 Source: PTX ISA, "shfl.sync", "vote.sync", "match.sync", "redux.sync" ("wait until all non-exited threads corresponding
 to membermask have executed" it "with the same qualifiers and same membermask value"), "bar.warp.sync", "bar", "mma"
@@ -29,8 +30,8 @@ from cudatma.emulator.ptx.writer import runtime
 class Wait:
     """A split's wait for other lanes of its warp.
 
-    ``members`` (32,) bool are the lanes that the instruction names. Instructions with equal ``key`` can meet. ``value``
-    (32,) is each lane's contribution.
+    ``members`` (32,) bool are the lanes that the instruction names. Lanes at instructions with equal ``key`` can
+    synchronize. ``value`` (32,) is each lane's contribution.
     """
 
     split: Split
@@ -41,7 +42,10 @@ class Wait:
 
     @property
     def may_time_out(self) -> bool:
-        """Return False if lanes have left a join early; this split then waits for the lanes that poll."""
+        """Return whether the wait may time out.
+
+        If lanes have left a join early, this split must wait for the lanes that poll.
+        """
         return not self.split.warp.has_left_joins
 
     @property
@@ -50,7 +54,7 @@ class Wait:
 
     @property
     def missing(self) -> Array:
-        """Return the live lanes that have not arrived."""
+        """Return the live lanes of the mask that have not arrived."""
         lanes: Array = self.members & self.split.warp.alive & ~self.split.mask
         return lanes
 
@@ -59,7 +63,7 @@ class Wait:
 
 
 def release_hopeless(w: Warp) -> None:
-    """Release splits whose missing lanes have left the kernel or wait at a join."""
+    """Release splits whose missing lanes have exited or wait at a join."""
     for wait in list(w.waiting):
         if not may_come(w, wait):
             w.waiting.remove(wait)
@@ -67,7 +71,10 @@ def release_hopeless(w: Warp) -> None:
 
 
 def may_come(w: Warp, wait: Wait) -> bool:
-    """Return whether all missing lanes may still arrive: not parked at a join, nor waiting for lanes of this split."""
+    """Return whether all missing lanes may still arrive.
+
+    A lane cannot arrive if it is parked at a join or waits for lanes of this split.
+    """
     missing = wait.missing
     coming = np.zeros_like(missing)
     for other in w.splits:
@@ -84,7 +91,10 @@ MAX_CALLS = 256
 
 @runtime
 def diverge(w: Warp, taken: Array, target: int, following: int, meet: int) -> int:
-    """Split the running lanes: ``taken`` go to ``target``, the others to ``following``; they reconverge at ``meet``."""
+    """Split the running lanes: ``taken`` go to ``target``, and the others go to ``following``.
+
+    The lanes reconverge at ``meet``.
+    """
     split = w.split
     join = _join_at(w, split, meet)
     others = split.mask & ~taken
@@ -95,7 +105,7 @@ def diverge(w: Warp, taken: Array, target: int, following: int, meet: int) -> in
 
 
 def _join_at(w: Warp, split: Split, meet: int) -> Join | None:
-    """Return the join for two new splits that replace one."""
+    """Return the join for two new splits that replace one split."""
     join = split.join
     if join is not None and join.at == meet and join.frame is split.frame:
         join.missing += 1
@@ -108,7 +118,7 @@ def _join_at(w: Warp, split: Split, meet: int) -> Join | None:
 
 
 def _place(w: Warp, split: Split) -> None:
-    """Add a new split to the warp, or let it arrive at once if it starts at its join."""
+    """Add a new split to the warp, or let the split arrive immediately if it starts at its join."""
     w.splits.append(split)
     join = split.join
     if join is not None and split.pc == join.at and split.frame is join.frame:
@@ -134,7 +144,7 @@ def arrive(w: Warp, split: Split) -> None:
 
 
 def count_down(w: Warp, join: Join) -> None:
-    """Count down the splits and inner joins that a join waits for; continue after the last."""
+    """Count down the splits and inner joins for which a join waits. Continue after the last one."""
     join.missing -= 1
     if join.missing:
         return
@@ -146,7 +156,7 @@ def count_down(w: Warp, join: Join) -> None:
 
 
 def _resume(w: Warp, join: Join, lanes: Array) -> None:
-    """Continue execution with the lanes that have arrived at a join."""
+    """Continue with the lanes that have arrived at a join."""
     frame, pc = join.frame, join.at
     if pc == -1:
         caller = frame.caller
@@ -157,9 +167,9 @@ def _resume(w: Warp, join: Join, lanes: Array) -> None:
 
 
 def _release(w: Warp, lanes: Array) -> Array:
-    """Let parked lanes that others wait for leave their joins, and return the released lanes.
+    """Let parked lanes leave their joins if other lanes wait for them, and return the released lanes.
 
-    Lanes of a warp run independently: a join only saves work, and no lane is required to wait there.
+    This is allowed because the lanes of a warp run independently. A join only saves work; no lane must wait there.
     """
     released = np.zeros_like(lanes)
     joins = {id(join): join for split in w.splits for join in _ancestors(split.join)}
@@ -175,7 +185,7 @@ def _release(w: Warp, lanes: Array) -> Array:
 
 
 def release_parked(w: Warp) -> bool:
-    """Let all lanes that are parked at joins continue without the others, and return whether there were any."""
+    """Let all lanes that are parked at joins continue without the other lanes, and return whether there are any."""
     released = bool(_release(w, w.alive).any())
     w.has_left_joins = w.has_left_joins or released
     return released
@@ -202,7 +212,7 @@ def leave(w: Warp, mask: Array | None) -> int:
 
 @runtime
 def quit(w: Warp, mask: Array | None) -> int:
-    """Leave the kernel with the running split, or with the lanes of ``mask``."""
+    """Exit the kernel with the running split, or with the lanes of ``mask``."""
     split = w.split
     lanes = split.mask if mask is None else split.mask & mask
     rest = split.mask & ~lanes
@@ -242,7 +252,7 @@ def _end_warp(w: Warp) -> None:
 
 @runtime
 def call(w: Warp, program: Program, arguments: list[str], results: list[str], return_to: int) -> int:
-    """Enter a .func with the running split; ``arguments`` and ``results`` name .param variables of the caller."""
+    """Enter a .func with the running split. ``arguments`` and ``results`` name .param variables of the caller."""
     split = w.split
     caller = split.frame
     depth, walk = 0, caller
@@ -264,16 +274,17 @@ def call(w: Warp, program: Program, arguments: list[str], results: list[str], re
 
 @runtime
 def meet(w: Warp, at: int) -> int:
-    """Bring the lanes of a warp together for an instruction that all of them must execute.
+    """Synchronize the lanes of a warp for an instruction that all of them must execute.
 
-    Return 0 to continue (all lanes have arrived, or the others cannot, which the instruction reports), BLOCK to wait,
-    or SWITCH if the running split has grown and starts the segment again.
+    Returns 0 to continue, BLOCK to wait, or SWITCH if the running split has grown and starts the segment again. The
+    result is 0 if all lanes have arrived, or if the missing lanes cannot arrive. In the latter case, the instruction
+    reports a hazard.
     """
     split = w.split
-    if split.token is not None:  # woken by the barrier that it had joined
+    if split.token is not None:  # the barrier has released this split
         return 0
     for other in list(w.waiting):
-        if other.key[0] != "all" and (other.missing & split.mask).any():  # the lanes here will not go there
+        if other.key[0] != "all" and (other.missing & split.mask).any():  # these lanes will not arrive
             other.split.timed_out = True
             w.waiting.remove(other)
             w.launch.scheduler.wake([other.split])
@@ -281,19 +292,20 @@ def meet(w: Warp, at: int) -> int:
     return 0 if isinstance(held, list) else held
 
 
-#: The values of all lanes that have met at an instruction with a member mask, and the groups in which they met.
+#: The values of all lanes that have synchronized at an instruction with a member mask, and the groups in which they did
+#: so.
 Met = tuple[Array | None, tuple[Array, ...]]
 
 
 @runtime
 def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, following: int) -> int | Met:
-    """Bring together the lanes that a member mask names; each may execute a different instruction of the same kind.
+    """Synchronize the lanes in a member mask. Each lane may execute a different instruction of the same kind.
 
-    Return an int if the running split must wait or has changed. ``following`` is the segment after the instruction.
+    Returns an int if the running split must wait or has changed. ``following`` is the segment after the instruction.
     """
     split = w.split
     met: Met | None = split.token
-    if met is not None:  # woken by the last lane that arrived
+    if met is not None:  # the last lane to arrive has released this split
         split.token = None
         return met
     groups = sync.groups_of(members, split.mask)
@@ -320,19 +332,19 @@ def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, fol
 
 
 def _complete_meeting(w: Warp, at: int, what: str, groups: list[sync.Group], splits: list[Split]) -> None:
-    """Complete a meeting of splits, and report awaited lanes that have left the kernel instead."""
+    """Complete the synchronization of splits, and report lanes that have exited without executing the instruction."""
     sync.meet(w, at, what, groups)
     for split in splits:
         if (split.released & ~w.alive).any():
-            message = f"{what} names lanes that leave the kernel without executing it while others wait for them"
+            message = f"{what} names lanes that exit without executing it while other lanes wait for them"
             w.events.violation("divergent_warp", w, at, message)
         split.released = NOBODY
 
 
 def _hold(w: Warp, wait: Wait) -> int | list[Wait]:
-    """Wait for the missing lanes.
+    """Let the running split wait for the missing lanes.
 
-    Return a scheduler code if the split blocks or was merged, else the waits to release.
+    Returns a scheduler code if the split blocks or was merged, otherwise the waits to release.
     """
     split = wait.split
     w.waiting[:] = [known for known in w.waiting if known.split is not split]
@@ -357,7 +369,10 @@ def _hold(w: Warp, wait: Wait) -> int | list[Wait]:
 
 
 def _absorb(w: Warp, split: Split, other: Split) -> None:
-    """Merge two splits at one place; the result continues to the innermost join that both would have reached."""
+    """Merge two splits at one place.
+
+    The merged split continues to the innermost join that both splits would have reached.
+    """
     w.waiting[:] = [wait for wait in w.waiting if wait.split is not other]
     remove(w, other)
     split.widen(other.mask)

@@ -1,8 +1,8 @@
-"""Defines the events that the machine reports while it runs, their arguments, and their order.
+"""The events that the machine reports while it runs, their arguments, and their order.
 
 An observer of a cluster is a subclass of Observer that overrides the events it needs. The machine calls
-``w.events.shared_read(...)`` and ignores the result: observers do not change what a kernel computes. Hazard checks
-(hazards/) and the trace (trace/recording.py) are observers.
+``w.events.shared_read(...)`` and ignores the result, because observers do not change what a kernel computes. Hazard
+checks (hazards/) and the trace (trace/recording.py) are observers.
 
 Unless its description says otherwise, an event comes before its effect: memory, barriers and registers still hold their
 values from before the instruction. Observers of a cluster are called in the order in which they were given.
@@ -25,7 +25,7 @@ Same = Callable[[], bool]
 
 
 def never() -> bool:
-    """Return False. This is the ``same`` argument of a store whose bytes are not compared."""
+    """Return False, as the ``same`` argument of a store whose bytes are not compared."""
     return False
 
 
@@ -36,22 +36,23 @@ class Copy:
     Attributes
     ----------
     w, program, at
-        The warp that issues it, and the instruction.
+        The warp that issues the operation, and the index of the instruction in ``program``.
     what
         ``"cp.async"``, ``"cp.async.bulk"``, ``"cp.async.bulk.tensor"``, ``"st.async"`` or ``"cp.reduce.async.bulk"``
         for a write into shared memory; ``"store"`` for a store or reduction out of it.
     block, offsets, size
-        The CTA, and the offsets in its shared memory of pieces of ``size`` bytes.
+        The CTA, and the offsets of pieces of ``size`` bytes in its shared memory.
     barrier, phase
-        The mbarrier that the copy completes on, and its phase at the issue. None for cp.async and stores.
+        The mbarrier on which the copy completes, and the phase of the mbarrier at the issue. None for cp.async and
+        stores.
     group
         The group of a cp.async or a store.
     lanes
         The lane of each piece of a cp.async.
     scope
-        Memory order and scope of a reduction ("relaxed.cluster"), "" for a plain copy.
+        Memory order and scope of a reduction (such as "relaxed.cluster"), or "" for a plain copy.
     number
-        Distinguishes the copy from all others.
+        Number that identifies the copy.
     box, destination, map_address
         The box (async_copy.tensor_box.Box) of a tensor load, the offset that it is loaded to, and the address of the
         tensor map.
@@ -81,7 +82,7 @@ class Copy:
 
 
 class Observer:
-    """Observes one cluster. Every method here does nothing.
+    """An observer of one cluster. All methods of this base class do nothing.
 
     Common arguments
     ----------------
@@ -89,13 +90,13 @@ class Observer:
         The warp (state.Warp) and the index of its instruction in the function's body. ``w.split`` is the group of
         lanes that executes it, ``w.guard`` the lanes whose guard holds (None: all).
     block, offsets
-        The CTA (state.Block) whose shared memory is accessed, and byte offsets in it, one a lane or a piece.
+        The CTA (state.Block) whose shared memory is accessed, and byte offsets in it, one per lane or per piece.
     region
-        Global memory (memory.Region) that holds the bytes; offsets count from its base.
+        Global memory (memory.Region) that holds the bytes. Offsets are relative to its base.
     barrier
         An mbarrier (async_copy.mbarrier.MBarrier), unless the event says otherwise.
     group
-        Copies that are waited for together (async_copy.groups.Group).
+        Copies for which a thread waits together (async_copy.groups.Group).
     order
         Memory order and scope, such as ``"acquire.gpu"``; ``""`` for a weak access, ``"nc"`` for ld.global.nc.
     """
@@ -109,13 +110,13 @@ class Observer:
         """A split is about to run a segment of its program."""
 
     def blocked(self, split: Any, reason: Any) -> None:
-        """A split has started to wait. ``reason`` has ``describe()``, and may have ``at`` and ``barrier``."""
+        """A split has started to wait. ``reason`` has ``describe()`` and may have ``at`` and ``barrier``."""
 
     def woken(self, split: Any) -> None:
         """A split can run again."""
 
     def lanes_met(self, w: Any, groups: set[int]) -> None:
-        """Some lanes of a warp, but not all, have met at an instruction with a member mask.
+        """Some but not all lanes of a warp have synchronized at an instruction with a member mask.
 
         groups: the lanes of each mask, as bits.
         """
@@ -133,28 +134,31 @@ class Observer:
         """No warp of the grid can proceed. Comes before the deadlock is reported."""
 
     def trapped(self) -> None:
-        """The grid ends in a trap after a time in which all of its warps only waited."""
+        """The grid ends in a trap after a time in which all warps only waited."""
 
     # ---- hazards
 
     def violation(self, kind: str, w: Any, at: int, message: str, places: Sequence[Any] = (), /) -> None:
-        """The machine has found a hazard: an instruction breaks a rule that its execution depends on.
+        """The machine has found a hazard: an instruction violates a rule on which its execution depends.
 
-        kind: a key of hazards.report.CAUSES. places: the locations that it concerns (hazards.report.Place).
+        kind: a key of hazards.report.CAUSES. places: the locations that the hazard concerns (hazards.report.Place).
         """
 
     def warning(self, kind: str, w: Any, at: int, message: str, /) -> None:
         """The machine has found code that may be intended but that PTX does not guarantee to work."""
 
     def hazard_found(self, kind: str, w: Any) -> None:
-        """A hazard has been recorded at a new place, after an access of this warp."""
+        """A hazard has been recorded at a new place, after an access by this warp."""
 
     # ---- plain accesses and fences
 
     def shared_read(
         self, w: Any, at: int, block: Any, offsets: Array, size: int, order: str, together: bool, /
     ) -> None:
-        """Lanes read ``size`` bytes each (ld, ldmatrix). together: as one warp-wide instruction."""
+        """Lanes read ``size`` bytes each (ld, ldmatrix).
+
+        together: whether this is one warp-wide instruction.
+        """
 
     def shared_write(
         self, w: Any, at: int, block: Any, offsets: Array, size: int, order: str, together: bool, same: Same, /
@@ -162,7 +166,7 @@ class Observer:
         """Lanes write ``size`` bytes each (st, stmatrix, st.bulk, tensormap.replace)."""
 
     def shared_atomic(self, w: Any, at: int, block: Any, offsets: Array, size: int, order: str, /) -> None:
-        """One lane executes atom or red; each lane is a separate event."""
+        """One lane executes atom or red. Each lane is a separate event."""
 
     def matrices_read(self, w: Any, at: int, block: Any, offsets: Array, /) -> None:
         """ldmatrix reads rows of matrices, eight offsets for each. Comes after its ``shared_read``."""
@@ -176,9 +180,10 @@ class Observer:
         """Lanes write ``size`` bytes each of one region."""
 
     def atomic(self, w: Any, at: int, addresses: Array, space: str, size: int, order: str, returns: bool, /) -> None:
-        """Lanes execute atom (returns: whether its result is used) or red. Comes before their ``shared_atomic`` events.
+        """Lanes execute atom or red. Comes before their ``shared_atomic`` events.
 
-        addresses: of the active lanes. space: the opcode's state space, ``""`` for generic addresses.
+        addresses: those of the active lanes. space: the opcode's state space, ``""`` for generic addresses. returns:
+        whether the result of an atom is used.
         """
 
     def fence(self, w: Any, at: int, kind: str, /) -> None:
@@ -188,7 +193,7 @@ class Observer:
         """A warp executes fence.proxy.tensormap::generic.acquire on the tensor maps at these addresses."""
 
     def grid_waited(self, w: Any, /) -> None:
-        """A warp executes griddepcontrol.wait: the previous grid has ended."""
+        """A warp executes griddepcontrol.wait. The previous grid has ended."""
 
     # ---- asynchronous copies
 
@@ -196,18 +201,19 @@ class Observer:
         """A copy into shared memory is issued."""
 
     def copy_landed(self, copy: Copy, /) -> None:
-        """The bytes of a copy are in place; its mbarrier or group counts them after this event."""
+        """The bytes of a copy are in place. The mbarrier or group counts them after this event."""
 
     def store_issued(self, store: Copy, /) -> None:
         """A bulk or tensor store is issued. Comes after its ``shared_source``."""
 
     def store_landed(self, store: Copy, /) -> None:
-        """The bytes of a store are in global memory; its group counts them after this event."""
+        """The bytes of a store are in global memory. The group counts them after this event."""
 
     def shared_source(self, w: Any, at: int, block: Any, offsets: Array, end: Any, /) -> None:
         """An asynchronous operation will read 16-byte chunks of shared memory.
 
-        end: signals that the reads are done: the group of a store, or the mbarrier of a copy to another CTA.
+        end: the object that signals the end of the reads: the group of a store, or the mbarrier of a copy to another
+        CTA.
         """
 
     def global_source(self, w: Any, at: int, region: Region, offsets: Array, barrier: Any, /) -> None:
@@ -216,8 +222,8 @@ class Observer:
     def tensor_source(self, copy: Copy, region: Region | None, group: Any, /) -> None:
         """A tensor load will read its box. Comes after its ``copy_issued``.
 
-        region: the memory that contains the tensor, None if it contains no part of the box. group: the issuing thread's
-        open bulk group, whose wait also covers reads of the tensor map.
+        region: the memory that contains the tensor, or None if it contains no part of the box. group: the issuing
+        thread's open bulk group. A wait for this group also covers reads of the tensor map.
         """
 
     def cp_async_source(self, w: Any, at: int, addresses: Array, counts: Array, group: Any, /) -> None:
@@ -231,7 +237,7 @@ class Observer:
     ) -> None:
         """A tensor store will write the chunks of its box that ``written`` marks. Comes before its ``shared_source``.
 
-        operation: the operation of a reduction, else "". is_repeat: whether a lower lane issues the same store.
+        operation: the operation of a reduction, otherwise "". is_repeat: whether a lower lane issues the same store.
         """
 
     def box_stored(
@@ -243,18 +249,21 @@ class Observer:
         """A tensor copy or prefetch reads a tensor map."""
 
     def map_edited(self, w: Any, at: int, region: Region, offset: int, together: bool, /) -> None:
-        """tensormap.replace or tensormap.cp_fenceproxy writes a tensor map. together: by several lanes at once."""
+        """tensormap.replace or tensormap.cp_fenceproxy writes a tensor map.
+
+        together: whether several lanes write at once.
+        """
 
     def groups_waited(self, w: Any, at: int, kind: str, waited: list[Any], reads_only: bool, /) -> None:
         """A wait for groups passes.
 
-        kind: "bulk" or "cp". reads_only: .read, which waits only for reads of the source.
+        kind: "bulk" or "cp". reads_only: whether the wait has .read, so that it covers only reads of the source.
         """
 
     def cp_arrival_issued(self, w: Any, arrival: Any, /) -> None:
-        """A warp executes cp.async.mbarrier.arrive: threads will arrive when their earlier copies have landed.
+        """A warp executes cp.async.mbarrier.arrive. Its threads will arrive when their earlier copies have landed.
 
-        arrival: identifies it in ``cp_arrived``.
+        arrival: an object that identifies the arrival in ``cp_arrived``.
         """
 
     def cp_arrived(self, arrival: Any, barrier: Any, /) -> None:
@@ -263,16 +272,16 @@ class Observer:
     # ---- barriers of a CTA or a cluster
 
     def barrier_arrived(self, w: Any, barrier: Any, /) -> None:
-        """A warp arrives at a state.NamedBarrier."""
+        """A warp arrives on a state.NamedBarrier."""
 
     def barrier_completed(self, barrier: Any, warps: list[Any], /) -> None:
-        """All threads have arrived at a state.NamedBarrier. warps: those that wait for it."""
+        """All threads have arrived on a state.NamedBarrier. warps: those that wait for it."""
 
     def cluster_arrived(self, w: Any, is_release: bool, /) -> None:
         """A warp executes barrier.cluster.arrive."""
 
     def cluster_completed(self) -> None:
-        """All threads of the cluster have arrived."""
+        """All threads of the cluster have arrived on the cluster barrier."""
 
     def cluster_waited(self, w: Any, /) -> None:
         """A warp's barrier.cluster.wait passes."""
@@ -289,22 +298,28 @@ class Observer:
         """A warp executes mbarrier.inval."""
 
     def mbarrier_used(self, w: Any, at: int, barrier: Any, what: str, /) -> None:
-        """An instruction uses an initialized mbarrier. what: its name for messages; "a wait" for a wait."""
+        """An instruction uses an initialized mbarrier.
+
+        what: the name of the instruction for messages, or "a wait" for a wait.
+        """
 
     def arrivals_over(self, w: Any, program: Program, at: int, barrier: Any, number: int, expects: bool, /) -> None:
         """More threads arrive than are pending.
 
-        number: the arrivals of this instruction. expects: whether it has .expect_tx.
+        number: the number of arrivals by this instruction. expects: whether the instruction has .expect_tx.
         """
 
     def mbarrier_arrived(self, w: Any, barrier: Any, order: str, is_alone: bool, /) -> None:
-        """Threads arrive at an mbarrier. is_alone: a single lane of a warp with several."""
+        """Threads arrive on an mbarrier.
+
+        is_alone: whether a single lane arrives although its warp has several live lanes.
+        """
 
     def bytes_expected(self, w: Any, at: int, barrier: Any, /) -> None:
-        """An instruction has added to the bytes that the running phase expects."""
+        """An instruction has added to the bytes that the current phase expects."""
 
     def phase_ended(self, barrier: Any, /) -> None:
-        """A phase has ended and ``barrier.phase`` counts it. Waiters have not been woken yet."""
+        """A phase has ended, and ``barrier.phase`` includes it. Waiters have not been woken yet."""
 
     def mbarrier_acquired(self, w: Any, at: int, barrier: Any, order: str, /) -> None:
         """A wait for a phase of an mbarrier passes."""
@@ -315,9 +330,9 @@ class Observer:
     # ---- tensor cores
 
     def mma_computed(self, w: Any, at: int, name: str, addends: tuple[Array, ...], /) -> None:
-        """A warp computes the product of an "mma" or a "wgmma". Comes after the other events of the instruction.
+        """A warp computes an MMA ("mma" or "wgmma"). Comes after the other events of the instruction.
 
-        addends: the registers to which it is added.
+        addends: the registers of the accumulator.
         """
 
     def wgmma_operand(
@@ -332,7 +347,7 @@ class Observer:
     def wgmma_issued(self, w: Any, at: int, shared: tuple[Array, ...], /) -> None:
         """A warp issues a wgmma.
 
-        shared: scale-d and the matrix descriptors, which are the same in all threads of a warpgroup.
+        shared: scale-d and the matrix descriptors, which must be the same in all threads of a warpgroup.
         """
 
     def wgmma_fenced(self, w: Any, /) -> None:
@@ -348,7 +363,7 @@ class Observer:
         """
 
     def registers_set(self, w: Any, at: int, count: int, is_increase: bool, /) -> None:
-        """A warp executes setmaxnreg. Comes once, before the warp waits for registers."""
+        """A warp executes setmaxnreg. Comes only once, before the warp waits for registers."""
 
 
 #: The observer of a cluster without observers.
@@ -363,7 +378,7 @@ def combined(observers: Sequence[Observer]) -> Observer:
 class _Combined:
     """An observer that looks up the handlers of an event when it first occurs.
 
-    If only one observer handles an event, the event is a direct call of its method.
+    If only one observer handles an event, the event is a direct call to the observer's method.
     """
 
     def __init__(self, observers: tuple[Observer, ...]) -> None:

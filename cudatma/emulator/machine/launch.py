@@ -1,4 +1,4 @@
-"""Runs one launch under one schedule: starts its clusters, runs them and ends them."""
+"""Run a launch under one schedule: start, run and end its clusters."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from cudatma.emulator.machine.special_values import SpecialValues
 from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import LANES, NUMPY, Array
 
-#: Shared memory in each CTA that the GPU reserves for the system.
+#: Number of bytes of shared memory in each CTA that the GPU reserves for the system.
 RESERVED_BYTES = 1024
-#: Bound on the host memory of live clusters, as ``Launch.cluster_bytes`` estimates it.
+#: Upper bound on the host memory of live clusters, which ``Launch.cluster_bytes`` estimates.
 MAX_LIVE_BYTES = 2 << 30
-#: Host bytes that the emulator and the hazard checks keep per byte of shared memory, and per warp besides its clock.
+#: Host bytes that the emulator and the hazard checks use per byte of shared memory, and per warp in addition to the
+#: warp's clock.
 _BYTES_PER_SHARED, _BYTES_PER_WARP = 24, 24 << 10
 #: Emulated time that passes while all threads only read a clock: the first step, and the limit after which the launch
-#: counts as deadlocked.
+#: is considered deadlocked.
 FIRST_IDLE_NS, MAX_IDLE_NS = 1_000_000, 10**13
 
 
@@ -34,7 +35,7 @@ FIRST_IDLE_NS, MAX_IDLE_NS = 1_000_000, 10**13
 class Setup:
     """The validated parameters of a launch.
 
-    ``parameters`` is the kernel's parameter buffer. ``registers`` is the number per thread, see
+    ``parameters`` is the kernel's parameter buffer. ``registers`` is the number of registers per thread, as for
     ``EmulatedModule.launch``.
     """
 
@@ -49,7 +50,7 @@ class Setup:
     step_limit: int
     resident_clusters: int
     registers: int | None = None
-    #: Returns the observers of a cluster in the order in which they receive events.
+    #: Function that returns the observers of a cluster in the order in which they receive events.
     observe: Callable[[Launch, Cluster], Sequence[Observer]] = lambda launch, cluster: ()
     show_steps: Callable[[int], None] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
@@ -58,7 +59,7 @@ class Setup:
 class GridLaunch:
     """A running grid.
 
-    Clusters start in an order that the schedule picks, and live clusters run interleaved.
+    The schedule picks the order in which clusters start. Live clusters run interleaved.
     """
 
     grid: Dim
@@ -77,13 +78,13 @@ class GridLaunch:
         self.dynamic_bytes = setup.dynamic_bytes
         self.shared_offsets, self.dynamic_start = setup.image.shared_layout(setup.program.function.name)
         self.shared_bytes = self.dynamic_start + setup.dynamic_bytes
-        #: Start of the barriers that cooperative groups of several warps use, after all other shared memory.
+        #: Offset of the barriers for cooperative groups of several warps, after all other shared memory.
         self.reserved_start = -(-self.shared_bytes // 16) * 16
         self.reserved_bytes = RESERVED_BYTES if setup.image.reads(setup.program.function.name, "%reserved_smem") else 0
-        #: Live allocations of malloc: address -> bytes.
+        #: Live allocations of malloc: address -> number of bytes.
         self.heap: dict[int, int] = {}
         self.printed: list[str] = []
-        #: Checks that the emulator could not make, with reasons.
+        #: Descriptions of checks that the emulator could not make, with reasons.
         self.unchecked: list[str] = []
         #: (special register, warp) -> its vector, the same in every CTA.
         self.lane_values: dict[tuple[str, int], Array] = {}
@@ -97,18 +98,19 @@ class GridLaunch:
         self.param_span = (self.param_base, self.param_base + self._parameters.size)
         #: Offset from an address in the .param space to the generic address.
         self.param_shift = np.full(LANES, self.param_base - PARAM_START, np.uint64)
-        #: The workspace that the driver passes to a cooperative launch: its size in bytes, and the grid's barrier.
+        #: The workspace that the driver passes to a cooperative launch: the size in bytes, and the grid barrier.
         workspace = np.array([8, 0], np.uint32)
         self.workspace_base = self.memory.add(workspace, "grid workspace")
         self.scheduler = Scheduler(self, schedule, seed, setup.step_limit)
-        #: Emulated time in ns in addition to the steps, and whether the kernel has read a clock since it last advanced.
+        #: Emulated time in ns in addition to the steps, and whether the kernel has read a clock since this time last
+        #: advanced.
         self._waited_ns, self._has_read_clock = 0, False
-        #: Clusters that have started and not ended.
+        #: Clusters that have started and have not ended.
         self.resident: list[Cluster] = []
         self._waiting = self._origins()
-        #: The next clusters to start, from which the schedule picks one.
+        #: The window of clusters from which the schedule picks the next cluster to start.
         self._window: list[Dim] = []
-        #: The first CTA of each cluster that has started, by the cluster's number.
+        #: Cluster number -> the first CTA of each cluster that has started.
         self.started: list[Dim] = []
 
     def unmap(self) -> None:
@@ -124,25 +126,26 @@ class GridLaunch:
                     yield x, y, z
 
     def run(self) -> None:
-        """Run the whole grid. Raises what Scheduler.run() raises."""
+        """Run the whole grid. Raises the exceptions of Scheduler.run()."""
         with np.errstate(all="ignore"):
             self.admit()
             self.scheduler.run()
 
     def admit(self) -> bool:
-        """Start a cluster that the schedule picks, unless none is left or the limit of live clusters is reached."""
+        """Start the cluster that the schedule picks, unless none is left or too many clusters are live."""
         if len(self.resident) >= self.setup.resident_clusters:
             return False
         return self._start(self._take(self.scheduler.pick))
 
     def admit_beyond(self) -> bool:
-        """Start the next clusters regardless of the limit of live clusters, because all live ones may be waiting for
-        them.
+        """Start the next clusters regardless of the limit of live clusters.
 
-        Raises ResidencyError if they would use too much memory.
+        All live clusters may wait for clusters that have not started.
+
+        Raises ResidencyError if the live clusters would use too much memory.
         """
         started = False
-        for _ in range(max(1, len(self.resident) // 4)):  # in batches, to keep long chains fast
+        for _ in range(max(1, len(self.resident) // 4)):  # start clusters in batches, so that long chains remain fast
             origin = self._take(lambda count: 0)
             if origin is not None and (len(self.resident) + 1) * self.cluster_bytes > MAX_LIVE_BYTES:
                 live, blocks = len(self.resident), self.cluster[0] * self.cluster[1] * self.cluster[2]
@@ -170,7 +173,10 @@ class GridLaunch:
         return True
 
     def _take(self, pick: Callable[[int], int]) -> Dim | None:
-        """Remove and return one of the next clusters that have not started; a window, because grids may be large."""
+        """Remove and return one of the next clusters to start.
+
+        The choice is limited to a window of clusters, because grids may be large.
+        """
         window = self._window
         missing = self.setup.resident_clusters - len(window)
         if missing:
@@ -178,7 +184,10 @@ class GridLaunch:
         return window.pop(pick(len(window))) if window else None
 
     def take_cluster(self) -> Dim | None:
-        """Return the first CTA of a cluster that is canceled because a running one does its work, or None."""
+        """Cancel a cluster whose work a running cluster takes over.
+
+        Returns the first CTA of the canceled cluster, or None if no cluster is left.
+        """
         return self._take(self.scheduler.pick)
 
     def block_ended(self, block: Block) -> None:
@@ -203,7 +212,7 @@ class GridLaunch:
             self.setup.show_steps(steps)
 
     def clock(self, name: str) -> int:
-        """Return %clock, %globaltimer or a half of them: steps plus the time that has passed while idle."""
+        """Return %clock, %globaltimer or a half of one of them: steps plus the time that has passed while idle."""
         self._has_read_clock = True
         steps = self.scheduler.steps * 32 + self._waited_ns
         if name in ("clock", "globaltimer_lo"):
@@ -212,15 +221,15 @@ class GridLaunch:
 
     @property
     def has_idled(self) -> bool:
-        """Return whether there was a time when all threads waited."""
+        """Return whether emulated time has passed because all threads waited."""
         return self.scheduler.has_stalled
 
     def pass_time(self) -> bool:
-        """Advance the clock because all threads only wait, and return whether that may help.
+        """Advance the clock because all threads wait, and return whether this may let a thread continue.
 
-        Time passes only if a thread has read a clock since the last advance, up to a limit. Waits bounded by a clock
-        end this way. A kernel that reads a clock once still deadlocks. Each advance is as long as all previous ones
-        together.
+        Time passes only if a thread has read a clock since the last advance, and only up to a limit. This ends waits
+        that a clock bounds. A kernel that reads a clock only once still deadlocks. Each advance is as long as all
+        previous advances together.
         """
         if not self._has_read_clock or self._waited_ns > MAX_IDLE_NS:
             return False
@@ -264,6 +273,6 @@ def _shared_memory(launch: Launch) -> Array:
 
 
 def _poisoned(size: int) -> Array:
-    """Return shared memory filled with a nonzero pattern, because kernels find it uninitialized."""
+    """Return shared memory that is filled with a nonzero pattern, because shared memory is uninitialized on a GPU."""
     rounded = -(-size // 16) * 16
     return np.full(rounded, 0xA5, np.uint8)[:size]

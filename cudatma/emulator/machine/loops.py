@@ -1,4 +1,4 @@
-"""Detects endless loops: warps that return to an earlier state, and the lines they execute."""
+"""Detect infinite loops: warps that return to an earlier state, and the source lines that they execute."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cudatma.emulator.machine.retries import state_of
 from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.model import Instruction
 
-#: Limits of a recording: visits of a split to its first place, and steps of all splits.
+#: Limits of a recording: maximum number of visits of a split to its first place, and of steps of all splits.
 _MAX_COMPARED, _MAX_STEPS = 100, 200_000
 #: Maximum number of lines that the description of a loop names.
 _MAX_LINES = 6
@@ -21,7 +21,7 @@ _READS = ("ld", "ldu", "atom", "mbarrier")
 class Loop:
     """Instructions that a warp executes repeatedly.
 
-    ``at`` is the first one that reads memory, or the first one if none does.
+    ``at`` is the first instruction that reads memory, or the first instruction if none reads memory.
     """
 
     program: Program
@@ -36,7 +36,7 @@ class Loop:
         return (self.reads or self.instructions)[0][0]
 
     def describe(self) -> str:
-        """Return the loop's source lines, or its PTX lines if the source is unknown."""
+        """Return the loop's source lines, or the PTX lines if the source is unknown."""
         sources: dict[str, set[int]] = {}
         for _, instruction in self.instructions:
             file, _, line = self.program.module.source_of(instruction).partition(",")[0].rpartition(":")
@@ -47,7 +47,7 @@ class Loop:
 
 
 def is_plain(instruction: Instruction) -> bool:
-    """Return whether an instruction is a weak load, which may not see writes of other threads."""
+    """Return whether an instruction is a weak load. A weak load need not observe writes by other threads."""
     root, *rest = instruction.parts
     return root in ("ld", "ldu") and not {"volatile", "relaxed", "acquire", "mmio"} & set(rest)
 
@@ -65,11 +65,12 @@ def _ranges(lines: set[int]) -> str:
 
 
 class Recorder:
-    """A record of the segments that the warps of a launch run."""
+    """A recording of the segments that the warps of a launch run."""
 
     def __init__(self, splits: Iterable[Split]) -> None:
-        """Start a recording; the states of ``splits`` now are compared with later ones."""
-        #: Place -> state -> number of visits: the first when the split continues, the second when it returns.
+        """Start a recording. Later states are compared with the current states of ``splits``."""
+        #: Place -> state -> number of visits. The split's first visit is counted when it continues, the second when it
+        #: returns.
         self._states: dict[tuple[Warp, int], dict[int, int]] = {}
         for split in splits:
             self._states.setdefault((split.warp, split.pc), {})[state_of(split)] = 0
@@ -97,7 +98,7 @@ class Recorder:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether a split does not return to its first state."""
+        """Return whether some split does not return to its first state."""
         return self._steps > _MAX_STEPS or any(
             count >= _MAX_COMPARED and min(self._states[place].values()) < 2 for place, count in self._compared.items()
         )

@@ -1,8 +1,8 @@
-"""Byte memories of the emulated device.
+"""The byte memories of the emulated device.
 
 Global addresses are the host addresses of the arrays' bytes, so a tensor map that contains a NumPy array's pointer
-works unchanged. Shared addresses hold the CTA's rank in its cluster in bits 24 and up and start at 0x400, as on Hopper.
-Generic addresses of shared and local memory are in windows at 2^60 and 2^61.
+works unchanged. Bits 24 and up of a shared address hold the CTA's rank in its cluster. Shared memory starts at offset
+0x400, as on Hopper. Generic addresses of shared and local memory are in windows at 2^60 and 2^61.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from cudatma.emulator.ptx.types import LANES, NUMPY, Array
 from cudatma.errors import ArgumentError, counted
 
 SHARED_WINDOW, LOCAL_WINDOW = 1 << 60, 1 << 61
-#: Offset of the first byte of a CTA's shared memory; the system reserves the KiB below.
+#: Offset of the first byte of a CTA's shared memory. The system reserves the KiB below this offset.
 SHARED_START = 0x400
 RANK_SHIFT = 24
-#: Address of the first kernel parameter in the .param space, where programs use 32-bit addresses.
+#: Address of the first kernel parameter in the .param space. Programs use 32-bit addresses in this space.
 PARAM_START = 0x400
 
 
@@ -32,12 +32,12 @@ class Region:
 
     def __init__(self, base: int, data: Array, name: str, owner: Any = None, is_writable: bool = True) -> None:
         self.base, self.data, self.name, self.owner, self.is_writable = base, data, name, owner, is_writable
-        #: The base in every lane, because NumPy is twice as fast with a vector as with a scalar.
+        #: The base address in every lane, because NumPy is twice as fast with a vector as with a scalar.
         self.base_word: Array = np.full(LANES, base, np.uint64)
         self.size = int(data.size)
         self.end = base + self.size
         self._views: dict[str, Array] = {}
-        #: The state of the hazard checks for a global buffer (hazards.global_memory); None until a write.
+        #: The shadow of a global buffer (hazards.global_memory), or None before the first write.
         self.shadow: Any = None
 
     def view(self, code: str) -> Array:
@@ -50,9 +50,10 @@ class Region:
         return elements
 
     def inside(self, addresses: Array, size: int) -> Array | None:
-        """Return the int64 byte offsets of aligned accesses of ``size`` bytes, or None if one is outside of the region.
+        """Return the int64 byte offsets of aligned accesses of ``size`` bytes, or None if any is outside the region.
 
-        Addresses below the region wrap around to large offsets. The union of all bits is at least the largest offset.
+        Addresses below the region wrap to large offsets. The bitwise OR of all offsets is an upper bound on the largest
+        offset.
         """
         offsets = addresses - self.base_word[: addresses.size]
         bits = int(_union(offsets))
@@ -72,7 +73,7 @@ class Region:
         return self.view(code)[first[None, :] + _STEPS[:count]]
 
     def scatter(self, offsets: Array, code: str, values: Iterable[Array]) -> None:
-        """Write vectors of consecutive elements; if several lanes write the same place, the last lane wins."""
+        """Write vectors of consecutive elements. If several lanes write to one place, the last lane's value remains."""
         first = in_units(offsets, _SHIFTS[code])
         view = self.view(code)
         for step, row in enumerate(values):
@@ -99,8 +100,8 @@ def in_units(offsets: Array, shift: int) -> Array:
 def bytes_of(array: Any, name: str = "array") -> Array:
     """Return the bytes of a NumPy array as (n,) uint8 without a copy.
 
-    For a view with gaps, returns the bytes of the contiguous array that it belongs to. Raises ArgumentError if there is
-    none.
+    For a view with gaps, returns the bytes of the contiguous array that contains the view. Raises ArgumentError if
+    there is no such array.
     """
     if not isinstance(array, np.ndarray):
         raise ArgumentError(name, type(array).__name__, "a NumPy array")
@@ -123,7 +124,7 @@ def address_of(array: Array) -> int:
 
 
 def _merge(one: Region, other: Region) -> Region:
-    """Return one region for two that overlap; it keeps both owners alive."""
+    """Return one region for two overlapping regions. The result keeps the owners of both regions alive."""
     base, end = min(one.base, other.base), max(one.end, other.end)
     if other.base == base and other.end == end:
         return other
@@ -138,11 +139,11 @@ class GlobalMemory:
     def __init__(self) -> None:
         self._bases: list[int] = []
         self._regions: dict[int, Region] = {}
-        #: Instruction -> the region of its last access, which its next access probably uses too.
+        #: Instruction -> the region of its last access. The next access probably uses the same region.
         self.recent: dict[int, Region] = {}
 
     def add(self, array: Any, name: str) -> int:
-        """Map an array and return its address. An array inside a mapped one is not mapped again."""
+        """Map an array and return its address. An array inside a mapped array is not mapped again."""
         data = bytes_of(array, name)
         address = address_of(array)
         if data.size == 0:
@@ -154,7 +155,7 @@ class GlobalMemory:
         return address
 
     def _insert(self, region: Region) -> None:
-        """Add a region, and merge it with regions that overlap it because they are parts of one buffer."""
+        """Add a region and merge it with regions that overlap it. Overlapping regions are parts of one buffer."""
         near = self._bases[max(0, bisect_right(self._bases, region.base) - 1) : bisect_left(self._bases, region.end)]
         for old in [r for r in map(self._regions.__getitem__, near) if region.base < r.end]:
             self._bases.remove(old.base)

@@ -1,4 +1,4 @@
-"""Emitters for control flow, barriers of a CTA or a cluster, instructions without effect, and refused ones.
+"""Emitters for control flow, barriers of a CTA or a cluster, instructions without effect, and unsupported ones.
 
 Source: PTX ISA, "Control Flow Instructions", "bar, barrier", "barrier.cluster", "griddepcontrol", "setmaxnreg".
 """
@@ -19,7 +19,7 @@ from cudatma.emulator.ptx.writer import SegmentWriter, emitter, runtime
 
 
 def _guard_lanes(e: SegmentWriter, i: Instruction) -> str | None:
-    """Bind the mask of lanes whose guard holds and return its name, or None without a guard."""
+    """Bind the mask of lanes whose guard holds and return the name of the mask, or None if there is no guard."""
     if i.guard is None:
         return None
     register, negated = i.guard
@@ -59,7 +59,7 @@ def brx(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def indexed_branch(w: Warp, index: Array, targets: list[int], meet: int, mask: Array) -> int:
-    """Branch to each lane's target; lanes with different indices diverge."""
+    """Branch to each lane's target. Lanes with different indices diverge."""
     first = int(index[mask.argmax()])
     if first >= len(targets):
         raise TrapError(f"brx.idx with index {first}, but only {len(targets)} targets")
@@ -100,7 +100,10 @@ def raise_trap(name: str, at: int) -> None:
 
 @emitter("call")
 def call(e: SegmentWriter, i: Instruction) -> None:
-    """Write call{.uni} (results), function, (arguments); both are .param variables of the caller."""
+    """Emit code for call{.uni} (results), function, (arguments).
+
+    Results and arguments are .param variables of the caller.
+    """
     parts = list(i.operands)
     results = parts.pop(0) if parts and isinstance(parts[0], Vec) else Vec(())
     e.need(bool(parts), "a call without a function")
@@ -142,7 +145,7 @@ def call_function(w: Warp, name: str, arguments: list[str], results: list[str], 
 
 @runtime
 def call_pointer(w: Warp, target: Array, arguments: list[str], results: list[str], following: int, mask: Array) -> int:
-    """Call through a pointer; lanes with different targets diverge."""
+    """Call through a pointer. Lanes with different targets diverge."""
     first = int(target[mask.argmax()])
     same = (target == np.uint64(first)) & mask
     if not (same == mask).all():
@@ -159,7 +162,7 @@ def call_function_typed(w: Warp, name: str, arguments: list[str], results: list[
 
 @emitter("bar", "barrier")
 def bar(e: SegmentWriter, i: Instruction) -> None:
-    """Write bar{.cta}.sync/.arrive/.red, barrier..., bar.warp.sync and barrier.cluster.arrive/.wait."""
+    """Emit code for bar{.cta}.sync/.arrive/.red, barrier..., bar.warp.sync and barrier.cluster.arrive/.wait."""
     following = e.segment.index + 1
     parts = set(i.parts)
     if "warp" in parts:
@@ -200,7 +203,7 @@ def nanosleep(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("setmaxnreg", "pmevent", "prefetchu", "applypriority", "discard")
 def no_effect(e: SegmentWriter, i: Instruction) -> None:
-    """Write instructions that do not affect values: registers, caches and counters.
+    """Emit code for instructions that do not affect values: registers, caches and counters.
 
     setmaxnreg.inc can block until the CTA's pool has enough registers.
     """
@@ -215,14 +218,17 @@ def no_effect(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("griddepcontrol")
 def griddepcontrol(e: SegmentWriter, i: Instruction) -> None:
-    """Write griddepcontrol. Launches run one after another, so the previous grid has already ended."""
+    """Emit code for griddepcontrol. Launches run one after another, so the previous grid has already ended."""
     e.need(i.parts[1] in ("wait", "launch_dependents"), "unknown form of griddepcontrol")
     e.line("sync.grid_wait(w)" if i.parts[1] == "wait" else "pass")
 
 
 @emitter("alloca", "stacksave", "stackrestore")
 def stack(e: SegmentWriter, i: Instruction) -> None:
-    """Write alloca and friends: local memory after the function's own, with one stack pointer per warp."""
+    """Emit code for alloca, stacksave and stackrestore.
+
+    Their local memory follows the function's own. Each warp has one stack pointer.
+    """
     code = CODES[i.parts[1]]
     if i.parts[0] == "stackrestore":
         e.line(f"restore_stack(w, {e.src(i.operands[0], code)}, {e.mask})")

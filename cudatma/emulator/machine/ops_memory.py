@@ -16,7 +16,7 @@ _SPACES = ("global", "shared", "local", "const", "param")
 
 
 def state_space(i: Instruction) -> tuple[str, bool]:
-    """Return (space, whether ::cluster); "" is the generic space."""
+    """Return (space, whether ::cluster); "" means generic addresses."""
     for part in i.parts[1:]:
         name, _, detail = part.partition("::")
         if name in _SPACES:
@@ -39,12 +39,12 @@ def order_of(i: Instruction) -> str:
 
 
 def _width(e: SegmentWriter, mem: Mem) -> str:
-    """Return the type of the address arithmetic: 32 bits for u32 addresses, so that they wrap as in the program."""
+    """Return the type for address arithmetic: 32 bits for u32 addresses, so that they wrap as on a GPU."""
     return "u32" if isinstance(mem.base, Reg) and BYTES[e.classes[mem.base.index]] == 4 else "u64"
 
 
 def address_of(e: SegmentWriter, mem: object) -> str:
-    """Return the expression of the lane addresses of a memory operand, as uint64."""
+    """Return the expression for the lane addresses of a memory operand, as uint64."""
     if not isinstance(mem, Mem):
         raise e.error("expected an address in brackets")
     width = _width(e, mem)
@@ -53,13 +53,16 @@ def address_of(e: SegmentWriter, mem: object) -> str:
 
 
 def shared_address_of(e: SegmentWriter, i: Instruction, mem: object) -> str:
-    """Return the lane addresses of an operand in shared memory; they are generic without a state space."""
+    """Return the expression for the lane addresses of a shared-memory operand.
+
+    The addresses are generic if the instruction does not name a state space.
+    """
     text = address_of(e, mem)
     return text if state_space(i)[0] else f"from_generic({text})"
 
 
 def is_kernel_parameter(e: SegmentWriter, base: object) -> bool:
-    """Return whether an operand names a parameter of the kernel, which has an address in the .param space."""
+    """Return whether an operand names a kernel parameter. Kernel parameters have an address in the .param space."""
     function = e.flow.function
     return isinstance(base, Sym) and function.is_entry and any(p.name == base.name for p in function.params)
 
@@ -78,7 +81,7 @@ def _param_name(e: SegmentWriter, mem: Mem, space: str) -> tuple[str, int] | Non
 
 
 def _kernel_parameter(e: SegmentWriter, mem: Mem, space: str, size: int) -> str | None:
-    """Return the arguments that name an aligned part of a kernel parameter, or None for any other load."""
+    """Return the arguments that describe an aligned part of a kernel parameter, or None for any other load."""
     function = e.flow.function
     base = mem.base
     if space != "param" or not function.is_entry or not isinstance(base, Sym):
@@ -177,7 +180,7 @@ _ATOMIC = {"add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"}
 
 @emitter("atom", "red")
 def atom(e: SegmentWriter, i: Instruction) -> None:
-    """Write atom and red on scalars and vectors; results are the values before the operation."""
+    """Emit code for atom and red on scalars and vectors. The results are the values before the operation."""
     operation = next((p for p in i.parts[1:] if p in _ATOMIC), "")
     e.need(bool(operation), "unknown atomic operation")
     name = next((p for p in reversed(i.parts) if p in CODES), "")

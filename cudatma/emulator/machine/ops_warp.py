@@ -21,15 +21,15 @@ from cudatma.emulator.ptx.writer import RUNTIME, SegmentWriter, emitter, runtime
 _LANE = np.arange(LANES, dtype=np.int64)
 
 
-#: The groups of an instruction that all lanes execute with the mask of all lanes.
+#: The groups of an instruction that all lanes execute with a mask that names all lanes.
 WHOLE = (FULL,)
 RUNTIME["WHOLE"] = WHOLE
 
 
 def gather_members(e: SegmentWriter, i: Instruction, value: str) -> tuple[str, str]:
-    """Write the rendezvous of the lanes that the member mask names.
+    """Emit code that synchronizes the lanes in the member mask.
 
-    Return the expressions of the values of all lanes that have met and of the groups in which they have met.
+    Returns the expressions for the values of all synchronized lanes and for the groups in which they have synchronized.
     """
     operand = i.operands[-1]
     member = e.src(operand, "u32")
@@ -44,7 +44,7 @@ def gather_members(e: SegmentWriter, i: Instruction, value: str) -> tuple[str, s
 
 
 def _exchange(e: SegmentWriter, i: Instruction, code: str) -> tuple[str, str]:
-    """Return the expressions of the second operand in all lanes that meet and of the groups in which they meet.
+    """Return the expressions for the second operand in all synchronized lanes and for their groups.
 
     An instruction without .sync has one group, the active lanes.
     """
@@ -104,7 +104,7 @@ def shuffle_lanes(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
 
 
 def _by_group(groups: tuple[Array, ...], code: str, result: Callable[[Array], Any]) -> Array:
-    """Return a vector that holds one result per group in all lanes of the group."""
+    """Return a vector with one result per group in all lanes of the group."""
     if len(groups) == 1:
         return np.full(LANES, result(groups[0]), NUMPY[code])
     values = np.zeros(LANES, NUMPY[code])
@@ -123,7 +123,7 @@ def vote(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def cast_votes(mode: str, votes: Array, groups: tuple[Array, ...]) -> Array:
-    """Return the vote of each group in its lanes."""
+    """Return a vector with the vote of each group in all lanes of the group."""
     if mode == "ballot":
         return _by_group(groups, "u32", lambda lanes: lane_bits(votes & lanes))
 
@@ -160,7 +160,7 @@ def match(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def find_matches(value: Array, groups: tuple[Array, ...], every: bool) -> tuple[Array, Array]:
-    """Compute match: .any gives lanes with the same value; .all gives all lanes or 0, and a predicate."""
+    """Compute match: .any returns the lanes with the same value; .all returns all lanes or 0, and a predicate."""
     if every:
         matches = _by_group(groups, "u32", lambda lanes: lane_bits(lanes) * int(np.unique(value[lanes]).size == 1))
         return matches, matches != 0
@@ -201,7 +201,10 @@ def reduce_lanes(
 
 
 def _extreme(largest: bool, values: Array, keep_nan: bool) -> Array:
-    """Return the minimum or maximum of float32 (+0 is greater than -0); NaN if all are, or, with .NaN, if any is."""
+    """Return the minimum or maximum of float32 values, where +0 is greater than -0.
+
+    The result is NaN if all values are NaN, or with .NaN if any value is NaN.
+    """
     numbers = values[~np.isnan(values)]
     if not numbers.size or (keep_nan and numbers.size < values.size):
         result: Array = canon(np.full(1, np.nan, values.dtype))[0]
@@ -216,7 +219,7 @@ def _extreme(largest: bool, values: Array, keep_nan: bool) -> Array:
 
 @emitter("elect")
 def elect(e: SegmentWriter, i: Instruction) -> None:
-    """Write elect.sync d|p, members, which elects the lowest executing lane of the mask."""
+    """Emit code for elect.sync d|p, members, which elects the lowest executing lane in the mask."""
     _, groups = gather_members(e, i, "None")
     value = e.temporary(f"elected({groups})")
     to = i.operands[0]

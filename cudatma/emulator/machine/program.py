@@ -1,4 +1,4 @@
-"""Loads a module into memory and compiles the segments of its functions to Python on first use."""
+"""Load a module into memory and compile the segments of its functions to Python on first use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SegmentFunction = Callable[[Any, list[Array], Any], int]
 
 
 def lay_out(variables: list[Variable], start: int = 0) -> tuple[dict[str, int], int]:
-    """Return the offsets of variables placed consecutively at their alignments, and the end."""
+    """Place variables consecutively at their alignments, and return their offsets and the end."""
     offsets, at = {}, start
     for variable in variables:
         at = -(-at // max(1, variable.align)) * max(1, variable.align)
@@ -34,7 +34,8 @@ def lay_out(variables: list[Variable], start: int = 0) -> tuple[dict[str, int], 
 class Program:
     """A function of a module in executable form.
 
-    ``local_bytes`` is per lane, a multiple of 16. ``param_offsets`` are the offsets of an entry's parameters.
+    ``local_bytes`` is the size of local memory per lane, a multiple of 16. ``param_offsets`` are the offsets of an
+    entry's parameters.
     """
 
     def __init__(self, function: Function, module: Module) -> None:
@@ -57,7 +58,7 @@ class Program:
 
     @cached_property
     def unfenced(self) -> dict[int, int]:
-        """Return the index of each wgmma -> its registers that some path writes with no later wgmma.fence."""
+        """Return a map from the index of each wgmma to its registers that some path leaves without a fence."""
         return unfenced_wgmmas(self.flow)
 
     def compile_full(self, index: int) -> SegmentFunction:
@@ -110,7 +111,7 @@ class Program:
 
 @lru_cache(maxsize=4096)
 def _code(source: str, name: str) -> CodeType:
-    """Compile a segment. The cache serves reloaded kernels and mutants, which share most segments."""
+    """Compile a segment. The cache helps reloaded kernels and mutants, because they share most segments."""
     return compile(source, name, "exec")
 
 
@@ -175,7 +176,7 @@ class Image:
         return next((name for name, value in self._numbers.items() if value == number), None)
 
     def entry(self, name: str) -> Program:
-        """Return the kernel that a name refers to, see find_name(). Raises ArgumentError."""
+        """Return the kernel to which a name refers. Raise ArgumentError as find_name() does."""
         entries = [f.name for f in self.module.functions.values() if f.is_entry]
         return self.program(find_name(name, entries, "entry", "kernels"))
 
@@ -244,7 +245,7 @@ class Image:
         return known
 
     def shared_layout(self, entry: str) -> tuple[dict[str, int], int]:
-        """Return the offsets of the shared variables that an entry can reach, and the start of dynamic shared memory.
+        """Return the offsets of the shared variables that an entry can reach, and the offset of dynamic shared memory.
 
         Static variables come first, in order of decreasing alignment. All extern arrays start after them.
         """

@@ -1,7 +1,7 @@
-"""Protocols of the running launch and its scheduler, as the machine uses them.
+"""Protocols for the running launch and its scheduler, as the machine uses them.
 
-The machine's objects are ``Any`` here, because state.py, which defines them, depends on these protocols: w is a
-state.Warp, block a state.Block, split a state.Split.
+The machine's objects are ``Any`` here, because state.py defines them and depends on these protocols. ``w`` is a
+state.Warp, ``block`` is a state.Block, and ``split`` is a state.Split.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Emulates setmaxnreg and the register pool of a CTA, to which warps return registers and from which they take them.
+"""Emulate setmaxnreg and the register pool of a CTA. Warps return registers to the pool and take registers from it.
 
-Source: PTX ISA, "setmaxnreg" (a pool for each CTA; .inc blocks until it has enough), ".maxnreg", ".maxntid",
-".minnctapersm".
+Source: PTX ISA, "setmaxnreg" (a pool for each CTA; .inc blocks until the pool has enough registers), ".maxnreg",
+".maxntid", ".minnctapersm".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.types import LANES
 from cudatma.emulator.ptx.writer import RUNTIME
 
-#: Registers of an SM. A thread's registers are a multiple of the unit, up to the maximum.
+#: Number of registers of an SM. A thread's number of registers is a multiple of the unit, up to the maximum.
 _SM_REGISTERS, _UNIT, _MAX_REGISTERS = 65536, 8, 256
 _UNKNOWN = (
     "register_pool: the initial number of registers per thread is unknown, so the waits of setmaxnreg.inc cannot be "
@@ -26,10 +26,11 @@ _IGNORED = "register_pool: ptxas ignores setmaxnreg in this kernel; its log says
 
 @dataclass(slots=True)
 class RegisterPool:
-    """The registers of a CTA.
+    """The register pool of a CTA.
 
-    ``start`` is the number per thread when the kernel starts, by ``source``. ``owned`` maps a warp to its present
-    number per thread. ``freed`` and ``taken`` count the registers that .dec has returned and .inc has taken.
+    ``start`` is the number of registers per thread when the kernel starts, and ``source`` says where this number comes
+    from. ``owned`` maps a warp to its current number of registers per thread. ``freed`` is the number of registers that
+    .dec has returned, and ``taken`` is the number that .inc has taken.
     """
 
     start: int
@@ -56,7 +57,7 @@ class RegisterWait:
         return f"setmaxnreg.inc {self.count} ({more} more registers; {self.pool.freed - self.pool.taken} are free)"
 
     def arithmetic(self) -> str:
-        """Return the full account: initial registers, freed, taken and missing ones."""
+        """Return a text with the numbers of initial, freed, taken and missing registers."""
         pool = self.pool
         return (
             f"setmaxnreg.inc {self.count} needs {self.count} - {self.owned} more registers per thread, "
@@ -68,7 +69,7 @@ class RegisterWait:
 
 
 def start_of(launch: Launch) -> tuple[int, str] | None:
-    """Return (registers per thread when the kernel starts, the source of the number), or None if unknown."""
+    """Return (registers per thread when the kernel starts, source of this number), or None if it is unknown."""
     registers_per_thread = launch.setup.registers
     if registers_per_thread is not None:
         return _rounded(registers_per_thread), "the cubin"

@@ -1,6 +1,6 @@
-"""Decides which waits time out: some loops retry forever, others give up after a number of tries.
+"""Decide which waits time out: some loops retry forever; other loops give up after a number of tries.
 
-mbarrier.try_wait may return false at any time: it is "potentially blocking", up to a time limit that depends on the
+mbarrier.try_wait may return false at any time: it is "potentially blocking" up to a time limit that depends on the
 system. Source: PTX ISA, "mbarrier.test_wait, mbarrier.try_wait".
 """
 
@@ -12,16 +12,16 @@ from typing import Any
 
 from cudatma.emulator.machine.state import Frame, Split, Warp
 
-#: Maximum number of timeouts of the try_waits at one place in a schedule; after that they block.
+#: Maximum number of timeouts of the try_waits at one place in a schedule. Later try_waits at this place block.
 MAX_TIMEOUTS = 10_000
-#: Steps without progress after which the splits count as repeating even if their states differ.
+#: Number of steps without progress after which the splits are considered to repeat even if their states are different.
 _MAX_FRUITLESS = 1_000_000
-#: Maximum number of states that a stall remembers; longer cycles are not detected.
+#: Maximum number of states that a stall records. Longer cycles are not detected.
 _MAX_STATES = 100_000
 
 
 def state_of(split: Split) -> int:
-    """Return a hash of all state that decides a split's next steps while shared and global memory do not change."""
+    """Return a hash of the state that determines a split's next steps while shared and global memory do not change."""
     warp, mask = split.warp, split.mask
     parts: list[Any] = [split.pc, mask.tobytes()]
     frame: Frame | None = split.frame
@@ -41,12 +41,15 @@ def state_of(split: Split) -> int:
 class Retries:
     """The timeouts of try_waits.
 
-    A loop that returns to an unchanged state retries forever, so its waits block until their phase ends. All other
-    waits may time out again, so that they can give up.
+    A loop that returns to an unchanged state retries forever, so waits in this loop block until their phase ends. All
+    other waits may time out again, so that their loops can give up.
     """
 
     def __init__(self, chance: float, draw: random.Random) -> None:
-        """Create the state; ``chance`` is the probability of a timeout for waits not known to retry forever."""
+        """Create the state.
+
+        ``chance`` is the probability of a timeout for waits that are not known to retry forever.
+        """
         self._chance, self._draw = chance, draw
         self._endless: set[tuple[Any, int, int]] = set()
         self._tried: dict[tuple[Any, int, int], set[tuple[Warp, int]]] = {}
@@ -68,7 +71,7 @@ class Retries:
 
 
 class Stall:
-    """A detector of splits that only repeat themselves, except perhaps for counters of their own."""
+    """A detector of splits that only repeat their states. Counters of tries may differ."""
 
     def __init__(self) -> None:
         self.progress = -1
@@ -76,10 +79,10 @@ class Stall:
         self._seen: set[tuple[Warp, int]] = set()
 
     def repeats(self, progress: int, steps: int, splits: Iterable[Split]) -> bool:
-        """Return whether every split has been in its state before, since the last progress.
+        """Return whether every split has already been in its state since the last progress.
 
-        A wait bounded by a count never repeats, because it ends by itself. ``progress`` counts events that may release
-        a waiter; ``steps`` counts the steps of all splits.
+        A wait that is bounded by a count never repeats, because it ends by itself. ``progress`` is the number of events
+        that may have released a waiter. ``steps`` is the number of steps of all splits.
         """
         if progress != self.progress:
             self.progress, self._began = progress, steps

@@ -1,8 +1,8 @@
-"""Decides which split runs next and when asynchronous work completes, by one seeded, adversarial schedule.
+"""Decide which split runs next and when asynchronous work completes, according to a seeded, adversarial schedule.
 
 Schedule 0 is in order: each warp runs as long as it can, copies complete at once, and CTAs start one after another.
-Schedule 1 delays most: copies complete only when no split can run, bounded waits give up first, and the last CTAs start
-first. All other schedules draw these decisions from the seed.
+Schedule 1 delays as much as possible: copies complete only when no split can run, each try_wait times out once before
+it blocks, and the last CTAs start first. All other schedules draw these decisions from the seed.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from cudatma.emulator.machine.retries import Retries, Stall
 from cudatma.emulator.machine.state import BLOCK, SWITCH, Split
 from cudatma.errors import counted
 
-#: Idle rounds in a schedule before the scheduler helps polls that count their tries.
+#: Number of idle rounds in a schedule before the scheduler helps polls that count their tries.
 STARVATION = 2000
-#: Numbers of live clusters that a drawn schedule chooses from.
+#: Numbers of live clusters from which a drawn schedule chooses.
 WIDTHS = (1, 2, 4, 8)
-#: Segments after which another cluster starts while the present ones still run, because they may wait for it.
+#: Number of segments after which another cluster starts, because the live clusters may wait for it.
 PATIENCE = 20000
-#: Steps between two checks for progress, and between two checks of a recording.
+#: Number of steps between two checks for progress, and between two checks of a recording.
 LOOK_PERIOD, RECORD_PERIOD = 10_000, 1000
-#: Maximum time slice during a recording, so that every split runs.
+#: Maximum time slice during a recording. It lets every split run.
 RECORD_SLICE = 256
 #: Maximum number of loops that an error names.
 MAX_LOOPS = 4
-#: Steps past the step limit in which the loops are recorded.
+#: Number of steps after the step limit during which loops are recorded.
 LAST_STEPS = 4096
-#: Segments that one poll of an unchanged flag counts for towards PATIENCE.
+#: Number of segments that one poll of an unchanged flag adds to the count for PATIENCE.
 SPIN = 200
 
 
@@ -50,7 +50,7 @@ class Grid(Protocol):
 class Deadlock(Exception):  # noqa: N818
     """The exception raised when no split can proceed and no asynchronous work is pending.
 
-    ``blocked`` holds all remaining splits. ``loops`` is the record of the loops of splits that still run.
+    ``blocked`` holds all remaining splits. ``loops`` is the recording of the loops of splits that still run.
     """
 
     def __init__(self, blocked: list[Split], loops: Recorder | None = None) -> None:
@@ -59,12 +59,15 @@ class Deadlock(Exception):  # noqa: N818
 
     @property
     def is_endless(self) -> bool:
-        """Return whether a split still runs in an endless loop."""
+        """Return whether a split still runs in an infinite loop."""
         return any(split.waits_for is None for split in self.blocked)
 
 
 class Scheduler:
-    """The scheduler of all live clusters' splits. ``progress`` counts events that may have released a waiter."""
+    """The scheduler for the splits of all live clusters.
+
+    ``progress`` is the number of events that may have released a waiter.
+    """
 
     def __init__(self, launch: Grid, schedule: int, seed: int, step_limit: int) -> None:
         self.launch = launch
@@ -117,7 +120,7 @@ class Scheduler:
         return BLOCK
 
     def wake(self, waiters: list[Split]) -> None:
-        """Make splits ready again and empty the list."""
+        """Make these splits ready again and empty the list."""
         self.progress += 1
         for split in waiters:
             if self.blocked.pop(id(split), None) is not None:
@@ -128,17 +131,17 @@ class Scheduler:
         waiters.clear()
 
     def poll(self, split: Split) -> None:
-        """Yield to other splits because the running split polled without success."""
+        """Yield to other splits because the running split has polled without success."""
         split.polls += 1
         self.is_polling = True
 
     def synchronized(self) -> None:
-        """In drawn schedules, perhaps yield to other splits after a strong access of the running split."""
+        """In drawn schedules, randomly yield to other splits after a strong access by the running split."""
         if self._may_switch and self._draw.random() < 0.5:
             self.is_polling = True
 
     def spin(self, split: Split, wait: Any) -> None:
-        """Yield because the running split read an unchanged flag; ``wait`` has ``at`` and describe()."""
+        """Yield because the running split has read an unchanged flag; ``wait`` has ``at`` and describe()."""
         self.spun += SPIN
         split.last_poll = wait
         self.poll(split)
@@ -173,7 +176,7 @@ class Scheduler:
     # ---- the loop
 
     def run(self) -> None:
-        """Run until every cluster is done. Raises Deadlock, StepLimitError, TrapError and errors of programs."""
+        """Run until every cluster is done. Raises Deadlock, StepLimitError, TrapError, and exceptions from programs."""
         idle, seen, admitted_at = 0, -1, 0
         rate = self.random.choice((0.02, 0.15, 0.5))
         launch = self.launch
@@ -206,10 +209,10 @@ class Scheduler:
                 self._look_for_loops()
 
     def _look_for_loops(self) -> None:
-        """Raise Deadlock if all ready splits are in endless loops and no other event is possible.
+        """Raise Deadlock if all ready splits are in infinite loops and no other event is possible.
 
-        Without progress since the last check, records the next steps until all splits have returned to their states, or
-        until one of them fails to, which doubles the time to the next check.
+        If there was no progress since the last check, records the next steps until all splits have returned to their
+        states or one of them fails to return. A failure doubles the time to the next check.
         """
         self.launch.show_steps(self.steps)
         if self.progress != self._idle_progress:
@@ -229,22 +232,22 @@ class Scheduler:
         self._next_look = self.steps + (self._look_period if self._recorder is None else RECORD_PERIOD)
 
     def _admit_more(self) -> bool:
-        """Double the number of live clusters, which may be awaited, and return whether one started."""
+        """Double the number of live clusters, because the others may wait for them. Return whether one has started."""
         started = [self.launch.admit() for _ in range(len(self.launch.resident))]
         return any(started) or self.launch.admit_beyond()
 
     def _release_once(self) -> bool:
-        """Let blocked waits time out, once until the next progress, and return whether there were any."""
+        """Let blocked waits time out once until the next progress, and return whether there are any."""
         is_new = self._released_at != self.progress
         self._released_at = self.progress
         return is_new and self._release_suspended()
 
     def _record(self, recorder: Recorder | None) -> None:
-        """Start a recording, or end it with None."""
+        """Start a recording, or end it if ``recorder`` is None."""
         self._recorder = recorder
 
     def _help_pollers(self) -> None:
-        """Do what may end the polling of all ready splits."""
+        """Take an action that may end the polling of all ready splits."""
         if self._starved < STARVATION:
             self._starved += 1
             if not self._stall.repeats(self.progress, self.steps, self.ready):
@@ -258,18 +261,19 @@ class Scheduler:
             self._unlock()
 
     def _release_parked(self) -> bool:
-        """Let lanes that wait at a reconvergence point continue while the others poll, and return whether there were
-        any.
+        """Let lanes that wait at a reconvergence point continue while the others poll.
 
-        Every thread makes progress: a lane that holds a lock releases it while other lanes of its warp still try to
-        take it. Source: CUDA C++ Programming Guide, "Independent Thread Scheduling".
+        Returns whether there are such lanes.
+
+        Every thread must make progress. For example, a lane that holds a lock must be able to release it while other
+        lanes of its warp still try to take it. Source: CUDA C++ Programming Guide, "Independent Thread Scheduling".
         """
         released = [release_parked(warp) for warp in {split.warp: None for split in self.ready}]
         self.progress += any(released)
         return any(released)
 
     def _unlock(self) -> None:
-        """Let time pass or waits time out because no split can proceed. Raises Deadlock if that cannot help."""
+        """Let time pass or waits time out because no split can proceed. Raise Deadlock if this does not help."""
         if self._release_parked():
             return
         self.has_stalled = True
@@ -287,7 +291,7 @@ class Scheduler:
         return self._draw.randrange(count) if self._draw.random() < 0.5 else 0
 
     def _release_suspended(self, which: str = "may_time_out") -> bool:
-        """Let every blocked try_wait time out once, as hardware does, and return whether there were any."""
+        """Let every blocked try_wait time out once, as hardware does, and return whether there are any."""
         released = [split for split in self.blocked.values() if getattr(split.waits_for, which, False)]
         for split in released:
             split.timed_out = True
@@ -300,7 +304,7 @@ class Scheduler:
         return bool(released)
 
     def _end_at_limit(self) -> None:
-        """Record some more steps, then raise StepLimitError with the loops in them."""
+        """Record more steps, then raise StepLimitError with the loops in these steps."""
         if not self._is_over:
             self._is_over = True
             self.step_limit += LAST_STEPS
@@ -309,7 +313,7 @@ class Scheduler:
         loop = _where(self._recorder) if self._recorder is not None else ""
         raise StepLimitError(
             f"the kernel has not ended after {self.steps} steps (schedule {self.schedule}, seed {self.seed}): "
-            f"an endless loop{loop and ' ' + loop}, or step_limit= is too low"
+            f"an infinite loop{loop and ' ' + loop}, or step_limit= is too low"
         )
 
     def _choose(self) -> Split:
@@ -320,7 +324,7 @@ class Scheduler:
     def _quantum(self, split: Split, is_whole: bool) -> None:
         """Run a split until it blocks, ends, polls, or uses up its time slice.
 
-        ``is_whole`` gives it the long slice of schedules that draw no slices.
+        ``is_whole`` means the long time slice of schedules that do not draw slices.
         """
         warp = split.warp
         warp.split = self.running = split
@@ -366,7 +370,7 @@ class Scheduler:
 
 
 def _where(recorder: Recorder) -> str:
-    """Return the lines of the recorded loops and the warps in them, or "" without loops."""
+    """Return the lines of the recorded loops and the warps in them, or "" if there are no loops."""
     warps: dict[str, list[Any]] = {}
     for warp in recorder.warps():
         loop = recorder.loop(warp)

@@ -1,4 +1,4 @@
-"""Values of the special registers of a warp. Source: PTX ISA, "Special Registers"."""
+"""The values of a warp's special registers. Source: PTX ISA, "Special Registers"."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _BIT = np.uint64(1) << _LANE
 
 
 def _threads(number: int) -> Array:
-    """Return the numbers in the CTA of a warp's threads."""
+    """Return the numbers of a warp's threads in the CTA."""
     threads: Array = _LANE + np.uint64(LANES * number)
     return threads
 
 
-#: Registers with a value per lane that is the same in every CTA: (launch, warp) -> vector.
+#: Registers whose values per lane are the same in every CTA: name -> function (launch, warp) -> vector.
 _OF_LANES: dict[str, Callable[[Launch, int], Array]] = {
     "laneid": lambda launch, number: _LANE,
     "tid.x": lambda launch, number: _threads(number) % launch.block[0],
@@ -45,12 +45,12 @@ _OF_BLOCK: dict[str, Callable[[Block], int]] = {
     "dynamic_smem_size": lambda block: block.launch.dynamic_bytes,
     "total_smem_size": lambda block: block.launch.shared_bytes,
     "aggr_smem_size": lambda block: block.launch.shared_bytes + SHARED_START,
-    # Cooperative groups read the address of the grid's barrier from here, in two halves.
+    # Cooperative groups read the address of the grid barrier from these registers, in two halves.
     "envreg1": lambda block: block.launch.workspace_base >> 32,
     "reserved_smem_offset_1": lambda block: block.shared_base + block.launch.reserved_start,
     "envreg2": lambda block: block.launch.workspace_base & 0xFFFFFFFF,
 }
-#: The same for registers with an axis after the name: (block, axis) -> value.
+#: Registers with an axis after the name, whose value is the same for all threads of a CTA: (block, axis) -> value.
 _OF_AXIS: dict[str, Callable[[Block, int], int]] = {
     "ntid": lambda block, axis: block.launch.block[axis],
     "ctaid": lambda block, axis: block.index[axis],

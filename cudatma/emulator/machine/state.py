@@ -1,7 +1,7 @@
-"""State of a running grid: clusters, CTAs and their barriers, warps, and splits of diverged lanes.
+"""The state of a running grid: clusters, CTAs and their barriers, warps, and splits of diverged lanes.
 
-Lanes of a warp that diverge at a branch become splits. Splits run independently, so that one may wait for another, and
-reconverge at the branch's immediate post-dominator (divergence.py).
+Lanes of a warp that diverge at a branch become splits. Splits run independently, so that one split may wait for
+another. They reconverge at the branch's immediate post-dominator (divergence.py).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Frame:
         self.registers: list[Array] = list(program.initial_registers)
         self.params: dict[str, Region] = {}
         self.addresses: dict[tuple[str, int], Array] = {}
-        #: Register -> its lanes that a shuffle left undefined, and the last such shuffle (undefined.py).
+        #: Register -> the lanes whose value a shuffle left undefined, and the last such shuffle (undefined.py).
         self.undefined: dict[int, Array] = {}
         self.undefined_at = -1
 
@@ -56,7 +56,8 @@ class Frame:
 class Join:
     """A point where splits reconverge.
 
-    ``at`` is a segment, or -1 for the end of the frame's function. ``missing`` counts the splits that may still arrive.
+    ``at`` is a segment, or -1 for the end of the frame's function. ``missing`` is the number of splits that may still
+    arrive.
     """
 
     __slots__ = ("at", "frame", "mask", "missing", "parent")
@@ -69,8 +70,8 @@ class Join:
 class Split:
     """Lanes of one warp at the same program position.
 
-    ``is_full`` says whether they run the unmasked version of a segment, which does not track undefined values.
-    ``waits_for`` is the reason why they wait, or None if they can run.
+    ``is_full`` means that the lanes run the unmasked version of a segment. This version does not track undefined
+    values. ``waits_for`` is the reason why the lanes wait, or None if they can run.
     """
 
     __slots__ = (
@@ -93,7 +94,7 @@ class Split:
         self.is_full = (mask is FULL or bool(mask.all())) and not frame.undefined
         self.waits_for: Any = None
         self.timed_out = False
-        #: Lanes that this split waits for and that have left a join early to arrive (divergence.py).
+        #: Lanes for which this split waits and which have left a join early to arrive (divergence.py).
         self.released: Array = NOBODY
         self.polls = 0
         self.token: Any = None
@@ -107,7 +108,7 @@ class Split:
 class Warp:
     """32 threads of a CTA.
 
-    ``split`` is the running split; ``alive`` are the lanes that have not left the kernel.
+    ``split`` is the running split. ``alive`` holds the lanes that have not exited.
     """
 
     def __init__(self, block: Block, index: int, program: Program, special: dict[str, Array]) -> None:
@@ -116,22 +117,22 @@ class Warp:
         self.launch, self.events = block.launch, block.cluster.events
         self.alive: Array = FULL if LANES * (index + 1) <= block.threads else _LANES + LANES * index < block.threads
         self.carry: Array = ~FULL
-        #: End of alloca's local memory; frames of calls start after it.
+        #: End of the local memory of alloca. Frames of calls start after it.
         self.stack_top = 0
-        #: Number of warp-wide instructions at which all live lanes have met, and at which only some have.
+        #: Number of synchronizations of all live lanes, and of only some lanes.
         self.meetings = 0
         self.part_meetings = 0
         #: Whether lanes have left a join while the other lanes polled.
         self.has_left_joins = False
         #: Lanes whose guard holds, during a guarded instruction that observers see.
         self.guard: Array | None = None
-        #: (instruction, value) of the last strong load; reading the same value again is spinning.
+        #: (instruction, value) of the last strong load. The warp spins if it reads the same value again.
         self.last_read: tuple[int, bytes] | None = None
         self.local = Region(0, np.zeros(0, np.uint8), "local memory")
         self.local_bytes = 0
         self.agent = block.rank * block.warp_count + index
         self.async_state: dict[str, Any] = {}
-        #: Splits that wait for other lanes at an instruction that lanes execute together (divergence.Wait).
+        #: Splits that wait for other lanes at an instruction that the lanes must execute together (divergence.Wait).
         self.waiting: list[Any] = []
         self.splits: list[Split] = []
         frame = Frame(program, None, -1, 0)
@@ -218,7 +219,7 @@ class Warp:
         return start
 
     def reserve_local(self, size: int) -> None:
-        """Grow each lane's local memory to at least ``size`` bytes and keep its contents."""
+        """Grow each lane's local memory to at least ``size`` bytes and keep the contents."""
         if size <= self.local_bytes:
             return
         if size > MAX_LOCAL_BYTES:
@@ -233,7 +234,7 @@ class Warp:
 class NamedBarrier:
     """One of a CTA's 16 barriers (bar.sync id).
 
-    ``arrived`` counts threads; ``expected`` is None until an arrival gives a count.
+    ``arrived`` is a number of threads. ``expected`` is None until an arrival names a count.
     """
 
     __slots__ = ("arrived", "expected", "number", "reductions", "waiters", "warps")
@@ -248,7 +249,7 @@ class NamedBarrier:
 
 
 class ClusterBarrier:
-    """The barrier.cluster of a cluster, at which every live thread arrives once per phase."""
+    """The barrier.cluster of a cluster. Every live thread arrives on it once per phase."""
 
     def __init__(self) -> None:
         self.arrived: dict[int, int] = {}
@@ -257,7 +258,7 @@ class ClusterBarrier:
 
 
 class Cluster:
-    """CTAs that can access each other's shared memory. ``events`` is their observer."""
+    """CTAs that can access each other's shared memory. ``events`` is the observer of the cluster."""
 
     def __init__(self, launch: Launch, number: int) -> None:
         self.launch, self.number = launch, number
@@ -289,7 +290,7 @@ class Block:
         self.shared = Region(self.shared_base, shared, f"shared memory of block {index}", is_writable=True)
         self.barriers = [NamedBarrier(k) for k in range(16)]
         self.mbarriers: dict[int, Any] = {}
-        #: The pool of setmaxnreg (register_pool.RegisterPool), once a warp has executed it.
+        #: The register pool (register_pool.RegisterPool), or None until a warp executes setmaxnreg.
         self.register_pool: Any = None
         self.warps: list[Warp] = []
         self.live_warps, self.live_threads = 0, 0

@@ -1,4 +1,4 @@
-"""Barriers of a CTA (bar), of a cluster (barrier.cluster) and of a warp.
+"""Barriers for CTAs (bar), clusters (barrier.cluster) and warps.
 
 Source: PTX ISA, "bar, barrier", "barrier.cluster", "bar.warp.sync".
 """
@@ -47,7 +47,7 @@ def executing(w: Warp) -> Array:
 
 
 def _arrive(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> NamedBarrier:
-    """Count the running split's arrival at a named barrier."""
+    """Count the running split's arrival on a named barrier."""
     here = executing(w)
     lane = int(here.argmax())
     index = int(number[lane])
@@ -95,7 +95,7 @@ def complete_named(block: Block, barrier: NamedBarrier) -> bool:
 
 
 def _reduced(barrier: NamedBarrier) -> tuple[int, bool, bool] | None:
-    """Return (popc, and, or) over all threads of a bar.red, or None."""
+    """Return (popc, and, or) over all threads of a bar.red, or None if the barrier has no bar.red."""
     if not barrier.reductions:
         return None
     votes = np.concatenate([predicate[mask] for _, mask, predicate in barrier.reductions])
@@ -104,7 +104,7 @@ def _reduced(barrier: NamedBarrier) -> tuple[int, bool, bool] | None:
 
 
 def named_sync(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> bool:
-    """Execute bar.sync and return whether the split must wait. A released split has its token set."""
+    """Execute bar.sync and return whether the split must wait. The token of a released split is set."""
     split = w.split
     if split.token is not None:
         split.token = None
@@ -140,7 +140,7 @@ def named_reduce(
     return None
 
 
-#: A member mask and the lanes that execute an instruction with it.
+#: A member mask and the lanes that execute an instruction with this mask.
 Group = tuple[int, Array]
 
 
@@ -153,10 +153,10 @@ def groups_of(members: Array, here: Array) -> list[Group]:
 
 
 def meet(w: Warp, at: int, what: str, groups: list[Group]) -> None:
-    """Record that the lanes of each member mask have met.
+    """Synchronize the lanes of each member mask.
 
-    Reports a mask that omits executing lanes, or that names live lanes that do not execute. [PTX ISA, shfl.sync:
-    undefined if the executing thread is not in the membermask]
+    Reports a mask that omits executing lanes, or that names live lanes that do not execute the instruction. PTX ISA,
+    "shfl.sync": the behavior is undefined if the executing thread is not in the membermask.
     """
     alive = lane_bits(w.alive)
     named = {bits & alive for bits, _ in groups}
@@ -177,7 +177,7 @@ def meet(w: Warp, at: int, what: str, groups: list[Group]) -> None:
 
 @runtime
 def all_meet(w: Warp, at: int, what: str, members: Array) -> tuple[Array, ...]:
-    """Return the groups in which a full warp meets at an instruction with a member mask."""
+    """Return the groups in which a full warp synchronizes at an instruction with a member mask."""
     groups = groups_of(members, w.split.mask)
     meet(w, at, what, groups)
     return tuple(lanes for _, lanes in groups)
@@ -187,7 +187,7 @@ def all_meet(w: Warp, at: int, what: str, members: Array) -> tuple[Array, ...]:
 def check_whole_warp(w: Warp, at: int, mask: Array | None, what: str) -> None:
     """Report an .aligned instruction that only some threads of the warp (``mask``) execute.
 
-    Matrix products, loads and stores are also undefined if a thread of the warp has exited.
+    MMAs, matrix loads and matrix stores are also undefined if a thread of the warp has exited.
     """
     here = w.split.mask if mask is None else mask
     if here.all():
@@ -198,7 +198,7 @@ def check_whole_warp(w: Warp, at: int, mask: Array | None, what: str) -> None:
     if missing:
         message = f"{what} needs all threads of a warp, but lanes {missing:#x} do not execute it"
     elif what.startswith(("mma", "wmma", "ldmatrix", "stmatrix", "movmatrix")) and exited.any():
-        message = f"{what} needs all threads of a warp, but lanes {lane_bits(exited):#x} have left the kernel"
+        message = f"{what} needs all threads of a warp, but lanes {lane_bits(exited):#x} have exited"
     else:
         return
     w.events.violation("divergent_warp", w, at, message)
@@ -219,7 +219,7 @@ def cluster_arrive(w: Warp, at: int, release: bool) -> None:
 
 
 def _cluster_phases(w: Warp) -> Array:
-    """Return for each lane the phase of the cluster barrier at which it arrived without waiting yet, or -1."""
+    """Return, for each lane, the phase of the cluster barrier on which the lane has arrived but not waited, or -1."""
     phases: Array = w.async_state.setdefault("cluster_phases", np.full(LANES, -1, np.int64))
     return phases
 
@@ -255,7 +255,7 @@ def cluster_wait(w: Warp, at: int, acquire: bool) -> bool:
 
 
 def complete_barriers(block: Block) -> None:
-    """Complete barriers that waited only for threads that have now exited."""
+    """Complete barriers on which only threads that have now exited were missing."""
     for barrier in block.barriers:
         if barrier.waiters:
             complete_named(block, barrier)
@@ -263,7 +263,7 @@ def complete_barriers(block: Block) -> None:
 
 
 def grid_wait(w: Warp) -> None:
-    """Execute griddepcontrol.wait: the previous grid has ended and its writes are visible."""
+    """Execute griddepcontrol.wait. The previous grid has already ended, and its writes are visible."""
     w.events.grid_waited(w)
 
 

@@ -1,7 +1,8 @@
-"""Tracks undefined values: what a shuffle reads from a lane that does not participate, until it has an effect.
+"""Track undefined values: the result of a shuffle from a lane that does not participate, until the value has an effect.
 
-Each frame holds the undefined lanes of its registers, and instructions propagate them from sources to destinations. An
-effect is a store, an address, a branch, or an operand of an asynchronous instruction.
+Each frame holds the undefined lanes of its registers. Instructions propagate undefined lanes from sources to
+destinations. A value has an effect when it is stored, or is used as an address, as a branch condition, or as an operand
+of an asynchronous instruction.
 
 Source: PTX ISA, "shfl.sync": the result is unpredictable if the source lane is inactive or not in the membermask.
 """
@@ -36,13 +37,13 @@ _EFFECTS = {
     "ret",
 }
 _EFFECTS |= {"exit", "ldmatrix", "multimem", "tensormap"}
-#: The bits of an undefined value.
+#: The bit pattern of an undefined value.
 GARBAGE = 0xBADBAD
 
 
 @runtime
 def track(w: Warp, at: int, mask: Array, irrelevant: tuple[Array | None, ...] | None) -> None:
-    """Propagate undefined values from the sources of an instruction to its destinations, or report their effect.
+    """Propagate undefined values from an instruction's sources to its destinations, or report an effect.
 
     ``irrelevant`` holds the lanes in which each source cannot affect the result.
     """
@@ -89,9 +90,9 @@ def _mark(frame: Frame, register: int, lanes: Array, mask: Array) -> None:
 def shuffled(
     w: Warp, at: int, value: Array, source: Array, groups: tuple[Array, ...], mask: Array | None, of: int, to: int
 ) -> Array:
-    """Return each lane's value from its source lane, which is undefined if the source is not in the lane's group.
+    """Return each lane's value from its source lane. The value is undefined if the source is not in the lane's group.
 
-    ``of`` and ``to`` are the source and destination registers, or -1 for other operands.
+    ``of`` and ``to`` are the source and destination registers, or -1 if an operand is not a register.
     """
     known: Array = source < 0
     for lanes in groups:

@@ -1,4 +1,4 @@
-"""Loads and stores of local memory, through generic addresses, and of the .param variables of calls.
+"""Loads and stores of local memory, of generic addresses, and of the .param variables of calls.
 
 Source: PTX ISA, "ld", "st", "Generic Addressing", "Abstracting the ABI".
 """
@@ -64,7 +64,10 @@ def st_local(w: Warp, at: int, addresses: Array, code: str, values: tuple[Array,
 
 
 def windows(addresses: Array, mask: Array | None) -> list[tuple[int, Array | None]]:
-    """Return (window, mask) for generic addresses; window 0 is global, 1 is shared and 2 is local memory."""
+    """Return (window, mask) for generic addresses.
+
+    Window 0 is global memory, window 1 is shared memory, and window 2 is local memory.
+    """
     top = (addresses >> np.uint64(60)).astype(np.int64)
     active = lanes_of(top, mask)
     if (active == active[0]).all():
@@ -116,7 +119,7 @@ def _param(w: Warp, name: str, offset: int, size: int) -> tuple[Region, int]:
 
 @runtime
 def ld_param(w: Warp, name: str, offset: int, code: str, count: int, mask: Array | None) -> Array:
-    """Load from a .param variable of this activation: a formal parameter, or the result of a callee."""
+    """Load from a .param variable of this activation: a formal parameter or the result of a callee."""
     buffer, pitch = _param(w, name, offset, BYTES[code] * count)
     return buffer.gather(_LANE_NUMBERS * pitch + offset, code, count)
 

@@ -1,4 +1,4 @@
-"""Parses the body of a PTX function: scopes, registers, labels and instructions."""
+"""Parse the body of a PTX function: scopes, registers, labels and instructions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from cudatma.emulator.ptx.model import (
     Vec,
 )
 
-#: A register with the bytes or half-words that a video instruction selects.
+#: Matches a register with the bytes or half-words that a video instruction selects.
 _SELECTED = re.compile(r"(.+)\.([bh]\d{1,4})$")
 _RANGED = re.compile(r"(.*?)(0|[1-9]\d*)$")
 _MAX_REGISTERS = 1 << 20
-#: Maximum number of inlined calls in a source location; the outer ones are dropped.
+#: Maximum number of inlined calls in a source location; outer calls beyond it are dropped.
 _MAX_INLINED = 8
-#: The bytes that the program uses from the next load: bit i is byte i.
+#: Matches the pragma that names the bytes that the program uses from the next load: bit i is byte i.
 _USED_BYTES = re.compile(r"used_bytes_mask\s+(0[xX][\da-fA-F]{1,8}|0|[1-9]\d{0,9})")
 
 
@@ -142,7 +142,7 @@ class BodyParser:
                 self.used_bytes = int(used[1], 0)
 
     def _location(self) -> None:
-        """Read ``.loc file line column``, which for inlined code also names the .loc of the call."""
+        """Read ``.loc file line column``. For inlined code, it also names the .loc of the call."""
         cursor = self.cursor
         place = cursor.integer(), cursor.integer(), cursor.integer()
         self.file, self.source_line = place[:2]
@@ -263,7 +263,10 @@ class BodyParser:
             self.branches.append((len(self.function.body) - 1, scope))
 
     def _branch_around(self, instruction: Instruction, guard: tuple[int, bool]) -> None:
-        """Turn the guard of an instruction with a member mask into a branch around it, where the lanes meet again."""
+        """Replace the guard of an instruction with a member mask by a branch around the instruction.
+
+        The lanes reconverge after the instruction.
+        """
         body, (register, negated) = self.function.body, guard
         past = f"past instruction {len(body)}"
         branch = replace(instruction, parts=("bra",), operands=(Sym(past),), guard=(register, not negated))

@@ -1,4 +1,4 @@
-"""Parses variable and parameter declarations. Source: PTX ISA, "Variables", "Kernel Function Parameters"."""
+"""Parse variable and parameter declarations. Source: PTX ISA, "Variables", "Kernel Function Parameters"."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from cudatma.emulator.ptx.lexer import TYPE_BYTES, Cursor, number
 from cudatma.emulator.ptx.model import Variable
 
-#: Maximum size of a variable, a bound for hostile input; no GPU variable comes near it.
+#: Maximum size of a variable. It guards against hostile input; variables of real kernels are much smaller.
 MAX_VARIABLE_BYTES = 1 << 32
 MAX_ALIGN = 1 << 16
 
@@ -16,9 +16,9 @@ MAX_ALIGN = 1 << 16
 def read_variable(cursor: Cursor, space: str, is_extern: bool = False) -> Iterator[Variable]:
     """Yield the variables of one declaration.
 
-    The cursor starts after the directive of the state space and stops before ``;``, ``,`` or ``)``. Forms: ``.align 16
-    .b8 name[128]``, ``.u64 name``, ``.u64 .ptr .global .align 16 name``, ``.v4 .f32 name``, each with an optional
-    initializer.
+    The cursor starts after the directive of the state space and stops before ``;``, ``,`` or ``)``. Examples of
+    declarations are ``.align 16 .b8 name[128]``, ``.u64 name``, ``.u64 .ptr .global .align 16 name`` and ``.v4 .f32
+    name``. Each may have an initializer.
     """
     align, size, count, kind, is_pointer = 0, 0, 1, "", False
     while cursor.token.kind == "directive":
@@ -80,7 +80,7 @@ def _read_declarator(cursor: Cursor, space: str, align: int, element: int, kind:
 
 
 def _initialiser(cursor: Cursor) -> Iterator[int | tuple[str, int]]:
-    """Yield the numbers and (symbol, offset) pairs of a nested initializer in order; floats as their bits."""
+    """Yield the numbers and (symbol, offset) pairs of a nested initializer in order, with floats as their bits."""
     if cursor.accept("{"):
         while not cursor.accept("}"):
             yield from _initialiser(cursor)

@@ -1,8 +1,8 @@
-"""Finds registers that are used too early: reads before any write, and wgmma operands without a fence.
+"""Find registers that are used too early: reads before any write, and wgmma operands without a fence.
 
-Source: PTX ISA, "wgmma.fence": a fence precedes the first wgmma.mma_async, and every wgmma.mma_async whose registers
-(accumulators, fragments of A) other instructions have written. Compilers sometimes move such writes past the fence of a
-group, which the assembler repairs. It does not repair a group without any fence.
+Source: PTX ISA, "wgmma.fence": a fence must precede the first wgmma.mma_async, and every wgmma.mma_async whose
+registers (accumulators, fragments of A) other instructions have written. Compilers sometimes move such writes past the
+fence of a group. The assembler repairs this, but it does not repair a group without any fence.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from cudatma.emulator.ptx.flow import Flow, Segment, bit_set, destinations, registers_of
 from cudatma.emulator.ptx.model import Instruction, Reg, Vec
 
-#: Opcodes that compilers let carry undefined values: copies, packings, and accumulators that are multiplied by 0.
+#: Opcodes to which compilers pass undefined values: copies, packings, and accumulators that are multiplied by 0.
 _CARRIERS = {"mov", "wgmma", "mma", "selp", "prmt", "cvt", "bfi", "shfl"}
 
 
 def unwritten_reads(flow: Flow) -> dict[int, list[tuple[int, int]]]:
-    """Return segment -> (index in the body, register) of unguarded reads that no write on any path reaches."""
+    """Return a map from each segment to the (index in the body, register) of unguarded reads that no write reaches."""
     body = flow.function.body
     written = []
     for segment in flow.segments:
@@ -44,10 +44,11 @@ def unwritten_reads(flow: Flow) -> dict[int, list[tuple[int, int]]]:
 
 
 def unfenced_wgmmas(flow: Flow) -> dict[int, int]:
-    """Return, by the index of each wgmma, the bit set of its registers that some path writes without a fence.
+    """Return a map from the index of each wgmma to the bit set of its registers that some path writes without a fence.
 
-    The path has no fence after the write and none since the last wgmma.commit_group. Compilers rename accumulators by
-    copying, so a copy is fenced if its source is, and a constant always is.
+    On such a path, no fence follows the write, and no fence follows the last wgmma.commit_group. Compilers rename
+    accumulators by copying them, so a copy counts as fenced if its source is fenced. A constant always counts as
+    fenced.
     """
     body = flow.function.body
     if not any(instruction.parts[:2] == ("wgmma", "mma_async") for instruction in body):
@@ -71,7 +72,7 @@ def unfenced_wgmmas(flow: Flow) -> dict[int, int]:
     return unfenced
 
 
-#: (registers possibly written since the last fence, whether a path has no fence since the last commit_group).
+#: State: (registers possibly written since the last fence, whether a path has no fence since the last commit_group).
 _State = tuple[int, bool]
 
 

@@ -1,7 +1,7 @@
 """Control flow of a function: segments, reconvergence points, and the registers that live across segments.
 
-A segment is a run of instructions that a warp executes without looking at other warps. An instruction that may block or
-that communicates with other warps is a segment of its own. Lanes reconverge at immediate post-dominators.
+A segment is a run of instructions that a warp executes without interaction with other warps. An instruction that may
+block or that communicates with other warps is a segment of its own. Lanes reconverge at immediate post-dominators.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from cudatma.emulator.errors import PtxError
 from cudatma.emulator.ptx.model import MEMBERS, Function, Imm, Instruction, Mem, Not, Operand, Pair, Part, Reg, Sym, Vec
 
-#: Longer segments are cut, so that one step of a warp stays short.
+#: Maximum number of instructions in a segment. Longer segments are divided, so that one step of a warp stays short.
 MAX_SEGMENT = 256
 _ALONE = {
     "bar",
@@ -38,7 +38,7 @@ _ALONE = {
     "clusterlaunchcontrol",
 }
 _ENDS = {"bra", "brx", "ret", "exit", "trap"}
-#: Opcodes with a member mask, and bar, which is .aligned without the modifier.
+#: Opcodes with a member mask, and bar, which behaves as .aligned although it does not have the modifier.
 _COLLECTIVE = {*MEMBERS, "bar"}
 #: Opcodes whose first operand is not a destination.
 _NO_DESTINATION = {
@@ -98,7 +98,7 @@ def bit_set(registers: Iterable[int]) -> int:
 
 
 def destinations(instruction: Instruction) -> tuple[list[int], list[int]]:
-    """Return the (written, read) registers of an instruction; its guard is read."""
+    """Return the (written, read) registers of an instruction. The guard counts as read."""
     parts, operands = instruction.parts, instruction.operands
     written: list[int] = []
     read: list[int] = [instruction.guard[0]] if instruction.guard else []
@@ -125,8 +125,8 @@ def destinations(instruction: Instruction) -> tuple[list[int], list[int]]:
 class Segment:
     """The instructions ``start..stop`` of a function's body.
 
-    ``next`` lists the successors, and -1 is the end of the function. ``reconverge`` is where lanes that diverge at the
-    end of the segment meet again. ``live_in``, ``live_out`` and ``touched`` are bit sets of registers.
+    ``next`` lists the successors; -1 is the end of the function. ``reconverge`` is the segment where lanes that diverge
+    at the end of this segment reconverge. ``live_in``, ``live_out`` and ``touched`` are bit sets of registers.
     """
 
     index: int
@@ -161,16 +161,16 @@ class Flow:
         for index, instruction in enumerate(body):
             root = instruction.parts[0]
             joined = joined and index not in starts
-            # Diverged lanes wait for each other at the start of a segment. Each instruction with a member mask starts
-            # one, because its lanes may meet lanes at another instruction. So does the first of consecutive whole-warp
-            # instructions.
+            # Diverged lanes wait for each other at the start of a segment. Each instruction with a member mask starts a
+            # segment, because its lanes may synchronize with lanes at another instruction. The first of consecutive
+            # whole-warp instructions also starts a segment.
             is_collective = root in _COLLECTIVE or "aligned" in instruction.parts
             members = instruction.members if is_collective else None
             if members is not None:
                 starts.add(index)
                 joined = instruction.names_all
                 if not isinstance(members, Imm):
-                    starts.add(index + 1)  # lanes with different masks diverge here and meet after it
+                    starts.add(index + 1)  # lanes with different masks diverge here and reconverge after it
             elif is_collective and instruction.guard is None and instruction.is_whole_warp and not joined:
                 starts.add(index)
                 joined = True
@@ -227,7 +227,7 @@ class Flow:
         return tuple(f"{n}@{scope}" if f"{n}@{scope}" in self.function.labels else n for n in names)
 
     def _continuing(self, segment: Segment) -> list[int]:
-        """Return the successors of a segment, without the function's end if ``@p exit`` or ``@p trap`` leads there."""
+        """Return the successors of a segment, without the end of the function if ``@p exit`` leads there."""
         last = self.function.body[segment.stop - 1] if segment.stop > segment.start else None
         ends_lanes = last is not None and last.guard and last.parts[0] in ("exit", "trap")
         return [s for s in segment.next if s >= 0] if ends_lanes else segment.next
@@ -269,7 +269,10 @@ class Flow:
             segment.reconverge = -1 if meeting == end or self._only_leaves(meeting) else meeting
 
     def _only_leaves(self, index: int) -> bool:
-        """Return whether a segment only ends the kernel; lanes that return early do not wait there for others."""
+        """Return whether a segment only ends the kernel.
+
+        Lanes that return early do not wait for other lanes in such a segment.
+        """
         segment = self.segments[index]
         body = self.function.body[segment.start : segment.stop]
         return self.function.is_entry and bool(body) and body[0].parts[0] in ("ret", "exit") and body[0].guard is None
@@ -311,7 +314,7 @@ class Flow:
 
 
 def _post_order(root: int, edges: list[list[int]]) -> list[int]:
-    """Return the nodes in post-order of an iterative depth-first traversal."""
+    """Return the nodes in the post-order of a depth-first traversal from ``root``."""
     seen, order = {root}, []
     stack = [(root, iter(edges[root]))]
     while stack:

@@ -1,8 +1,9 @@
-"""Lists the PTX instructions that the emulator supports as a table of forms, with their modifiers.
+"""Tables of the PTX instructions that the emulator supports, with their modifiers.
 
 Each line of a table is a form. ``{a,b}`` (without spaces) means each of a and b, ``{,.ftz}`` is an optional part, and
 ``{r1..4}`` is the vector of r1, r2, r3, r4. The first letter of a register gives its type: p predicate, b 8 bits, h 16,
-r 32, d 64, q 128. The tables are in forms_scalar, forms_memory and forms_warp, by chapters of the PTX ISA 9.1.
+r 32, d 64, q 128. The tables are in forms_scalar, forms_memory and forms_warp, divided into the chapters of the PTX ISA
+9.1.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from cudatma.emulator.ptx.model import Instruction
 FORMS: dict[str, str] = {**forms_scalar.FORMS, **forms_memory.FORMS, **forms_warp.FORMS}
 
 _TEXTURE = "textures and surfaces need their unit's filtering and the driver's objects"
-#: Opcode root -> why the emulator refuses it.
+#: Opcode root -> why the emulator does not support it.
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("tex", "tld4", "txq", "istypep", "suld", "sust", "sured", "suq"), _TEXTURE),
     "tcgen05": "tensor memory and the fifth generation of tensor cores (sm_100 and up)",
@@ -29,7 +30,7 @@ REFUSED: dict[str, str] = {
 _VECTOR = re.compile(r"\{([bhrdpq])(\d+)\.\.(\d+)\}")
 _CHOICE = re.compile(r"(\{[^{}\s]*\})")
 _REGISTER = re.compile(r"(?<![\w.:%])([phrdqb]\d+)\b")
-#: Shapes, counts and element types, which the emitters check.
+#: Shapes, counts and element types. The emitters check them.
 _PLAIN = re.compile(r"m\d+n\d+(k\d+)?$|\d+$|[1-5]d$|(b|u|s|f|bf|tf)\d+(x\d)?$")
 #: Modifiers of opcodes without forms: branches, calls, and warp instructions without .sync.
 _MORE = ("uni", "idx", "all", "any", "ballot", "pred")
@@ -76,7 +77,7 @@ def _modifiers() -> frozenset[str]:
 
 
 def unknown_modifier(instruction: Instruction) -> str:
-    """Return the first modifier that occurs in no form, or "" for known modifiers and refused instructions."""
+    """Return the first modifier that occurs in no form, or "" if there is none or the instruction is unsupported."""
     if instruction.parts[0] in REFUSED:
         return ""
     known = _modifiers()

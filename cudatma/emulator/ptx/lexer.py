@@ -1,4 +1,4 @@
-"""Splits PTX text into tokens and provides a cursor over them.
+"""Split PTX text into tokens and provide a cursor over them.
 
 Source: PTX ISA, "Syntax": identifiers, constants, statements.
 """
@@ -13,12 +13,12 @@ from typing import NamedTuple
 from cudatma.emulator.errors import PtxError
 from cudatma.emulator.ptx.model import Imm
 
-#: Maximum length of the PTX text, a bound on memory for hostile input.
+#: Maximum length of the PTX text. It bounds the memory that hostile input can use.
 MAX_CHARS = 64 << 20
-#: Maximum number of tokens, about 25 MB of compiler output.
+#: Maximum number of tokens; about 25 MB of compiler output has this many.
 MAX_TOKENS = 1 << 22
 
-#: Newlines, comments, strings, numbers, words, directives, or any other single character; blanks do not match.
+#: Matches newlines, comments, strings, numbers, words, directives, and any other single character except blanks.
 _TOKEN = re.compile(
     r"""\n|//[^\n]*|/\*.*?\*/
     |"(?:[^"\\\n]|\\.)*"
@@ -40,7 +40,7 @@ _KINDS: dict[str, str] = {
 
 
 class Token(NamedTuple):
-    """A token: its kind ("string", "number", "word", "directive", "punct" or "end"), text and line, counted from 1."""
+    """A token. ``kind`` is "string", "number", "word", "directive", "punct" or "end"; ``line`` counts from 1."""
 
     kind: str
     text: str
@@ -53,7 +53,7 @@ _make = Token._make
 def tokenize(text: str) -> list[Token]:
     """Return all tokens of a module, followed by an "end" token.
 
-    Raises PtxError for text that is too large or for a character that starts no token.
+    Raises PtxError if the text is too large or if no token starts with one of its characters.
     """
     if len(text) > MAX_CHARS:
         raise PtxError(f"the text has {len(text)} characters; at most {MAX_CHARS} are allowed")
@@ -79,7 +79,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 def number(token: Token, negative: bool = False) -> Imm:
-    """Return the immediate that a number token denotes, negated if ``negative``."""
+    """Return the immediate that a number token denotes, negated if ``negative`` is true."""
     text = token.text
     if text[:2] in ("0f", "0F"):
         bits = int(text[2:], 16)

@@ -1,4 +1,4 @@
-"""The data structures of a parsed PTX module.
+"""Data structures for a parsed PTX module.
 
 Source: PTX ISA, chapters "Syntax", "State Spaces, Types, and Variables", "Directives".
 """
@@ -72,7 +72,7 @@ class Sink:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Bytes (``%r1.b0``) or half-words (``%r1.h1``) of a register, as video instructions select them."""
+    """The bytes (``%r1.b0``) or half-words (``%r1.h1``) of a register that a video instruction selects."""
 
     reg: Reg
     selector: str
@@ -81,7 +81,7 @@ class Part:
 Operand = Reg | Imm | Sym | Mem | Vec | Pair | Not | Sink | Part
 
 
-#: Instructions whose last operand is a member mask if they carry .sync.
+#: Opcodes whose last operand is a member mask if they have the modifier .sync.
 MEMBERS = {"shfl", "vote", "match", "redux", "elect"}
 
 
@@ -89,9 +89,9 @@ MEMBERS = {"shfl", "vote", "match", "redux", "elect"}
 class Instruction:
     """One PTX instruction.
 
-    ``parts`` is the opcode split at its dots, and ``guard`` is the predicate register and whether it is negated.
-    ``file`` and ``source_line`` come from the .loc in force; source_line is 0 without one. ``inlined_at`` lists (file,
-    line) of the calls through which the code was inlined, innermost first.
+    ``parts`` is the opcode split at its dots. ``guard`` is the predicate register and whether the predicate is negated.
+    ``file`` and ``source_line`` come from the last .loc directive; ``source_line`` is 0 if there is none.
+    ``inlined_at`` lists the (file, line) of each call through which the code was inlined, innermost first.
     """
 
     parts: tuple[str, ...]
@@ -133,8 +133,8 @@ class Instruction:
 class Variable:
     """A variable of a state space.
 
-    ``kind`` is its PTX type. ``size_bytes`` is 0 for an extern array. ``init`` holds the initial bytes, into which
-    ``relocations`` patches the addresses of symbols: (byte position, symbol, offset).
+    ``kind`` is its PTX type. ``size_bytes`` is 0 for an extern array. ``init`` holds the initial bytes. Each entry of
+    ``relocations``, (byte position, symbol, offset), patches the address of a symbol into these bytes.
     """
 
     name: str
@@ -152,8 +152,8 @@ class Function:
     """An entry (kernel) or a .func.
 
     ``registers`` and ``register_names`` hold the PTX type and the name of each register. ``labels`` maps a name to an
-    index in ``body``. ``params`` and ``returns`` are in order. ``variables`` are the .shared and .local variables of
-    the body. ``used_bytes`` maps the index of a load to a bit mask of the bytes that the program uses.
+    index in ``body``. ``params`` and ``returns`` are in order of declaration. ``variables`` are the .shared and .local
+    variables of the body. ``used_bytes`` maps the index of a load to a bit mask of the bytes that the program uses.
     """
 
     name: str
@@ -183,7 +183,7 @@ class Module:
     files: dict[int, str] = field(default_factory=dict)
 
     def source_of(self, instruction: Instruction) -> str:
-        """Return "name.cu:12, inlined at name.cu:30" for an instruction, or "" if no .loc is in force."""
+        """Return "name.cu:12, inlined at name.cu:30" for an instruction, or "" if no .loc precedes it."""
         if not instruction.source_line:
             return ""
         places = ((instruction.file, instruction.source_line), *instruction.inlined_at)

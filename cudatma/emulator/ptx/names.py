@@ -1,4 +1,4 @@
-"""Resolves the names of kernels and variables: mangled, plain, qualified, or an unambiguous part.
+"""Resolve names of kernels and variables: mangled, plain, qualified, or an unambiguous part of a name.
 
 Source: Itanium C++ ABI, "External Names (a.k.a. Mangling)".
 """
@@ -38,10 +38,10 @@ def plain_name(symbol: str) -> str:
 
 
 def find_name(name: str, symbols: Sequence[str], field: str, what: str) -> str:
-    """Return the name in ``symbols`` that ``name`` refers to: a whole name, a plain name, a prefix, or a part.
+    """Return the symbol that ``name`` refers to, by a whole name, a plain name, a prefix, or any other part.
 
-    "" refers to the only name. Raises ArgumentError, which names ``field`` and lists candidates, if no name or more
-    than one matches. ``what`` is the plural noun for the names in the message.
+    An empty ``name`` refers to the only symbol. If no symbol or more than one matches, raises an ArgumentError that
+    names ``field`` and lists candidates. ``what`` is the plural noun for the names in the message.
     """
     if not isinstance(name, str):
         raise ArgumentTypeError(field, type(name).__name__, "a str")
@@ -75,7 +75,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 class Variables(Mapping[str, Array]):
-    """A mapping from the names of a module's global and constant variables to their bytes, writable (n,) uint8 arrays.
+    """A mapping from names of a module's global and constant variables to their bytes, as writable uint8 arrays.
 
     Names are resolved by find_name(). ``variables["table"].view(np.float32)[3]`` reads an element; ``variables["table"]
     = array`` copies the bytes of an array of the same size. Values persist until they are changed or the module is

@@ -1,4 +1,4 @@
-"""Parses PTX text into a Module.
+"""Parse PTX text into a Module.
 
 Source: PTX ISA 9.0, "Syntax", "Directives", "Abstracting the ABI".
 """
@@ -18,7 +18,8 @@ _TARGET = re.compile(r"sm_\d{2,3}[af]?")
 _LINKAGE = {"visible", "extern", "weak", "common"}
 _SPACES = {"global", "const", "shared"}
 _TRIPLES = {"maxntid", "reqntid", "reqnctapercluster", "minnctapersm", "maxnctapersm", "maxnreg", "maxclusterrank"}
-#: One-byte parameters fill the largest parameter space at this count; real kernels have at most about a hundred.
+#: Maximum number of parameters. This number of one-byte parameters fills the largest parameter space; real kernels have
+#: at most about a hundred.
 _MAX_PARAMS = 4096
 _FLAGS = {"explicitcluster", "blocksareclusters", "noreturn", "unified"}
 
@@ -26,12 +27,12 @@ _FLAGS = {"explicitcluster", "blocksareclusters", "noreturn", "unified"}
 def parse(text: str) -> Module:
     """Parse a module as NVRTC and nvcc emit it (PTX 7.x to 9.x).
 
-    Raises PtxError, which names the line, if the text is malformed. Unknown instructions are reported later, when a
+    Raises a PtxError that names the line if the text is malformed. Unknown instructions are reported later, when a
     kernel that contains them is prepared.
     """
     if not isinstance(text, str):
         raise PtxError(f"PTX text must be a str, got {type(text).__name__}")
-    # Parsing creates many objects and no cycles; garbage collection would take a quarter of the time.
+    # Parsing creates many objects and no cycles; garbage collection would take a quarter of the parsing time.
     was_enabled = gc.isenabled()
     gc.disable()
     try:

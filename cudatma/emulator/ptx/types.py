@@ -29,7 +29,7 @@ NUMPY: dict[str, np.dtype[Any]] = {
     "f64": np.dtype(np.float64),
 }
 
-#: One shared vector for each type marks the registers that nothing has written; is_unwritten() checks its identity.
+#: One shared vector for each type marks registers that no instruction has written; is_unwritten() checks its identity.
 _UNWRITTEN: dict[str, Array] = {}
 _UNWRITTEN_IDS: set[int] = set()
 
@@ -99,7 +99,7 @@ def unsigned(code: str) -> str:
     return code if code in ("pred", "b128") else f"u{8 * BYTES[code]}"
 
 
-#: Scopes of fences and strong accesses. sys equals gpu because the emulator has one device.
+#: Scopes of fences and strong accesses. sys equals gpu because the emulator emulates one device.
 SCOPES = {"cta": 0, "cluster": 1, "gpu": 2, "gl": 2, "sys": 2}
 
 
@@ -136,7 +136,7 @@ WIDTHS: dict[str, str] = {
     ),
     "gridid": "u64",
 }
-#: Special registers that are constant in the emulator; a driver or a profiler would set them.
+#: Special registers that are constant in the emulator; on a GPU, a driver or a profiler sets them.
 CONSTANTS: dict[str, int] = {
     **{f"envreg{k}": 0 for k in range(32) if k not in (1, 2)},
     **{f"pm{k}": 0 for k in range(8)},

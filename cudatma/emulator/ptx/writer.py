@@ -1,8 +1,8 @@
-"""Translates one segment of PTX into the source of a Python function over vectors of 32 lanes.
+"""Translate one segment of PTX to the source of a Python function over vectors of 32 lanes.
 
 Registers are immutable NumPy vectors of 32 elements (bool, unsigned integers or floats); an assignment binds a new
-vector. A segment has two versions: one with all 32 lanes active, and one with a mask. Assignments in the masked version
-keep the values of inactive lanes if the register lives across segments. Immediates become constant vectors.
+vector. A segment has two versions: one for 32 active lanes, and one that takes a lane mask. Assignments in the masked
+version keep the values of inactive lanes if the register lives across segments. Immediates become constant vectors.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from cudatma.emulator.ptx.types import BYTES, CODES, CONSTANTS, LANES, NUMPY, WI
 Emitter = Callable[["SegmentWriter", Instruction], None]
 Helper = TypeVar("Helper", bound=Callable[..., Any])
 
-#: Opcode root -> the function that writes its Python.
+#: Opcode root -> the function that emits its Python code.
 EMITTERS: dict[str, Emitter] = {}
 
-#: Names that generated code can use. Modules add their run-time helpers here.
+#: Names that generated code can use. Modules register their run-time helpers here.
 RUNTIME: dict[str, Any] = {
     "where": np.where,
     "count": np.count_nonzero,
@@ -45,7 +45,10 @@ RUNTIME: dict[str, Any] = {
 
 
 def emitter(*opcodes: str) -> Callable[[Emitter], Emitter]:
-    """Register an emitter of opcodes; "st" also covers "st.async" unless that has an emitter of its own."""
+    """Register an emitter for opcodes.
+
+    An emitter for "st" also handles "st.async" unless "st.async" has an emitter of its own.
+    """
 
     def register(function: Emitter) -> Emitter:
         for opcode in opcodes:
@@ -62,7 +65,10 @@ def runtime(function: Helper) -> Helper:
 
 
 def storage_classes(flow: Flow) -> list[str]:
-    """Return the emulator type of each register: floats if most instructions use it as one, else unsigned."""
+    """Return the emulator type of each register.
+
+    It is a float type if most instructions use the register as a float, otherwise an unsigned type.
+    """
     function = flow.function
     votes = [0] * len(function.registers)
     for instruction in function.body:
@@ -84,16 +90,16 @@ def storage_classes(flow: Flow) -> list[str]:
     ]
 
 
-#: Opcodes whose observers need the lanes that the guard enables.
+#: Opcodes whose events need the lanes that the guard enables.
 _WATCHED = {
     *("ld", "st", "atom", "red", "mbarrier", "cp", "fence", "membar", "griddepcontrol", "bar", "barrier", "tensormap"),
 }
 
 
 class SegmentWriter:
-    """A writer of the Python source of one segment.
+    """Writer for the Python source of one segment.
 
-    Emitters call src(), dst() and line(). ``mask`` is the expression of the active mask, or "None".
+    Emitters call src(), dst() and line(). ``mask`` is the expression for the mask of active lanes, or "None".
     """
 
     def __init__(self, flow: Flow, segment: Segment, classes: list[str], module: Module, masked: bool) -> None:
@@ -221,7 +227,10 @@ class SegmentWriter:
         return f"{expression}.astype({want})"
 
     def dst(self, operand: Operand, expression: str, code: str) -> None:
-        """Assign a vector of the given type to a destination operand; inactive lanes keep their values."""
+        """Emit an assignment of a vector of the given type to a destination operand.
+
+        Inactive lanes keep their values.
+        """
         if isinstance(operand, Sink):
             self.line(expression)
             return
@@ -272,7 +281,7 @@ class SegmentWriter:
         return self.error(f"{count} operands do not fit the instruction and its modifiers")
 
     def try_one(self, at: int) -> PtxError | None:
-        """Write one instruction of the segment and return its error, if any."""
+        """Emit code for one instruction of the segment and return the error, or None if it is supported."""
         self.at, self.current = at, self.flow.function.body[at]
         self.guarded, self.mask = False, self.base_mask
         try:
@@ -300,7 +309,7 @@ class SegmentWriter:
         return "\n".join(["def segment(w, R, m):", *loads, *self.lines, ""])
 
     def _instruction(self, instruction: Instruction) -> bool:
-        """Write one instruction and return whether the generated code returns on every path."""
+        """Emit code for one instruction and return whether that code leaves the segment on every path."""
         root = instruction.parts[0]
         emit = EMITTERS.get(".".join(instruction.parts[:2])) or EMITTERS.get(root)
         if emit is None:
@@ -345,13 +354,13 @@ class SegmentWriter:
         return False
 
     def _check_whole_warp(self, instruction: Instruction) -> None:
-        """Write a check that all threads of the warp execute an .aligned instruction together."""
+        """Emit a check that all threads of the warp execute an .aligned instruction together."""
         parts = instruction.parts
         if "aligned" in parts and (parts[0] != "barrier" or parts[1] == "cluster"):  # barrier.sync counts threads
             self.line(f"check_whole_warp(w, {self.at}, {self.mask}, {instruction.opcode!r})")
 
     def _track(self, instruction: Instruction) -> None:
-        """Write code that propagates undefined shuffle results through an instruction (machine/undefined.py)."""
+        """Emit code that propagates undefined shuffle results through an instruction (machine/undefined.py)."""
         if not self.masked or not self.flow.has_shuffles or instruction.parts[0] == "shfl":
             return
         if any(self.flow.accesses[self.at]):
@@ -360,7 +369,7 @@ class SegmentWriter:
             )
 
     def _irrelevant_lanes(self, instruction: Instruction) -> str:
-        """Return the lanes in which each source cannot affect the result (selp, and, or), or "None"."""
+        """Return an expression for the lanes in which each source cannot affect the result, or "None"."""
         root, kind, operands = instruction.parts[0], instruction.parts[-1], instruction.operands
         if root == "selp":
             chosen = self.src(operands[3], "pred")
@@ -376,14 +385,14 @@ class SegmentWriter:
         return self.splat(0, self.classes[register])
 
     def _store_back(self) -> None:
-        """Store registers that other segments may read into the frame."""
+        """Emit code that stores the registers that other segments may read into the frame."""
         for index in sorted(self.written):
             if self.segment.live_out >> index & 1:
                 self.line(f"R[{index}] = r{index}")
 
 
 def immediate_bits(value: Imm, code: str) -> int:
-    """Return the bits of an immediate in a type; floats are converted to the width of the type."""
+    """Return the bits of an immediate in a type. Floats are converted to the width of the type."""
     if value.kind == "int":
         if code in ("f32", "f64", "f16") and value.bits:
             kind = {"f16": "<e", "f32": "<f", "f64": "<d"}[code]

@@ -18,8 +18,8 @@ from cudatma.emulator.ptx.types import LANES, Array
 
 _GROUP, _THREAD = np.arange(LANES) >> 2, np.arange(LANES) & 3
 
-#: PTX element type -> bits per element in a register or in shared memory. 6- and 4-bit floats take a byte each; "e2m1p"
-#: is e2m1 packed two to a byte, as in .kind::mxf4.
+#: PTX element type -> bits per element in a register or in shared memory. 6- and 4-bit floats take one byte each.
+#: "e2m1p" is e2m1 with two elements per byte, as in .kind::mxf4.
 ELEMENT_BITS = {
     **dict.fromkeys(("f16", "bf16"), 16),
     **dict.fromkeys(("tf32", "f32", "s32"), 32),
@@ -42,7 +42,10 @@ _VIEWS: dict[str, Any] = {
 
 
 def numbers(raw: Array, kind: str) -> Array:
-    """Convert raw bits, whole elements of ``kind`` along the last axis, to float64, which holds integers exactly."""
+    """Convert raw bits, with whole elements of ``kind`` along the last axis, to float64.
+
+    Float64 represents all integer elements exactly.
+    """
     if kind == "tf32":
         raw = (raw.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
         return raw.astype(np.float64)
@@ -69,7 +72,7 @@ def _narrow(raw: Array, kind: str) -> Array:
 
 @lru_cache(maxsize=64)
 def a_order(rows: int, depth: int, bits: int) -> Array:
-    """Return the place of each element (m, k) of operand A in its fragment, as a flat (register, lane, element)."""
+    """Return the place of each element (m, k) of operand A in its fragment: a flat (register, lane, element) index."""
     per = max(1, 32 // bits)
     order = np.zeros((rows, depth), np.int64)
     halves = rows // 8
@@ -98,8 +101,8 @@ def b_order(depth: int, columns: int, bits: int) -> Array:
 def c_order(rows: int, columns: int) -> Array:
     """Return the element (m, n), as m * columns + n, at each place (register, lane) of an accumulator of 32 or 64 bits.
 
-    Registers 4 j and 4 j + 1 hold columns 8 j + 2 t and 8 j + 2 t + 1 of row g; the next two hold those columns of row
-    g + 8.
+    Registers 4 j and 4 j + 1 hold columns 8 j + 2 t and 8 j + 2 t + 1 of row g. Registers 4 j + 2 and 4 j + 3 hold the
+    same columns of row g + 8.
     """
     halves = rows // 8
     order = np.zeros((rows * columns // LANES, LANES), np.int64)
@@ -112,17 +115,17 @@ def c_order(rows: int, columns: int) -> Array:
 
 @lru_cache(maxsize=64)
 def c_places(rows: int, columns: int) -> Array:
-    """Return the place of each element in the accumulator, (rows, columns); the inverse of c_order()."""
+    """Return the place of each element in the accumulator, shape (rows, columns). This is the inverse of c_order()."""
     return np.argsort(c_order(rows, columns), axis=None).reshape(rows, columns)
 
 
 def gather_a(registers: tuple[Array, ...], rows: int, depth: int, kind: str) -> Array:
-    """Return operand A as (rows, depth) float64."""
+    """Return operand A as float64, shape (rows, depth)."""
     return _gather(registers, a_order(rows, depth, ELEMENT_BITS[kind]), kind)
 
 
 def gather_b(registers: tuple[Array, ...], depth: int, columns: int, kind: str) -> Array:
-    """Return operand B as (depth, columns) float64."""
+    """Return operand B as float64, shape (depth, columns)."""
     return _gather(registers, b_order(depth, columns, ELEMENT_BITS[kind]), kind)
 
 
@@ -131,7 +134,7 @@ def _gather(registers: tuple[Array, ...], order: Array, kind: str) -> Array:
 
 
 def gather_c(registers: tuple[Array, ...], rows: int, columns: int, kind: str) -> Array:
-    """Return an accumulator as (rows, columns) float64."""
+    """Return an accumulator as float64, shape (rows, columns)."""
     flat = np.concatenate(registers).reshape(len(registers), -1)
     if kind == "f16":
         flat = flat.view(np.float16).reshape(len(registers), LANES, 2).transpose(0, 2, 1)
@@ -151,7 +154,7 @@ def rounded_bits(values_of: Array, kind: str) -> Array:
 
 
 def scatter_c(matrix: Array, kind: str) -> Array:
-    """Return an accumulator as (registers, 32) raw bits: uint32, or uint64 for f64."""
+    """Return the raw bits of an accumulator, shape (registers, 32): uint32, or uint64 for f64."""
     rows, columns = matrix.shape
     placed = matrix.reshape(-1)[c_order(rows, columns)]
     if kind == "s32":
@@ -182,7 +185,7 @@ def load_square_rows(rows: Array) -> Array:
 def spread_bits(rows: Array, source: str) -> Array:
     """Unpack 16-byte rows whose first 8 (.b4x16_p64) or 12 (.b6x16_p32) bytes hold elements to one element per byte.
 
-    4-bit elements go to the middle of their byte and 6-bit elements to its low bits, as mma expects them.
+    4-bit elements go to the middle of their byte and 6-bit elements go to the low bits, as mma expects.
     """
     bits = 4 if source == "b4x16_p64" else 6
     flat = np.unpackbits(rows[:, : 2 * bits], axis=1, bitorder="little").reshape(len(rows), 16, bits)
@@ -211,13 +214,13 @@ def store_byte_rows(registers: Array) -> Array:
 
 
 _ROWS = 16
-#: Types whose metadata in each thread are 16 bits of row g and 16 bits of row g + 8. For other types a thread holds a
-#: word of one row.
+#: Types whose metadata in each thread are 16 bits of row g and 16 bits of row g + 8. For other types, a thread holds
+#: one word of one row.
 _HALF_WORDS = ("f16", "bf16", "tf32")
 
 
 def _metadata_bits(metadata: Array, selector: int, kind: str, stored: int) -> Array:
-    """Return (16, metadata bits per row) from the threads that the selector chooses.
+    """Return the metadata of the threads that the selector chooses, shape (16, metadata bits per row).
 
     ``stored`` is the number of stored elements per row of A.
     """
@@ -236,12 +239,12 @@ def _metadata_bits(metadata: Array, selector: int, kind: str, stored: int) -> Ar
 
 
 def _sparse_columns(metadata: Array, selector: int, kind: str, stored: int) -> Array:
-    """Return the (16, stored) columns in the whole matrix of the stored elements of each row of A."""
+    """Return the columns of each row's stored elements in the whole matrix A, shape (16, stored)."""
     bits = _metadata_bits(metadata, selector, kind, stored)
     pairs = bits[:, 0::2].astype(np.int64) + 2 * bits[:, 1::2]
     place = np.arange(stored)
     if kind == "tf32":
-        # One of two elements is stored; the index counts half-elements, so its first value is 0 or 2.
+        # One of two elements is stored. The index counts half-elements, so the first index is 0 or 2.
         columns: Array = 2 * place[None, :] + pairs[:, 0::2] // 2
     elif kind in ("s4", "u4", "e2m1p"):
         columns = 8 * (place // 4)[None, :] + 2 * np.repeat(pairs, 2, axis=1) + place % 2

@@ -1,4 +1,4 @@
-"""Executes ldmatrix, stmatrix, movmatrix and mma.sync; wgmma is in wgmma.py.
+"""Execute ldmatrix, stmatrix, movmatrix and mma.sync. The module wgmma.py executes wgmma.
 
 Products and sums are computed in float64 and rounded once. The hardware's order of additions is not documented, so
 results agree within the error of fp32 accumulation. Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate
@@ -38,7 +38,7 @@ _BYTES = np.arange(ROW_BYTES)
 
 
 def ldmatrix(w: Warp, at: int, addresses: Array, count: int, form: str) -> Array:
-    """Load ``count`` matrices as (registers, 32).
+    """Load ``count`` matrices and return registers, shape (registers, 32).
 
     ``form`` is "", "trans", "square" (m16n16), a packed source format (m8n16), or "square." and a packed format
     (m16n16).
@@ -60,7 +60,7 @@ def stmatrix(w: Warp, at: int, addresses: Array, registers: tuple[Array, ...], f
     stacked = np.stack(registers)
     rows = fragments.store_byte_rows(stacked) if form == "bytes" else fragments.store_rows(stacked, form == "trans")
     data, places = block.shared.data, offsets[:, None] + _BYTES
-    # The lanes synchronize before the store, not after it: it is no warp-wide access.
+    # The lanes synchronize before the store but not after it, because the store is not a warp-wide access.
     w.events.shared_write(w, at, block, offsets, ROW_BYTES, "", False, lambda: bool((data[places] == rows).all()))
     data[places] = rows
 
@@ -72,7 +72,7 @@ def movmatrix(register: Array) -> Array:
 
 
 def mma_traced(w: Warp, at: int, *operands: Any) -> Array:
-    """Compute mma() and notify observers; the lanes of the warp meet here."""
+    """Synchronize the lanes of the warp, compute mma(), and notify observers."""
     w.meetings += 1
     w.events.mma_computed(w, at, "mma", operands[3])
     return mma(*operands)
@@ -82,8 +82,8 @@ def mma_traced(w: Warp, at: int, *operands: Any) -> Array:
 class Mma:
     """The form of an mma.
 
-    ``kinds`` are the types of D, A, B, C. ``scale`` is the type of the block scales, with ``scale_count`` along K. If
-    ``sparse``, A holds half of its elements. ``logic`` is xor or and, for single bits.
+    ``kinds`` are the types of D, A, B and C. ``scale`` is the type of the block scales; ``scale_count`` is their number
+    along K. If ``sparse`` is true, A holds half of its elements. ``logic`` is "xor" or "and" for single bits.
     """
 
     shape: tuple[int, int, int]
@@ -103,9 +103,9 @@ def mma(
     metadata: tuple[Array, int] | None = None,
     scales: tuple[tuple[Array, int, int], tuple[Array, int, int]] | None = None,
 ) -> Array:
-    """Compute D = A B + C of mma.sync as (registers, 32) raw bits.
+    """Compute D = A B + C for mma.sync and return its raw bits, shape (registers, 32).
 
-    ``metadata`` belongs to a sparse A and comes with the selector. ``scales`` are (data, byte, thread) for A and for B.
+    ``metadata`` is the metadata of a sparse A and the selector. ``scales`` are (data, byte, thread) for A and for B.
     """
     m, n, k = form.shape
     d_kind, a_kind, b_kind, c_kind = form.kinds
@@ -132,7 +132,7 @@ def product_of(left: Array, right: Array, logic: str) -> Array:
 
 
 def block_scales(data: Array, byte: int, thread: int, form: Mma, of_a: bool) -> Array:
-    """Return the scale factors, (rows of A or columns of B, K).
+    """Return the scale factors, shape (rows of A or columns of B, K).
 
     For A, a pair of threads in each group of four holds rows g and g + 8; for B, one thread holds column g.
     """
@@ -147,14 +147,15 @@ def block_scales(data: Array, byte: int, thread: int, form: Mma, of_a: bool) -> 
 
 
 _LANE = np.arange(LANES)
-#: The product (of four) that a lane works on, its index among four rows or columns, and the offset of its half-warp.
+#: For each lane: the matrix product (of four) that it works on, its index among four rows or columns, and the offset of
+#: its half-warp.
 _QUAD, _INDEX, _HIGH = _LANE % 16 // 4, _LANE % 4, 4 * (_LANE // 16)
 
 
 def _operand(registers: tuple[Array, ...], along_k: bool) -> Array:
-    """Return rows of A or columns of B by k, (4 products, 8, 4).
+    """Return the rows of A or columns of B by k, shape (4 products, 8, 4).
 
-    If ``along_k``, a lane holds four neighbors along k.
+    If ``along_k`` is true, a lane holds four neighbors along k.
     """
     elements = np.stack(registers, axis=1).view(np.float16).astype(np.float64)
     out = np.zeros((4, 8, 4))
@@ -167,7 +168,7 @@ def _operand(registers: tuple[Array, ...], along_k: bool) -> Array:
 
 
 def _places(kind: str) -> tuple[Array, Array]:
-    """Return (rows, columns) of the eight elements of each lane of an accumulator, both (32, 8)."""
+    """Return the rows and the columns of the eight accumulator elements in each lane, each of shape (32, 8)."""
     i, lane = np.arange(8)[None, :], _LANE[:, None]
     if kind == "f16":
         return (_INDEX + _HIGH)[:, None] + 0 * i, i + 0 * lane
@@ -177,10 +178,10 @@ def _places(kind: str) -> tuple[Array, Array]:
 def quad_mma(
     kinds: tuple[str, str], columns_of_a: bool, columns_of_b: bool, a: tuple[Array, ...], b: tuple[Array, ...], c: Array
 ) -> Array:
-    """Compute mma.m8n8k4 of f16: four products, each by four lanes of the lower and four lanes of the upper half-warp.
+    """Compute mma.m8n8k4 of f16: four matrix products, each by four lanes of both half-warps.
 
-    Returns D = A B + C as (registers, 32) raw bits. ``kinds`` are the types of D and C; ``c`` is (registers, 32) raw
-    bits.
+    Returns the raw bits of D = A B + C, shape (registers, 32). ``kinds`` are the types of D and C. ``c`` holds raw bits
+    in the same shape.
     """
     left, right = _operand(a, not columns_of_a), _operand(b, columns_of_b)
     product = left @ right.transpose(0, 2, 1)

@@ -31,7 +31,7 @@ def tuple_of(e: SegmentWriter, operand: Operand, code: str) -> str:
 
 
 def shape_of(e: SegmentWriter, i: Instruction) -> tuple[int, int, int]:
-    """Return the (m, n, k) of the opcode."""
+    """Return the shape (m, n, k) that the opcode names."""
     for part in i.parts:
         shape = _SHAPE.match(part)
         if shape:
@@ -40,7 +40,7 @@ def shape_of(e: SegmentWriter, i: Instruction) -> tuple[int, int, int]:
 
 
 def types_of(i: Instruction) -> list[str]:
-    """Return the element types of the opcode, in order."""
+    """Return the element types that the opcode names, in order."""
     return [part for part in i.parts if part in ELEMENT_BITS]
 
 
@@ -57,7 +57,10 @@ def _count(i: Instruction) -> int:
 
 @emitter("ldmatrix")
 def ldmatrix(e: SegmentWriter, i: Instruction) -> None:
-    """Write ldmatrix: m8n8 of b16, m16n16 of b8 (always .trans), m8n16 and m16n16 of packed 4- and 6-bit elements."""
+    """Emit code for ldmatrix.
+
+    Shapes are m8n8 of b16, m16n16 of b8 (always .trans), and m8n16 and m16n16 of packed 4- and 6-bit elements.
+    """
     count, transposed = _count(i), "trans" in i.parts
     source = next((p for p in i.parts if p in _PACKED), "")
     is_square = "m16n16" in i.parts
@@ -84,7 +87,7 @@ def ldmatrix(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("stmatrix")
 def stmatrix(e: SegmentWriter, i: Instruction) -> None:
-    """Write stmatrix: m8n8 of b16, or m16n8 of b8 (always .trans)."""
+    """Emit code for stmatrix: m8n8 of b16, or m16n8 of b8 (always .trans)."""
     count, form = _count(i), "trans" if "trans" in i.parts else ""
     if "m16n8" in i.parts:
         e.need("b8" in i.parts and bool(form), ".m16n8 needs .trans and .b8")
@@ -101,7 +104,7 @@ def movmatrix(e: SegmentWriter, i: Instruction) -> None:
     e.dst(i.operands[0], f"tensorcore.movmatrix({e.src(i.operands[1], 'u32')})", "u32")
 
 
-#: Element type -> the values of K of dense products: m16n8, and m8n8 for the types in _SMALL.
+#: Element type -> the allowed values of K for dense m16n8 shapes, and for m8n8 shapes of the types in _SMALL.
 _DEPTHS = {
     **dict.fromkeys(("f16", "bf16"), (8, 16)),
     "tf32": (4, 8),
@@ -114,7 +117,7 @@ _DEPTHS = {
     "f64": (4, 8, 16),
 }
 _SMALL = {"s8": 16, "u8": 16, "s4": 32, "u4": 32, "b1": 128, "f64": 4}
-#: The smaller K of sparse products; the larger one is twice as large.
+#: Element type -> the smaller K of sparse shapes. The larger K is twice as large.
 _SPARSE = {"f16": 16, "bf16": 16, "tf32": 8, "s8": 32, "u8": 32, "s4": 64, "u4": 64}
 _SCALES = {"scale_vec::1X": 1, "scale_vec::2X": 2, "scale_vec::4X": 4}
 
@@ -130,7 +133,7 @@ def _kinds(e: SegmentWriter, i: Instruction) -> tuple[str, str, str, str]:
 
 
 def _form(e: SegmentWriter, i: Instruction) -> Mma:
-    """Return the form of an mma after checking its shape against the types."""
+    """Check the shape of an mma against the types and return its form."""
     kinds, (m, n, k) = _kinds(e, i), shape_of(e, i)
     sparse = i.parts[1].startswith("sp")
     a_kind = kinds[1]
@@ -150,7 +153,7 @@ def _form(e: SegmentWriter, i: Instruction) -> Mma:
 
 
 def _registers(form: Mma) -> tuple[int, int, int, int]:
-    """Return the numbers of registers of the fragments of D, A, B and C."""
+    """Return the number of registers in each of the fragments D, A, B and C."""
     m, n, k = form.shape
 
     def count(elements: int, kind: str) -> int:
@@ -164,9 +167,9 @@ def _registers(form: Mma) -> tuple[int, int, int, int]:
 
 @emitter("mma")
 def mma(e: SegmentWriter, i: Instruction) -> None:
-    """Write mma{.sp}.sync.aligned.shape.row.col{...}.d.a.b.c.
+    """Emit code for mma{.sp}.sync.aligned.shape.row.col{...}.d.a.b.c.
 
-    Operands: d, a, b, c{, metadata, selector}{, scales and their selectors}.
+    The operands are d, a, b, c{, metadata, selector}{, scales and their selectors}.
     """
     e.need("sync" in i.parts, "mma without .sync")
     if shape_of(e, i) == (8, 8, 4) and types_of(i)[1:3] == ["f16", "f16"]:
@@ -192,7 +195,7 @@ def mma(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _scale(e: SegmentWriter, data: Operand, selectors: Operand) -> str:
-    """Return the expression (data, byte, thread) of one operand's scales; all lanes have the same selectors."""
+    """Return the expression (data, byte, thread) for one operand's scales. All lanes must have the same selectors."""
     byte, thread = (
         str(item.bits & 3) if isinstance(item, Imm) else f"int({e.src(item, 'u16')}[0]) & 3"
         for item in items_of(selectors)
@@ -201,7 +204,7 @@ def _scale(e: SegmentWriter, data: Operand, selectors: Operand) -> str:
 
 
 def _quad(e: SegmentWriter, i: Instruction) -> None:
-    """Write mma.m8n8k4 of f16."""
+    """Emit code for mma.m8n8k4 of f16."""
     kinds = types_of(i)
     layouts = [p for p in i.parts if p in ("row", "col")]
     parts = [tuple_of(e, operand, "u32") for operand in i.operands[1:4]]
@@ -228,7 +231,10 @@ def wgmma(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _mma_async(e: SegmentWriter, i: Instruction) -> None:
-    """Write wgmma.mma_async {d}, a-desc | {a}, b-desc{, metadata, selector}, scale-d, scale-a, scale-b{, trans}."""
+    """Emit code for wgmma.mma_async.
+
+    The operands are {d}, a-desc | {a}, b-desc{, metadata, selector}, scale-d, scale-a, scale-b{, trans}.
+    """
     shape, kinds, operands = shape_of(e, i), types_of(i), list(i.operands)
     e.need(len(kinds) == 3 and kinds[0] in ("f16", "f32", "s32"), "these types are not supported")
     _, n, k = shape
@@ -264,7 +270,7 @@ def _code(kind: str) -> str:
 
 @emitter("wmma")
 def wmma(e: SegmentWriter, i: Instruction) -> None:
-    """Write wmma.load.{a,b,c}, wmma.store.d and wmma.mma."""
+    """Emit code for wmma.load.{a,b,c}, wmma.store.d and wmma.mma."""
     form, shape, kinds = i.parts[1], shape_of(e, i), types_of(i)
     space, by_column = state_space(i)[0], "col" in i.parts
     if form == "load":
@@ -286,7 +292,7 @@ def wmma(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _wmma_mma(e: SegmentWriter, i: Instruction, shape: tuple[int, int, int], kinds: list[str]) -> None:
-    """Write wmma.mma. With f16 factors the opcode names only the types of D and C."""
+    """Emit code for wmma.mma. If A and B are f16, the opcode names only the types of D and C."""
     whole = [kinds[0], "f16", "f16", kinds[1]] if len(kinds) == 2 else kinds
     e.need(len(whole) == 4, "expected two or four element types")
     logic = next((p for p in i.parts if p in ("and", "xor")), "")

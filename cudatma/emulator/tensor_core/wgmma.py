@@ -1,6 +1,6 @@
-"""Executes wgmma.mma_async: decodes matrix descriptors and computes one warp's 16 rows of the product.
+"""Execute wgmma.mma_async: decode matrix descriptors and compute one warp's 16 rows of the result.
 
-Warp i of a warpgroup computes rows 16 i .. 16 i + 15. Source: PTX ISA, "Asynchronous Warpgroup Level Matrix
+Warp i of a warpgroup computes rows 16 i to 16 i + 15. Source: PTX ISA, "Asynchronous Warpgroup Level Matrix
 Instructions": matrix descriptor format, "Strides" (leading and stride dimension byte offsets), canonical layouts.
 """
 
@@ -21,7 +21,7 @@ from cudatma.emulator.tensor_core import fragments
 from cudatma.emulator.tensor_core.mma import Mma, product_of
 from cudatma.layout import Swizzle, swizzle
 
-#: The descriptor numbers the swizzle modes in the opposite order of a tensor map.
+#: The swizzle modes of a matrix descriptor, numbered in the opposite order to those of a tensor map.
 _SWIZZLES = {0: Swizzle.NONE, 1: Swizzle.B128, 2: Swizzle.B64, 3: Swizzle.B32}
 CHUNK = 16
 WARP_ROWS = 16
@@ -51,8 +51,8 @@ class MatrixDescriptor:
 def chunk_pattern(descriptor: MatrixDescriptor, extent: int, depth_bytes: int, mn_major: bool) -> Array:
     """Return the unswizzled distances of 16-byte chunks from the start address.
 
-    K-major: (extent, depth_bytes / 16), chunk j of row r. MN-major (16-bit elements): (depth, extent / 8), the chunk
-    that holds elements 8 j .. 8 j + 7 of column k.
+    If the operand is K-major, the shape is (extent, depth_bytes / 16): chunk j of row r. If it is MN-major (16-bit
+    elements only), the shape is (depth, extent / 8): the chunk that holds elements 8 j to 8 j + 7 of column k.
     """
     span = descriptor.mode.span_bytes
     lead, stride = descriptor.leading, descriptor.stride
@@ -72,10 +72,11 @@ def chunk_pattern(descriptor: MatrixDescriptor, extent: int, depth_bytes: int, m
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """The matrix that a descriptor describes.
+    """The matrix operand that a descriptor describes.
 
-    ``places`` are the offsets in shared memory of its 16-byte chunks: (rows, chunks per row), or (k, chunks of 8
-    elements) if MN-major. ``columns`` are the columns of the chunks in their swizzled rows for base offset 0.
+    ``places`` holds the shared-memory offsets of the 16-byte chunks, shape (rows, chunks per row), or (k, chunks of 8
+    elements) if the operand is MN-major. ``columns`` holds the columns of the chunks in their swizzled rows for base
+    offset 0.
     """
 
     descriptor: MatrixDescriptor
@@ -85,7 +86,7 @@ class Operand:
 
 
 def operand_of(bits: int, extent: int, depth_bytes: int, mn_major: bool) -> Operand:
-    """Return the whole operand of a warpgroup."""
+    """Return the whole operand that the warpgroup reads."""
     descriptor = MatrixDescriptor.read(bits)
     addresses = descriptor.start + chunk_pattern(descriptor, extent, depth_bytes, mn_major)
     per_row = max(1, descriptor.mode.span_bytes // CHUNK)
@@ -95,8 +96,8 @@ def operand_of(bits: int, extent: int, depth_bytes: int, mn_major: bool) -> Oper
 def _offsets(descriptor: MatrixDescriptor, addresses: Array) -> Array:
     """Return the offsets in shared memory of chunks at unswizzled addresses.
 
-    The swizzle uses absolute address bits. The base offset is subtracted from the row in these bits (measured on an
-    H200).
+    The swizzle uses absolute address bits. The hardware subtracts the base offset from the row number in these bits
+    (measured on an H200).
     """
     rows = addresses - (descriptor.base_offset << 7)
     absolute = addresses ^ rows ^ swizzle(rows, descriptor.mode)
@@ -107,7 +108,7 @@ def _offsets(descriptor: MatrixDescriptor, addresses: Array) -> Array:
 def read_matrix(
     w: Warp, at: int, bits: int, first: int, extent: int, depth: int, kind: str, mn_major: bool
 ) -> tuple[Array, Array]:
-    """Return (extent, depth) numbers of the rows from ``first``, and the offsets of their chunks."""
+    """Return the elements of ``extent`` rows from ``first``, shape (extent, depth), and the offsets of their chunks."""
     descriptor = MatrixDescriptor.read(bits)
     total = first + extent
     pattern = chunk_pattern(descriptor, total, depth * fragments.ELEMENT_BITS[kind] // 8, mn_major)
@@ -140,10 +141,10 @@ def mma_async(
     transposes: tuple[bool, bool],
     metadata: tuple[Array, int] | None = None,
 ) -> Array:
-    """Compute this warp's 16 rows of D = A B + D as (registers, 32) raw bits.
+    """Compute this warp's 16 rows of D = A B + D and return the raw bits, shape (registers, 32).
 
-    ``a`` is fragment registers or a descriptor vector. ``sign`` is the sign of the product. ``metadata`` belongs to a
-    sparse A and comes with the selector.
+    ``a`` holds the registers of a fragment, or a vector of descriptors. ``sign`` is the sign of A B. ``metadata`` is
+    the metadata of a sparse A and the selector.
     """
     _, n, k = form.shape
     stored = k // 2 if form.sparse else k
@@ -187,7 +188,7 @@ def fence(w: Warp, at: int) -> None:
 
 @dataclass(slots=True)
 class GroupWait:
-    """A warp's wait for the other warps of its warpgroup, which must also commit the group."""
+    """A warp's wait until the other warps of its warpgroup have committed the group."""
 
     at: int
     number: int
@@ -216,7 +217,7 @@ def commit(w: Warp, at: int) -> None:
 def wait(w: Warp, at: int, newest: int) -> bool:
     """Execute wgmma.wait_group and return whether the split must wait.
 
-    Products are computed when they are issued. A group is complete when all four warps have committed it.
+    The emulator computes a wgmma when it is issued. A group is complete when all four warps have committed it.
     """
     group = warpgroup(w)
     number = w.async_state.get("wgmma", 0) - newest

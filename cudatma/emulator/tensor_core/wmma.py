@@ -1,8 +1,9 @@
-"""Executes wmma: loads, stores and multiplies whole matrices.
+"""Execute wmma: load, store and multiply whole matrices.
 
 PTX does not specify which lane holds which element of a fragment. Here, element e = row * columns + column of an m x n
-matrix is element e // 32 of lane e % 32. Fragments have the size that the ISA specifies; larger ones repeat the matrix.
-Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate Operations Using wmma Instructions".
+matrix is element e // 32 of lane e % 32. Fragments have the size that the ISA specifies. A fragment that is larger than
+the matrix repeats its elements. Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate Operations Using wmma
+Instructions".
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from cudatma.emulator.ptx.writer import RUNTIME
 from cudatma.emulator.tensor_core import fragments
 from cudatma.emulator.tensor_core import mma as tensorcore
 
-#: Element type -> type of its registers, if not u32.
+#: Element type -> type of its registers, if that is not u32.
 _CODES = {"f64": "u64"}
-#: Bits of an element -> type of a memory access. Elements of fewer than 16 bits are accessed as bytes.
+#: Number of bits per element -> type of a memory access. Elements of fewer than 16 bits are accessed as bytes.
 _MEMORY = {16: "u16", 32: "u32", 64: "u64"}
 
 
@@ -35,7 +36,7 @@ def _elements(kind: str) -> int:
 
 
 def pack(matrix: Array, kind: str, registers: int) -> Array:
-    """Pack (rows, columns) raw elements, one unsigned integer each, into (registers, 32)."""
+    """Pack raw elements (rows, columns), each an unsigned integer, into registers (registers, 32)."""
     per = _elements(kind)
     flat = np.resize(matrix.reshape(-1), registers * per * LANES).reshape(registers, per, LANES)
     if per == 1:
@@ -48,7 +49,7 @@ def pack(matrix: Array, kind: str, registers: int) -> Array:
 
 
 def unpack(registers: tuple[Array, ...], kind: str, rows: int, columns: int) -> Array:
-    """Unpack (registers, 32) into (rows, columns) raw elements."""
+    """Unpack registers (registers, 32) into raw elements (rows, columns)."""
     per, stacked = _elements(kind), np.stack(registers)
     if per > 1:
         bits = 32 // per
@@ -59,7 +60,7 @@ def unpack(registers: tuple[Array, ...], kind: str, rows: int, columns: int) -> 
 
 
 def _addresses(w: Warp, base: int, rows: int, columns: int, kind: str, by_column: bool, stride: int) -> Array:
-    """Return the (rows or columns, units) addresses of a matrix in memory, line by line."""
+    """Return the addresses of a matrix in memory, shape (rows or columns, units per row or column)."""
     bits = fragments.ELEMENT_BITS[kind]
     lines, along = (columns, rows) if by_column else (rows, columns)
     unit = max(bits // 8, 1)
@@ -71,7 +72,7 @@ def _addresses(w: Warp, base: int, rows: int, columns: int, kind: str, by_column
 
 
 def _chunks(addresses: Array) -> list[tuple[Array, Array | None, int]]:
-    """Return groups of (32 addresses, mask, number of valid ones)."""
+    """Divide addresses into groups of (32 addresses, mask, number of valid addresses)."""
     flat, out = addresses.reshape(-1), []
     for first in range(0, flat.size, LANES):
         part = flat[first : first + LANES]
@@ -92,7 +93,7 @@ def load(
     address: Array,
     stride: Array | None,
 ) -> Array:
-    """Execute wmma.load and return (registers, 32)."""
+    """Execute wmma.load and return the registers, shape (registers, 32)."""
     rows, columns = _shape(operand, shape)
     pitch = int(stride[0]) if stride is not None else (rows if by_column else columns)
     places = _addresses(w, int(address[0]), rows, columns, kind, by_column, pitch)
@@ -174,7 +175,7 @@ def mma(
     b: tuple[Array, ...],
     c: tuple[Array, ...],
 ) -> Array:
-    """Execute wmma.mma and return D = A B + C as (registers, 32)."""
+    """Execute wmma.mma and return the registers of D = A B + C, shape (registers, 32)."""
     m, n, k = form.shape
     d_kind, a_kind, b_kind, c_kind = form.kinds
     w.meetings += 1

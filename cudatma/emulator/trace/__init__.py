@@ -1,4 +1,4 @@
-"""Record the events of a launch, and write them as a Chrome trace or a picture."""
+"""Record the events of a launch and write them as a Chrome trace or a picture."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Write a trace in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open.
 
-Processes are CTAs. Threads are warps, and one for each mbarrier. Copies and stores in flight are asynchronous events.
+Each CTA is a process. Each warp and each mbarrier is a thread. Copies and stores in flight are asynchronous events.
 Arrows lead from the instruction that issues a copy to the phase that the copy completes, and from a phase to the warps
 that waited for it. A counter shows how many stages are in flight and full. One step is one microsecond: a warp executes
 step n from n - 1 to n, and the effects happen at n.
@@ -18,15 +18,16 @@ from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.trace.recording import Event, Recording
 from cudatma.emulator.trace.stages import BlockView, views
 
-#: First thread of a CTA's mbarriers; warps are numbered from 1.
+#: Number of the first mbarrier thread of a CTA; warps are numbered from 1.
 BARRIER_THREADS = 1001
-#: Length of slices that begin in the same step, because slices of a thread must not overlap.
+#: Minimum length of a slice. Slices that begin in the same step are this short, because slices of a thread must not
+#: overlap.
 _SLIVER = 1e-3
 
 
 @dataclass(slots=True)
 class Slice:
-    """A bar of a thread, in microseconds."""
+    """A bar of a thread; times are in microseconds."""
 
     event: Event
     name: str
@@ -36,7 +37,7 @@ class Slice:
 
     @property
     def inside(self) -> float:
-        """A time just before the end, to which an arrow can be bound."""
+        """Time just before the end of the slice, to which an arrow can be bound."""
         return round(self.end - _SLIVER / 2, 6)
 
 
@@ -51,7 +52,7 @@ def chrome_trace(trace: Recording) -> str:
 
 
 class _Process:
-    """A CTA. Identifiers of copies and arrows contain its number, which makes them unique in the file."""
+    """A CTA. Identifiers of copies and arrows contain the CTA's number, so they are unique in the file."""
 
     def __init__(self, view: BlockView, pid: int) -> None:
         self.view, self.pid = view, pid
@@ -62,7 +63,7 @@ class _Process:
         return f"{self.pid:x}.{self._count:x}"
 
     def events(self) -> list[dict[str, Any]]:
-        """Return everything of the CTA, in no particular order."""
+        """Return all trace events of the CTA in no particular order."""
         phases = self._phases()
         out = [*self._names(phases), *self._counters(), *self._marks()]
         waits: list[Slice] = []
@@ -83,7 +84,7 @@ class _Process:
     # ---- slices
 
     def _warp_slices(self, warp: int) -> list[Slice]:
-        """Return the bars of a warp: issued copies, waits and products."""
+        """Return the bars of a warp: issued copies, waits and tensor-core instructions."""
         slices: list[Slice] = []
 
         def add(event: Event, name: str, begin: float, end: float) -> None:
@@ -101,7 +102,7 @@ class _Process:
         return _separate(slices)
 
     def _phases(self) -> dict[tuple[int, int], Slice]:
-        """Return the slice of each (barrier, phase); each barrier has its own thread."""
+        """Return the slice of each (barrier, phase). Each barrier has a thread of its own."""
         result: dict[tuple[int, int], Slice] = {}
         phases = [event for event in self.view.events if event.kind == "phase"]
         for number, barrier in enumerate(sorted({event.barrier for event in phases})):
@@ -126,7 +127,7 @@ class _Process:
     # ---- copies, arrows, counters
 
     def _in_flight(self, piece: Slice, phases: dict[tuple[int, int], Slice]) -> list[dict[str, Any]]:
-        """Return a copy or store between issue and completion, and the arrow to the phase that it completes."""
+        """Return a copy or store from issue to completion, and the arrow to the phase that it completes."""
         event = piece.event
         by = "" if event.kind == "cp.async" else "TMA "
         name = f"{by}{'stores' if event.kind == 'store' else self._what(event)}"
@@ -152,7 +153,7 @@ class _Process:
         ]
 
     def _counters(self) -> list[dict[str, Any]]:
-        """Return the number of stages in flight and full, at each change."""
+        """Return the number of stages in flight and the number of full stages at each change."""
         changes: dict[int, list[int]] = {}
         for stage in self.view.stages:
             for fill in stage.fills:
@@ -172,7 +173,7 @@ class _Process:
         return out
 
     def _marks(self) -> list[dict[str, Any]]:
-        """Return hazards as instants of their warps."""
+        """Return each hazard as an instant event of its warp."""
         return [
             {
                 "name": event.name,
@@ -211,7 +212,7 @@ class _Process:
         )
 
     def _what(self, event: Event) -> str:
-        """Return the stage that a copy or store moves, or the kind of the event."""
+        """Return the name of the stage that a copy or store moves, or the kind of the event."""
         stage = self.view.stage_of_full.get(event.barrier) if event.block == self.view.block else None
         return event.kind if stage is None else f"stage {stage.label}"
 
@@ -226,7 +227,7 @@ class _Process:
 
 
 def _separate(slices: list[Slice]) -> list[Slice]:
-    """Sort the slices of one thread, and shorten them so that none overlaps the next. Each lasts at least _SLIVER."""
+    """Sort the slices of one thread and shorten them so that none overlaps the next. Each lasts at least _SLIVER."""
     slices = sorted(slices, key=lambda piece: (piece.begin, piece.end))
     last = 0.0
     for piece, following in zip(slices, [*slices[1:], None], strict=False):

@@ -1,7 +1,7 @@
 """Draw a trace: producers, TMA, the ring of stages and consumers over time.
 
 A stage has one color everywhere. Waits are hatched; a thin line leads from the phase that ended a wait to the warp that
-waited. Labels are placed last, where no line crosses them.
+waited. Labels are placed last, at positions that no line crosses.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from cudatma.errors import ArgumentError, counted
 
 MIN_WIDTH, LEFT, RIGHT = 480, 150, 22
 WARP_ROW, STAGE_ROW, LANE_GAP, GROUP_GAP, BYTES_ROW = 22, 24, 5, 26, 44
-#: The default window ends after this number of fills of stages, or of bars of one warp, so that it is readable.
+#: Maximum number of stage fills, and of bars of one warp, in the default window; more would not be readable.
 MAX_FILLS, MAX_BARS = 30, 70
 AXIS_TITLE = "scheduler steps: the order of events in the emulator, not time"
-#: Font sizes of a bar's label and of the axis.
+#: Font sizes of a bar's label and of the axis labels.
 _LABEL, _TICK = 11, 11
 
 
@@ -40,7 +40,7 @@ def picture(trace: Recording, width: int, blocks: int, window: tuple[int, int] |
 
 
 def _readable(view: BlockView | None, steps: int) -> tuple[int, int]:
-    """Return a window from the CTA's first event that is still readable."""
+    """Return a readable window that starts at the CTA's first event."""
     if view is None or not view.events:
         return 0, max(1, steps)
     first = min(event.begin for event in view.events if event.kind != "phase" or not view.stages)
@@ -54,13 +54,13 @@ def _readable(view: BlockView | None, steps: int) -> tuple[int, int]:
 
 
 def size_text(size: int) -> str:
-    """Return a number of bytes for people."""
+    """Return a number of bytes as readable text."""
     return f"{size / 1024:g} KB" if size % 512 == 0 and size >= 1024 else f"{size} B"
 
 
 @dataclass(frozen=True, slots=True)
 class _Label:
-    """A bar to be labeled: its rectangle, texts to choose from, their color, and a color to put under the text."""
+    """A bar to be labeled: its rectangle, texts to choose from, the text color, and a color behind the text."""
 
     x: float
     y: float
@@ -82,7 +82,7 @@ class _Obstacle:
 
 
 class _Picture:
-    """Draws downwards; ``y`` is the top of the next lane."""
+    """A picture that is drawn from top to bottom; ``y`` is the top of the next lane."""
 
     def __init__(self, trace: Recording, width: int, first: int, last: int) -> None:
         self.trace, self.width, self.first, self.last = trace, width, first, last
@@ -121,7 +121,7 @@ class _Picture:
         return out.document(self.width, self.y + 14, title)
 
     def _heading(self, text: str, size: float, pitch: float, fill: str, bold: bool = False) -> None:
-        """Write wrapped text across the picture, with its first baseline at y."""
+        """Write wrapped text across the picture, with the first baseline at y."""
         wide, space = (1.1 if bold else 1.0), self.width - 18 - RIGHT
         size = min(size, max(11.0, space / text_width(text or "x", wide)))
         max_characters = int(space / text_width("x", size * wide) + 1e-6)
@@ -185,7 +185,7 @@ class _Picture:
         title: str = "",
         backing: str = "",
     ) -> None:
-        """Draw a bar, labeled with the longest of the labels that fits; ``backing`` is a color under the label."""
+        """Draw a bar and label it with the longest label that fits; ``backing`` is a color behind the label."""
         if end < self.first or begin >= self.last:
             return
         x = self.x(begin)
@@ -196,8 +196,9 @@ class _Picture:
             self._labels.append(_Label(x, y, width, height, texts, ink_on(backing or fill), backing))
 
     def _place_labels(self) -> None:
-        """Write the longest text that fits into each bar, between what crosses it and as close to its middle as
-        possible.
+        """Write the longest text that fits into each bar, as close to the middle of the bar as possible.
+
+        The text must not touch lines and other elements that cross the bar.
         """
         for label in self._labels:
             place = self._free_place(label)
@@ -211,7 +212,7 @@ class _Picture:
             self._obstacles.append(_Obstacle(middle - half, label.y, middle + half, label.y + label.height))
 
     def _free_place(self, label: _Label) -> tuple[str, float] | None:
-        """Return (text, x of its middle) of a label, or None if none of its texts fits."""
+        """Return the text of a label and the x coordinate of the text's middle, or None if no text fits."""
         middle, to_x = label.x + label.width / 2, label.x + label.width
         in_the_way = sorted(
             (o.x, o.to_x)
@@ -266,7 +267,7 @@ class _Picture:
         self._ticks(view, warp, y)
 
     def _ticks(self, view: BlockView, warp: int, y: float) -> None:
-        """Draw events of one step: products, issued copies and stores, and hazards."""
+        """Draw events that last one step: tensor-core instructions, issued copies and stores, and hazards."""
         products = [(event, view.stage_of_products(event)) for event in view.products(warp)]
         issued = (*view.of_warp(warp, "copy"), *view.of_warp(warp, "cp.async"))
         copies = [(event, view.stage_of_full.get(event.barrier)) for event in issued]
@@ -352,7 +353,7 @@ class _Picture:
                 self._span(fill.full, freed, y, STAGE_ROW, colour, labels, title=title)
 
     def _stores(self, view: BlockView) -> None:
-        """Draw stores in flight if nothing is copied into shared memory."""
+        """Draw stores in flight if no copy writes to shared memory."""
         if view.stages:
             return
         stores = [event for event in view.events if event.kind == "store"]

@@ -1,4 +1,4 @@
-"""Record the events of one schedule: copies in flight, waits, barrier phases, products.
+"""Record the events of one schedule: copies in flight, waits, barrier phases and tensor-core instructions.
 
 A Recording is the last observer of each cluster. Its clock is the scheduler's step counter.
 """
@@ -15,15 +15,15 @@ from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.types import Array
 
-#: Kinds of copies that are recorded; st.async and others move too few bytes.
+#: Kinds of copies that are recorded. st.async and other kinds move too few bytes.
 _COPIES = ("cp.async", "cp.async.bulk", "cp.async.bulk.tensor")
-#: Further events are dropped.
+#: Maximum number of events. Further events are dropped.
 MAX_EVENTS = 200_000
 
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """An interval in a schedule, in steps.
+    """An interval in a schedule; times are in steps.
 
     Attributes
     ----------
@@ -32,17 +32,17 @@ class Event:
         shared memory), "wait", "acquire" (a wait that passed), "phase" (of an mbarrier), "mma" or "wgmma" (``count``
         instructions in a row), "hazard", or "warp" (its lifetime).
     block
-        The CTA of the event; the destination of a copy.
+        The CTA of the event. For a copy, this is the destination.
     end
-        None if the schedule ended first.
+        Last step, or None if the schedule ended before the event did.
     barrier, phase
-        Shared offset of the event's mbarrier, -1 for none, and the number of phases that it had completed.
+        Shared offset of the event's mbarrier (-1 if there is none), and the number of phases that it had completed.
     offset, size_bytes
         A range of shared memory.
     issuer
         The (block, warp) that issued a copy.
     tensor_map
-        Its address, 0 for none.
+        Address of the tensor map, or 0 if the copy uses none.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class Event:
 
 
 class Recording(Observer):
-    """Observer that keeps the events of the last schedule, or of the first one with a hazard.
+    """Observer that records the events of the last schedule, or of the first schedule with a hazard.
 
     `kernel`, `schedule` and `seed` name the run, `steps` is its length, and `events` are in the order in which they
     began.
@@ -83,11 +83,11 @@ class Recording(Observer):
 
     @property
     def steps(self) -> int:
-        """Length of the run so far."""
+        """Number of steps so far."""
         return int(self._clock.steps) if self._clock is not None else 0
 
     def begin(self, launch: Launch) -> None:
-        """Start to record a schedule, and forget the previous one."""
+        """Start to record a schedule and discard the previous one."""
         self.kernel, self._clock = launch.program.function.name, launch.scheduler
         self.schedule, self.seed = launch.scheduler.schedule, launch.scheduler.seed
         self.dropped = 0
@@ -129,7 +129,7 @@ class Recording(Observer):
         return event
 
     def _group(self, copy: Copy) -> Event:
-        """Return the event of a cp.async's group."""
+        """Return the event for the group of a cp.async."""
         event = self._groups.get(copy.group)
         if event is None:
             event = self._groups[copy.group] = self._at("cp.async", "cp.async group", copy.w, copy.at)
@@ -146,7 +146,7 @@ class Recording(Observer):
         event.size_bytes = size
 
     def copy_landed(self, copy: Copy) -> None:
-        """End the event of a copy; the event of a group ends again with each of its copies."""
+        """End the event of a copy. The end of a group's event moves to the last of its copies."""
         event = self._copies.pop(copy, None)
         if event is not None:
             event.end = self.steps
@@ -164,7 +164,7 @@ class Recording(Observer):
         self._add(event)
 
     def mma_computed(self, w: Warp, at: int, name: str, addends: tuple[Array, ...]) -> None:
-        """Record a tensor-core instruction. Instructions in a row, without a wait between them, are one event."""
+        """Record a tensor-core instruction. Consecutive instructions without a wait between them are one event."""
         event = self._products.get(w)
         if event is None or event.kind != name:
             event = self._products[w] = self._at(name, name, w, at)

@@ -1,8 +1,8 @@
-"""Find the stages of the pipeline in a trace, and when each is filled, full and free again.
+"""Find the pipeline stages in a trace, and when each slot is filled, full and free again.
 
-A stage is an mbarrier on which copies complete; stages that the same tensor map or the same instruction fills form a
-ring. The slot of a stage is full when a phase of this barrier ends. It is free when a phase ends of the barrier that
-the producer waits for before it refills the slot.
+A stage is an mbarrier on which copies complete. Stages that are filled through the same tensor map or by the same
+instruction form a ring. The slot of a stage is full when a phase of this barrier ends. The slot is free again when a
+phase of the empty barrier ends. The producer waits for this barrier before it refills the slot.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from cudatma.emulator.machine.protocols import Dim
 from cudatma.emulator.trace.recording import Event, Recording
 
-#: Role of a warp that has events of a kind.
+#: Kind of event -> role of a warp that has such events.
 _ROLES = {
     "copy": "producer",
     "cp.async": "producer",
@@ -26,10 +26,10 @@ _ROLES = {
 
 @dataclass(slots=True)
 class Fill:
-    """One use of a stage's slot, in lap ``lap`` (the phase of the full barrier).
+    """One use of a stage's slot. ``lap`` is the phase of the full barrier.
 
     The first copy is issued at ``begin``, all copies have completed at ``full``, and the slot may be refilled at
-    ``freed``. None means that this had not happened when the schedule ended.
+    ``freed``. None means that the event had not happened when the schedule ended.
     """
 
     lap: int
@@ -44,7 +44,8 @@ class Stage:
     """A slot of a ring.
 
     ``number`` counts all stages of the CTA; ``label`` contains the ring's letter if there are several rings.
-    ``barrier`` and ``empty`` are the shared offsets of the full barrier and of the empty barrier, if there is one.
+    ``barrier`` is the shared offset of the full barrier. ``empty`` is the shared offset of the empty barrier, if there
+    is one.
     """
 
     number: int
@@ -65,14 +66,14 @@ class Work:
 
 
 class BlockView:
-    """The events of one CTA, by warp, barrier and stage.
+    """The events of one CTA, grouped by warp, barrier and stage.
 
     Attributes
     ----------
     issued
-        Copies that its warps issued into other CTAs of the cluster.
+        Copies that this CTA's warps issued into other CTAs of the cluster.
     votes
-        How often a full and an empty barrier occurred as a pair.
+        Number of times that each full barrier occurred together with each empty barrier.
     last
         The schedule's last step.
     rings
@@ -116,7 +117,7 @@ class BlockView:
                 used.add(empty)
 
     def phase_ends(self, barrier: int) -> dict[int, int]:
-        """Return a table from phases of a barrier to the step in which each ended."""
+        """Return a map from each phase of a barrier to the step in which the phase ended."""
         return self._ends.get(barrier, {})
 
     def _fills(self, stage: Stage, copies: list[Event]) -> list[Fill]:
@@ -139,7 +140,7 @@ class BlockView:
 
     @property
     def warps(self) -> list[int]:
-        """Warps of the CTA, producers first, then by number."""
+        """Warps of the CTA: producers first, then the others in order."""
         numbers = {warp for warp, _ in self._of_warp}
         return sorted(numbers, key=lambda number: ("producer" not in self.role(number), number))
 
@@ -148,7 +149,7 @@ class BlockView:
         return self._of_warp.get((warp, kind), [])
 
     def role(self, warp: int) -> str:
-        """Return "producer", "consumer", "stores" or several of them, depending on what the warp did."""
+        """Return "producer", "consumer", "stores" or several of these roles, depending on the warp's events."""
         return ", ".join(dict.fromkeys(name for kind, name in _ROLES.items() if self.of_warp(warp, kind)))
 
     def products(self, warp: int) -> list[Event]:
@@ -156,7 +157,7 @@ class BlockView:
         return sorted(self.of_warp(warp, "mma") + self.of_warp(warp, "wgmma"), key=lambda event: event.begin)
 
     def works(self, warp: int) -> list[Work]:
-        """Return the warp's work: from each wait for a full stage to its next wait, or until the slot is free again."""
+        """Return the work of a warp: from each wait for a full stage to the next wait, or until the slot is free."""
         passed = self.of_warp(warp, "acquire")
         turns = sorted({event.begin for event in passed} | {event.begin for event in self.of_warp(warp, "wait")})
         products = self.products(warp)
@@ -173,7 +174,7 @@ class BlockView:
         return result
 
     def stage_of_products(self, event: Event) -> Stage | None:
-        """Return the stage that the instructions work on: the last one that the warp has waited for."""
+        """Return the stage that the instructions work on: the last stage that the warp has waited for."""
         passed = self.of_warp(event.warp or 0, "acquire")
         for other in reversed(passed[: bisect_right([e.begin for e in passed], event.begin)]):
             if other.barrier in self.stage_of_full:
@@ -190,7 +191,7 @@ class BlockView:
 
 
 def _rings(copies: list[Event]) -> list[list[int]]:
-    """Return the full barriers of each ring: those that the same tensor map or the same instruction fills."""
+    """Return the full barriers of each ring, whose stages have the same tensor map or the same copy instruction."""
     rings: list[tuple[set[int], set[tuple[str, int]]]] = []
     for copy in copies:
         barriers, fillers = {copy.barrier}, {("line", copy.line)}
@@ -212,7 +213,7 @@ def _letter(number: int) -> str:
 
 
 def views(trace: Recording, limit: int | None = None) -> list[BlockView]:
-    """Return at most ``limit`` CTAs of a trace, in order of appearance; those that copy come first."""
+    """Return at most ``limit`` CTAs of a trace in order of appearance, but CTAs that copy come first."""
     events: dict[Dim, list[Event]] = {}
     issued: dict[Dim, list[Event]] = {}
     votes: dict[Dim, Counter[tuple[int, int]]] = {}
@@ -224,7 +225,8 @@ def views(trace: Recording, limit: int | None = None) -> list[BlockView]:
         if event.kind == "acquire" and event.barrier >= 0:
             waited[event.block, event.warp] = event.barrier, -1
         elif event.kind == "copy" and event.issuer in waited and event.barrier >= 0:
-            # A producer's last wait before it fills a slot, in one CTA or several (multicast), is for that slot.
+            # A producer's last wait before it fills a slot, in one CTA or in several (multicast), is the wait for that
+            # slot.
             empty, fills = waited[event.issuer]
             if fills in (-1, event.barrier):
                 waited[event.issuer] = empty, event.barrier

@@ -1,6 +1,6 @@
-"""SVG elements, colors and the legend of pictures of traces.
+"""SVG elements, colors and the legend for pictures of traces.
 
-The output contains no identifiers, times or orders that vary between runs.
+The output does not vary between runs: it contains no identifiers or times.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from xml.sax.saxutils import escape, quoteattr
 
 INK, FAINT_INK, PANEL, BORDER, TRACK, GRID = "#1f2430", "#5b6478", "#fcfcfd", "#c9cfdb", "#eceff4", "#dfe3ea"
 HAZARD = "#c62828"
-#: Colors of stages, which repeat if there are more stages. Color-blind readers can distinguish them, and a label is
-#: readable on each.
+#: Colors of stages. They repeat if there are more stages than colors. Color-blind readers can distinguish them, and a
+#: label is readable on each.
 STAGE_COLOURS = (
     *("#3b6fb6", "#d9772b", "#2f7d4b", "#a8489b", "#0f7a82", "#c2434d"),
     *("#6c5dba", "#7d6d26", "#4f6d7a", "#b3567d", "#4d7a24", "#7d5a45"),
 )
-#: Strength of a stage's color while its copies are in flight, and while a warp works on it.
+#: Strength of a stage's color while its copies are in flight, and while a warp works on the stage.
 FLYING, WORKING = 0.16, 0.4
 #: Color of events that belong to no stage.
 NEUTRAL = "#66738a"
 HATCH, HATCH_GROUND = "cudatma-wait", "#f3f4f7"
 _FONT = "Helvetica, Arial, DejaVu Sans, sans-serif"
-#: Mean advance of a character, relative to the font size.
+#: Mean advance width of a character, relative to the font size.
 _ADVANCE = 0.6
 
 
@@ -64,7 +64,7 @@ def _number(value: float) -> str:
 
 
 class Svg:
-    """Collects elements in drawing order. Coordinates are pixels."""
+    """A collection of SVG elements in drawing order. Coordinates are in pixels."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -85,8 +85,8 @@ class Svg:
     ) -> None:
         """Draw a rectangle.
 
-        ``title`` is a tooltip. ``is_crisp`` turns smoothing off where rectangles touch. ``is_on_top`` puts it above
-        everything that is drawn later.
+        ``title`` is a tooltip. ``is_crisp`` turns off smoothing where rectangles touch. ``is_on_top`` puts the
+        rectangle above all elements that are drawn later.
         """
         place = f'x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"'
         more = f' rx="{_number(radius)}"' if radius else ""
@@ -107,7 +107,7 @@ class Svg:
         bold: bool = False,
         is_on_top: bool = False,
     ) -> None:
-        """Write a line of text; ``is_on_top`` puts it above everything that is drawn later."""
+        """Write a line of text; ``is_on_top`` puts it above all elements that are drawn later."""
         weight = ' font-weight="bold"' if bold else ""
         side = f' text-anchor="{anchor}"' if anchor != "start" else ""
         place = f'x="{_number(x)}" y="{_number(y)}" font-size="{size:g}" fill="{fill}"'
