@@ -130,7 +130,7 @@ def _check_shared(target: Target, shared_bytes: object, limits: FunctionLimits |
         limit, whose = limits.max_dynamic_shared_bytes, "this kernel on this device"
     if not 0 <= operator.index(shared_bytes) <= limit:
         remedy = "use fewer stages or smaller tiles"
-        raise LaunchError("shared_bytes", shared_bytes, f"0..{limit} for {whose}", remedy)
+        raise LaunchError("shared_bytes", shared_bytes, f"0 to {limit} for {whose}", remedy)
 
 
 def _cluster(target: Target, cluster: object, grid: Dim3) -> Dim3 | None:

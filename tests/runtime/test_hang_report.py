@@ -73,7 +73,7 @@ def test_a_wait_is_told_with_array_stage_place_and_line() -> None:
         "full[1], parity 1, by warp 2 lane 6 of block (3, 1, 2)",
         "line 2: wait(full);",
         f"raw {encode(state):#018x}, decoded (not verified on this GPU): 1 arrival and 4096 bytes pending, parity 1",
-        "initialised with 2 arrivals",
+        "initialized with 2 arrivals",
         "1 arrival is missing, and 4096 bytes",
     ):
         assert part in shown
@@ -152,7 +152,7 @@ def test_a_barrier_of_which_nothing_was_noted_is_judged_by_its_bits() -> None:
     made = record(shared.WAIT_EXPIRED, first=0xFFFFFFFF, state=BarrierBits(4, 3, 0, 0))
     (wait,) = hang(made).waits
     assert (wait.arrivals, wait.is_half_done) == (0, True)
-    assert "initialised with" not in str(hang(made))
+    assert "initialized with" not in str(hang(made))
 
 
 def test_every_rule_has_words() -> None:

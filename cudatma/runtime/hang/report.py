@@ -31,7 +31,7 @@ def _mode(number: int) -> str:
 RULES: dict[int, tuple[str, Callable[[int, int], str]]] = {
     1: ("barrier_alignment", lambda a, b: f"an mbarrier is aligned to {a} bytes"),
     2: ("barrier_uninitialised", lambda a, b: "no mbarrier_init was seen at this address in this block"),
-    3: ("barrier_count", lambda a, b: f"mbarrier_init with {a} arrivals; 1..{b} are allowed"),
+    3: ("barrier_count", lambda a, b: f"mbarrier_init with {a} arrivals; 1 to {b} are allowed"),
     4: ("expected_bytes", lambda a, b: f"expect_tx of {a} bytes; a phase counts at most {b}"),
     5: ("map_alignment", lambda a, b: f"tensor map at {b << 32 | a:#x}; it is aligned to 64 bytes"),
     6: ("map_rank", lambda a, b: f"a tensor map of rank {a} in an instruction for rank {b}"),
@@ -265,7 +265,7 @@ def _group(waits: Sequence[StuckWait]) -> list[str]:
     place = f"line {first.line}: {first.text}" if first.line else "line unknown: NVRTC reports it from version 12.9"
     lines = [f"  {first.state}: {first.barrier}{parity}, by {_who(waits)}", f"    {place}"]
     if first.raw is not None and first.bits is not None:
-        initial = f"initialised with {counted(first.arrivals, 'arrival')}; " if first.arrivals else ""
+        initial = f"initialized with {counted(first.arrivals, 'arrival')}; " if first.arrivals else ""
         caveat = "" if first.verified else " (not verified on this GPU)"
         bits = first.bits
         pending = f"{counted(bits.pending_arrivals, 'arrival')} and {counted(bits.tx_bytes, 'byte')} pending"
