@@ -192,7 +192,7 @@ class Cache:
     def put(self, key: str, files: Mapping[str, bytes]) -> Artifact:
         """Store an entry, and prune the cache to its limit.
 
-        A complete entry with this key stays; a damaged entry is replaced. If there is no space or permission, the entry
+        A complete entry with this key stays; a damaged entry is replaced. Without space or permission, the entry
         is kept in memory and a RuntimeWarning is issued.
         """
         path = self._path("entries", key)
@@ -223,7 +223,7 @@ class Cache:
         return path
 
     def recall(self, key: str) -> Any:
-        """Return the fact (JSON) that remember() stored for the key, or None if there is none."""
+        """Return the fact (JSON) that remember() stored for the key, or None without such a fact."""
         path = self._path("facts", key)
         files = None if self.folder is None else _read_verified(path)
         return None if files is None else json.loads(files[_FACT])

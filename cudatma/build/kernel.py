@@ -263,8 +263,8 @@ def compile(
 def default_target() -> Target:
     """Return the target of compilations and emulations that do not name one.
 
-    It is $CUDATMA_TARGET if this variable is set, otherwise the target of the current device, or sm_90a if there is no
-    device that cudatma supports. Raises TargetError for an unknown name in the variable.
+    It is $CUDATMA_TARGET if this variable is set, otherwise the target of the current device, or sm_90a if cudatma
+    supports no device here. Raises TargetError for an unknown name in the variable.
     """
     named = os.environ.get(TARGET_VARIABLE)
     if named:

@@ -100,7 +100,7 @@ def _opens_body(statement: list[str]) -> int:
 
 
 def _with_line(text: str, number: int, name: str, at_line_start: bool) -> tuple[str, bool]:
-    """Return the text with a directive at the first line start, and whether there is no place for a directive."""
+    """Return the text with a directive at the first line start, and whether no line start can take a directive."""
     if at_line_start:
         return f'#line {number} "{name}"\n{text}', False
     end = text.find("\n")

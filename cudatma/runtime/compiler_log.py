@@ -37,7 +37,7 @@ def lines_of(source: str, name: str = "kernel.cu") -> Lines:
 
 
 def own_lines(source: str, name: str = "kernel.cu") -> Lines:
-    """Return the lines that lines_of() returns, without those of included files."""
+    """Return the lines that lines_of() returns, except the lines of included files."""
     file, lines = next(iter(lines_of(source, name).items()))
     return {file: lines}
 

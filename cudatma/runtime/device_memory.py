@@ -15,7 +15,7 @@ class DeviceMemory:
     """Allocation of ``nbytes`` bytes on a device, freed with the object.
 
     The object must stay alive while a launch or a graph uses the memory. pointer: the address, aligned to 256 bytes.
-    Raises DriverError if there is no memory or no driver, and LaunchError if there is no such device.
+    Raises DriverError without a driver or enough memory, and LaunchError if the device does not exist.
     [CUDA driver API, cuMemAlloc]
     """
 

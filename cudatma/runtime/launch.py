@@ -79,7 +79,7 @@ class LaunchPlan:
         self._handle, self._call = function.handle, driver.cuLaunchKernelEx
 
     def twin(self) -> LaunchPlan:
-        """Return a plan for the same launch with its own arguments, for another thread.
+        """Return a plan for the same launch with its own arguments, which another thread can use.
 
         Returns
         -------

@@ -1,6 +1,6 @@
-"""Text of a hang report: which threads wait where, for which barrier, and what the barrier still needs.
+"""Text of a hang report: which threads wait, where they wait, on which barrier, and what the barrier still needs.
 
-Rule numbers are those of ``enum Rule`` in parts/debug_panel.cuh.j2.
+The rule numbers come from ``enum Rule`` in parts/debug_panel.cuh.j2.
 """
 
 from __future__ import annotations
