@@ -27,7 +27,7 @@ def read_regular(path: Path) -> bytes:
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         if status.st_size > MAX_BYTES:
             raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, more than {MAX_BYTES}", str(path))
         return file.read()

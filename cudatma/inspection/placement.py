@@ -155,7 +155,7 @@ def check_size(spec: AnySpec) -> None:
     """Raise DescriptorError unless the shared memory of some block can hold a box."""
     size = max(spec.footprint_bytes, spec.expected_bytes)
     if size > MAX_SMEM_BYTES:
-        raise DescriptorError("box", f"{size} bytes of shared memory", f"at most {MAX_SMEM_BYTES}, the most of any GPU")
+        raise DescriptorError("box", f"{size} bytes of shared memory", f"at most {MAX_SMEM_BYTES} on any GPU")
 
 
 def origin(spec: AnySpec) -> tuple[int, ...]:

@@ -85,9 +85,9 @@ def test_a_wait_is_told_with_array_stage_place_and_line() -> None:
 @pytest.mark.parametrize(
     ("state", "cause"),
     [
-        (BarrierBits(4, 0, 512, 0), "512 announced bytes never came"),
-        (BarrierBits(4, 0, -512, 0), "512 more bytes came"),
-        (BarrierBits(4, 4, -512, 0), "512 bytes came that no expect_tx announced, and 4 arrivals are missing"),
+        (BarrierBits(4, 0, 512, 0), "512 announced bytes never arrived"),
+        (BarrierBits(4, 0, -512, 0), "512 more bytes arrived"),
+        (BarrierBits(4, 4, -512, 0), "512 bytes arrived that no expect_tx announced, and 4 arrivals are missing"),
         (BarrierBits(4, 3, 512, 0), "3 arrivals are missing, and 512 bytes"),
         (BarrierBits(4, 3, 0, 0), "3 of 4 arrivals are missing"),
         (BarrierBits(4, 4, 0, 0), "nobody has arrived"),
@@ -143,7 +143,7 @@ def test_a_named_barrier_counts_threads() -> None:
     assert (wait.barrier, wait.arrivals, wait.cause, wait.raw) == (
         "named barrier 3",
         96,
-        "64 of 96 threads have come",
+        "64 of 96 threads have arrived",
         None,
     )
 

@@ -31,7 +31,7 @@ def _mode(number: int) -> str:
 RULES: dict[int, tuple[str, Callable[[int, int], str]]] = {
     1: ("barrier_alignment", lambda a, b: f"an mbarrier is aligned to {a} bytes"),
     2: ("barrier_uninitialised", lambda a, b: "no mbarrier_init was seen at this address in this block"),
-    3: ("barrier_count", lambda a, b: f"mbarrier_init with {a} arrivals; 1 to {b} are allowed"),
+    3: ("barrier_count", lambda a, b: f"mbarrier_init with {a} arrivals; allowed: 1 to {b}"),
     4: ("expected_bytes", lambda a, b: f"expect_tx of {a} bytes; a phase counts at most {b}"),
     5: ("map_alignment", lambda a, b: f"tensor map at {b << 32 | a:#x}; it is aligned to 64 bytes"),
     6: ("map_rank", lambda a, b: f"a tensor map of rank {a} in an instruction for rank {b}"),
@@ -51,7 +51,7 @@ RULES: dict[int, tuple[str, Callable[[int, int], str]]] = {
     14: ("bulk_global", lambda a, b: f"a bulk copy at global address {b << 32 | a:#x}; it is a multiple of 16"),
     15: ("bulk_bytes", lambda a, b: f"a bulk copy of {a} bytes; the size is a multiple of {b}"),
     16: ("dimension", lambda a, b: f"dimension {b} of the tensor map has {a + 1} elements; an access allows 2**31"),
-    17: ("bounding_box", lambda a, b: f"coordinate {b} is {_signed(a)}, outside of the im2col map's bounding box"),
+    17: ("bounding_box", lambda a, b: f"coordinate {b} is {_signed(a)}, outside the im2col map's bounding box"),
     18: ("padded_store", lambda a, b: f"a store through an im2col map with corners {_signed(a)} and {_signed(b)}"),
 }
 
@@ -173,11 +173,11 @@ class StuckWait:
         lack = f"{counted(pending, 'arrival')} {'is' if pending == 1 else 'are'} missing"
         if pending == 0 and tx > 0:
             why = "expect_tx announces more than the copies deliver, or a copy or st.async is missing"
-            return f"{tx} announced bytes never came: {why}"
+            return f"{tx} announced bytes never arrived: {why}"
         if pending == 0:
-            return f"{-tx} more bytes came than were announced"
+            return f"{-tx} more bytes arrived than were announced"
         if tx < 0:
-            return f"{-tx} bytes came that no expect_tx announced, and {lack}"
+            return f"{-tx} bytes arrived that no expect_tx announced, and {lack}"
         if tx > 0:
             return f"{lack}, and {tx} bytes"
         if self.arrivals and pending < self.arrivals:
@@ -232,7 +232,7 @@ def _wait(record: Any, names: Names, verified: bool, states: Mapping[tuple[tuple
         common |= {"parity": None, "arrivals": 0, "raw": None, "bits": None}
         return StuckWait(**common, barrier=barrier, rule=rule, detail=say(first, second))
     if kind in (shared.NAMED_EXPIRED, shared.NAMED_WAITED):
-        detail = f"{first} of {expected} threads have come"
+        detail = f"{first} of {expected} threads have arrived"
         common |= {"parity": None, "raw": None, "bits": None}
         return StuckWait(**common, arrivals=expected, barrier=f"named barrier {address}", detail=detail)
     raw = states.get((common["block"], address))
