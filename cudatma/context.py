@@ -125,7 +125,7 @@ def require_no_fork() -> None:
         raise LaunchError(
             "process",
             f"{os.getpid()}, forked from a process that had used CUDA",
-            "a process that initialises CUDA itself",
+            "a process that initializes CUDA itself",
             "start workers with multiprocessing.get_context('spawn'), or fork before the first launch",
         )
 
@@ -165,7 +165,7 @@ def device(ordinal: int) -> Device:
     driver = initialise()
     count = check(driver.cuDeviceGetCount(), "cuDeviceGetCount")
     if not 0 <= ordinal < count:
-        raise LaunchError("device", ordinal, f"0..{count - 1}" if count else "none: there is no CUDA device")
+        raise LaunchError("device", ordinal, f"0 to {count - 1}" if count else "none: there is no CUDA device")
     handle = check(driver.cuDeviceGet(ordinal), "cuDeviceGet")
     names = driver.CUdevice_attribute
     major, minor, smem, processors = (
@@ -249,5 +249,5 @@ def is_capturing(driver: Any, stream: int) -> bool:
     result = driver.cuStreamIsCapturing(stream)
     if int(result[0]) == _STREAM_CAPTURE_IMPLICIT:
         got, allowed = "the legacy default stream while another stream captures a graph", "the stream that captures"
-        raise LaunchError("stream", got, allowed, "or make the call before the capture begins")
+        raise LaunchError("stream", got, allowed, "make the call before the capture begins")
     return int(check(result, "cuStreamIsCapturing")) != 0

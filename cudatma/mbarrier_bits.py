@@ -23,7 +23,7 @@ MAX_COUNT = (1 << 20) - 1
 #: Field -> (first bit, bits, evidence).
 FIELDS: dict[str, tuple[int, int, str]] = {
     "next_arrivals": (1, 20, "H200, and SASS of mbarrier.init from sm_90a to sm_121a: 2**20 - count"),
-    "tx_bytes": (21, 21, "H200: signed, minus the announced bytes that have not come"),
+    "tx_bytes": (21, 21, "H200: signed, minus the announced bytes that have not arrived"),
     "pending_arrivals": (43, 20, "H200, and SASS of mbarrier.init and .pending_count: 2**20 - pending; 0: none"),
     "parity": (63, 1, "H200: of the current phase"),
 }

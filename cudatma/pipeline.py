@@ -30,7 +30,7 @@ def align_up(value: int, alignment: int) -> int:
 
 
 def _whole(field: str, value: object, minimum: int, maximum: int | None = None, remedy: str = "") -> int:
-    allowed = f"{minimum} and up" if maximum is None else f"{minimum}..{maximum}"
+    allowed = f"{minimum} and up" if maximum is None else f"{minimum} to {maximum}"
     if isinstance(value, bool) or not isinstance(value, int):
         raise ArgumentTypeError(field, value, f"an int, {allowed}", remedy)
     if value < minimum or (maximum is not None and value > maximum):

@@ -301,7 +301,7 @@ def _detect(device: int) -> Target:
         no_driver("cuInit", error)
     count = check(driver.cuDeviceGetCount(), "cuDeviceGetCount")
     if not 0 <= device < count:
-        raise TargetError("device", device, f"0..{count - 1}" if count else "none: this machine has no CUDA device")
+        raise TargetError("device", device, f"0 to {count - 1}" if count else "none: this machine has no CUDA device")
     handle = check(driver.cuDeviceGet(device), "cuDeviceGet")
     attribute = driver.CUdevice_attribute
     major, minor = (

@@ -1,4 +1,4 @@
-"""The artifact cache: one private folder with a sub-folder for each key, safe for many processes at once.
+"""Artifact cache in one private folder with a subfolder for each key, safe for many processes at once.
 
 ::
 
@@ -9,9 +9,9 @@
       locks/<key>            exists while a process builds the key
       tmp/                   entries that are being written or discarded
 
-An entry is written to tmp/ and renamed into place, so that it is either complete or absent. Its manifest holds the size
+An entry is written to tmp/ and renamed into place, so that it is either complete or absent. The manifest holds the size
 and the SHA-256 of each file; an entry that does not match its manifest is a miss. Locks are flock(2) locks, which end
-with the process. If the folder cannot be written, the cache is in the memory of the process.
+with the process. If the folder cannot be written, the cache is kept in the memory of the process.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 _STORE_TURNS = 16
 _KEY = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-#: Files in tmp/ that are older than this belong to killed processes.
+#: Files in tmp/ that are older than this number of seconds belong to killed processes.
 _ABANDONED_SECONDS = 3600
 _FAILURES_KEPT = 16
 #: Pruning stops at this fraction of the limit, so that it does not run at every put.
@@ -60,8 +60,8 @@ _PRUNE_TO = 0.9
 def canonical(value: Any) -> Any:
     """Return a value as JSON that is the same in every process.
 
-    Dataclasses become their class and init fields, enums and dtypes their names, sets sorted lists, bytes their digest.
-    Raises ArgumentTypeError for a type without a stable text.
+    A dataclass becomes its class and init fields, an enum or dtype becomes its name, a set becomes a sorted list, and
+    bytes become their digest. Raises ArgumentTypeError for a type without a stable text.
     """
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
         return value
@@ -97,7 +97,7 @@ def digest(parts: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """An entry: its key, its folder (None in memory), and its files as they were when they were verified."""
+    """A cache entry with its key, its folder (None in memory), and the verified contents of its files."""
 
     key: str
     folder: Path | None
@@ -115,9 +115,10 @@ class Artifact:
 
 
 def default_root() -> Path:
-    """Return $CUDATMA_CACHE_DIR, else $XDG_CACHE_HOME/cudatma, else ~/.cache/cudatma.
+    """Return the default folder of the cache.
 
-    Raises CacheError for a relative path.
+    It is $CUDATMA_CACHE_DIR if this variable is set, otherwise $XDG_CACHE_HOME/cudatma or ~/.cache/cudatma. Raises
+    CacheError for a relative path.
     """
     named = os.environ.get(DIRECTORY_VARIABLE)
     if named:
@@ -142,11 +143,11 @@ def size_limit_bytes() -> int:
 
 
 class Cache:
-    """The artifact folder at ``root``, by default default_root().
+    """Cache of artifacts in the folder ``root``, by default default_root().
 
-    The contents of the folder are loaded onto the GPU. CacheError is therefore raised for a folder that belongs to
-    another user or that others may write, and for a folder inside such a folder. A folder that cannot be created or
-    written is replaced by memory, with one RuntimeWarning; ``folder`` is then None.
+    The contents of the folder are loaded onto the GPU. The constructor therefore raises CacheError for a folder that
+    belongs to another user or that others may write, and for a folder inside such a folder. If the folder cannot be
+    created or written, the cache uses memory instead and issues one RuntimeWarning; ``folder`` is then None.
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None, *, limit_bytes: int | None = None) -> None:
@@ -177,7 +178,7 @@ class Cache:
         )
 
     def get(self, key: str) -> Artifact | None:
-        """Return the entry of a key after checking each file against the manifest; None if it is absent or damaged."""
+        """Check an entry's files against the manifest, and return the entry, or None if it is absent or damaged."""
         path = self._path("entries", key)
         if self.folder is None:
             return self._memory.get(key)
@@ -191,9 +192,8 @@ class Cache:
     def put(self, key: str, files: Mapping[str, bytes]) -> Artifact:
         """Store an entry, and prune the cache to its limit.
 
-        A complete entry of this key stays; a damaged one is replaced.
-
-        Lack of space or permission is not an error: the entry is then kept in memory, with a RuntimeWarning.
+        A complete entry with this key stays; a damaged entry is replaced. Without space or permission, the entry
+        is kept in memory and a RuntimeWarning is issued.
         """
         path = self._path("entries", key)
         _check_names(files)
@@ -209,7 +209,7 @@ class Cache:
         return self._memory.setdefault(key, Artifact(key, None, dict(files)))
 
     def keep_failure(self, key: str, files: Mapping[str, bytes]) -> Path | None:
-        """Keep the artifacts of a failed compilation. Return the folder, or None if it cannot be written."""
+        """Keep the artifacts of a failed compilation, and return their folder, or None if it cannot be written."""
         path = self._path("failed", key)
         _check_names(files)
         if self.folder is None:
@@ -223,7 +223,7 @@ class Cache:
         return path
 
     def recall(self, key: str) -> Any:
-        """Return the fact (JSON) that remember() stored for the key; None without one, or if the cache is in memory."""
+        """Return the fact (JSON) that remember() stored for the key, or None without such a fact."""
         path = self._path("facts", key)
         files = None if self.folder is None else _read_verified(path)
         return None if files is None else json.loads(files[_FACT])
@@ -237,10 +237,10 @@ class Cache:
 
     @contextlib.contextmanager
     def lock(self, key: str, *, timeout_s: float = 600.0) -> Iterator[None]:
-        """Hold a key among all processes and threads that use this folder, so that only one of them builds it.
+        """Lock a key among all processes and threads that use this folder, so that only one of them builds the entry.
 
-        The lock ends with the process that holds it. Raises CacheError after ``timeout_s``. Does nothing if the cache
-        is in memory or if the file system does not support locks.
+        The lock ends with the process that holds it. The function does nothing if the cache is in memory or if the file
+        system does not support locks. Raises CacheError after ``timeout_s``.
         """
         path = self._path("locks", key)
         if self.folder is None:
@@ -279,7 +279,7 @@ class Cache:
             shutil.rmtree(aside, ignore_errors=True)
 
     def _discard(self, path: Path) -> None:
-        """Remove an entry. It is renamed first, so that no process reads half of it."""
+        """Remove an entry. The entry is renamed first, so that no process reads half of it."""
         grave = Path(tempfile.mkdtemp(dir=self.root / "tmp"))
         with contextlib.suppress(FileNotFoundError):
             path.rename(grave / path.name)
@@ -340,7 +340,7 @@ def _require_safe(folder: Path, root: Path) -> None:
 
 
 def _is_own_group(group: int) -> bool:
-    """Return whether this user is the group's only member. Distributions with a umask of 002 create such groups."""
+    """Return whether this user is the only member of a group, as in distributions with a umask of 002."""
     try:
         name = pwd.getpwuid(os.geteuid()).pw_name
         entry = grp.getgrgid(group)

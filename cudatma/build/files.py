@@ -1,7 +1,7 @@
-"""Files that several processes or users share: reading them, and a lock among processes and threads.
+"""Reading of files that several processes or users share, and a lock among processes and threads.
 
-The lock is flock(2) on a file that its last holder unlinks. The kernel closes the files of a killed process and thereby
-releases its lock. The lock file stays, unlocked, until the next holder of the same name removes it.
+The lock is flock(2) on a file that the last holder unlinks. The operating system closes the files of a killed process
+and thereby releases the lock. The lock file then stays, unlocked, until the next holder removes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cudatma.errors import CacheError
 
-#: Larger than any file that the project writes.
+#: Maximum file size, larger than any file that the project writes.
 MAX_BYTES = 256 << 20
 
 
@@ -27,14 +27,14 @@ def read_regular(path: Path) -> bytes:
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         if status.st_size > MAX_BYTES:
             raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, more than {MAX_BYTES}", str(path))
         return file.read()
 
 
 def content(path: str) -> bytes:
-    """Return a file's bytes; read it again only if it changed. Raises OSError, ValueError."""
+    """Return a file's bytes, and read the file again only if it changed. Raises OSError or ValueError."""
     state = os.stat(path)
     return _content(path, state.st_ctime_ns, state.st_size, state.st_ino)
 
@@ -48,7 +48,7 @@ def _content(path: str, *version: int) -> bytes:
 
 
 _POLL_SECONDS = 0.005
-#: Errors of file systems without flock.
+#: Error numbers from file systems without flock.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 #: Descriptors of the locks of this process. They are no part of a Runtime, because a fork keeps them open.
 _held: set[int] = set()
@@ -67,9 +67,10 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 @contextlib.contextmanager
 def locked(path: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the lock named by ``path``, whose folder exists. Raises CacheError if it is not free within ``timeout_s``.
+    """Hold the lock that ``path`` names. The folder of ``path`` must exist.
 
-    The block runs without a lock if the file system does not support locks, or if the file cannot be created.
+    The block runs without a lock if the file system does not support locks, or if the file cannot be created. Raises
+    CacheError if the lock is not free within ``timeout_s``.
     """
     descriptor = _acquire(path, time.monotonic() + timeout_s)
     if descriptor is None:
@@ -124,7 +125,7 @@ def _wait(descriptor: int, deadline: float) -> bool:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Return whether the locked file is still the one at the path. An earlier holder may have unlinked it."""
+    """Return whether the locked file is still the file at the path. An earlier holder may have unlinked it."""
     try:
         here, held = path.stat(), os.fstat(descriptor)
     except OSError:

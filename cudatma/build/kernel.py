@@ -1,10 +1,10 @@
-"""Turn a template or a source into a Kernel: from memory, else from disk, else by NVRTC.
+"""Functions that turn a template or a source into a Kernel, which they find in memory or on disk or compile with NVRTC.
 
 Concurrent callers compile once.
 
-The key of an artifact digests everything that it depends on: the template and all files that it includes, the config's
-class and init fields, the code of its properties, target, NVRTC version and options. Loading a cached kernel therefore
-renders nothing and creates no NVRTC program.
+The key of an artifact is a digest of everything on which the artifact depends: the template and all files that it
+includes, the config's class and init fields, the code of the config's properties, target, NVRTC version and options.
+Loading a cached kernel therefore renders nothing and creates no NVRTC program.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ _COMMON_CODE = (
 class _Order:
     """A request for a kernel.
 
-    facts: everything that the key digests. source: renders the source. entry: None for the only kernel of the source.
-    smem_layout: the config's layout. is_plain: whether the source is a caller's text that was not rendered.
+    facts: everything that the key digests. source: function that renders the source. entry: name of the kernel, or None
+    for the only kernel in the source. smem_layout: shared-memory layout from the config. is_plain: whether the source
+    is a caller's text that was not rendered.
     """
 
     facts: dict[str, Any]
@@ -73,7 +74,7 @@ class _Order:
     is_plain: bool = False
 
 
-#: The value of the innermost debugging(), None outside of it.
+#: Value of the innermost debugging() context, or None outside such a context.
 debug_scope: ContextVar[bool | None] = ContextVar("cudatma_debug", default=None)
 
 
@@ -85,10 +86,11 @@ _TEMPLATE_HINT = (
 
 
 class Kernels:
-    """The kernels of a process, a part of the Runtime.
+    """Kernels of a process, stored as a part of the Runtime.
 
-    known: by the arguments of load_kernel(), and by the artifact's key. building: a lock for each key that is being
-    built. caches, nvrtc_versions: by the folder that $CUDATMA_CACHE_DIR names. compile_seconds: time spent in NVRTC.
+    known: kernels by the arguments of load_kernel() and by the artifact's key. building: one lock for each key that is
+    being built. caches, nvrtc_versions: caches and versions by the folder that $CUDATMA_CACHE_DIR names.
+    compile_seconds: number of seconds spent in NVRTC.
     """
 
     def __init__(self) -> None:
@@ -105,7 +107,7 @@ def _store() -> Kernels:
 
 
 def compile_seconds() -> float:
-    """Return the seconds that this process has spent in NVRTC."""
+    """Return the number of seconds that this process has spent in NVRTC."""
     return _store().compile_seconds
 
 
@@ -138,9 +140,9 @@ def debugging(debug: bool = True) -> Iterator[None]:
 
 
 def wants_debug(debug: bool | None) -> bool:
-    """Return ``debug``; for None the value of debugging(), else whether $CUDATMA_DEBUG is 1.
+    """Return ``debug`` if it is given, otherwise the value of debugging() or whether $CUDATMA_DEBUG is 1.
 
-    Raises ArgumentTypeError, ArgumentError.
+    Raises ArgumentTypeError or ArgumentError for an invalid value.
     """
     if debug is None:
         debug = debug_scope.get()
@@ -157,8 +159,8 @@ def wants_debug(debug: bool | None) -> bool:
 def load_kernel(template: str, config: Any, target: str | Target, *, debug: bool | None = None) -> Kernel:
     """Return the kernel ``config.entry`` of one of cudatma's templates for a config and a target.
 
-    ``template`` is a name below ptx_templates/; ``debug`` is as in compile(). Raises TemplateError, TargetError,
-    CompileError, CacheError, and DriverError without NVRTC.
+    ``template`` is a name below ptx_templates/. ``debug`` is as for compile(). Raises TemplateError, TargetError,
+    CompileError, CacheError, and DriverError if NVRTC is missing.
     """
     chosen, debug = get_target(target), wants_debug(debug)
     key = (template, config, chosen.name, debug)
@@ -173,7 +175,7 @@ def load_kernel(template: str, config: Any, target: str | Target, *, debug: bool
 
 
 def known_kernel(template: str, config: Any, target: str | Target, *, debug: bool | None = None) -> Kernel | None:
-    """Return the kernel if this process has loaded it; compile and read nothing."""
+    """Return the kernel if this process has loaded it, otherwise None. The function compiles and reads nothing."""
     return _store().known.get((template, config, get_target(target).name, wants_debug(debug)))
 
 
@@ -192,35 +194,35 @@ def compile(
     Parameters
     ----------
     source_or_template : str
-        CUDA C++ text, or a name that ends in ".j2": one of cudatma's templates, or the path of your own.
+        CUDA C++ text, or a name that ends in ".j2", which is one of cudatma's templates or the path of your own.
     config : dataclass instance, optional
         The frozen dataclass that a template reads as ``config``.
     target : str or Target, optional
-        Default: $CUDATMA_TARGET, else the target of the GPU, else sm_90a.
+        Architecture. Default: $CUDATMA_TARGET if it is set, otherwise the target of the GPU, or sm_90a without a GPU.
     entry : str, optional
-        The kernel's ``extern "C"`` name. Default: ``config.entry``, else the only kernel.
+        The kernel's ``extern "C"`` name. Default: ``config.entry`` if there is a config, otherwise the only kernel.
     template : bool, default False
-        Whether the text is a template; a ".j2" file always is. In a template, ``//% use "mbarrier_init"`` selects a
-        primitive, and ``${ config.x }`` prints a field. Other text is compiled unchanged. Errors and hazards have the
-        line numbers of your text in both cases.
+        Whether the text is a template. A ".j2" file is always a template. In a template, ``//% use "mbarrier_init"``
+        selects a primitive, and ``${ config.x }`` prints a field. Other text is compiled unchanged. In both cases,
+        errors and hazards have the line numbers of your text.
     options : sequence of str, optional
-        Further options of NVRTC.
+        Further options for NVRTC.
     debug : bool, optional
-        Whether waits of the primitives end after $CUDATMA_DEBUG_TIMEOUT seconds (2), and their arguments are checked. A
-        launch then waits for its end and raises PipelineHang; see docs/howto/debug_a_hang.md. Default: whether
-        $CUDATMA_DEBUG is 1.
+        Whether primitives limit their waits to $CUDATMA_DEBUG_TIMEOUT seconds (2 by default) and check their arguments.
+        A launch then waits until the kernel ends and may raise PipelineHang; see docs/howto/debug_a_hang.md. Default:
+        whether $CUDATMA_DEBUG is 1.
 
     Returns
     -------
     Kernel
-        Its source, PTX, cubin and log can be read without a GPU.
+        The kernel. Its source, PTX, cubin and log can be read without a GPU.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, TargetError
         If an argument is invalid.
     TemplateError, CompileError
-        If the template cannot be rendered, or NVRTC refuses the source.
+        If the template cannot be rendered, or NVRTC rejects the source.
     CacheError, DriverError
         If the cache folder is unsafe, or NVRTC is not installed.
 
@@ -265,8 +267,8 @@ def compile(
 def default_target() -> Target:
     """Return the target of compilations and emulations that do not name one.
 
-    It is $CUDATMA_TARGET, else the target of the current device, else sm_90a if there is no device that cudatma
-    supports. Raises TargetError for an unknown name in the variable.
+    It is $CUDATMA_TARGET if this variable is set, otherwise the target of the current device, or sm_90a if cudatma
+    supports no device here. Raises TargetError for an unknown name in the variable.
     """
     named = os.environ.get(TARGET_VARIABLE)
     if named:
@@ -312,7 +314,7 @@ def _smem_layout(config: Any) -> tuple[tuple[str, int, int], ...]:
 
 
 def _file_digests(template: str) -> list[str]:
-    """Return digests of the current contents of all files that the template can include."""
+    """Return a digest of the current contents of each file that the template can include."""
     return [_digest(text) for text in template_texts(template).values()]
 
 
@@ -325,15 +327,16 @@ def _digest(data: bytes) -> str:
 def _code_digests(kind: Any) -> list[str]:
     """Return digests of the Python files on which a config's properties and the rendered text depend.
 
-    Fields alone do not determine the text, because properties compute from them. A class is digested once: editing its
-    file does not change the class in memory, and reloading the module creates another class.
+    Fields alone do not determine the text, because properties compute values from the fields. A class is digested only
+    once, because editing its file does not change the class in memory, and reloading the module creates another class.
     """
     return [_digest(content(path)) for path in _code_files(kind)]
 
 
 def _code_files(kind: type) -> tuple[str, ...]:
-    """Return the common files, and the files of a class and its bases; for a class of a kernel family, all of its
-    package.
+    """Return the common files, and the files of a class and its bases.
+
+    For a class from a kernel family, the result contains all files of the family's package.
     """
     package = Path(__file__).parents[1]
     files = {package / name for name in _COMMON_CODE}
@@ -358,7 +361,8 @@ def is_cached(template: str, config: Any, target: str | Target) -> bool:
 def compiling_alone() -> Iterator[bool]:
     """Keep other processes that use the cache folder from compiling many kernels at the same time.
 
-    They wait, and then find these kernels. Yields False if the folder cannot be written, so that they cannot find them.
+    The other processes wait, and then find these kernels in the cache. The context yields False if the folder cannot be
+    written, because no other process can then find them.
     """
     cache = _cache(default_root())
     with _locked(cache, digest({"compiling": "many kernels"})):
@@ -367,7 +371,7 @@ def compiling_alone() -> Iterator[bool]:
 
 @contextmanager
 def _locked(cache: Cache, key: str) -> Iterator[None]:
-    """Hold a key of the cache; warn if another process does not release it."""
+    """Lock a key of the cache, and issue a warning if another process does not release the key."""
     with ExitStack() as held:
         try:
             held.enter_context(cache.lock(key))
@@ -378,7 +382,7 @@ def _locked(cache: Cache, key: str) -> Iterator[None]:
 
 
 def _identity(order: _Order) -> tuple[str, dict[str, Any]]:
-    """Return the key of an order's artifact, and the facts that the key digests."""
+    """Return the key for an order's artifact, and the facts that the key digests."""
     flags = compile_flags(order.target, order.options)
     version = _nvrtc_version(default_root())
     facts = order.facts | {"schema": _SCHEMA, "target": order.target, "flags": flags, "nvrtc": version}
@@ -406,7 +410,7 @@ def _have(order: _Order) -> Kernel:
 
 
 def _nvrtc_version(root: Path) -> tuple[int, int]:
-    """Return NVRTC's version, without loading it if the cache at ``root`` remembers it for the installed files."""
+    """Return NVRTC's version, and load NVRTC only if the cache at ``root`` has no version for the installed files."""
     versions = _store().nvrtc_versions
     if root not in versions:
         fingerprint = nvrtc_fingerprint()
@@ -416,7 +420,7 @@ def _nvrtc_version(root: Path) -> tuple[int, int]:
 
 
 def _remembered(root: Path, facts: Any, find: Callable[[], Any]) -> Any:
-    """Return ``find()``, or its result when the cache folder last met the same ``facts``. Both are JSON."""
+    """Return the result of ``find()``, which the cache folder stores for the same ``facts``. Both are JSON."""
     key, cache = digest(facts), _cache(root)
     known = cache.recall(key)
     if known is None:
@@ -466,7 +470,7 @@ def _compile(cache: Cache, key: str, facts: dict[str, Any], order: _Order) -> di
 
 @contextmanager
 def hinting(text: str, target: Target, is_template: bool) -> Iterator[None]:
-    """Put a hint in front of a CompileError's message: the text may be a template, or it lacks a ``use``."""
+    """Put a hint in front of a CompileError's message if the text may be a template or lacks a ``use``."""
     try:
         yield
     except CompileError as error:
@@ -477,7 +481,7 @@ def hinting(text: str, target: Target, is_template: bool) -> Iterator[None]:
 
 
 def _primitive_hint(error: CompileError, target: Target) -> str:
-    """Return a hint if the compiler does not know a primitive that the template calls."""
+    """Return a hint if the compiler does not know a primitive that the template calls, otherwise ""."""
     unknown = sorted(set(_UNDEFINED.findall(error.log)) & primitives_of(target))
     missing = [name for name in unknown if not re.search(rf"__forceinline__ [^(]*\b{name}\(", error.source)]
     if missing:

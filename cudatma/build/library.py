@@ -1,5 +1,4 @@
-"""Primitives, the shared functions of templates: the source begins with those that a template uses, and their
-dependencies.
+"""Primitives, the shared functions of templates. A rendered source begins with the primitives that it depends on.
 
     //% use "mbarrier_init", "cp_async_bulk_tensor_" ~ config.rank ~ "d_load"    in a template that calls them
     //% primitive "mbarrier_init"    ..    //% endprimitive                    around a function
@@ -8,7 +7,7 @@ dependencies.
 LIBRARY includes the files of all primitives, in the order of the output. render() renders it after the template, when
 all uses are known. The block of a primitive may use other primitives. A template that includes a file of the library
 uses all primitives of the file, and the types. Any other file is rendered at its first include in an output. The top
-level of an imported file (``from .. import``) runs once per process, so that ``use`` belongs into its macros.
+level of an imported file (``from .. import``) runs once per process, so ``use`` must be inside the file's macros.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ IF_COMMENT = 'If it is a comment, write "// %", or compile the text without temp
 class Uses:
     """State of the current render().
 
-    library: names of the library's files. included: files that have been rendered. names: the place of the first use of
-    each name. files: library files whose primitives are all used. known: names of all primitives. shown: number of
-    primitives in the output.
+    library: names of the library's files. included: names of the files that were rendered. names: place of the first
+    use of each name. files: library files whose primitives are all used. known: names of all primitives. shown: number
+    of primitives in the output.
     """
 
     library: frozenset[str]
@@ -68,9 +67,9 @@ def _targets_with(name: str, environment: jinja2.Environment, values: dict[str, 
 
 
 def render_library(environment: jinja2.Environment, values: dict[str, Any]) -> str:
-    """Return the primitives that the running render() uses, with their dependencies. Empty if it uses none.
+    """Return the text of the primitives that the running render() uses, with their dependencies.
 
-    Raises TemplateError for a name that is not a primitive of the target.
+    The text is empty if it uses none. Raises TemplateError for a name that is not a primitive of the target.
     """
     uses = running.get()
     if not uses.names and not uses.files:
@@ -149,7 +148,7 @@ class Library(Extension):
         return nodes.CallBlock(self.call_method("family", [], lineno=lineno), [], [], body, lineno=lineno)
 
     def is_first(self, name: str) -> bool:
-        """Return whether an include renders its file here. For a library file, select its primitives instead."""
+        """Return whether an include renders its file here. For a library file, select the file's primitives instead."""
         uses = running.get()
         if name in uses.library:
             uses.files |= {name, TYPES}

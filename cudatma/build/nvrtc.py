@@ -1,8 +1,8 @@
-"""Compile one self-contained CUDA C++ source with NVRTC: PTX, cubin and log.
+"""Compilation of one self-contained CUDA C++ source with NVRTC to PTX, cubin and log.
 
-The source includes no file, because render() has inserted the primitives; its text and the options determine the
-result. The architecture is a real one, never a virtual one: NVRTC then assembles the cubin itself, and a driver older
-than NVRTC does not need to compile PTX. Source: NVRTC documentation, "Supported Compile Options".
+The source includes no file, because render() has inserted the primitives. The text and the options therefore determine
+the result. The architecture is always real, never virtual, so NVRTC assembles the cubin itself, and a driver older than
+NVRTC does not need to compile PTX. Source: NVRTC documentation, "Supported Compile Options".
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _PREFIXED_PLACE = re.compile(r"^/(?=[^\n(]+\(\d+\): )", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The result of compiling a source.
+    """Result of compiling a source.
 
-    ptx: text. cubin: the ELF image for one architecture. log: the messages of the compilers, with ptxas' figures.
-    nvrtc_version: (major, minor). seconds: wall time of the compilation.
+    ptx: PTX text. cubin: ELF image for one architecture. log: messages from the compilers, with the resource usage that
+    ptxas reports. nvrtc_version: (major, minor). seconds: wall time of the compilation.
     """
 
     ptx: str
@@ -63,7 +63,7 @@ class Compiled:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings of the log; see compiler_log.log_warnings()."""
+        """Warnings from the log; see compiler_log.log_warnings()."""
         return log_warnings(self.log)
 
 
@@ -81,9 +81,9 @@ def _no_nvrtc(error: Exception) -> NoReturn:
 
 
 def nvrtc_version() -> tuple[int, int]:
-    """Return (major, minor) of the NVRTC that compile_source() uses. Compiles nothing.
+    """Return the version (major, minor) of the NVRTC that compile_source() uses.
 
-    The first call loads the library. Raises DriverError without NVRTC.
+    The first call loads the library but compiles nothing. Raises DriverError if NVRTC is missing.
     """
     nvrtc = _nvrtc()
     try:
@@ -99,8 +99,8 @@ def nvrtc_version() -> tuple[int, int]:
 def nvrtc_fingerprint() -> tuple[tuple[str, int, int], ...]:
     """Return path, size in bytes and modification time in ns of the NVRTC wheels and of cuda.bindings on ``sys.path``.
 
-    While they stay the same, so does nvrtc_version(); loading the library would take longer than loading a cached
-    kernel. Empty if NVRTC does not come from a wheel.
+    While these values stay the same, nvrtc_version() does too. Loading the library would take longer than loading a
+    cached kernel. The result is empty if NVRTC does not come from a wheel.
     """
     libraries: list[Path] = []
     bindings: list[Path] = []
@@ -114,7 +114,7 @@ def nvrtc_fingerprint() -> tuple[tuple[str, int, int], ...]:
 
 
 def compile_flags(target: Target, options: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the NVRTC options of a compilation, which are part of the cache key.
+    """Return the NVRTC options for a compilation, which are part of the cache key.
 
     Raises ArgumentTypeError unless the caller's options are strings, and ArgumentError for an option that names another
     architecture, reads other files, or changes the kind of output.
@@ -163,10 +163,10 @@ def compile_source(
 ) -> Compiled:
     """Compile one source for one architecture.
 
-    ``source`` is CUDA C++ text without #include, and ``name`` its name in errors. If the compilation fails, ``keep``
-    gets the artifacts by file name (source, log, PTX if there is any) and returns the folder that holds them. Raises
-    TargetError if this NVRTC does not support the target, CompileError if it refuses the source, DriverError without
-    NVRTC.
+    ``source`` is CUDA C++ text without #include, and ``name`` is the file name for errors. If the compilation fails,
+    ``keep`` receives the artifacts by file name (source, log, PTX if there is any) and returns the folder that holds
+    them. Raises TargetError if this NVRTC does not support the target, CompileError if NVRTC rejects the source, and
+    DriverError if NVRTC is missing.
     """
     if "\0" in source:
         raise ArgumentError("source", "a text with a NUL character", "CUDA C++ text")
@@ -197,7 +197,7 @@ def compile_source(
 
 
 def _run(nvrtc: Any, source: str, name: str, flags: Sequence[str]) -> tuple[Any, str, str, bytes]:
-    """Create, compile and destroy a program. Return result code, log, PTX and cubin, which is empty after an error."""
+    """Create, compile and destroy a program. Return result code, log, PTX, and the cubin (empty after an error)."""
     program = check(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []), "nvrtcCreateProgram")
     try:
         code = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])[0]

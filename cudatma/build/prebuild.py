@@ -1,7 +1,7 @@
-"""Compile many kernels at once, in several processes.
+"""Compilation of many kernels at once in several processes.
 
-NVRTC compiles one kernel at a time in a process, even if several threads call it. The workers are new processes, not
-forks: a fork cannot use the CUDA context of its parent.
+NVRTC compiles one kernel at a time in a process, even if several threads call it. The workers are new processes and not
+forks, because a fork cannot use the CUDA context of its parent.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ def usable_cores() -> int:
 
 
 def compile_all(orders: Iterable[tuple[str, Any]], target: str | Target, jobs: int, done: Done) -> None:
-    """Compile kernels into the cache with ``jobs`` processes, or in this process if it is 1.
+    """Compile kernels into the cache with ``jobs`` processes, or in this process if ``jobs`` is 1.
 
-    ``orders`` holds (template, config) as load_kernel() takes them, of importable classes; duplicates count once.
-    ``done`` is called with each compiled config, in any order, and with None or the compiler's error. Debug mode of the
-    caller applies. After KeyboardInterrupt no further kernel is started, and those under way are finished. Raises
-    ArgumentError (jobs), CompileError if a process dies, and any error of load_kernel() that is not the compiler's.
+    ``orders`` holds (template, config) as for load_kernel(); the classes of the configs must be importable, and
+    duplicates count once. ``done`` is called for each compiled config, in any order, with the config and either None or
+    the compiler's error. The caller's debug mode applies. After KeyboardInterrupt, no further kernel is started, and
+    the running compilations are finished. Raises ArgumentError for invalid ``jobs``, CompileError if a process dies,
+    and any load_kernel() error that does not come from the compiler.
     """
     compile_one = partial(_refusal, target=get_target(target).name, debug=wants_debug(None))
     for (_, config), refusal in each(compile_one, dict.fromkeys(orders), jobs):
@@ -45,11 +46,10 @@ def compile_all(orders: Iterable[tuple[str, Any]], target: str | Target, jobs: i
 
 
 def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iterator[tuple[Item, Result]]:
-    """Yield (item, do(item)) as each is done, in any order, by ``jobs`` new processes; if it is 1, in this process, in
-    order.
+    """Call ``do`` for each item in ``jobs`` new processes, and yield (item, do(item)) in the order of completion.
 
-    ``do``, items and results are pickled. Raises ArgumentError (jobs), CompileError if a process dies, and any error of
-    ``do``.
+    If ``jobs`` is 1, the calls run in this process and in order. ``do``, items and results must support pickling.
+    Raises ArgumentError for invalid ``jobs``, CompileError if a process dies, and any error from ``do``.
     """
     if jobs < 1:
         raise ArgumentError("jobs", jobs, "1 or more")
@@ -95,7 +95,7 @@ _serve()
 
 
 class _WorkerDiedError(Exception):
-    """A worker has ended without an answer."""
+    """A worker ended without an answer."""
 
 
 class _Worker:
@@ -106,7 +106,8 @@ class _Worker:
     """
 
     def __init__(self) -> None:
-        # A new session: the terminal sends Ctrl-C to the whole process group, and the parent handles it.
+        # The worker gets a new session, because the terminal sends Ctrl-C to the whole process group and the parent
+        # handles it.
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
@@ -115,7 +116,7 @@ class _Worker:
         self._send(sys.path)
 
     def call(self, do: Callable[[Item], Result], item: Item) -> Result:
-        """Return do(item). Raises the errors of ``do``, and _WorkerDiedError if the process has ended."""
+        """Return do(item). Raises any error from ``do``, and _WorkerDiedError if the process has ended."""
         try:
             self._send((do, item))
             succeeded, result = pickle.load(self._answers)
@@ -130,7 +131,7 @@ class _Worker:
         self._calls.flush()
 
     def close(self) -> None:
-        """End the process, which exits when its input ends."""
+        """End the process by closing its input."""
         self._process.communicate()
 
 
@@ -153,7 +154,7 @@ def _serve() -> None:
 
 
 def _picklable(error: Exception) -> Exception:
-    """Return an error that can be sent to the parent: this one, or a CompileError with its text."""
+    """Return the error itself if it can be sent to the parent, otherwise a CompileError with the same text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -162,7 +163,7 @@ def _picklable(error: Exception) -> Exception:
 
 
 def compiled(order: tuple[str, str, str]) -> Compiled | CompileError:
-    """Compile (source, target, file name) and return the result, or NVRTC's error. A function for each()."""
+    """Compile (source, target, file name) and return the result or NVRTC's error. Callers pass this to each()."""
     source, target, name = order
     try:
         return compile_source(source, get_target(target), name=name)
@@ -171,7 +172,7 @@ def compiled(order: tuple[str, str, str]) -> Compiled | CompileError:
 
 
 def _refusal(order: tuple[str, Any], target: str, debug: bool) -> CompileError | None:
-    """Compile one kernel, or find it in the cache; return the compiler's error."""
+    """Compile one kernel or find it in the cache, and return the compiler's error or None."""
     template, config = order
     try:
         load_kernel(template, config, target, debug=debug)

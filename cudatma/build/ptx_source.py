@@ -1,4 +1,4 @@
-"""The PTX of a kernel for the emulator, from PTX or CUDA text, a file of either, or a Kernel."""
+"""Function that returns a kernel's PTX for the emulator, from PTX or CUDA text, a file, or a Kernel."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from cudatma.target import Target, get_target
 
 _PTX = re.compile(r"^\s*\.version\s+\d", re.MULTILINE)
 _CUDA_SUFFIXES, _PTX_SUFFIXES = (".cu", ".cuh", ".j2"), (".ptx",)
-#: Larger than any kernel.
+#: Maximum file size, larger than any kernel.
 MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class PtxSource:
-    """PTX and its properties.
+    """PTX text and its properties.
 
-    entry: "" if the caller named none. target: the target that CUDA was compiled for; None if the source was PTX.
-    lines: lines of the CUDA source, if there is one.
+    entry: name of the kernel, or "" if the caller gave none. target: target for which CUDA was compiled, or None if the
+    source was PTX. lines: lines of the CUDA source, if there is one.
     """
 
     ptx: str
@@ -46,10 +46,10 @@ def ptx_source(
     """Return the PTX of a kernel.
 
     ``kernel`` is PTX text, CUDA C++ text, the path of a .ptx, .cu or .j2 file, or a Kernel. ``entry`` is the kernel's
-    name, or an unambiguous part of it. ``target``, by default default_target(), is the target that CUDA is compiled
-    for. ``template``: whether CUDA text is rendered first, as by cudatma.compile(); a .j2 file always is. ``options``:
-    further options of NVRTC. Raises ArgumentError for a file that cannot be read, ArgumentTypeError, TemplateError,
-    CompileError, and DriverError without NVRTC.
+    name, or an unambiguous part of the name. ``target``, by default default_target(), is the target for which CUDA is
+    compiled. ``template`` says whether CUDA text is rendered first, as by cudatma.compile(); a .j2 file is always
+    rendered. ``options`` holds further options for NVRTC. Raises ArgumentError for a file that cannot be read,
+    ArgumentTypeError, TemplateError, CompileError, and DriverError if NVRTC is missing.
     """
     if isinstance(kernel, Kernel):
         return PtxSource(kernel.ptx, entry or kernel.entry, kernel.target, own_lines(kernel.source))
@@ -68,7 +68,7 @@ def ptx_source(
 
 
 def _read(kernel: str | Path) -> tuple[str, str]:
-    """Return the text and the file name of a path; for a text, itself and an empty name."""
+    """Return the text and file name of the file at a path, or a text itself with an empty name."""
     if isinstance(kernel, str) and ("\n" in kernel or not kernel.endswith(_CUDA_SUFFIXES + _PTX_SUFFIXES)):
         return kernel, ""
     path = Path(kernel)

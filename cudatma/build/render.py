@@ -1,6 +1,6 @@
-"""The only Jinja environment: renders a template for a config and a target as CUDA source.
+"""The only Jinja environment, which renders a template for a config and a target as CUDA source.
 
-Templates look like CUDA. Jinja's own delimiters collide with C++ and PTX, so that these replace them:
+Templates look like CUDA. Jinja's own delimiters collide with C++ and PTX, so these delimiters replace them:
 
     ${ config.stages }                                a value; only str and int may be printed
     //% include "primitives/mbarrier.cuh.j2"        a statement that takes a whole line
@@ -57,10 +57,10 @@ _SECTION = re.compile(r"(?<!\n)\n(?=// ---- )|(?<=\n\})\n(?=[^\n}])|(?<=\n\};)\n
 
 
 class LineDirectives(Extension):
-    """Insert a #line directive wherever lines of the output stop following the template's.
+    """Extension that inserts a #line directive wherever the output's line numbers diverge from the template's.
 
-    The compiler, and with it PTX, hazards and hang reports, then counts lines as the user's file does. The body of a
-    macro has no directive, because it may be printed in the middle of a line.
+    The compiler, and therefore PTX, hazards and hang reports, then use the line numbers of the user's file. The body of
+    a macro has no directive, because it may be printed in the middle of a line.
     """
 
     def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
@@ -91,7 +91,7 @@ class LineDirectives(Extension):
 
 
 def _opens_body(statement: list[str]) -> int:
-    """Return 1 for a statement that captures the following text, -1 for one that ends the capture, else 0."""
+    """Return 1 for a statement that captures the text after it, -1 for one that ends the capture, otherwise 0."""
     if not statement:
         return 0  # Jinja reports the error
     if statement[0] in ("macro", "call", "filter") or (statement[0] == "set" and "=" not in statement):
@@ -100,7 +100,7 @@ def _opens_body(statement: list[str]) -> int:
 
 
 def _with_line(text: str, number: int, name: str, at_line_start: bool) -> tuple[str, bool]:
-    """Return the text with a directive at its first start of a line, and whether it has no place for one."""
+    """Return the text with a directive at the first line start, and whether no line start can take a directive."""
     if at_line_start:
         return f'#line {number} "{name}"\n{text}', False
     end = text.find("\n")
@@ -113,7 +113,7 @@ def _with_line(text: str, number: int, name: str, at_line_start: bool) -> tuple[
 
 
 def line_name(name: str) -> str:
-    """Return a file's name for a #line directive: absolute, or NVRTC would put its working directory in front of it."""
+    """Return an absolute name for a #line directive, because NVRTC prepends its working directory to relative names."""
     quoted = name.replace("\\", "/").replace('"', "'")
     return f"/{quoted}"
 
@@ -121,7 +121,7 @@ def line_name(name: str) -> str:
 def _printable(value: Any) -> Any:
     """Return a value that ``${ }`` may print (Jinja's finalize).
 
-    Types are exact, because a bool or an IntEnum is an int that prints as a name.
+    The types must match exactly, because a bool or an IntEnum is an int that prints as a name.
     """
     if type(value) in (str, int) or isinstance(value, jinja2.Undefined):
         return value  # an Undefined raises an error that names the variable
@@ -130,9 +130,10 @@ def _printable(value: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def template_root() -> Path:
-    """Return the folder of the templates: next to the package's modules in a wheel, next to the package in a checkout.
+    """Return the template folder.
 
-    Raises TemplateError if neither exists.
+    In a wheel it is next to the package's modules; in a checkout it is next to the package. Raises TemplateError if
+    neither folder exists.
     """
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "ptx_templates", package.parent / "ptx_templates"):
@@ -145,7 +146,7 @@ def template_root() -> Path:
 
 
 class _Loader(jinja2.FileSystemLoader):
-    """Load templates of a folder. A parsed template is reused while its text, not only its time, stays the same."""
+    """Loader for the templates in a folder. A parsed template is reused only while its text stays the same."""
 
     def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
         text, filename, _ = super().get_source(environment, template)
@@ -161,7 +162,7 @@ class _Loader(jinja2.FileSystemLoader):
 
 @lru_cache(maxsize=8)
 def _environment(root: Path, has_lines: bool = False) -> jinja2.Environment:
-    """Return the environment of a template folder. ``has_lines``: with #line directives."""
+    """Return the environment for a template folder. ``has_lines`` says whether it adds #line directives."""
     environment = ImmutableSandboxedEnvironment(
         block_start_string="/*%",
         block_end_string="%*/",
@@ -208,7 +209,7 @@ def render(
     is_source : bool, default False
         Whether ``template`` is the text itself.
     name : str, optional
-        File name of the text. The source then has #line directives, which name it.
+        File name of the text. The source then has #line directives with this name.
     debug : bool, default False
         ``debug`` in the template. Primitives then bound their waits and check their arguments; see
         docs/howto/debug_a_hang.md.
@@ -221,7 +222,7 @@ def render(
     Raises
     ------
     TemplateError
-        With the name and the line of the template.
+        If the template cannot be rendered. The error has the name and line of the template.
     TargetError
         If the target is unknown.
     """
@@ -296,7 +297,7 @@ def _library_files() -> frozenset[str]:
 
 @lru_cache(maxsize=512)
 def _references(text: bytes) -> tuple[str, ...]:
-    """Return the names that a template refers to."""
+    """Return the template names to which a template refers."""
     names = []
     decoded = text.decode("utf-8")
     for match in _REFERENCE.finditer(decoded):

@@ -122,7 +122,7 @@ def check_load(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | No
     max_offset = rules.CORNER_RANGE[spec.rank][1] * 2 + 1
     for index, value in enumerate(values):
         if not 0 <= value <= max_offset:
-            raise DescriptorError(f"offsets[{index}]", value, f"0..{max_offset} at rank {spec.rank}")
+            raise DescriptorError(f"offsets[{index}]", value, f"0 to {max_offset} at rank {spec.rank}")
 
 
 def check_store(spec: AnySpec, coords: Sequence[int] | None = None) -> None:
@@ -175,11 +175,11 @@ def check_traps(spec: AnySpec, coords: Sequence[int]) -> None:
     values = _coordinates(spec, coords)
     for index, dim in enumerate(spec.dims):
         if dim > MAX_REACHED_DIM:
-            raise DescriptorError(f"dims[{index}]", dim, "1..2**31 elements in an access", "describe a part of it")
+            raise DescriptorError(f"dims[{index}]", dim, "1 to 2**31 elements in an access", "describe a part of it")
     if isinstance(spec, Im2colSpec):
         for index, (low, high) in enumerate(zip(*bounding_box(spec), strict=True), first_pixel_dim(spec)):
             if not low <= values[index] <= high:
-                raise DescriptorError(f"coords[{index}]", values[index], f"{low}..{high}, the bounding box")
+                raise DescriptorError(f"coords[{index}]", values[index], f"{low} to {high}, the bounding box")
 
 
 def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:

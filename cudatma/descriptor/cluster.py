@@ -74,7 +74,7 @@ def multicast_mask(
     mask = 0
     for index, rank in enumerate(chosen):
         if type(rank) is not int or not 0 <= rank < size:
-            raise LaunchError(f"ranks[{index}]", rank, f"0..{size - 1}")
+            raise LaunchError(f"ranks[{index}]", rank, f"0 to {size - 1}")
         mask |= 1 << rank
     return mask
 
@@ -145,7 +145,7 @@ def _line(shape: tuple[int, int, int], axis: str, block: Sequence[int]) -> list[
     place = list(block) + [0] * (3 - len(block))
     for index, (value, size) in enumerate(zip(place, shape, strict=True)):
         if type(value) is not int or not 0 <= value < size:
-            raise LaunchError(f"block[{index}]", value, f"0..{size - 1}")
+            raise LaunchError(f"block[{index}]", value, f"0 to {size - 1}")
     ranks = []
     for value in range(shape[_AXES[axis]]):
         place[_AXES[axis]] = value

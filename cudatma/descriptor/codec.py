@@ -94,7 +94,7 @@ def encode(spec: AnySpec, version: int = 0) -> bytes:
     Raises DescriptorError for an im2col wide config, whose bits are not known, and unless the version is 0 to 7.
     """
     if not 0 <= version < 8:
-        raise DescriptorError("version", version, "0..7")
+        raise DescriptorError("version", version, "0 to 7")
     fields = _common_fields(spec) | {"version": version}
     if isinstance(spec, TiledSpec):
         kind = "tiled"
@@ -210,7 +210,7 @@ def decode(data: bytes | bytearray | memoryview) -> Decoded:
     kind, fields = read_fields(data)
     rank = fields["rank_minus_1"] + 1
     if rank > 5 or (kind == "im2col" and rank < 3):
-        raise DescriptorError("rank", rank, "3..5" if kind == "im2col" else "1..5")
+        raise DescriptorError("rank", rank, "3 to 5" if kind == "im2col" else "1 to 5")
     common: dict[str, Any] = {
         "dtype": _dtype(fields),
         "dims": tuple(fields[f"dim_minus_1[{i}]"] + 1 for i in range(rank)),
@@ -254,7 +254,7 @@ def _dtype(fields: dict[str, int]) -> TmaType:
     for candidate in TMA_TYPES.values():
         if candidate.descriptor_format == number and candidate.name.startswith("tfloat32") == tf32:
             return candidate
-    raise DescriptorError("format", f"{number} with tf32 bit {int(tf32)}", "0..13, and 7 or 8 with the tf32 bit")
+    raise DescriptorError("format", f"{number} with tf32 bit {int(tf32)}", "0 to 13, and 7 or 8 with the tf32 bit")
 
 
 def _swizzle(fields: dict[str, int]) -> Swizzle:

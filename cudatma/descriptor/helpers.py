@@ -355,5 +355,5 @@ def box_coordinates(spec: AnySpec, tile: Sequence[int]) -> tuple[int, ...]:
     rules.check_length(indices, spec.rank, "tile", spec.rank)
     for i, (index, count) in enumerate(zip(indices, tile_counts(spec), strict=True)):
         if not 0 <= index < count:
-            raise DescriptorError(f"tile[{i}]", index, f"0..{count - 1}")
+            raise DescriptorError(f"tile[{i}]", index, f"0 to {count - 1}")
     return tuple(index * size for index, size in zip(indices, _box_extent(spec), strict=True))

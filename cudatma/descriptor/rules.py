@@ -104,14 +104,14 @@ def check_rank(rank: int, min_rank: int, interleave: Interleave) -> None:
         min_rank = max(min_rank, 3)
     if not min_rank <= rank <= MAX_RANK:
         why = f" with interleave {interleave.label}" if interleave is not Interleave.NONE else ""
-        raise DescriptorError("rank", rank, f"{min_rank}..{MAX_RANK}{why}", "merge or add dimensions of size 1")
+        raise DescriptorError("rank", rank, f"{min_rank} to {MAX_RANK}{why}", "merge or add dimensions of size 1")
 
 
 def check_dims(dims: Sequence[int], dtype: TmaType) -> None:
     """Require 1 to 2**32 elements in each dimension, and whole groups of packed values in dims[0]."""
     for index, dim in enumerate(dims):
         if not 1 <= dim <= MAX_DIM:
-            raise DescriptorError(f"dims[{index}]", dim, "1..2**32 elements", "an empty tensor has no tensor map")
+            raise DescriptorError(f"dims[{index}]", dim, "1 to 2**32 elements", "an empty tensor has no tensor map")
     multiple = 128 if is_padded(dtype) else 2 if dtype.packed else 1
     if dims[0] % multiple:
         raise DescriptorError("dims[0]", dims[0], f"multiples of {multiple} for {dtype.name}", "pad the rows")
@@ -123,7 +123,7 @@ def check_strides(strides_bytes: Sequence[int], dtype: TmaType, interleave: Inte
     for index, stride in enumerate(strides_bytes):
         if not 0 <= stride < STRIDE_LIMIT:
             raise DescriptorError(
-                f"strides_bytes[{index}]", stride, "0..2**40 - 16 bytes", "a tensor map cannot walk backwards"
+                f"strides_bytes[{index}]", stride, "0 to 2**40 - 16 bytes", "a tensor map cannot walk backwards"
             )
         if stride % multiple:
             raise DescriptorError(
@@ -149,7 +149,7 @@ def check_element_strides(element_strides: Sequence[int]) -> None:
     """Require an element stride of 1 to 8 in each dimension."""
     for index, step in enumerate(element_strides):
         if not 1 <= step <= MAX_ELEMENT_STRIDE:
-            raise DescriptorError(f"element_strides[{index}]", step, f"1..{MAX_ELEMENT_STRIDE}")
+            raise DescriptorError(f"element_strides[{index}]", step, f"1 to {MAX_ELEMENT_STRIDE}")
 
 
 def check_inner_box(elems: int, field: str, dtype: TmaType, interleave: Interleave, swizzle: Swizzle) -> None:
@@ -159,7 +159,7 @@ def check_inner_box(elems: int, field: str, dtype: TmaType, interleave: Interlea
     requires them. The span limit applies only without interleave.
     """
     if not 1 <= elems <= MAX_BOX:
-        raise DescriptorError(field, elems, f"1..{MAX_BOX} elements", "split the box, or describe wider elements")
+        raise DescriptorError(field, elems, f"1 to {MAX_BOX} elements", "split the box, or describe wider elements")
     if is_padded(dtype) and elems != 128:
         raise DescriptorError(field, elems, f"128 elements for {dtype.name}")
     bits = elems * smem_bits(dtype)
@@ -182,7 +182,7 @@ def check_box(box: Sequence[int], dtype: TmaType, interleave: Interleave, swizzl
     check_inner_box(box[0], "box[0]", dtype, interleave, swizzle)
     for index, size in enumerate(box[1:], 1):
         if not 1 <= size <= MAX_BOX:
-            raise DescriptorError(f"box[{index}]", size, f"1..{MAX_BOX} elements", "issue several boxes")
+            raise DescriptorError(f"box[{index}]", size, f"1 to {MAX_BOX} elements", "issue several boxes")
 
 
 def check_interleave(interleave: Interleave, dtype: TmaType) -> None:
@@ -224,7 +224,7 @@ def check_corners(
         check_length(corner, rank - 2, name, rank)
         for index, value in enumerate(corner):
             if not low <= value <= high:
-                raise DescriptorError(field(name, index), value, f"{low}..{high}", f"the limits at rank {rank}")
+                raise DescriptorError(field(name, index), value, f"{low} to {high}", f"the limits at rank {rank}")
     for index in range(rank - 2):
         dim = index + first
         extent = dims[dim] + upper[index] - lower[index]
@@ -245,7 +245,7 @@ def _signed_32(value: int) -> int:
 def check_pixels(pixels: int) -> None:
     """Require 1 to 1024 pixels in a column."""
     if not 1 <= pixels <= MAX_PIXELS:
-        raise DescriptorError("pixels_per_column", pixels, f"1..{MAX_PIXELS}")
+        raise DescriptorError("pixels_per_column", pixels, f"1 to {MAX_PIXELS}")
 
 
 def check_wide(interleave: Interleave, swizzle: Swizzle) -> None:

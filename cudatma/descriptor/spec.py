@@ -413,7 +413,7 @@ def array_axes(
     else:
         order = rules.as_ints(axes, "axes")
         if sorted(order) != list(f_order):
-            raise DescriptorError("axes", axes, f"a permutation of 0..{rank - 1}")
+            raise DescriptorError("axes", axes, f"a permutation of 0 to {rank - 1}")
     inner = order[0]
     if not dense(inner):
         raise DescriptorError(

@@ -120,7 +120,7 @@ class Placement:
     def element(self, row: int, index: int) -> Element:
         """Return element (row, index) of the box. Raises ArgumentError if it is outside the box."""
         if not (0 <= row < self.rows and 0 <= index < self.row_elems):
-            allowed = f"r in 0..{self.rows - 1}, c in 0..{self.row_elems - 1}"
+            allowed = f"r from 0 to {self.rows - 1}, c from 0 to {self.row_elems - 1}"
             raise ArgumentError("element", f"({row}, {index})", allowed)
         box, bits = self.box, self.spec.dtype.element_bits
         chunk, within = divmod(index, self.chunk_elems)
@@ -155,7 +155,7 @@ def check_size(spec: AnySpec) -> None:
     """Raise DescriptorError unless the shared memory of some block can hold a box."""
     size = max(spec.footprint_bytes, spec.expected_bytes)
     if size > MAX_SMEM_BYTES:
-        raise DescriptorError("box", f"{size} bytes of shared memory", f"at most {MAX_SMEM_BYTES}, the most of any GPU")
+        raise DescriptorError("box", f"{size} bytes of shared memory", f"at most {MAX_SMEM_BYTES} on any GPU")
 
 
 def origin(spec: AnySpec) -> tuple[int, ...]:

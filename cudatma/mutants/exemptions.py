@@ -1,6 +1,6 @@
-"""Mutants that change nothing because another instruction gives the same order; the PTX shows it without a run.
+"""Rules that exempt mutants which change nothing, because another instruction in the PTX gives the same order.
 
-Each rule names the instruction with the same effect. A rule applies only to mutants about which the emulator reports
+Each rule names the instruction with the same effect. A rule applies only to mutants for which the emulator reports
 nothing. Source: PTX ISA, "Memory Consistency Model", "mbarrier.arrive" (release by default), "bar.warp.sync", "Async
 proxy", "wgmma.fence".
 """
@@ -28,7 +28,7 @@ from cudatma.mutants.ptx_text import (
 
 
 class Exemptions:
-    """The control flow of a module, and the rules that find an instruction with the effect of a missing one."""
+    """Control flow of a module, and the rules that find another instruction with the effect of a missing one."""
 
     def __init__(self, ptx: str) -> None:
         self.functions = {name: function for name, function in parse(ptx).functions.items() if function.is_defined}
@@ -36,7 +36,7 @@ class Exemptions:
         self._graphs: dict[str, Graph] = {}
 
     def reason(self, mutant: Mutant) -> str:
-        """Return the instruction that gives the same order, and why, or ""."""
+        """Return text that names the instruction which gives the same order, with the reason, or "" if none does."""
         if mutant.operator == "map_base":
             return self._replaced_address()
         if mutant.operator == "wgmma_swizzle":
@@ -56,7 +56,7 @@ class Exemptions:
         return ""
 
     def _tiles_of_no_map(self) -> str:
-        """Return a reason if no tensor map loads tiles: then a descriptor's swizzle has nothing to contradict."""
+        """Return a reason if no tensor map loads tiles, because a descriptor's swizzle then contradicts nothing."""
         copies = [instruction for instruction in self.all if instruction.parts[:2] == ("cp", "async")]
         if not copies or any("tensor" in instruction.parts for instruction in copies):
             return ""
@@ -64,7 +64,7 @@ class Exemptions:
 
 
 def _no_asynchronous_user(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt fence.mbarrier_init if neither the asynchronous proxy nor another CTA uses the barriers."""
+    """Exempt fence.mbarrier_init if neither the async proxy nor another CTA uses the barriers."""
     if "mbarrier_init" not in graph.body[at].parts:
         return ""
     for other in known.all:
@@ -75,7 +75,7 @@ def _no_asynchronous_user(known: Exemptions, graph: Graph, at: int) -> str:
 
 
 def _proxy_fence_follows(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt an init fence before fence.proxy.async, which also publishes mbarrier.init in time."""
+    """Exempt an init fence that precedes fence.proxy.async, because that fence also publishes mbarrier.init in time."""
     if "mbarrier_init" not in graph.body[at].parts:
         return ""
     fence: Instruction | None = None
@@ -91,7 +91,7 @@ def _is_proxy_fence(instruction: Instruction) -> bool:
 
 
 def _another_wgmma_fence(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a wgmma.fence if every path passes another one after which only wgmmas write their registers.
+    """Exempt a wgmma.fence if every path passes an earlier one after which only wgmmas write their own registers.
 
     Wgmmas of one shape accumulate into the same registers in order.
     """
@@ -111,7 +111,7 @@ def _another_wgmma_fence(known: Exemptions, graph: Graph, at: int) -> str:
 
 
 def _release_follows(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a fence right before a release, which publishes the same."""
+    """Exempt a fence right before a release, because the release publishes the same writes."""
     if graph.body[at].parts[1].startswith(("proxy", "mbarrier_init", "fence")):
         return ""
     release = graph.ends_on(at, True, is_release)
@@ -119,7 +119,7 @@ def _release_follows(known: Exemptions, graph: Graph, at: int) -> str:
 
 
 def _fence_comes_before(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a relaxed write after a fence, or a relaxed read before one: they are release and acquire patterns."""
+    """Exempt a relaxed write after a fence or a relaxed read before one, which are release and acquire patterns."""
     instruction = graph.body[at]
     if instruction.parts[0] not in ("st", "atom", "red"):
         return ""
@@ -133,7 +133,7 @@ def _is_fence(instruction: Instruction) -> bool:
 
 
 def _nothing_to_publish(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt an arrival before which only loads by copies touch shared memory."""
+    """Exempt an arrival if only copies into shared memory precede it."""
     mine = graph.body[at].parts
     arrives = mine[0] == "mbarrier" and mine[1].startswith("arrive")
     if not arrives or graph.any_before(at, lambda i: touches_shared(i) and not is_load(i)):
@@ -142,7 +142,7 @@ def _nothing_to_publish(known: Exemptions, graph: Graph, at: int) -> str:
 
 
 def _nothing_left_to_order(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt an instruction after which nothing accesses memory, also in threads that wait for it."""
+    """Exempt an instruction if nothing accesses memory after it, including in threads that wait for it."""
     mine = graph.body[at]
     if mine.parts[:2] == ("barrier", "cluster") or _touches_later(graph, at):
         return ""
@@ -164,16 +164,16 @@ def _waits(instruction: Instruction) -> bool:
 def _could_wait_elsewhere(graph: Graph, at: int, wait: int) -> bool:
     """Return whether other threads may wait at ``wait`` for what ``at`` publishes, and then touch memory.
 
-    They cannot if every thread passes the wait before it reaches ``at``.
+    They cannot do so if every thread passes the wait before it reaches ``at``.
     """
     return wait != at and _touches_later(graph, wait) and not graph.reaches(wait, at)
 
 
 def _lanes_meet_anyway(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a warp barrier next to another warp-wide instruction, if nothing touches memory between them.
+    """Exempt a warp barrier next to another warp-wide instruction if nothing touches memory between the two.
 
-    A warp-wide instruction that touches memory (stmatrix) does so after the lanes have met, so it orders only what
-    comes before it.
+    A warp-wide instruction that touches memory (stmatrix) does so after the lanes have reconverged, so it orders only
+    earlier accesses.
     """
     after = graph.ends_on(at, True, is_meeting)
     if after:
@@ -183,7 +183,10 @@ def _lanes_meet_anyway(known: Exemptions, graph: Graph, at: int) -> str:
 
 
 def _lanes_have_met_in_the_loop(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt the same on the path of the barrier's loop; the first iteration has released nothing yet."""
+    """Exempt a warp barrier in a loop if an earlier warp-wide instruction in the loop synchronizes the lanes.
+
+    The first iteration has released nothing yet.
+    """
     for instruction in graph.main_path_before(at):
         if is_meeting(instruction) and not touches_memory(instruction):
             return f"`{instruction.opcode}` before it: the lanes have met after their last access to the slot"
@@ -193,7 +196,7 @@ def _lanes_have_met_in_the_loop(known: Exemptions, graph: Graph, at: int) -> str
 
 
 def _every_lane_waits_itself(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a warp barrier next to an mbarrier wait with only copies and arrivals between: every lane waits."""
+    """Exempt a warp barrier if only copies and arrivals separate it from an mbarrier wait, because every lane waits."""
 
     def halts(instruction: Instruction) -> bool:
         plain = touches_memory(instruction) and not is_copy(instruction)
@@ -210,13 +213,13 @@ def _every_lane_waits_itself(known: Exemptions, graph: Graph, at: int) -> str:
 
 
 def _cluster_barrier_follows(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a barrier before barrier.cluster, which also joins the threads of a CTA."""
+    """Exempt a barrier before barrier.cluster, because barrier.cluster also synchronizes the threads of a CTA."""
     barrier = graph.ends_on(at, True, lambda i: i.parts[:2] == ("barrier", "cluster") and "relaxed" not in i.parts)
     return f"`{barrier.opcode}` after it joins the CTA's threads too" if barrier else ""
 
 
 def _other_wait(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt one of two waits for the same groups with no access to shared memory between them."""
+    """Exempt one of two waits for the same groups if nothing accesses shared memory between the two waits."""
     mine = graph.body[at]
     if "bulk" not in mine.parts:
         return ""
@@ -239,7 +242,7 @@ def _count(instruction: Instruction) -> int:
 def _other_wgmma_wait(known: Exemptions, graph: Graph, at: int) -> str:
     """Exempt a wgmma.wait_group if the next one, or the previous one in the loop, comes before a slot is released.
 
-    Registers need no rule: the emulator watches the registers of every group in flight.
+    Registers need no rule, because the emulator watches the registers of every group in flight.
     """
     mine = graph.body[at]
     if mine.parts[0] != "wgmma":
@@ -263,7 +266,7 @@ def _other_wgmma_wait(known: Exemptions, graph: Graph, at: int) -> str:
 
 
 def _arrivals_cover_copies(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a wait if cp.async.mbarrier.arrive follows every copy: the readers wait at an mbarrier."""
+    """Exempt a wait if cp.async.mbarrier.arrive follows every copy, because the readers then wait on an mbarrier."""
     if "bulk" in graph.body[at].parts:
         return ""
     arrival: Instruction | None = None
@@ -295,7 +298,7 @@ def _waited_at_an_mbarrier(known: Exemptions, graph: Graph, at: int) -> str:
 
 
 def _others_have_waited(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt griddepcontrol.wait in a warp that waits for a ring filled by another warp with the same wait."""
+    """Exempt griddepcontrol.wait in a warp that waits for a ring if the warp that fills the ring has the same wait."""
     others = [place for place in graph.places(lambda i: i.parts[:2] == ("griddepcontrol", "wait")) if place != at]
     fills = any(graph.any_after(place, lambda i: is_copy(i) or is_release(i)) for place in others)
     after = (i for i, _ in graph.walk(at, True, lambda i: _is_mbarrier_wait(i) or touches_memory(i)))

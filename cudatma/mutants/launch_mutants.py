@@ -17,12 +17,12 @@ from cudatma.mutants.ptx_text import loaded_parameters, without_comments
 
 _SHARED = re.compile(r"\.shared\s+\.align\s+(\d+)\s+\.b\d+\s+([\w$]+)\s*\[(\d*)\]")
 _MISPLACED = frozenset({"trap", "barrier_misaligned", "swizzle_alignment", "swizzle_mismatch", "uninitialised_shared"})
-#: Half of the alignment of a tensor copy, and of a bulk copy.
+#: Half of the alignment in bytes that a tensor copy and a bulk copy require.
 _HALF_TENSOR, _HALF_BULK = 64, 8
 
 
 def mutants_of_call(ptx: str, call: Call) -> list[Mutant]:
-    """Return every mutant of a launch: of its tensor maps, its shared memory, and the alignment of shared arrays."""
+    """Return every mutant of a launch's tensor maps, shared memory size, and shared array alignment."""
     mutants = list(_bases(ptx, call))
     functions = parse(ptx).functions
     entries = [function.name for function in functions.values() if function.is_entry]
@@ -49,7 +49,7 @@ def _launch_mutant(operator: str, text: str, change: Callable[[Call], Call], exp
 
 
 def _maps(position: int, spec: TiledSpec) -> Iterator[Mutant]:
-    """Yield mutants of the 128 bytes as a driver wrote them: another swizzle, a misaligned address."""
+    """Yield mutants of the 128 bytes with another swizzle or a misaligned address."""
     for mode in (Swizzle.NONE, Swizzle.B32, Swizzle.B64, Swizzle.B128):
         if mode is not spec.swizzle:
             yield _launch_mutant(
@@ -67,7 +67,7 @@ def _maps(position: int, spec: TiledSpec) -> Iterator[Mutant]:
 
 
 def _boxes(position: int, spec: TiledSpec) -> Iterator[Mutant]:
-    """Yield loads of one row less or more than the barrier expects. A store of another box may be intended."""
+    """Yield mutants that load one row less or more than the barrier expects. Stores keep their box."""
     outer = spec.rank - 1
     for step in (-1, 1):
         if outer and 1 <= spec.box[outer] + step <= 256:
@@ -91,7 +91,7 @@ def _field(position: int, field: str, ordinal: int, value: int) -> Callable[[Cal
 
 
 def _bases(ptx: str, call: Call) -> Iterator[Mutant]:
-    """Yield mutants that move a shared array by half of an alignment that its users need."""
+    """Yield mutants that move a shared array by half of the alignment that its users require."""
     text = without_comments(ptx)
     swizzles = [value.spec.swizzle for value in call.args if isinstance(getattr(value, "spec", None), TiledSpec)]
     pattern = max((required_alignment(mode) for mode in swizzles if mode), default=0)

@@ -1,4 +1,4 @@
-"""A launch as data, and a mutant: one change of a synchronization, with the hazards that the emulator should report."""
+"""Data classes for a launch and for a mutant, which changes one synchronization and has expected hazards."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cudatma.emulator import EmulatedModule, Report
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Arguments of ``EmulatedModule.launch``, without schedules and hazards.
+    """Arguments of ``EmulatedModule.launch`` except schedules and hazards.
 
-    options: further keyword arguments. keep: objects that own memory which the arguments reference by address.
+    options: further keyword arguments. keep: objects that own the memory to which address arguments refer.
     """
 
     entry: str
@@ -27,7 +27,7 @@ class Call:
     keep: Any = None
 
     def run(self, module: EmulatedModule, **options: Any) -> Report:
-        """Launch the call. options: schedules, seed, replay, hazards, step_limit."""
+        """Launch the call. ``options`` may be schedules, seed, replay, hazards and step_limit."""
         return module.launch(
             self.entry,
             self.grid,
@@ -41,21 +41,21 @@ class Call:
         )
 
 
-#: Hazard kinds of common mistakes: a reader that did not wait, a slot that was refilled too early.
+#: Hazard kinds of two common mistakes: a reader does not wait, or a slot is refilled too early.
 EARLY_READ = frozenset({"read_before_load", "wrong_parity", "exit_with_pending_load"})
 REFILL = frozenset({"overwritten_while_read", "write_race"})
-#: Ordinary accesses to shared memory, to global memory, and by lanes of one warp.
+#: Races between ordinary accesses to shared memory, to global memory, and by the lanes of one warp.
 RACE = frozenset({"data_race", "global_race", "lane_race"})
 HANG = frozenset({"deadlock", "byte_count"})
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A change of the PTX text, of the launch, or of both.
+    """A change to the PTX text, to the launch, or to both.
 
-    operator: the kind of change, a key of OPERATORS. line: of the PTX, 0 for a change of the launch. expected: hazard
-    kinds, one of which has to be reported. at: the instruction's index in its function. edits: (first character, end,
-    new text) of each replaced part, in the order of the text.
+    operator: the kind of change, a key of OPERATORS. line: line in the PTX, or 0 for a change to the launch. expected:
+    hazard kinds, one of which must be reported. at: index of the instruction in the function. edits: (first character,
+    end, new text) of each replaced part, in the order of the text.
     """
 
     operator: str
@@ -70,11 +70,11 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """``operator:line``, or the operator and text of a change of the launch."""
+        """``operator:line``, or the operator and text for a change to the launch."""
         return f"{self.operator}:{self.line}" if self.line else f"{self.operator}:{self.text}"
 
     def apply(self, ptx: str) -> str:
-        """Return the mutated text. Lines keep their numbers."""
+        """Return the mutated text. Line numbers do not change."""
         pieces, done = [], 0
         for start, end, text in self.edits:
             lost = ptx.count("\n", start, end) - text.count("\n")
@@ -83,5 +83,5 @@ class Mutant:
         return "".join([*pieces, ptx[done:]])
 
     def changed(self, call: Call) -> Call:
-        """Return the launch of the mutant."""
+        """Return the mutant's launch."""
         return call if self.change is None else self.change(call)

@@ -1,4 +1,4 @@
-"""Changes to an instruction that synchronizes: drop it, or let it wait for, count or order something else.
+"""Operators that remove a synchronization instruction, or change what the instruction waits for, counts or orders.
 
 Each operator states the kinds of hazards that the missing or wrong order causes. Source: PTX ISA, "mbarrier", "Async
 proxy", "bar, barrier", "wgmma.fence", "Memory Consistency Model".
@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from cudatma.mutants.mutant import EARLY_READ, HANG, RACE, REFILL, Mutant
 from cudatma.mutants.ptx_text import Site, sites_of
 
-#: Hazards of a missing barrier.
+#: Hazards that a missing barrier causes.
 _UNORDERED = RACE | EARLY_READ | REFILL | {"missing_proxy_fence", "missing_init_sync"}
 _UNORDERED |= {"store_source_reused", "read_before_store"}
-#: Hazards of a bulk store without a timely wait.
+#: Hazards that a bulk store without a timely wait causes.
 _LATE_STORE = frozenset({"store_source_reused", "exit_with_pending_store", "read_before_store", "write_race"})
 _TX_STEP = 16
 
@@ -54,9 +54,9 @@ OPERATORS: dict[str, str] = {
 
 
 def mutants_of(ptx: str) -> list[Mutant]:
-    """Return every mutant of a PTX module that changes its text, in the order of the text. Raises PtxError.
+    """Return every mutant that changes the text of a PTX module, in the order of the text.
 
-    ``mutants_of_call`` returns mutants that change the launch.
+    ``mutants_of_call`` returns the mutants that change the launch. Raises PtxError for text that is not valid PTX.
     """
     sites = sites_of(ptx)
     mutants = [
@@ -149,7 +149,7 @@ def _relaxed(site: Site) -> str:
 
 def _bytes(site: Site) -> Iterator[Change]:
     last = len(site.operands) - 1
-    # Not of 0 bytes: a CTA expects 0 if its neighbors send nothing, and no count is negative.
+    # An expect_tx of 0 bytes is left alone: a CTA expects 0 if its neighbors send nothing, and no count is negative.
     yield "expect_less", _moved(site, last, -_TX_STEP), frozenset({"byte_count", "trap"})
     yield "expect_more", _moved(site, last, _TX_STEP), frozenset({"byte_count"})
 
@@ -179,7 +179,7 @@ def _barrier(site: Site) -> Iterator[Change]:
     elif "arrive" in parts:
         yield "drop_arrive", "", frozenset({"deadlock"})
     else:
-        # divergent_warp: two setmaxnreg without a barrier between them.
+        # divergent_warp results from two setmaxnreg without a barrier between them.
         unset = {"uninitialised_shared", "barrier_uninitialised"}
         yield "drop_barrier", "", _UNORDERED | unset | {"deadlock", "divergent_warp"}
         if len(site.operands) == 2 and "sync" in parts:
@@ -190,7 +190,7 @@ def _copy(site: Site) -> Iterator[Change]:
     parts = set(site.parts)
     bulk = "bulk" in parts
     if "commit_group" in parts:
-        # Uncommitted operations join the next group, if any, and the wait for them comes too late.
+        # Uncommitted operations join the next group, if there is one, and the wait for them then comes too late.
         yield "drop_commit", "", _LATE_STORE | {"uncommitted_group"} if bulk else EARLY_READ
     elif "wait_group" in parts or "wait_all" in parts:
         expected = (_LATE_STORE if bulk else EARLY_READ) | REFILL | RACE
@@ -233,7 +233,7 @@ def _dependency(site: Site) -> Iterator[Change]:
 
 
 def _ordered(site: Site) -> Iterator[Change]:
-    """Yield mutants of a flag in global or shared memory: ld.acquire, st.release, atom and red with an order."""
+    """Yield mutants of a flag access in global or shared memory: ld.acquire, st.release, and ordered atom and red."""
     orders = [part for part in site.parts if part in ("acquire", "release", "acq_rel")]
     if orders:
         opcode = ".".join("relaxed" if part in orders else part for part in site.parts)
@@ -241,7 +241,7 @@ def _ordered(site: Site) -> Iterator[Change]:
 
 
 def _tensor_map(site: Site) -> Iterator[Change]:
-    """Yield tensormap.cp_fenceproxy, which copies and releases, without it."""
+    """Yield mutants of tensormap.cp_fenceproxy that copy the map without the release."""
     if site.parts[1] == "cp_fenceproxy":
         yield "drop_fence", "", frozenset({"tensor_map_fence", "out_of_bounds", "trap"})
 

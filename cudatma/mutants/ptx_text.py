@@ -1,4 +1,4 @@
-"""Instructions of a PTX text: their positions, control flow between them, and what they touch."""
+"""Instructions in a PTX text: their positions, the control flow between them, and the memory that they touch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _GUARD = re.compile(r"@\s*!?\s*[\w$%]+\s*$")
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """An instruction.
+    """An instruction and its position in the text.
 
-    at: its index in the function's body. start, end: its characters, including guard and semicolon. guard: ``"@%p1 "``
-    or "". operands: as written.
+    at: index of the instruction in the function's body. start, end: positions of the first character and of the end,
+    including guard and semicolon. guard: ``"@%p1 "`` or "". operands: the operands as written.
     """
 
     function: Function
@@ -49,12 +49,12 @@ class Site:
 
 
 def without_comments(ptx: str) -> str:
-    """Return the text with blanks for comments; every other character keeps its position."""
+    """Return the text with comments replaced with blanks. Every other character keeps its position."""
     return _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment.group()), ptx)
 
 
 def sites_of(ptx: str) -> list[Site]:
-    """Return every instruction of the functions in a module, in the order of the text. Raises PtxError."""
+    """Return every instruction in the functions of a module, in the order of the text. Raises PtxError."""
     text = without_comments(ptx)
     begins = [0] + [newline.end() for newline in re.finditer("\n", text)]
     searched: dict[int, int] = {}
@@ -68,7 +68,7 @@ def sites_of(ptx: str) -> list[Site]:
 def _locate(
     text: str, begins: list[int], searched: dict[int, int], function: Function, at: int, instruction: Instruction
 ) -> Site:
-    """Find an instruction in its line, which the parser knows; instructions of a line come in order."""
+    """Find an instruction in the line that the parser reported. Instructions on one line must be located in order."""
     line, opcode = instruction.line, instruction.opcode
     pattern = re.compile(rf"(?<![\w$%.:]){re.escape(opcode)}(?![\w$.:])")
     match = pattern.search(text, searched.get(line, begins[line - 1]))
@@ -83,7 +83,7 @@ def _locate(
 
 
 def split_operands(text: str) -> Iterator[str]:
-    """Yield the operands between commas outside brackets."""
+    """Yield the operands, split at commas outside brackets."""
     depth, begin = 0, 0
     for position, character in enumerate(text):
         depth += character in "[{(" or -(character in "]})")
@@ -96,7 +96,7 @@ def split_operands(text: str) -> Iterator[str]:
 
 _SHARED_ACCESS = {"ld", "st", "atom", "red", "ldmatrix", "stmatrix", "wgmma", "tensormap"}
 _NOT_SHARED = {"global", "local", "param", "const"}
-#: Instructions that join the lanes of a warp.
+#: Instructions that synchronize the lanes of a warp.
 _MEETINGS = {
     "shfl",
     "vote",
@@ -113,9 +113,9 @@ _MEETINGS = {
 
 
 def touches_memory(instruction: Instruction) -> bool:
-    """Return whether it reads, writes or copies memory that other threads can see: shared and global, not parameters.
+    """Return whether an instruction reads, writes or copies shared or global memory, but not parameters.
 
-    tensormap.cp_fenceproxy does not count: it releases what it writes.
+    tensormap.cp_fenceproxy does not count, because it releases what it writes.
     """
     parts = instruction.parts
     if "cp_fenceproxy" in parts or (parts[0] == "wgmma" and parts[1] != "mma_async"):
@@ -126,7 +126,7 @@ def touches_memory(instruction: Instruction) -> bool:
 
 
 def touches_shared(instruction: Instruction) -> bool:
-    """Return whether it reads or writes shared memory, directly or by a copy, other than mbarriers."""
+    """Return whether an instruction reads or writes shared memory other than mbarriers, directly or by a copy."""
     spaces = {part.split("::")[0] for part in instruction.parts}
     if is_copy(instruction):
         return True
@@ -134,7 +134,7 @@ def touches_shared(instruction: Instruction) -> bool:
 
 
 def is_copy(instruction: Instruction) -> bool:
-    """Return whether it is any form of cp.async, except groups, arrivals and prefetches."""
+    """Return whether an instruction is any form of cp.async except groups, arrivals and prefetches."""
     parts = set(instruction.parts)
     return instruction.parts[0] == "cp" and not parts & {"commit_group", "wait_group", "wait_all", "arrive", "prefetch"}
 
@@ -144,13 +144,16 @@ def is_bulk_copy(instruction: Instruction) -> bool:
 
 
 def is_load(instruction: Instruction) -> bool:
-    """Return whether it is a copy into shared memory."""
+    """Return whether an instruction is a copy into shared memory."""
     spaces = [part.split("::")[0] for part in instruction.parts if part.split("::")[0] in ("global", "shared")]
     return is_copy(instruction) and spaces[:1] == ["shared"]
 
 
 def is_meeting(instruction: Instruction) -> bool:
-    """Return whether it joins the lanes of a warp, which then see each other's writes. A relaxed barrier does not."""
+    """Return whether an instruction synchronizes the lanes of a warp, which then see each other's writes.
+
+    A relaxed barrier does not do so.
+    """
     parts = instruction.parts
     if parts[0] in ("bar", "barrier"):
         return "relaxed" not in parts
@@ -158,7 +161,7 @@ def is_meeting(instruction: Instruction) -> bool:
 
 
 def is_release(instruction: Instruction) -> bool:
-    """Return whether it is an arrival or a strong write that publishes what came before it."""
+    """Return whether an instruction is an arrival or a strong write that publishes earlier writes."""
     parts = instruction.parts
     if "relaxed" in parts:
         return False
@@ -168,7 +171,7 @@ def is_release(instruction: Instruction) -> bool:
 
 
 def loaded_parameters(function: Function) -> set[int]:
-    """Return the positions of parameters whose tensor maps a tensor load reads, as far as address copies show it."""
+    """Return the positions of parameters whose tensor maps tensor loads read, as far as address copies show."""
     sources: dict[int, list[Operand]] = {}
     for instruction in function.body:
         if instruction.parts[0] in ("mov", "cvta", "cvt", "add") and isinstance(instruction.operands[0], Reg):
@@ -184,7 +187,7 @@ def loaded_parameters(function: Function) -> set[int]:
 
 
 def _symbols(operand: Operand, sources: dict[int, list[Operand]]) -> set[str]:
-    """Return the names from which an address may be computed."""
+    """Return the names of symbols from which an address may be computed."""
     names: set[str] = set()
     todo, seen = [operand], set()
     while todo:
@@ -198,7 +201,7 @@ def _symbols(operand: Operand, sources: dict[int, list[Operand]]) -> set[str]:
 
 
 class Graph:
-    """The control flow of a function, instruction by instruction."""
+    """Control flow graph of a function with one node per instruction."""
 
     def __init__(self, function: Function) -> None:
         self.function, self.body = function, function.body
@@ -216,7 +219,7 @@ class Graph:
                 self.before[other].append(at)
 
     def walk(self, at: int, forward: bool, stop: Callable[[Instruction], bool]) -> Iterator[tuple[Instruction, bool]]:
-        """Yield (instruction, whether it stops the walk) for all that may follow or precede one, up to the stops."""
+        """Yield (instruction, whether it stops the walk) for all instructions that may follow or precede another."""
         edges = self.after if forward else self.before
         seen: set[int] = set()
         todo = list(edges[at])
@@ -231,7 +234,7 @@ class Graph:
                 todo += edges[here]
 
     def ends_on(self, at: int, forward: bool, matches: Callable[[Instruction], bool]) -> Instruction | None:
-        """Return an instruction that matches, if every path meets one before anything touches memory; else None."""
+        """Return a matching instruction if every path reaches one before anything touches memory, otherwise None."""
         last: Instruction | None = None
         for instruction, halts in self.walk(at, forward, lambda i: matches(i) or touches_memory(i)):
             if halts and not matches(instruction):
@@ -243,7 +246,7 @@ class Graph:
         return last
 
     def main_path_before(self, at: int) -> Iterator[Instruction]:
-        """Yield what runs before an instruction in its loop: along back edges, or else in the order of the text."""
+        """Yield the instructions that run before another in its loop, along back edges, otherwise in text order."""
         seen: set[int] = set()
         while self.before[at] and at not in seen:
             seen.add(at)

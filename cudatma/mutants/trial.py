@@ -1,4 +1,4 @@
-"""Runs of mutants: each outcome, and counts of outcomes."""
+"""Functions that run mutants on the emulator and count the outcomes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from cudatma.mutants.launch_mutants import mutants_of_call
 from cudatma.mutants.mutant import Call, Mutant
 from cudatma.mutants.operators import OPERATORS, mutants_of
 
-#: Verdict on a mutant: a hazard of an expected kind; only other kinds; none, but another instruction gives the same
-#: order; none.
+#: Verdict on a mutant: a hazard of an expected kind was reported; only other kinds were reported; nothing was reported,
+#: but another instruction gives the same order; nothing was reported.
 REPORTED, WRONG_KIND, EXEMPT, SURVIVED = "reported", "wrong_kind", "exempt", "survived"
-#: Steps of a mutant, as a multiple of the kernel's, after which it counts as endless.
+#: A mutant counts as an infinite loop after this multiple of the original kernel's steps.
 _PATIENCE = 20
 _MIN_STEPS = 20_000
-#: Schedules of a mutant that another instruction makes harmless: in order, and with maximum delays.
+#: Number of schedules for a mutant that another instruction makes harmless: in order, and with maximum delays.
 _EXEMPT_SCHEDULES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The verdict on a mutant.
+    """Verdict on a mutant.
 
-    kinds: the reported kinds, sorted. note: the reason of the exemption, or how the run ended.
+    kinds: the reported hazard kinds, sorted. note: the reason for the exemption, or how the run ended.
     """
 
     mutant: Mutant
@@ -36,7 +36,7 @@ class Outcome:
     note: str = ""
 
 
-#: Runs one schedule, (PTX, mutant, schedule) -> report, and collects hazards instead of raising them.
+#: Function (PTX, mutant, schedule) -> report that runs one schedule and collects hazards instead of raising them.
 Runner = Callable[[str, Mutant, int], Report]
 
 
@@ -74,7 +74,7 @@ def _try_one(ptx: str, mutant: Mutant, run: Runner, schedules: int, exemptions: 
 
 
 class Trial:
-    """The mutants of a kernel with a launch. ``make`` returns a new Call with fresh arrays."""
+    """Mutants of a kernel and its launch. ``make`` must return a new Call with fresh arrays."""
 
     def __init__(self, ptx: str, make: Callable[[], Call]) -> None:
         self.ptx, self.make = ptx, make
@@ -84,7 +84,7 @@ class Trial:
         self._last: tuple[str, EmulatedModule, dict[str, bytes]] | None = None
 
     def unchanged(self, schedules: int, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> Report:
-        """Run the kernel itself, which should be clean, under ``schedules`` schedules."""
+        """Run the unchanged kernel, which should have no hazards, under ``schedules`` schedules."""
         options = {"schedules": schedules, "seed": seed, "progress": progress}
         report = self.make().run(load(self.ptx), hazards="collect", **options)
         self._step_limit = _MIN_STEPS + _PATIENCE * report.steps // schedules
@@ -98,7 +98,7 @@ class Trial:
         return call.run(self._loaded(text), replay=schedule, hazards="collect", **options)
 
     def _loaded(self, text: str) -> EmulatedModule:
-        """Return the module of a mutant, the same for all schedules, with the initial values of its variables."""
+        """Return a mutant's module with the initial values of its variables. All schedules share the module."""
         if self._last is None or self._last[0] != text:
             module = load(text)
             self._last = text, module, {name: data.tobytes() for name, data in module.globals.items()}
@@ -108,7 +108,7 @@ class Trial:
         return module
 
     def outcomes(self, schedules: int = 8, chosen: Iterable[Mutant] | None = None) -> Iterator[Outcome]:
-        """Yield the outcome of each mutant, or of ``chosen``."""
+        """Yield the outcome of each mutant, or only of the mutants in ``chosen``."""
         return try_mutants(self.ptx, self.mutants if chosen is None else chosen, self.run, schedules)
 
 
@@ -118,7 +118,7 @@ MIN_REPORTED = 0.95
 
 
 def by_operator(outcomes: Iterable[Outcome]) -> dict[str, Counter[str]]:
-    """Return the count of each verdict, by operator in the order of OPERATORS."""
+    """Return the count of each verdict by operator, in the order of OPERATORS."""
     counts_by_operator: dict[str, Counter[str]] = {operator: Counter() for operator in OPERATORS}
     for outcome in outcomes:
         counts_by_operator[outcome.mutant.operator][outcome.verdict] += 1
@@ -131,6 +131,6 @@ def by_verdict(outcomes: Iterable[Outcome]) -> Counter[str]:
 
 
 def reported_share(counts: Mapping[str, int]) -> float:
-    """Return the share of mutants reported with an expected kind among those that are not exempt; 1 without any."""
+    """Return the fraction of non-exempt mutants that were reported with an expected kind, or 1 if there are none."""
     tried = sum(counts.get(verdict, 0) for verdict in VERDICTS) - counts.get(EXEMPT, 0)
     return counts.get(REPORTED, 0) / tried if tried else 1.0

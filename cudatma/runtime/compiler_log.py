@@ -1,4 +1,4 @@
-"""The contents of a compiler's log: warnings, performance losses, registers, and lines of the source."""
+"""Parser for compiler logs: warnings, performance losses, register counts, and source lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from cudatma.errors import counted
 
-#: File -> number -> text. The name of a file has no folder, as in the emulator.
+#: File name -> line number -> text. A file name has no folder, as in the emulator.
 Lines = dict[str, dict[int, str]]
 
 _DIRECTIVE = re.compile(r'#line (?P<number>\d+) "(?P<file>[^"]*)"')
@@ -17,9 +17,9 @@ _COMPLAINT_LINES, _AROUND = 8, 3
 
 
 def lines_of(source: str, name: str = "kernel.cu") -> Lines:
-    """Return the lines of a source, numbered by its #line directives.
+    """Return the lines of a source, numbered according to its #line directives.
 
-    The file of the first directive comes first. Without directives all lines belong to ``name``.
+    The file of the first directive comes first. Without directives, all lines belong to ``name``.
     """
     plain = dict(enumerate(source.splitlines(), 1))
     if _DIRECTIVE.search(source) is None:
@@ -37,7 +37,7 @@ def lines_of(source: str, name: str = "kernel.cu") -> Lines:
 
 
 def own_lines(source: str, name: str = "kernel.cu") -> Lines:
-    """Return lines_of() without included files."""
+    """Return the lines that lines_of() returns, except the lines of included files."""
     file, lines = next(iter(lines_of(source, name).items()))
     return {file: lines}
 
@@ -74,8 +74,8 @@ _WARNING = re.compile(rf"warning|{_LOSS}|is injected in around line", re.IGNOREC
 def log_warnings(log: str) -> tuple[str, ...]:
     """Return the lines of an NVRTC log with warnings and performance losses.
 
-    Compiler warnings; "Potential Performance Loss" of ptxas (wgmma serialized, setmaxnreg ignored); waits and arrives
-    that ptxas injected around wgmma.
+    These are compiler warnings, "Potential Performance Loss" from ptxas (wgmma serialized, setmaxnreg ignored), and
+    waits and arrives that ptxas injected around wgmma.
     """
     return tuple(line.strip() for line in log.splitlines() if _WARNING.search(line) and "Remark:" not in line)
 
@@ -86,9 +86,9 @@ def performance_losses(log: str) -> tuple[str, ...]:
 
 
 def register_count(log: str, entry: str) -> int | None:
-    """Return the registers per thread of an entry, from a log with ``--ptxas-options=-v``.
+    """Return the number of registers per thread of an entry, from a log with ``--ptxas-options=-v``.
 
-    0 if ptxas ignores setmaxnreg, None if the log has no number.
+    The result is 0 if ptxas ignores setmaxnreg, and None if the log has no number.
     """
     if any("'setmaxnreg' ignored" in line for line in log.splitlines()):
         return 0

@@ -1,4 +1,4 @@
-"""Device memory: an allocation with the lifetime of its object, and memory that other processes on the host map."""
+"""Device memory that is freed with its object, and device memory that other processes on the host can map."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from cudatma.pipeline import align_up
 
 
 class DeviceMemory:
-    """``nbytes`` bytes on a device, freed with the object. Keep it alive while a launch or a graph uses it.
+    """Allocation of ``nbytes`` bytes on a device, freed with the object.
 
-    pointer: the address, aligned to 256 bytes. Raises DriverError (no memory, no driver), LaunchError (no such device).
+    The object must stay alive while a launch or a graph uses the memory. pointer: the address, aligned to 256 bytes.
+    Raises DriverError without a driver or enough memory, and LaunchError if the device does not exist.
     [CUDA driver API, cuMemAlloc]
     """
 
@@ -27,12 +28,12 @@ class DeviceMemory:
             self.pointer = int(check(driver.cuMemAlloc(nbytes), "cuMemAlloc"))
 
     def write(self, data: bytes) -> None:
-        """Copy bytes to the start of the memory and wait for the copy."""
+        """Copy bytes to the start of the memory and wait until the copy is complete."""
         with self._stream() as (driver, stream):
             check(driver.cuMemcpyHtoDAsync(self.pointer, data, len(data), stream), "cuMemcpyHtoDAsync")
 
     def clear(self, offset: int, nbytes: int) -> None:
-        """Set ``nbytes`` bytes at an offset to zero and wait."""
+        """Set ``nbytes`` bytes at an offset to zero and wait until they are written."""
         with self._stream() as (driver, stream):
             check(driver.cuMemsetD8Async(self.pointer + offset, 0, nbytes, stream), "cuMemsetD8Async")
 
@@ -68,7 +69,7 @@ _BLOCK_BYTES = 2 << 20
 
 
 def shareable_memory(nbytes: int, device: int) -> DeviceMemory:
-    """Return at least ``nbytes`` zeros with their own handle. Raises DriverError, LaunchError."""
+    """Return at least ``nbytes`` zero bytes that have their own handle. Raises DriverError or LaunchError."""
     memory = DeviceMemory(align_up(nbytes, _BLOCK_BYTES), device)
     memory.clear(0, memory.nbytes)
     return memory

@@ -1,8 +1,8 @@
-"""A compiled kernel: its artifacts, loading it onto a device, and launching it.
+"""Compiled kernels: their artifacts, how they are loaded onto a device, and how they are launched.
 
-Everything is checked before the driver is called. After the first launch on a device, a launch does not allocate,
-synchronize or compile, and can be captured into a CUDA graph. Loading is not possible during a capture: call ``load()``
-before it begins. Source: CUDA driver API, "Module Management", "Execution Control".
+A launch checks everything before it calls the driver. After the first launch on a device, a launch does not allocate,
+synchronize or compile, and can be captured into a CUDA graph. A kernel cannot be loaded during a capture, so call
+``load()`` before the capture begins. Source: CUDA driver API, "Module Management", "Execution Control".
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 
 class LaunchPlan:
-    """A launch that lacks only its stream; ``Kernel.plan`` makes it.
+    """A launch that lacks only its stream, as ``Kernel.plan`` returns it.
 
-    A plan keeps no array alive, and only one thread may use it at a time.
+    A plan does not keep arrays alive. Only one thread may use a plan at a time.
 
     Parameters
     ----------
@@ -55,8 +55,9 @@ class LaunchPlan:
     Attributes
     ----------
     arguments : list
-        One ctypes object per parameter. Change them in place between launches: ``arguments[0].value = pointer`` for
-        arrays and scalars, ``arguments[1][0] = address`` for a tensor map, whose first eight bytes are its address.
+        One ctypes object per parameter. Change these objects in place between launches: ``arguments[0].value =
+        pointer`` for arrays and scalars, ``arguments[1][0] = address`` for a tensor map, whose first eight bytes are
+        the address.
     config : LaunchConfig
         Shape of the launch.
     device : int
@@ -79,12 +80,12 @@ class LaunchPlan:
         self._handle, self._call = function.handle, driver.cuLaunchKernelEx
 
     def twin(self) -> LaunchPlan:
-        """Return a plan of the same launch with its own arguments, for another thread.
+        """Return a plan for the same launch with its own arguments, which another thread can use.
 
         Returns
         -------
         LaunchPlan
-            The copy.
+            Copy of the plan.
         """
         twin = copy.copy(self)
         values = [type(value).from_buffer_copy(value) for value in self.arguments]
@@ -100,9 +101,9 @@ class LaunchPlan:
         Parameters
         ----------
         grid : int or tuple of int
-            Grid in CTAs.
+            Number of CTAs along each grid axis.
         shared_bytes : int
-            Dynamic shared memory of a CTA.
+            Dynamic shared memory of a CTA in bytes.
         programmatic : bool
             Whether the kernel may start before the previous kernel ends.
         """
@@ -131,7 +132,7 @@ class LaunchPlan:
         DriverError
             If the driver rejects the launch.
         LaunchError
-            In a forked child.
+            If the process is a forked child.
         """
         if stream != self._stream:  # setting the stream costs up to a third of the driver call
             self._config.hStream = self._stream = stream
@@ -139,7 +140,7 @@ class LaunchPlan:
             self._launch_again()
 
     def _launch_again(self) -> None:
-        """Launch with the right context, or raise the error of the driver. Not on the hot path."""
+        """Launch again with the right context, or raise the driver's error. This is not on the hot path."""
         with context.using(self.device):
             code = self._call(self._config, self._handle, self._addresses, 0)[0]
             if code:
@@ -147,7 +148,7 @@ class LaunchPlan:
 
 
 class DebugPlan(LaunchPlan):
-    """A launch of a kernel compiled with debug=True: it waits for the stream and raises PipelineHang."""
+    """A launch of a kernel compiled with debug=True. It waits for the stream and may raise PipelineHang."""
 
     __slots__ = ("_listener",)
 
@@ -158,21 +159,21 @@ class DebugPlan(LaunchPlan):
         self._listener = listener
 
     def reshape(self, grid: int | tuple[int, ...], shared_bytes: int, programmatic: bool) -> None:
-        """Reshape the launch, never as a programmatic one: the previous kernel has to end before notes are written."""
+        """Reshape the launch. It is never programmatic, because notes are written after the previous kernel ends."""
         super().reshape(grid, shared_bytes, False)
 
     def launch(self, stream: int) -> None:
-        """Launch on a stream and wait for the end. Raises PipelineHang, and LaunchError during a capture."""
+        """Launch on a stream and wait until the kernel ends. Raises PipelineHang, and LaunchError during a capture."""
         blocks = self._config.gridDimX * self._config.gridDimY * self._config.gridDimZ
         with context.using(self.device):
             self._listener.run(lambda: super(DebugPlan, self).launch(stream), blocks, stream)
 
 
 class Kernel:
-    """A compiled kernel; ``cudatma.compile`` makes it.
+    """A compiled kernel, as ``cudatma.compile`` returns it.
 
-    Many threads may launch it at once. A kernel can be pickled; each process loads it again. Launches of a kernel
-    compiled with ``debug=True`` wait for its end and raise PipelineHang.
+    Many threads may launch a kernel at once. A kernel can be pickled; each process loads the kernel again. A launch of
+    a kernel compiled with ``debug=True`` waits until the kernel ends, and may raise PipelineHang.
 
     Parameters
     ----------
@@ -189,9 +190,9 @@ class Kernel:
     log : str, default: ""
         Compiler log.
     folder : Path, optional
-        Folder with the artifacts, None if they are in memory only.
+        Folder with the artifacts, or None if they are only in memory.
     smem_layout : sequence of tuple
-        (name, offset, bytes) of the parts of dynamic shared memory, empty if unknown.
+        (name, offset, bytes) of each part of dynamic shared memory; empty if unknown.
 
     Attributes
     ----------
@@ -262,7 +263,7 @@ class Kernel:
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings of the compilers, including wgmma serialization and ignored setmaxnreg."""
+        """Compiler warnings, including wgmma serialization and ignored setmaxnreg."""
         return log_warnings(self.log)
 
     def load(self, device: int | None = None) -> None:
@@ -295,7 +296,7 @@ class Kernel:
         Returns
         -------
         bool
-            Whether a launch would find it there.
+            Whether the kernel is loaded there.
         """
         return device in self._functions
 
@@ -311,36 +312,36 @@ class Kernel:
         programmatic: bool = False,
         backend: str | None = None,
     ) -> None:
-        """Launch on the device of the arguments, or the current device if no argument is on a device.
+        """Launch on the device of the arguments, or on the current device if no argument is on a device.
 
         The call returns before the kernel ends.
 
         Parameters
         ----------
         grid : int or tuple of int
-            Grid in CTAs.
+            Number of CTAs along each grid axis.
         block : int or tuple of int
-            Threads of a CTA.
+            Number of threads along each CTA axis.
         args : sequence
-            One value per parameter: device arrays of any library, None (a null pointer), tensor maps, int, bool, float,
-            NumPy scalars, ctypes objects, bytes for structures.
+            One value per parameter: device arrays from any library, None (a null pointer), tensor maps, int, bool,
+            float, NumPy scalars, ctypes objects, or bytes for structures.
         cluster : int or tuple of int, optional
-            CTAs of a cluster; it must divide the grid.
+            Number of CTAs along each cluster axis. The cluster must divide the grid.
         shared_bytes : int, default: 0
-            Dynamic shared memory of a CTA.
+            Dynamic shared memory of a CTA in bytes.
         stream : stream or int, optional
             Stream or its handle. Default: the current stream of the arguments' library.
         programmatic : bool, default: False
             Whether the kernel may start before the previous kernel ends. It must then execute griddepcontrol.wait
             before it touches memory that the previous kernel writes.
         backend : {"cuda", "emulator"}, optional
-            "emulator" runs one schedule on NumPy arrays, see ``emulate``. Default: the emulator if the arrays are on
-            the host, no stream is given and the machine has no usable GPU.
+            "emulator" runs one schedule on NumPy arrays; see ``emulate``. Default: the emulator if the arrays are on
+            the host, no stream is given and the machine has no usable GPU, otherwise "cuda".
 
         Raises
         ------
         LaunchError
-            If the launch cannot work; raised before the driver is called.
+            If the launch cannot work. The error is raised before the driver is called.
         DriverError
             If the driver fails.
         """
@@ -390,7 +391,7 @@ class Kernel:
         args : sequence
             As in ``launch``, with NumPy arrays as device memory.
         cluster, shared_bytes : as in launch
-            Cluster, and dynamic shared memory.
+            Cluster and dynamic shared memory.
         schedules : int, default: 2
             Number of schedules.
         seed : int, default: 0
@@ -410,7 +411,7 @@ class Kernel:
         Raises
         ------
         HazardError, TrapError, ArgumentError, EmulatorError
-            As ``EmulatedModule.launch``.
+            As for ``EmulatedModule.launch``.
         """
         for name in options:
             if name not in _emulator_keywords():
@@ -431,7 +432,7 @@ class Kernel:
 
     @cached_property
     def emulated(self) -> EmulatedModule | ListeningModule:
-        """The module on the emulator. Its variables keep their values between launches, as on a GPU."""
+        """Module on the emulator. The module's variables keep their values between launches, as on a GPU."""
         from cudatma.emulator import load  # slow to import
 
         lines = own_lines(self.source)
@@ -456,16 +457,16 @@ class Kernel:
         programmatic: bool = False,
         device: int | None = None,
     ) -> LaunchPlan:
-        """Check and marshal a launch once for many launches, and load the kernel.
+        """Check and marshal the arguments once for many launches, and load the kernel.
 
-        Launches of the plan do not wait for the producers of the arrays: the caller orders them.
+        Launches of the plan do not wait for the producers of the arrays. The caller must order this work.
 
         Parameters
         ----------
         grid, block, args, cluster, shared_bytes, programmatic : as in launch
             The launch.
         device : int, optional
-            CUDA ordinal. Default: the device of the arguments, else the current one.
+            CUDA ordinal. Default: the device of the arguments, or the current device if they have none.
 
         Returns
         -------
@@ -475,7 +476,7 @@ class Kernel:
         Raises
         ------
         LaunchError, DriverError
-            As ``launch``.
+            As for ``launch``.
         """
         arguments = marshal(self.parameters, args)
         if device is not None and arguments.device not in (None, device):
@@ -495,7 +496,7 @@ class Kernel:
         return self._plan(function, config, arguments, where)
 
     def _plan(self, function: Function, config: LaunchConfig, arguments: Arguments, device: int) -> LaunchPlan:
-        """Return a plan that launches, or that also listens to a debug kernel."""
+        """Return a LaunchPlan, or a DebugPlan for a debug kernel."""
         if not self.is_debug:
             return LaunchPlan(function, config, arguments, device)
         with self._lock:
@@ -508,7 +509,7 @@ class Kernel:
         return DebugPlan(function, alone, arguments, device, self._listeners[device])
 
     def resources(self, *, device: int | None = None) -> Resources:
-        """Return the registers, spills and shared memory that the driver reports; loads the kernel.
+        """Load the kernel, and return the registers, spills and shared memory that the driver reports.
 
         Parameters
         ----------
@@ -518,26 +519,26 @@ class Kernel:
         Returns
         -------
         Resources
-            Per thread and per block.
+            Resources per thread and per block.
         """
         return self._on(context.current_device() if device is None else device).resources
 
     def occupancy(self, threads: int, *, shared_bytes: int = 0, device: int | None = None) -> int:
-        """Return how many CTAs one SM holds at a time.
+        """Return the maximum number of CTAs that can be resident on one SM.
 
         Parameters
         ----------
         threads : int
-            Threads of a CTA.
+            Number of threads per CTA.
         shared_bytes : int, default: 0
-            Dynamic shared memory of a CTA.
+            Dynamic shared memory of a CTA in bytes.
         device : int, optional
             CUDA ordinal. Default: the current device.
 
         Returns
         -------
         int
-            Resident CTAs per SM.
+            Number of resident CTAs per SM.
 
         Raises
         ------
@@ -556,7 +557,7 @@ class Kernel:
             return int(check(getattr(driver, call)(function.handle, threads, shared_bytes), call))
 
     def _on(self, device: int, stream: int | None = None) -> Function:
-        """Return the kernel on a device, loaded at the first call. ``stream`` is the stream of the coming launch."""
+        """Return the kernel on a device, and load it on the first call. ``stream`` is the stream of the next launch."""
         context.require_no_fork()
         function = self._functions.get(device)
         if function is not None:
@@ -587,7 +588,7 @@ def _emulator_keywords() -> tuple[str, ...]:
 
 
 def _on_host(args: Sequence[object]) -> bool:
-    """Return whether an argument is a NumPy array, or a tensor map of one."""
+    """Return whether an argument is a NumPy array or a tensor map of a NumPy array."""
     if not isinstance(args, Sequence):
         return False  # marshal() reports the error
     return any(isinstance(value, np.ndarray) or isinstance(getattr(value, "owner", None), np.ndarray) for value in args)

@@ -1,7 +1,7 @@
-"""Arguments of a launch: Python values to the bytes of a kernel's parameters, as ctypes objects.
+"""Conversion of Python values to the bytes of a kernel's parameters, as ctypes objects.
 
-Widths and kinds come from the parameters in the kernel's PTX, never from the value: a Python int gets the width of its
-parameter, and is rejected if it does not fit. Source: PTX ISA, "Kernel Function Parameters" and ".entry".
+Widths and kinds come from the parameters in the kernel's PTX, never from the value. A Python int therefore gets the
+width of its parameter, and is rejected if it does not fit. Source: PTX ISA, "Kernel Function Parameters" and ".entry".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentTypeError, CompileError, LaunchError
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-#: Anchored at the start of a line: searching takes a millisecond, and a comment does not match.
+#: The pattern is anchored at the start of a line so that searching takes only a millisecond and comments do not match.
 _ENTRY = re.compile(r"^(?:[ \t]*\.(?:visible|weak))?[ \t]*\.entry[ \t]+([\w$%]+)\s*(?:\(([^)]*)\))?", re.MULTILINE)
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+\d+\s+)?\.([a-z])(\d+)\s+"
@@ -34,7 +34,7 @@ class Parameter:
     """A parameter of a kernel.
 
     kind: "int" (integers, booleans and pointers), "float", or "bytes" for a structure or array passed by value, such as
-    a tensor map or a __half. size_bytes: its width. name: as in the PTX.
+    a tensor map or a __half. size_bytes: width of the parameter. name: name in the PTX.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Parameter:
 
 
 def entries(ptx: str) -> dict[str, tuple[Parameter, ...]]:
-    """Return the kernels of a PTX text and their parameters, in the order of the text.
+    """Return the kernels in a PTX text with their parameters, in the order of the text.
 
     Raises CompileError for a parameter list that it cannot parse.
     """
@@ -83,12 +83,12 @@ _FLOAT32_MAX = 3.4028234663852886e38
 
 @dataclass(slots=True)
 class Arguments:
-    """Marshalled arguments.
+    """Marshalled arguments of a launch.
 
-    values: one ctypes object per parameter; changing one in place changes the next launch. device: the ordinal that all
-    arrays and tensor maps share, None without any. kind: "torch" if an argument is a torch tensor or a tensor map of
-    one, else "cupy": the library whose current stream is the default. producers: handles of the streams that the
-    producers of the arrays name.
+    values: one ctypes object per parameter; changing an object in place changes the next launch. device: the ordinal
+    that all arrays and tensor maps share, or None if there are none. kind: the library whose current stream is the
+    default, "torch" if an argument is a torch tensor or a tensor map of a torch tensor, otherwise "cupy". producers:
+    handles of the streams that the producers of the arrays name.
     """
 
     values: list[Any]
@@ -97,16 +97,16 @@ class Arguments:
     producers: list[int]
 
     def addresses(self) -> ctypes.Array[ctypes.c_void_p]:
-        """Return the array of pointers to the values for cuLaunchKernelEx. The values must outlive it."""
+        """Return the array of pointers to the values for cuLaunchKernelEx. The values must outlive this array."""
         return (ctypes.c_void_p * len(self.values))(*[ctypes.addressof(value) for value in self.values])
 
 
 def marshal(parameters: Sequence[Parameter], args: Sequence[object]) -> Arguments:
     """Return the arguments of a launch in the form that the kernel takes.
 
-    Accepts device arrays of any library and None (null) for pointers; tensor maps (``.data`` of 128 bytes, ``.device``)
-    for 128-byte parameters; int, bool, float, NumPy scalars and ctypes objects; bytes for structures. Raises
-    LaunchError for a wrong number, width, range or kind, and for arrays on different devices.
+    Pointers accept device arrays from any library and None (null). 128-byte parameters accept tensor maps (``.data`` of
+    128 bytes, ``.device``), and structures accept bytes. Other values may be int, bool, float, NumPy scalars or ctypes
+    objects. Raises LaunchError for a wrong number, width, range or kind, and for arrays on different devices.
     """
     if isinstance(args, str | bytes) or not isinstance(args, Sequence):
         raise LaunchError("args", type(args).__name__, "a tuple or list, one value per parameter")
@@ -156,7 +156,7 @@ def _integer(parameter: Parameter, value: int, field: str) -> Any:
             field, value, f"{parameter.kind} of {parameter.size_bytes} bytes for {parameter.name}", remedy
         )
     if not -(1 << (bits - 1)) <= value < 1 << bits:
-        raise LaunchError(field, value, f"a value of {bits} bits, signed or unsigned, for {parameter.name}")
+        raise LaunchError(field, value, f"-2**{bits - 1} to 2**{bits} - 1 for {parameter.name}")
     return _INTEGERS[parameter.size_bytes](value & ((1 << bits) - 1))
 
 

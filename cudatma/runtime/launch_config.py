@@ -1,4 +1,4 @@
-"""Grid, block, cluster and attributes of a launch: their rules, and their form for the driver.
+"""Grid, block, cluster and attributes of a launch: the rules for them, and their conversion for the driver.
 
 Source: CUDA driver API, CUlaunchConfig, CUlaunchAttribute, cuLaunchKernelEx; CUDA C++ Programming Guide, "Compute
 Capabilities".
@@ -25,8 +25,9 @@ _AXES = "xyz"
 class FunctionLimits:
     """Limits of a kernel on a device.
 
-    max_threads: threads per block, by registers and __launch_bounds__. max_dynamic_shared_bytes: dynamic shared memory
-    per block, the opt-in limit less static shared memory.
+    max_threads: maximum number of threads per block, given by registers and __launch_bounds__.
+    max_dynamic_shared_bytes: maximum dynamic shared memory per block, which is the opt-in limit minus static shared
+    memory.
     """
 
     max_threads: int
@@ -44,7 +45,7 @@ class LaunchConfig:
     programmatic: bool
 
     def for_driver(self, driver: Any) -> Any:
-        """Return the CUlaunchConfig on stream 0; it keeps its attributes alive."""
+        """Return the CUlaunchConfig on stream 0. The result keeps its attributes alive."""
         names, attributes = driver.CUlaunchAttributeID, []
         if self.cluster is not None:
             value = driver.CUlaunchAttributeValue()
@@ -99,7 +100,7 @@ def make_config(
 ) -> LaunchConfig:
     """Check the shape of a launch against the target and, with ``limits``, against the kernel and the device.
 
-    A cluster of one CTA becomes None. Raises LaunchError that names the field.
+    A cluster of one CTA becomes None. Raises a LaunchError that names the field.
     """
     grid3, block3 = dim3(grid, "grid"), dim3(block, "block")
     _within("grid", grid3, _GRID_LIMITS)
@@ -129,7 +130,7 @@ def _check_shared(target: Target, shared_bytes: object, limits: FunctionLimits |
         limit, whose = limits.max_dynamic_shared_bytes, "this kernel on this device"
     if not 0 <= operator.index(shared_bytes) <= limit:
         remedy = "use fewer stages or smaller tiles"
-        raise LaunchError("shared_bytes", shared_bytes, f"0..{limit} for {whose}", remedy)
+        raise LaunchError("shared_bytes", shared_bytes, f"0 to {limit} for {whose}", remedy)
 
 
 def _cluster(target: Target, cluster: object, grid: Dim3) -> Dim3 | None:

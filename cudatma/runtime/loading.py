@@ -1,4 +1,7 @@
-"""Loading a kernel of a cubin onto a device. Source: CUDA driver API, "Module Management", "Execution Control"."""
+"""Functions that load a kernel from a cubin onto a device.
+
+Source: CUDA driver API, "Module Management", "Execution Control".
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,9 @@ from cudatma.target import Target
 class Resources:
     """Resources of a loaded kernel.
 
-    registers, local_bytes: registers and local memory (spills and stack) of a thread. static_shared_bytes: static
-    shared memory of a block. constant_bytes: constant memory. max_threads, max_dynamic_shared_bytes: limits of a block.
+    registers, local_bytes: number of registers and bytes of local memory (spills and stack) per thread.
+    static_shared_bytes: static shared memory per block. constant_bytes: constant memory of the kernel. max_threads,
+    max_dynamic_shared_bytes: maximum number of threads and of dynamic shared bytes per block.
     """
 
     registers: int
@@ -32,7 +36,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A kernel loaded on a device: the CUfunction, and the module that keeps it valid."""
+    """A kernel loaded on a device, with its CUfunction and the module that keeps the function valid."""
 
     handle: Any
     module: Any
@@ -41,7 +45,7 @@ class Function:
 
 
 def refuse_capture(driver: Any, stream: int, entry: str, device: int) -> None:
-    """Raise LaunchError during a graph capture on the stream: a module cannot be loaded then."""
+    """Raise LaunchError during a graph capture on the stream, because a module cannot be loaded then."""
     if context.is_capturing(driver, stream):
         remedy = f"call kernel.load({device}), or launch it once, before the capture begins"
         raise LaunchError(
@@ -52,9 +56,9 @@ def refuse_capture(driver: Any, stream: int, entry: str, device: int) -> None:
 def load_function(
     driver: Any, cubin: bytes, entry: str, parameters: Sequence[Parameter], target: Target, gpu: Device
 ) -> Function:
-    """Load a kernel into the GPU's context, which is current, and allow it the maximum shared memory.
+    """Load a kernel into the GPU's context, which must be current, and allow it the maximum shared memory.
 
-    Raises DriverError, and LaunchError if the cubin has other parameters.
+    Raises DriverError if the driver fails, and LaunchError if the cubin has other parameters.
     """
     with context.outside_captures(driver):
         module = check(driver.cuModuleLoadData(cubin), "cuModuleLoadData")
@@ -83,9 +87,10 @@ def _resources(driver: Any, handle: Any, shared_limit_bytes: int) -> Resources:
 
 
 def _compare_parameters(driver: Any, handle: Any, parameters: Sequence[Parameter]) -> None:
-    """Raise LaunchError unless PTX and cubin agree on the parameters: wrong widths would read past the arguments.
+    """Raise LaunchError unless PTX and cubin agree on the parameters.
 
-    Older drivers have no cuFuncGetParamInfo (CUDA driver API, 12.4 and up).
+    Wrong widths would make the driver read past the arguments. Drivers before 12.4 lack cuFuncGetParamInfo, so nothing
+    is checked there.
     """
     for index, parameter in enumerate(parameters):
         try:

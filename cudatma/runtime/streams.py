@@ -1,4 +1,4 @@
-"""The identity of a CUDA stream, the graph that captures it, the life of that graph, and waits between streams.
+"""Identity of CUDA streams, the graphs that capture them, the lifetime of these graphs, and waits between streams.
 
 A handle does not identify a stream: the driver reuses the handle of a destroyed stream, and ``CU_STREAM_PER_THREAD`` is
 a different stream in each thread. Source: CUDA driver API, "Stream Management", "Graph Management".
@@ -23,11 +23,11 @@ from cudatma.errors import DriverError, LaunchError, check
 _LEGACY, _PER_THREAD = 1, 2
 #: The stream that cuda.bindings, which launches, uses for handle 0.
 _ZERO = _PER_THREAD if os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "0") not in ("", "0") else _LEGACY
-#: The driver's ids are 0 and up; the numbers of threads are below this one.
+#: The driver's ids are 0 and up; thread numbers are below this value.
 _LEGACY_IDENTITY = -1
 #: CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, CU_GRAPH_USER_OBJECT_MOVE of cuda.h.
 _ACTIVE, _NO_DESTRUCTOR_SYNC, _MOVE = 1, 1, 1
-#: At least a sem_t: 32 bytes on 64-bit Linux.
+#: At least the size of a sem_t, which is 32 bytes on 64-bit Linux.
 _SEMAPHORE_BYTES = 64
 
 _thread_numbers = itertools.count(_LEGACY_IDENTITY - 1, -1)
@@ -36,7 +36,7 @@ ended_threads: deque[int] = deque()
 
 
 class _Life:
-    """An object in the local storage of a thread; its destructor records the end of the thread."""
+    """An object in a thread's local storage whose destructor records the end of the thread."""
 
     __slots__ = ("_note", "number")
 
@@ -50,8 +50,8 @@ class _Life:
 class _Thread(threading.local):
     """State of a thread.
 
-    life: the identity of its default stream. status: the int into which the driver writes the capture status, and a
-    reference to it.
+    life: the identity of the thread's default stream. status: the int into which the driver writes the capture status,
+    and a reference to this int.
     """
 
     life: _Life | None = None
@@ -67,10 +67,11 @@ context.after_fork(_thread, _Thread._renew)
 
 
 def identity(device: int, stream: int) -> int | None:
-    """Return the identity of a stream in the process, None while it is captured into a graph.
+    """Return the identity of a stream in the process, or None while the stream is captured into a graph.
 
-    No two streams ever have the same identity. Costs two driver calls, or none for the legacy default stream, which
-    cannot be captured. Raises DriverError. [CUDA driver API, cuStreamGetId, cuStreamIsCapturing]
+    No two streams ever have the same identity. The function makes two driver calls, or none for the legacy default
+    stream, which cannot be captured. Raises DriverError if a call fails. [CUDA driver API, cuStreamGetId,
+    cuStreamIsCapturing]
     """
     if stream <= _PER_THREAD:
         return _of_this_thread(device) if (stream or _ZERO) == _PER_THREAD else _LEGACY_IDENTITY
@@ -85,7 +86,8 @@ def identity(device: int, stream: int) -> int | None:
 
 def _prepare() -> tuple[Any, Any]:
     global _is_capturing, _get_id
-    # Not cuStreamIsCapturing of cuda.bindings: making an enum of the result takes longer than the call.
+    # cuStreamIsCapturing comes from libcuda, because cuda.bindings converts the result to an enum, which takes longer
+    # than the call.
     _is_capturing, _get_id = _libcuda().cuStreamIsCapturing, context.initialise().cuStreamGetId
     status = ctypes.c_int()
     _thread.status = status, ctypes.byref(status)
@@ -113,7 +115,7 @@ def _libcuda() -> Any:
 
 
 def _query_again(device: int, stream: int) -> int | None:
-    """Repeat the query in the device's context, or raise the error. Not on the hot path."""
+    """Repeat the query in the device's context, or raise the driver's error. This is not on the hot path."""
     with context.using(device) as driver:
         capturing = context.is_capturing(driver, stream)
         number = int(check(driver.cuStreamGetId(stream), "cuStreamGetId"))
@@ -121,7 +123,7 @@ def _query_again(device: int, stream: int) -> int | None:
 
 
 def _of_this_thread(device: int) -> int | None:
-    # The handle denotes the thread's stream in the current context, which has to be the device's.
+    # The handle denotes the thread's stream in the current context, which must be the device's context.
     status, at = _thread.status or _prepare()
     current, primary = ctypes.c_void_p(), int(context.primary_context(device))
     if _libcuda().cuCtxGetCurrent(ctypes.addressof(current)) or current.value != primary:
@@ -142,8 +144,8 @@ def _thread_number() -> int:
 class Capture:
     """A capture in progress.
 
-    number: unique in the process. graph: CUgraph. stream: the identity of the capturing stream within the capture; work
-    on two streams of a capture may become concurrent branches.
+    number: number that is unique in the process. graph: CUgraph. stream: identity of the capturing stream within the
+    capture; work on two streams of one capture may become concurrent branches.
     """
 
     number: int
@@ -152,9 +154,10 @@ class Capture:
 
 
 def capture_of(device: int, stream: int) -> Capture | None:
-    """Return the capture in progress on a stream, or None.
+    """Return the capture in progress on a stream, or None if there is none.
 
-    Raises LaunchError if the capture was invalidated, DriverError. [CUDA driver API, cuStreamGetCaptureInfo]
+    Raises LaunchError if the capture was invalidated, and DriverError if the driver fails. [CUDA driver API,
+    cuStreamGetCaptureInfo]
     """
     stream = stream or _ZERO
     if stream == _LEGACY:
@@ -193,19 +196,19 @@ def _libc() -> Any:
 
 
 class GraphLife:
-    """Detects when a graph, its executables and all their launches have ended.
+    """Detector for the end of a graph, its executables and all their launches.
 
-    The graph owns a user object. The driver runs its destructor in its own thread, which may neither call CUDA nor wait
-    for Python. The destructor is therefore sem_post() of the C library, and has_ended() reads the semaphore. [CUDA C++
-    Programming Guide, CUDA User Objects; CUDA driver API, cuGraphRetainUserObject]
+    The graph owns a user object. The driver runs the object's destructor in a driver thread, which may neither call
+    CUDA nor wait for Python. The destructor is therefore the C library's sem_post(), and has_ended() reads the
+    semaphore. [CUDA C++ Programming Guide, CUDA User Objects; CUDA driver API, cuGraphRetainUserObject]
     """
 
     __slots__ = ("_semaphore",)
 
     def __init__(self, graph: int) -> None:
-        """Watch a CUgraph, during its capture or later. Raises DriverError."""
+        """Watch a CUgraph, during its capture or later. Raises DriverError if the driver fails."""
         library, libc = _libcuda(), _libc()
-        # Not memory of Python: the graph may outlive the interpreter.
+        # The C library allocates the semaphore, because the graph may outlive the interpreter.
         self._semaphore = libc.calloc(1, _SEMAPHORE_BYTES)
         libc.sem_init(self._semaphore, 0, 0)
         user_object = ctypes.c_void_p()
@@ -220,7 +223,7 @@ class GraphLife:
         _require(code, "cuGraphRetainUserObject")
 
     def has_ended(self) -> bool:
-        """Return whether the graph and everything made from it are gone. Not for two threads at a time."""
+        """Return whether the graph and everything made from it are gone. Two threads may not call this at a time."""
         if self._semaphore and _libc().sem_trywait(self._semaphore) == 0:
             _libc().free(self._semaphore)
             self._semaphore = None
@@ -230,8 +233,9 @@ class GraphLife:
 def order_after_producers(stream: int, device: int, *arrays: ArrayInfo | None) -> None:
     """Make a stream wait for the work that the producers of arrays have queued. The host does not wait.
 
-    Costs nothing unless a producer names its stream, which CuPy and torch do not. Nothing waits if the streams are not
-    in the same capture, because a wait would merge the captures. [CUDA Array Interface 3, Synchronization]
+    The function makes no driver call unless a producer names its stream; CuPy and torch do not. It adds no wait if the
+    streams are not in the same capture, because a wait would merge the captures. [CUDA Array Interface 3,
+    Synchronization]
     """
     for array in arrays:
         if array is not None and array.producer is not None:
@@ -239,7 +243,7 @@ def order_after_producers(stream: int, device: int, *arrays: ArrayInfo | None) -
 
 
 def order_after(stream: int, producer: int, device: int) -> None:
-    """Do the same as order_after_producers() for the handle of one producer's stream."""
+    """Make a stream wait for one producer's stream, as order_after_producers() does."""
     stream, producer = stream or _ZERO, producer or _ZERO
     if stream == producer or _capture_number(device, stream) != _capture_number(device, producer):
         return
@@ -254,9 +258,9 @@ def order_after(stream: int, producer: int, device: int) -> None:
 
 
 def wait_for_producers(device: int, *arrays: ArrayInfo) -> None:
-    """Make the host wait for the producers of arrays, for an object that launches later on any stream.
+    """Make the host wait for the producers of arrays, for an object that later launches on any stream.
 
-    A captured stream has nothing to wait for.
+    The function does not wait for a stream that is being captured.
     """
     for producer in {array.producer for array in arrays if array.producer is not None}:
         with context.using(device) as driver, context.outside_captures(driver):

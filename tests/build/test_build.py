@@ -474,7 +474,7 @@ def test_the_target_is_that_of_the_gpu_or_sm_90a(monkeypatch: pytest.MonkeyPatch
     for error in (
         DriverError("cuInit", None, "no CUDA driver"),
         TargetError("device", "compute capability 8.0", "9.0 and up"),
-        LaunchError("process", 7, "a process that initialises CUDA itself"),
+        LaunchError("process", 7, "a process that initializes CUDA itself"),
     ):
 
         def without(_: Exception = error) -> int:

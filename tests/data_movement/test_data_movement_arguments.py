@@ -166,8 +166,8 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.im2col(fresh((1, 5, 5, 4)), 3, stride=True, **o), c.ArgumentTypeError, "stride", "ints"),
     (lambda o: c.im2col(fresh((1, 5, 5, 4)), 3, padding=-1, **o), c.ArgumentError, "padding[0]", "0 or more"),
     (lambda o: c.im2col(fresh((1, 5, 5, 3)), 3, **o), c.DescriptorError, "strides_bytes[0]", "16 bytes"),
-    (lambda o: c.im2col(fresh((1, 50, 50, 4)), 3, stride=9, **o), c.DescriptorError, "element_strides[1]", "1..8"),
-    (lambda o: c.im2col(fresh((1, 9, 9, 9, 4)), 3, padding=17, **o), c.DescriptorError, "lower_corner[0]", "-16..15"),
+    (lambda o: c.im2col(fresh((1, 50, 50, 4)), 3, stride=9, **o), c.DescriptorError, "element_strides[1]", "1 to 8"),
+    (lambda o: c.im2col(fresh((1, 9, 9, 9, 4)), 3, padding=17, **o), c.DescriptorError, "lower_corner[0]", "-16 to 15"),
     (lambda o: c.im2col(fresh((1, 5, 5, 8))[..., ::2], 3, **o), c.DescriptorError, "src.strides", "channel"),
     *[(lambda o, args=args: c.im2col(fresh((1, 5, 5, 4)), **args, **o), c.ArgumentError, field, "below 2**31")
       for args, field in (({"kernel": 10**30}, "kernel[0]"), ({"kernel": 3, "padding": 10**30}, "padding[0]"),

@@ -104,7 +104,7 @@ def test_who_waits_for_another_blocks_sums_is_told_apart() -> None:
     assert {wait.block[0] % 3 for wait in waits if wait.barrier == "full_barriers[0]"} == {1}
     owner = [wait for wait in waits if wait.barrier == "cluster_barrier[0]" and wait.block[0] % 3 == 0]
     assert owner
-    assert all("2048 announced bytes never came" in wait.cause for wait in owner)
+    assert all("2048 announced bytes never arrived" in wait.cause for wait in owner)
 
 
 @pytest.mark.slow

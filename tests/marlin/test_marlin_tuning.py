@@ -396,12 +396,12 @@ def test_a_file_that_is_damaged_or_something_else_is_ignored_and_kept(file: Path
 def test_a_pipe_or_a_device_in_its_place_is_not_read(file: Path) -> None:
     file.parent.mkdir()
     os.mkfifo(file)
-    with pytest.warns(TuneFileWarning, match="no regular file"):
+    with pytest.warns(TuneFileWarning, match="not a regular file"):
         assert source(64) == "rule"
     file.unlink()
     file.symlink_to("/dev/zero")
     choice.forget()
-    with pytest.warns(TuneFileWarning, match="no regular file"):
+    with pytest.warns(TuneFileWarning, match="not a regular file"):
         assert source(64) == "rule"
 
 

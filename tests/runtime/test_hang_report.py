@@ -73,7 +73,7 @@ def test_a_wait_is_told_with_array_stage_place_and_line() -> None:
         "full[1], parity 1, by warp 2 lane 6 of block (3, 1, 2)",
         "line 2: wait(full);",
         f"raw {encode(state):#018x}, decoded (not verified on this GPU): 1 arrival and 4096 bytes pending, parity 1",
-        "initialised with 2 arrivals",
+        "initialized with 2 arrivals",
         "1 arrival is missing, and 4096 bytes",
     ):
         assert part in shown
@@ -85,9 +85,9 @@ def test_a_wait_is_told_with_array_stage_place_and_line() -> None:
 @pytest.mark.parametrize(
     ("state", "cause"),
     [
-        (BarrierBits(4, 0, 512, 0), "512 announced bytes never came"),
-        (BarrierBits(4, 0, -512, 0), "512 more bytes came"),
-        (BarrierBits(4, 4, -512, 0), "512 bytes came that no expect_tx announced, and 4 arrivals are missing"),
+        (BarrierBits(4, 0, 512, 0), "512 announced bytes never arrived"),
+        (BarrierBits(4, 0, -512, 0), "512 more bytes arrived"),
+        (BarrierBits(4, 4, -512, 0), "512 bytes arrived that no expect_tx announced, and 4 arrivals are missing"),
         (BarrierBits(4, 3, 512, 0), "3 arrivals are missing, and 512 bytes"),
         (BarrierBits(4, 3, 0, 0), "3 of 4 arrivals are missing"),
         (BarrierBits(4, 4, 0, 0), "nobody has arrived"),
@@ -143,7 +143,7 @@ def test_a_named_barrier_counts_threads() -> None:
     assert (wait.barrier, wait.arrivals, wait.cause, wait.raw) == (
         "named barrier 3",
         96,
-        "64 of 96 threads have come",
+        "64 of 96 threads have arrived",
         None,
     )
 
@@ -152,7 +152,7 @@ def test_a_barrier_of_which_nothing_was_noted_is_judged_by_its_bits() -> None:
     made = record(shared.WAIT_EXPIRED, first=0xFFFFFFFF, state=BarrierBits(4, 3, 0, 0))
     (wait,) = hang(made).waits
     assert (wait.arrivals, wait.is_half_done) == (0, True)
-    assert "initialised with" not in str(hang(made))
+    assert "initialized with" not in str(hang(made))
 
 
 def test_every_rule_has_words() -> None:

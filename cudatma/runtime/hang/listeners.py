@@ -1,4 +1,4 @@
-"""The host of a debug kernel on a GPU or the emulator: writes the panel before a launch, reads the records after it.
+"""Host side of a debug kernel on a GPU or the emulator, which writes the panel before a launch and reads the records.
 
 On a GPU the records are in pinned host memory, which is readable even if the context is lost; everything else is on the
 device. Source: CUDA driver API, cuModuleGetGlobal, cuMemHostAlloc, cuMemHostGetDevicePointer, cuStreamSynchronize.
@@ -22,7 +22,7 @@ from cudatma.runtime.hang.report import Names, hang_of
 
 
 class Listener:
-    """The host of a debug kernel (a CUmodule) on a device. Its launches run one at a time.
+    """Host side of a debug kernel (a CUmodule) on a device. The kernel's launches run one at a time.
 
     The memory lives as long as the process, like the module.
     """
@@ -47,9 +47,10 @@ class Listener:
         self._records: np.ndarray[Any, Any] = np.ctypeslib.as_array(raw).view(shared.RECORD)
 
     def run(self, launch: Callable[[], None], blocks: int, stream: int) -> None:
-        """Launch a grid of ``blocks`` CTAs on a stream of the current context and wait for it.
+        """Launch a grid of ``blocks`` CTAs on a stream of the current context and wait until the grid ends.
 
-        Raises PipelineHang for the waits that the kernel recorded, LaunchError during a graph capture, DriverError.
+        Raises PipelineHang for the waits that the kernel recorded, LaunchError during a graph capture, and DriverError
+        if the driver fails.
         """
         driver = context.initialise()
         _refuse_capture(driver, stream, self._names.entry)
@@ -96,7 +97,7 @@ class Listener:
 
 
 def _refuse_capture(driver: Any, stream: int, entry: str) -> None:
-    """Raise LaunchError during a graph capture: a debug launch waits for its stream."""
+    """Raise LaunchError during a graph capture, because a debug launch waits for its stream."""
     if context.is_capturing(driver, stream):
         got = f"a stream that captures a graph, for {entry} with debug=True"
         remedy = "a debug launch waits for its end; capture a kernel without it"
@@ -104,10 +105,10 @@ def _refuse_capture(driver: Any, stream: int, entry: str) -> None:
 
 
 class ListeningModule:
-    """An EmulatedModule with the host of its debug kernels.
+    """An EmulatedModule with the host side of its debug kernels.
 
-    launch() takes the same arguments and also raises PipelineHang. Hazards after the kernel was ended are not reported.
-    A debug launch is never programmatic.
+    launch() takes the same arguments as the module's launch() and also raises PipelineHang. Hazards after the kernel
+    was ended are not reported. A debug launch is never programmatic.
     """
 
     def __init__(self, module: Any, names: Names) -> None:
@@ -127,7 +128,7 @@ class ListeningModule:
         progress: Callable[[int, int], None] | None = None,
         **options: Any,
     ) -> Any:
-        """Launch on the emulator and return its Report. After a PipelineHang the arrays are unchanged."""
+        """Launch on the emulator and return the Report. After a PipelineHang, the arrays are unchanged."""
         del programmatic
         blocks = math.prod(grid) if isinstance(grid, Iterable) else int(grid)
         records = np.zeros(shared.CAPACITY, shared.RECORD)

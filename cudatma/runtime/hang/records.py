@@ -1,4 +1,4 @@
-"""The memory that a debug kernel shares with its host, byte for byte as in ``parts/debug_panel.cuh.j2``."""
+"""Memory that a debug kernel shares with the host, byte for byte as in ``parts/debug_panel.cuh.j2``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from cudatma.errors import ArgumentError
 
-#: Variable of the module that the host sets before each launch. [CUDA driver API, cuModuleGetGlobal]
+#: Name of the module variable that the host sets before each launch. [CUDA driver API, cuModuleGetGlobal]
 PANEL_NAME = "cudatma_debug_panel"
 #: aborted, timeout in ns, addresses of records and CTA notes; capacity, taken, blocks, reserved.
 _PANEL = struct.Struct("<QQQQIIII")
@@ -34,11 +34,12 @@ RECORD = np.dtype(
         ("cluster_rank", "<u4"),
     ]
 )
-#: Maximum records of a launch; the kernel only counts the rest.
+#: Maximum number of records per launch; the kernel only counts further waits.
 CAPACITY = 4096
-#: 64 barriers, 16 named barriers, a flag and four numbers for each of 32 warps, 8 bytes each.
+#: Notes on 64 barriers, 16 named barriers, a flag and four numbers for each of 32 warps, 8 bytes each.
 BLOCK_NOTES_BYTES = (64 + 16 + 1 + 4 * 32) * 8
-#: Later CTAs have no notes: they do not detect an uninitialized mbarrier, and their bar.sync waits forever.
+#: Maximum number of CTAs with notes. Later CTAs do not detect an uninitialized mbarrier, and their bar.sync may wait
+#: forever.
 MAX_NOTED_BLOCKS = 1 << 16
 
 WAIT_EXPIRED, WAITED, NAMED_EXPIRED, NAMED_WAITED, REFUSED = 1, 2, 3, 4, 5
@@ -55,7 +56,10 @@ def is_debug_ptx(ptx: str) -> bool:
 
 
 def timeout_seconds() -> float:
-    """Return the maximum duration of a wait: $CUDATMA_DEBUG_TIMEOUT, else 2 s. Raises ArgumentError."""
+    """Return the maximum duration of a wait in seconds.
+
+    It is $CUDATMA_DEBUG_TIMEOUT if this variable is set, otherwise 2. Raises ArgumentError for an invalid value.
+    """
     text = os.environ.get(TIMEOUT_VARIABLE)
     if not text:
         return DEFAULT_TIMEOUT_SECONDS
@@ -75,17 +79,17 @@ def panel_bytes(records: int, notes: int, blocks: int) -> bytes:
 
 
 def reserved_records(panel: bytes) -> int:
-    """Return how many records a launch reserved, from its panel."""
+    """Return the number of records that a launch reserved, from the launch's panel."""
     return int(_PANEL.unpack(panel)[5])
 
 
 def notes_bytes(blocks: int) -> int:
-    """Return the size of the CTA notes of a grid."""
+    """Return the size of a grid's CTA notes in bytes."""
     return min(blocks, MAX_NOTED_BLOCKS) * BLOCK_NOTES_BYTES
 
 
 def states(records: np.ndarray[Any, Any]) -> dict[tuple[tuple[int, ...], int], int]:
-    """Return the 8 bytes of each barrier, read after the kernel became quiet, by block and address."""
+    """Return the 8 bytes of each barrier by CTA and address, read after the kernel became quiet."""
     waits = np.isin(records["kind"], (WAIT_EXPIRED, WAITED)) & (records["second"] == STATE_READ)
     by_barrier = {}
     for record in records[waits]:
@@ -95,6 +99,6 @@ def states(records: np.ndarray[Any, Any]) -> dict[tuple[tuple[int, ...], int], i
 
 
 def complete(records: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the complete records in the order in which their threads came."""
+    """Return the complete records in the order in which their threads wrote them."""
     whole: np.ndarray[Any, Any] = records[records["kind"] != 0]
     return whole

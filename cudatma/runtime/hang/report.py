@@ -1,6 +1,6 @@
-"""The text of a hang report: which threads wait where, for which barrier, and what is missing there.
+"""Text of a hang report: which threads wait, where they wait, on which barrier, and what the barrier still needs.
 
-Rules have the numbers of ``enum Rule`` in parts/debug_panel.cuh.j2.
+The rule numbers come from ``enum Rule`` in parts/debug_panel.cuh.j2.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def _mode(number: int) -> str:
     return ("tiled", "im2col", "im2col wide")[number] if number < 3 else f"mode {number}"
 
 
-#: Rule -> (name, text for the two numbers of its record).
+#: Rule -> (name, function that returns the text for the two numbers in a record).
 RULES: dict[int, tuple[str, Callable[[int, int], str]]] = {
     1: ("barrier_alignment", lambda a, b: f"an mbarrier is aligned to {a} bytes"),
     2: ("barrier_uninitialised", lambda a, b: "no mbarrier_init was seen at this address in this block"),
-    3: ("barrier_count", lambda a, b: f"mbarrier_init with {a} arrivals; 1..{b} are allowed"),
+    3: ("barrier_count", lambda a, b: f"mbarrier_init with {a} arrivals; allowed: 1 to {b}"),
     4: ("expected_bytes", lambda a, b: f"expect_tx of {a} bytes; a phase counts at most {b}"),
     5: ("map_alignment", lambda a, b: f"tensor map at {b << 32 | a:#x}; it is aligned to 64 bytes"),
     6: ("map_rank", lambda a, b: f"a tensor map of rank {a} in an instruction for rank {b}"),
@@ -51,7 +51,7 @@ RULES: dict[int, tuple[str, Callable[[int, int], str]]] = {
     14: ("bulk_global", lambda a, b: f"a bulk copy at global address {b << 32 | a:#x}; it is a multiple of 16"),
     15: ("bulk_bytes", lambda a, b: f"a bulk copy of {a} bytes; the size is a multiple of {b}"),
     16: ("dimension", lambda a, b: f"dimension {b} of the tensor map has {a + 1} elements; an access allows 2**31"),
-    17: ("bounding_box", lambda a, b: f"coordinate {b} is {_signed(a)}, outside of the im2col map's bounding box"),
+    17: ("bounding_box", lambda a, b: f"coordinate {b} is {_signed(a)}, outside the im2col map's bounding box"),
     18: ("padded_store", lambda a, b: f"a store through an im2col map with corners {_signed(a)} and {_signed(b)}"),
 }
 
@@ -65,8 +65,8 @@ _RANK_SHIFT = 24
 class Names:
     """Names for addresses and lines of a kernel.
 
-    entry: the kernel. source: its CUDA text. layout: (name, offset, bytes) of dynamic shared memory, from
-    ``smem_layout()`` of the config.
+    entry: name of the kernel. source: CUDA text of the kernel. layout: (name, offset, bytes) of each part of dynamic
+    shared memory, from the config's ``smem_layout()``.
     """
 
     entry: str
@@ -74,7 +74,7 @@ class Names:
     layout: Sequence[tuple[str, int, int]] = ()
 
     def barrier(self, address: int, dynamic_base: int) -> str:
-        """Return the array and stage of a barrier, such as ``full_barriers[2]``, or its address without a layout."""
+        """Return the array and stage of a barrier, such as ``full_barriers[2]``, or the address without a layout."""
         rank, low = address >> _RANK_SHIFT, (1 << _RANK_SHIFT) - 1
         if rank != dynamic_base >> _RANK_SHIFT:
             return f"{self.barrier(address & low, dynamic_base & low)} of rank {rank} of the cluster"
@@ -89,8 +89,8 @@ class Names:
     def line(self, number: int) -> str:
         """Return the text of a line without indentation, or "".
 
-        Lines are numbered as in the text passed to compile(), and for cudatma's own templates as in the generated
-        source.
+        Lines are numbered as in the text passed to compile(). For cudatma's own templates, they are numbered as in the
+        generated source.
         """
         (lines,) = own_lines(self.source).values()
         return lines.get(number, "").strip()
@@ -99,7 +99,7 @@ class Names:
 _WARP = 32
 _RANK = {"refused": 0, "expired": 1, "waiting": 2}
 _UNREAD = "the state of the barrier was not read: its block has no notes, or there were too many records"
-#: Maximum groups of equal waits in a message.
+#: Maximum number of groups of equal waits in a message.
 _LISTED = 16
 _STATES = {
     shared.WAIT_EXPIRED: "expired",
@@ -115,12 +115,13 @@ class StuckWait:
     """A warp that could not continue.
 
     state: "expired" (the wait timed out), "waiting" (it waited when the kernel was ended), "refused" (it attempted an
-    operation that the hardware would trap; ``rule`` names and ``detail`` describes it). barrier: array and stage, or
-    "named barrier 3". address: the barrier's, in the shared window, or the named barrier's number. block, warp:
-    position in grid and CTA. lanes: mask of the lanes that waited together. parity: the parity waited for, None for
-    named barriers and refusals. arrivals: the argument of mbarrier_init, or the threads of a named barrier; 0 if
-    unknown. raw, bits: the mbarrier's 8 bytes after the kernel became quiet, and their decoded state, or None.
-    verified: whether the decoding was verified on such a GPU. line, text: of the generated source.
+    operation that the hardware would trap; ``rule`` names the operation and ``detail`` describes it). barrier: array
+    and stage, or "named barrier 3". address: address of the barrier in the shared window, or number of the named
+    barrier. block, warp: position in grid and block. lanes: mask of the lanes that waited together. parity: the parity
+    waited for, or None for named barriers and refusals. arrivals: the argument of mbarrier_init, or the number of
+    threads of a named barrier; 0 if unknown. raw, bits: the mbarrier's 8 bytes after the kernel became quiet, and
+    their decoded state, or None. verified: whether the decoding was verified on such a GPU. line, text: number and text
+    of the source line.
     """
 
     state: str
@@ -142,7 +143,7 @@ class StuckWait:
 
     @property
     def lane(self) -> int:
-        """The lowest lane that waits."""
+        """Lowest lane that waits."""
         return (self.lanes & -self.lanes).bit_length() - 1
 
     @property
@@ -152,7 +153,7 @@ class StuckWait:
 
     @property
     def is_half_done(self) -> bool:
-        """Whether something, but not everything, has come to the barrier in this phase."""
+        """Whether some, but not all, arrivals or bytes have reached the barrier in this phase."""
         if self.bits is None:
             return not self.rule
         if self.is_over:
@@ -161,7 +162,7 @@ class StuckWait:
 
     @property
     def cause(self) -> str:
-        """The likely cause, from the state of the barrier; "" if unknown."""
+        """Likely cause, derived from the state of the barrier, or "" if unknown."""
         if self.rule:
             return self.detail
         if self.bits is None:
@@ -172,11 +173,11 @@ class StuckWait:
         lack = f"{counted(pending, 'arrival')} {'is' if pending == 1 else 'are'} missing"
         if pending == 0 and tx > 0:
             why = "expect_tx announces more than the copies deliver, or a copy or st.async is missing"
-            return f"{tx} announced bytes never came: {why}"
+            return f"{tx} announced bytes never arrived: {why}"
         if pending == 0:
-            return f"{-tx} more bytes came than were announced"
+            return f"{-tx} more bytes arrived than were announced"
         if tx < 0:
-            return f"{-tx} bytes came that no expect_tx announced, and {lack}"
+            return f"{-tx} bytes arrived that no expect_tx announced, and {lack}"
         if tx > 0:
             return f"{lack}, and {tx} bytes"
         if self.arrivals and pending < self.arrivals:
@@ -187,10 +188,11 @@ class StuckWait:
 def hang_of(
     records: np.ndarray[Any, Any], names: Names, *, verified: bool, where: str, reserved: int = 0
 ) -> PipelineHang | None:
-    """Return the error that the records of a launch describe, None without records.
+    """Return the error that the records of a launch describe, or None if there are no records.
 
-    ``records`` has shape (n,) and dtype RECORD. ``verified`` is whether the layout of an mbarrier is known on that GPU,
-    ``where`` the name of the GPU or the emulator, and ``reserved`` the number of records if all had been kept.
+    ``records`` has shape (n,) and dtype RECORD. ``verified`` says whether the layout of an mbarrier was verified on
+    this GPU, ``where`` is the name of the GPU or the emulator, and ``reserved`` is the number of records that the
+    launch would have written without a limit.
     """
     states = shared.states(records)
     stuck = sorted((_wait(record, names, verified, states) for record in shared.complete(records)), key=_order)
@@ -202,8 +204,9 @@ def hang_of(
 def _order(wait: StuckWait) -> tuple[Any, ...]:
     """Return the sort key of a wait.
 
-    First refusals, then barriers that are half done, because most other waits result from them; waits that are over
-    come last. Among equals: waits that expired, the longest first; within a CTA by warp.
+    Refusals come first, then barriers that are half done, because they cause most other waits. Waits that are over come
+    last. Within each of these groups, expired waits come first, the longest first; waits of one block are ordered by
+    warp.
     """
     follows = not wait.rule and not wait.is_half_done
     return (follows, wait.is_over, _RANK[wait.state], -round(wait.waited_seconds, 2), wait.block[::-1], wait.warp)
@@ -229,7 +232,7 @@ def _wait(record: Any, names: Names, verified: bool, states: Mapping[tuple[tuple
         common |= {"parity": None, "arrivals": 0, "raw": None, "bits": None}
         return StuckWait(**common, barrier=barrier, rule=rule, detail=say(first, second))
     if kind in (shared.NAMED_EXPIRED, shared.NAMED_WAITED):
-        detail = f"{first} of {expected} threads have come"
+        detail = f"{first} of {expected} threads have arrived"
         common |= {"parity": None, "raw": None, "bits": None}
         return StuckWait(**common, arrivals=expected, barrier=f"named barrier {address}", detail=detail)
     raw = states.get((common["block"], address))
@@ -256,13 +259,13 @@ def _text(stuck: Sequence[StuckWait], names: Names, where: str, lost: int) -> st
 
 
 def _group(waits: Sequence[StuckWait]) -> list[str]:
-    """Return two or three lines for waits that differ only in CTA and warp."""
+    """Return the lines of a message for waits that differ only in block and warp."""
     first = waits[0]
     parity = "" if first.parity is None else f", parity {first.parity}"
     place = f"line {first.line}: {first.text}" if first.line else "line unknown: NVRTC reports it from version 12.9"
     lines = [f"  {first.state}: {first.barrier}{parity}, by {_who(waits)}", f"    {place}"]
     if first.raw is not None and first.bits is not None:
-        initial = f"initialised with {counted(first.arrivals, 'arrival')}; " if first.arrivals else ""
+        initial = f"initialized with {counted(first.arrivals, 'arrival')}; " if first.arrivals else ""
         caveat = "" if first.verified else " (not verified on this GPU)"
         bits = first.bits
         pending = f"{counted(bits.pending_arrivals, 'arrival')} and {counted(bits.tx_bytes, 'byte')} pending"
