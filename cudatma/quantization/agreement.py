@@ -39,7 +39,7 @@ class LayerFacts:
     group_size : int or None
         Rows of a group; None for one group.
     zero_point_format : str
-        As in ``from_gptq``.
+        See ``from_gptq``.
     note : str
         Sentence for the report, or "".
     """
@@ -101,7 +101,7 @@ def read_layer(
     Raises
     ------
     WeightFileError
-        If a file is unreadable, lacks a tensor or has another format.
+        If a file cannot be read, lacks a tensor or has a different format.
     QuantizationError
         If the tensors contradict the configuration.
     """

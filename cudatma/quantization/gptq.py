@@ -65,18 +65,19 @@ def from_gptq(
     qzeros : array_like of int32, shape (G, N / 8)
         Packed zero points, eight columns in a word.
     scales : array_like, shape (G, N)
-        Scales, floating point.
+        Floating-point scales.
     g_idx : array_like of int, shape (K,), optional
         Group of each row. Rows that are not sorted by group give the weight a ``perm``. Default: rows in order.
     zero_point_format : {"v1", "v1_borrow", "v2"}, optional
         Encoding of qzeros: minus one; minus one with a borrow inside a word; unchanged. Default: "v2" if every stored
         value is 8, because no symmetric weight has a zero point of 9, otherwise "v1".
     group_size : int, optional
-        -1 for one group, or a multiple of 32. Default: inferred from K and G as 32, 64, 128, 256, 512, 1024 or -1.
+        Number of rows of K that share a scale: a multiple of 32, or -1 for all rows. Default: inferred from K and G as
+        32, 64, 128, 256, 512, 1024 or -1.
     dtype : str or dtype, optional
         Type of the scales, fp16 or bf16. Default: the type of ``scales``.
     bits : int, default 4
-        Bits of a value. Only 4 is supported.
+        Number of bits per value. Only 4 is supported.
 
     Returns
     -------
@@ -86,7 +87,7 @@ def from_gptq(
     Raises
     ------
     QuantizationError
-        If shapes or values are invalid, or the tensors have another format.
+        If shapes or values are invalid, or the tensors have a different format.
     ArgumentTypeError
         If an argument is not an array.
 
@@ -128,13 +129,13 @@ def load_gptq(
     layer : str
         The layer's name: its tensors are ``{layer}.qweight`` and so on.
     zero_point_format : {"v1", "v1_borrow", "v2"}, optional
-        As in ``from_gptq``. Default: the value of the folder's configuration. If given, the configuration is not read.
+        See ``from_gptq``. Default: the value of the folder's configuration. If given, the configuration is not read.
     group_size : int, optional
-        As in ``from_gptq``. Default: the value of the folder's configuration, otherwise inferred.
+        See ``from_gptq``. Default: the value in the folder's configuration, otherwise inferred.
     dtype : str or dtype, optional
         Type of the scales, fp16 or bf16. Default: the type in the file.
     bits : int, default 4
-        Bits of a value. Only 4 is supported.
+        Number of bits per value. Only 4 is supported.
 
     Returns
     -------
@@ -144,7 +145,7 @@ def load_gptq(
     Raises
     ------
     WeightFileError
-        If a file is unreadable, lacks a tensor or has another format.
+        If a file cannot be read, lacks a tensor or has a different format.
     QuantizationError
         If the tensors are invalid or contradict the configuration in the same folder.
     """

@@ -108,7 +108,7 @@ def assemble(
     q : ndarray of uint8, shape (K, N)
         Integers 0..15.
     scales : ndarray, shape (G, N)
-        Scales, floating point.
+        Floating-point scales.
     zeros : ndarray of uint8, shape (G, N), or None
         Zero points; None, or all 8, for a symmetric weight.
     group_size : int or None

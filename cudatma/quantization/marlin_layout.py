@@ -36,7 +36,8 @@ def from_marlin(b: Any, s: Any, *, group_size: int | None = None, dtype: Any | N
     s : array_like of float16, shape (G, N)
         Permuted scales.
     group_size : int, optional
-        -1 for one group, or a multiple of 32. Default: inferred from K and G as 32, 64, 128, 256, 512, 1024 or -1.
+        Number of rows of K that share a scale: a multiple of 32, or -1 for all rows. Default: inferred from K and G as
+        32, 64, 128, 256, 512, 1024 or -1.
     dtype : str or dtype, optional
         Type of the scales, fp16 or bf16. Default: the type of ``s``.
 
@@ -69,7 +70,7 @@ def load_marlin(
     layer : str
         The layer's name: its tensors are ``{layer}.B`` and ``{layer}.s``.
     group_size : int, optional
-        As in ``from_marlin``. Default: the value of the folder's configuration, otherwise inferred.
+        See ``from_marlin``. Default: the value in the folder's configuration, otherwise inferred.
     dtype : str or dtype, optional
         Type of the scales, fp16 or bf16. Default: the type in the file.
 
@@ -81,7 +82,7 @@ def load_marlin(
     Raises
     ------
     WeightFileError
-        If a file is unreadable, lacks a tensor or has another format.
+        If a file cannot be read, lacks a tensor or has a different format.
     QuantizationError
         If the tensors are invalid or contradict the configuration in the same folder.
     """

@@ -100,7 +100,7 @@ class PackedWeight(_Referable):
     shape : tuple of int
         The sizes (K, N).
     group_size : int
-        Rows of K that share a scale: 32, 64, 128, or -1 for all.
+        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
     dtype : str
         Type of the scales, ``"float16"`` or ``"bfloat16"``.
     layout_version : int, default 1
@@ -449,7 +449,7 @@ def pack(
     zeros : array_like of int, shape (G, N), optional
         Zero points 0..16. Default: symmetric, with the offset 8.
     group_size : int, default 128
-        Rows of K that share a scale: 32, 64, 128, or -1 for all.
+        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
     perm : array_like of int, shape (K,), optional
         Row k of ``q`` belongs to column perm[k] of the activations. Default: rows in order.
 

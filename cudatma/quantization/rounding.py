@@ -58,7 +58,7 @@ def quantize(
     weight : array_like, shape (K, N)
         Floating-point weight, (in, out): a NumPy or CuPy array, a torch tensor or anything with DLPack.
     group_size : int, default 128
-        Rows of K that share a scale: 32, 64, 128, or -1 for all.
+        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
     symmetric : bool, default True
         Use the offset 8 instead of a zero point for each group.
     dtype : str or dtype, default "float16"
@@ -101,7 +101,7 @@ def quantize_linear(
     weight : array_like, shape (N, K)
         Floating-point weight, (out, in).
     group_size : int, default 128
-        Rows of K that share a scale: 32, 64, 128, or -1 for all.
+        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
     symmetric : bool, default True
         Use the offset 8 instead of a zero point for each group.
     dtype : str or dtype, default "float16"

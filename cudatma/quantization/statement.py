@@ -85,7 +85,7 @@ class LayerStatement:
     where : str
         File and key, for errors.
     bits : int or None
-        Bits of a value.
+        Number of bits per value.
     group_size : int or None
         Rows of a group; -1 means one scale for the whole column.
     symmetric : bool or None
@@ -123,7 +123,7 @@ class Statement:
     where : str
         File and key, for errors.
     zero_point_format : str
-        As in ``from_gptq``.
+        See ``from_gptq``.
     rules : tuple of Rule
         The first rule that matches a layer applies.
     notes : tuple of str

@@ -78,11 +78,11 @@ def convert_checkpoint(
     quantize : bool, default False
         Quantize a float checkpoint: the matrices in the model's numbered blocks.
     group_size : int, default 128
-        As in ``quantize``, for float checkpoints.
+        See ``quantize``, for float checkpoints.
     symmetric : bool, default True
-        As in ``quantize``, for float checkpoints.
+        See ``quantize``, for float checkpoints.
     clip_search : bool, default False
-        As in ``quantize``, for float checkpoints.
+        See ``quantize``, for float checkpoints.
     dtype : str, optional
         Type of the scales and activations, "float16" or "bfloat16". Default: the model's type, otherwise the first
         layer's.
