@@ -1,8 +1,8 @@
 """AWQ checkpoints (AutoAWQ's "gemm" version) with four bits.
 
 A layer has the tensors qweight int32 (K, N / 8), qzeros int32 (G, N / 8) and scales (G, N). A word holds eight
-consecutive columns, the even ones first: column 2 m + h of the eight is in nibble m + 4 h. Zero points are stored
-unchanged.
+consecutive columns. The even columns come first: column 2 m + h of the eight is in nibble m + 4 h. Zero points are
+stored unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def from_awq(
     Parameters
     ----------
     qweight : array_like of int32, shape (K, N / 8)
-        Packed integers. Each word holds eight columns, the even ones in the low nibbles.
+        Packed integers. Each word holds eight columns, with the even columns in the low nibbles.
     qzeros : array_like of int32, shape (G, N / 8)
         Packed zero points, in the order of qweight.
     scales : array_like, shape (G, N)

@@ -2,15 +2,16 @@
 
 A layer has these tensors:
 
-- weight_packed int32 (N, ceil(K / 8)): eight consecutive columns of K in a word, lowest nibble first.
+- weight_packed int32 (N, ceil(K / 8)): a word holds eight consecutive values along K, lowest nibble first.
 - weight_scale (N, G), or one value for the whole tensor.
-- weight_zero_point, only if asymmetric: int32 (ceil(N / 8), G), eight consecutive rows of N in a word, or int8 (N, G),
-  one value in a byte (versions before 0.9.4).
+- weight_zero_point, only if the weight is asymmetric: int32 (ceil(N / 8), G), where a word holds eight consecutive
+  values along N, or int8 (N, G), where a byte holds one value (versions before 0.9.4).
 - weight_shape (2,) = (N, K).
-- weight_g_idx (K,), only if quantized in activation order.
+- weight_g_idx (K,), only if the weight was quantized in activation order.
 
-Integers are signed, -8..7. Words store weights and zero points with 8 added, so differences of stored values equal
-differences of signed values, and a symmetric weight has the offset 8. int8 zero points are stored unchanged.
+Integers are signed, from -8 to 7. Words store weights and zero points with 8 added. Differences of stored values
+therefore equal differences of signed values, and a symmetric weight has the offset 8. int8 zero points are stored
+unchanged.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def from_compressed_tensors(
     Parameters
     ----------
     weight_packed : array_like of int32, shape (N, ceil(K / 8))
-        Packed integers, eight columns of K in a word, lowest nibble first.
+        Packed integers. A word holds eight values along K, lowest nibble first.
     weight_scale : array_like, shape (N, G) or one element
         Floating-point scales.
     weight_shape : tuple of int or array_like, shape (2,)
