@@ -39,7 +39,7 @@ class LayerFacts:
     group_size : int or None
         Number of rows per group, or None for one group.
     zero_point_format : str
-        See ``from_gptq``.
+        Encoding of the zero points (see ``from_gptq``).
     note : str
         Sentence for the report, or "".
     """

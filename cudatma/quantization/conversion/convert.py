@@ -92,7 +92,7 @@ def convert_checkpoint(
     vision_tower : bool, default False
         Whether to quantize encoders of images, video and audio too. Requires ``quantize``.
     shard_bytes : int, default 1,000,000,000
-        Maximum size of a file in bytes. A file with a larger tensor contains only that tensor.
+        Maximum size of a file in bytes. A layer or tensor that is larger has its own file.
     progress : callable, optional
         Function that is called often with the current step, the number of source bytes that are done, and the number of
         source bytes in total.

@@ -90,7 +90,9 @@ class ShardWriter:
             self._write(name, dtype, shape, chunks)
         header = json.dumps({"__metadata__": _METADATA, **self.entries}, separators=(",", ":")).encode()
         if len(header) > self.room_bytes:
-            raise WeightFileError(str(self.path), f"a header of {len(header)} bytes", f"at most {self.room_bytes} bytes")
+            raise WeightFileError(
+                str(self.path), f"a header of {len(header)} bytes", f"at most {self.room_bytes} bytes"
+            )
         first = self.room_bytes.to_bytes(8, "little") + header.ljust(self.room_bytes)
         try:
             self._file.seek(0)
