@@ -1,4 +1,4 @@
-"""Run a benchmark of a checkout: benchmarks/NAME.py with the arguments that follow. An installed cudatma has none."""
+"""Run benchmarks/NAME.py of a checkout with the arguments that follow. An installed cudatma has no benchmarks."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def benchmarks(folder: Path = FOLDER) -> dict[str, str]:
 def run_benchmark(name: str, arguments: Sequence[str], folder: Path = FOLDER) -> int:
     """Run a benchmark as ``python benchmarks/NAME.py`` would, and return its exit status.
 
-    Raise ArgumentError for a name that the folder lacks.
+    Raise ArgumentError if the folder has no benchmark of this name.
     """
     names = benchmarks(folder)
     if name not in names:
         remedy = "" if names else f"{folder} has no benchmarks; run from a checkout of cudatma"
         raise ArgumentError("benchmark", name, ", ".join(names) or "none", remedy)
-    # The benchmarks import each other as `benchmarks.x`.
+    # Benchmarks import each other as `benchmarks.x`.
     paths = os.pathsep.join(part for part in (str(folder.parent), os.environ.get("PYTHONPATH")) if part)
     command = [sys.executable, str(folder / f"{name}.py"), *arguments]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=False).returncode
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("name", nargs="?", metavar="NAME", help="the benchmark")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the benchmark")
     parser.add_argument("--list", action="store_true", help="list the benchmarks")
-    parser.add_argument("--json", action="store_true", help="list them as JSON")
+    parser.add_argument("--json", action="store_true", help="list the benchmarks as JSON")
     options = parser.parse_args(argv)
     if options.name is not None:
         return run_benchmark(options.name, options.arguments)
