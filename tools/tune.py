@@ -274,5 +274,5 @@ def _parser() -> Parser:
     instead("--dry-run", action="store_true", help="print the plan (without a GPU, the plan for an H200)")
     instead("--compile-only", action="store_true", help="fill the cache and measure nothing; needs no GPU")
     add("--target", metavar="NAME", help="with --dry-run or --compile-only: target of the GPU, such as sm_90a")
-    add("--sm-count", type=_at_least_one, metavar="N", help="with --target: its SMs (default: 132, for sm_120a 170)")
+    add("--sm-count", type=_at_least_one, metavar="N", help="number of SMs of that GPU (default: 132; 170 for sm_120a)")
     return parser
