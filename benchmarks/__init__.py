@@ -1,1 +1,1 @@
-"""Benchmarks of a checkout: each script is ``cudatma bench NAME``. docs/lab/method.md describes the method."""
+"""Benchmarks. ``cudatma bench NAME`` runs a script of this folder. docs/lab/method.md describes the method."""

@@ -1,4 +1,4 @@
-"""GEMM and all-reduce of a layer divided by rows among GPUs, bf16: AllReduce, NCCL and torch's one-shot (no fp16)."""
+"""Time the bf16 GEMM and all-reduce of a layer divided by rows among GPUs: AllReduce, NCCL and torch's one-shot."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from cudatma.errors import counted
 
 K, N = 28672, 8192
 M_VALUES = (1, 16, 64, 256, 512, 1024, 4096)
-#: Layers that take turns, with more weights than any L2 holds; runs of all of them in a graph; replays of the graph.
+#: Number of layers that take turns (their weights exceed any L2), runs of all layers per graph, and graph replays.
 LAYERS, REPEATS, ROUNDS = 4, 4, 15
 EQUAL_RUNS = 200
-#: Limit of torch's one-shot, which is not meant for larger messages.
+#: Maximum message size of torch's one-shot in bytes.
 _MAX_ONE_SHOT_M = 256
 _TIMEOUT_S = 400
 # Keep NVLink multicast off, and ignore a user's tuning file.
@@ -40,7 +40,7 @@ _numbers = itertools.count(-1, -1)
 
 
 class Loopback:
-    """AllReduce for two ranks on one GPU: packets for the peer return as the peer's. Its times lack the link."""
+    """AllReduce for two ranks on one GPU. Packets for the peer return as the peer's packets. Times exclude the link."""
 
     def __init__(self) -> None:
         import torch
@@ -68,7 +68,7 @@ class Loopback:
         return x
 
     def close(self) -> None:
-        """Do nothing: no other rank uses the memory."""
+        """Do nothing, because no other rank uses the memory."""
 
 
 def steps(layers: Sequence[Any], reduce: Any, x: Any) -> dict[str, Step]:
@@ -107,7 +107,7 @@ def steps(layers: Sequence[Any], reduce: Any, x: Any) -> dict[str, Step]:
 def timed(calls: dict[str, Step]) -> Cell:
     """Return the microseconds of a layer for each call, measured in turns, on the slower rank.
 
-    A failure on one rank is an error on all of them.
+    A failure on one rank is an error on all ranks.
     """
     import torch
     import torch.distributed as dist
@@ -154,7 +154,7 @@ def timed(calls: dict[str, Step]) -> Cell:
 
 
 def unequal_runs(layer: Any, reduce: Any, x: Any) -> int:
-    """Return how many of EQUAL_RUNS results, over all ranks, differ from rank 0's first one in any bit."""
+    """Return how many of EQUAL_RUNS results, on all ranks, differ in any bit from rank 0's first result."""
     import torch
     import torch.distributed as dist
 
@@ -207,7 +207,7 @@ def rank_main(folder: Path, rank: int, gpus: int, m_values: Sequence[int]) -> in
 
 
 def cells(gpus: int, m_values: Sequence[int]) -> Iterator[Cell]:
-    """Start a rank for each GPU and yield rank 0's cells as they come. A failed rank yields a cell with an error."""
+    """Start a rank for each GPU and yield rank 0's cells as they arrive. A failed rank yields a cell with an error."""
     paths = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
     environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": paths}
     command = [sys.executable, str(Path(__file__).resolve()), "--gpus", str(gpus), "--m", ",".join(map(str, m_values))]
@@ -253,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma bench all_reduce`` and return the exit status: 1 if a rank failed or ranks have different bits."""
     parser = make_parser("all_reduce", __doc__)
     add = parser.add_argument
-    add("--gpus", type=int, default=2, help="one rank on each; 1: the kernel alone, in a loopback (default: 2)")
+    add("--gpus", type=int, default=2, help="number of GPUs; 1: the kernel alone, in a loopback (default: 2)")
     add("--m", default=",".join(map(str, M_VALUES)), help="values of M, separated by commas (default: %(default)s)")
     add("--rank", type=int, help=argparse.SUPPRESS)
     add("--folder", type=Path, help=argparse.SUPPRESS)

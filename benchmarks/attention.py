@@ -1,8 +1,8 @@
-"""Attention, forward: the ladder's versions, `attention`'s choice, cuDNN, FlashAttention-2 and -3, taking turns.
+"""Time forward attention: the ladder's versions, `attention`'s choice, cuDNN, FlashAttention-2 and FlashAttention-3.
 
-A batch has 16384 tokens, and all heads together 2048 columns; grouped heads are 32 of q and 8 of k and v. Operands are
-normally distributed. cuDNN and FA2 run through torch, FA3 if a package provides its library. Rows of each result are
-compared with float64.
+The kernels take turns. A batch has 16384 tokens, and all heads together have 2048 columns. With grouped heads, q has 32
+heads, and k and v have 8 heads. Operands are normally distributed. cuDNN and FA2 run through torch. FA3 runs if a
+package provides its library. Rows of each result are compared with float64.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ HEAD_DIMS = (64, 128, 256)
 GROUPED = (32, 8, 128)
 #: Lengths in the summary of all calls.
 SUMMED = (512, 16384)
-#: Duration and maximum launches of a graph. A contender with a launch of _MAX_US or more is not timed.
+#: Duration and maximum number of launches of a graph. A contender whose launch takes _MAX_US or more is not timed.
 _GRAPH_US, _MAX_LAUNCHES, _MAX_US = 3000.0, 200, 250e3
-#: Seconds of rest for the GPU before a turn.
+#: Seconds for which the GPU is idle before a turn.
 REST_S = 0.006
 #: Rows of a head, and heads, that are compared with float64.
 _ROWS, _HEADS = 256, 4
-#: Allowed error relative to the result's root mean square; probabilities and the result are rounded.
+#: Allowed error relative to the result's root mean square. Probabilities and the result are rounded.
 ALLOWED = {"float16": 2e-3, "bfloat16": 1.2e-2}
 
 EXAMPLES = """examples:
@@ -92,7 +92,7 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """Floating-point operations of both products; half of them in a causal call."""
+        """Number of floating-point operations in both matrix products. A causal call has half as many."""
         whole = 4.0 * self.batch * self.heads * self.length**2 * self.head_dim
         return whole / 2 if self.is_causal else whole
 
@@ -105,7 +105,7 @@ class Shape:
 def shapes(
     lengths: Sequence[int], head_dims: Sequence[int], masks: Sequence[bool], dtypes: Sequence[str], is_grouped: bool
 ) -> list[Shape]:
-    """Return calls of TOKENS tokens, with ``is_grouped`` also with GROUPED heads if their dimension is measured."""
+    """Return calls with TOKENS tokens. With ``is_grouped``, include GROUPED heads if their dimension is measured."""
     kinds = [(HIDDEN // dim, HIDDEN // dim, dim) for dim in head_dims]
     kinds += [GROUPED] if is_grouped and GROUPED[2] in head_dims else []
     return [
@@ -118,7 +118,7 @@ def shapes(
 
 
 class Operands:
-    """q, k and v of a call: torch tensors (batch, length, heads, dim) of normally distributed numbers."""
+    """Normally distributed q, k and v of a call, as torch tensors (batch, length, heads, dim)."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -145,9 +145,9 @@ def _random(shape: Shape, heads: int) -> Any:
 
 
 def entrant(stream: Any, name: str, run: Callable[[int], object], out: Any) -> Entrant:
-    """Return an entrant whose first launch determines the launches of its graph.
+    """Return an entrant. The time of its first launch determines the number of launches in its graph.
 
-    Raise RuntimeError if it does not run or takes too long.
+    Raise RuntimeError if the launch fails or takes too long.
     """
     timing = quick(stream, Contender(name, run, 1, 1), 1, 1)
     us = timing.us(name)
@@ -160,10 +160,10 @@ def entrant(stream: Any, name: str, run: Callable[[int], object], out: Any) -> E
 
 
 def errors(operands: Operands, outs: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return the errors of each result against float64: root mean square and maximum, over the exact root mean square.
+    """Return the root mean square and the maximum of each result's error, relative to the exact root mean square.
 
-    Both are NaN if the result contains one. The comparison covers evenly spaced rows of a few heads, including the
-    first and last row.
+    Errors are differences from float64. They are NaN if the result contains a NaN. The comparison covers evenly spaced
+    rows of a few heads, including the first and the last row.
     """
     import torch
 
@@ -314,7 +314,7 @@ def attention_summary(cells: Sequence[Cell]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench attention`` and return the exit status: 1 if ours failed or a result was wrong."""
+    """Run ``cudatma bench attention`` and return the exit status, 1 if ours failed or a result was wrong."""
     parser = _parser()
     options = parser.parse_args(argv)
     require_gpu(parser)
@@ -354,9 +354,9 @@ def parse_length(text: str) -> int:
 def add_rivals(parser: argparse.ArgumentParser) -> None:
     """Add the options for rivals from other packages."""
     add = parser.add_argument
-    add("--rivals", choices=("fa4", "flashinfer"), nargs="+", default=[], help="further rivals, if installed")
+    add("--rivals", choices=("fa4", "flashinfer"), nargs="+", default=[], help="more libraries to compare")
     add("--fa3", type=Path, metavar="FILE.so", help="FlashAttention-3's library (default: found in the packages)")
-    add("--replays", type=int, default=11, help="timed turns of each (default: 11)")
+    add("--replays", type=int, default=11, help="number of timed turns (default: 11)")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -370,7 +370,7 @@ def _parser() -> argparse.ArgumentParser:
     mask = parser.add_mutually_exclusive_group()
     mask.add_argument("--causal", dest="mask", action="store_const", const=True, help="causal calls only")
     mask.add_argument("--full", dest="mask", action="store_const", const=False, help="calls without a mask only")
-    add("--no-gqa", action="store_true", help="no calls with 32 heads of q and 8 of k and v")
+    add("--no-gqa", action="store_true", help="omit calls with 32 heads of q and 8 heads of k and v")
     add("--version", choices=LADDER, action="append", help="versions to measure, repeatable (default: all)")
     return parser
 

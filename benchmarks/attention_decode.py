@@ -1,8 +1,9 @@
-"""Attention of one new query per sequence to a cache of keys and values, and rivals, with the cache cold in L2.
+"""Time attention of one new query per sequence with a cache that is cold in L2, and compare with other libraries.
 
-Ours reads a contiguous cache, pages of 16 keys, and such pages in e4m3. cuDNN and FlashAttention-2 run through torch,
-FlashAttention-3 if a package provides its library, and on request FlashAttention-4, which does not split the keys on
-Hopper, and FlashInfer, in pages, also in e4m3. Launches rotate over copies of the cache that exceed L2.
+attention_decode reads a contiguous cache, pages of 16 keys, and pages of 16 keys in e4m3. cuDNN and FlashAttention-2
+run through torch. FlashAttention-3 runs if a package provides its library. FlashAttention-4 and FlashInfer run on
+request. FlashAttention-4 does not split the keys on Hopper. FlashInfer reads pages, also in e4m3. Launches rotate over
+copies of the cache that together exceed L2.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from benchmarks.rivals.attention import fa3_forward, fa4_forward, flashinfer_wor
 from cudatma.kernels.attention.decode import attention_decode
 
 BATCHES, LENGTHS = (1, 8, 32, 128), (1024, 4096, 16384)
-#: Keys of a page.
+#: Number of keys per page.
 PAGE = 16
 OURS, PAGED, FP8 = "contiguous", f"pages of {PAGE}", "in e4m3"
 #: FlashInfer's kernel without tensor cores.
@@ -50,7 +51,7 @@ FLASHINFER_CUDA_CORES = f"{FLASHINFER}, CUDA cores"
 FLASHINFER_FP8 = f"{FLASHINFER}, e4m3"
 IN_E4M3 = (FP8, FLASHINFER_FP8)
 RIVALS = (CUDNN, FA2, FA3, FA4, FLASHINFER, FLASHINFER_CUDA_CORES)
-#: Allowed error relative to the result's root mean square; probabilities and the result are rounded.
+#: Allowed error relative to the result's root mean square. Probabilities and the result are rounded.
 _ALLOWED = 1.2e-2
 #: Number of sequences that are compared with float64.
 _SEQUENCES = 4
@@ -69,7 +70,7 @@ class Decoding:
 
     @property
     def bytes(self) -> int:
-        """Bytes of keys and values."""
+        """Size of the keys and values in bytes."""
         return 4 * self.batch * self.length * GROUPED[1] * GROUPED[2]
 
 
@@ -107,14 +108,14 @@ class Caches:
         return torch.full_like(self.q, math.nan)
 
     def copies_of(self, name: str) -> list[tuple[Any, Any]]:
-        """Return the copies that a contender reads. e4m3 has more of them, because each has half the bytes."""
+        """Return the copies that a contender reads. There are more copies in e4m3, because each has half the bytes."""
         if name in IN_E4M3:
             return self._rounded
         return self.contiguous if name == OURS else [self.pages(copy) for copy in range(self.copies)]
 
     @cached_property
     def _rounded(self) -> list[tuple[Any, Any]]:
-        """Pages in e4m3. The last copy equals the last copy of all contenders."""
+        """Return pages in e4m3. The last copy equals the last copy of all contenders."""
         copies = copies_for(self.call.bytes // 2)
         pages = [self.pages((copy - copies) % self.copies) for copy in range(copies)]
         return [(in_e4m3(k), in_e4m3(v)) for k, v in pages]
@@ -215,7 +216,7 @@ OPTIONAL: dict[str, tuple[str, str, Rival]] = {
 
 
 def errors(caches: Caches, outs: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return the errors of results as attention.errors() does, for a few sequences and the last copy of the cache."""
+    """Return the errors like attention.errors(), for a few sequences and the last copy of the cache."""
     import torch
 
     relative_errors, (k, v) = {}, caches.contiguous[-1]
@@ -298,7 +299,7 @@ def calls_of(batches: Iterable[int], lengths: Sequence[int]) -> list[Decoding]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench attention_decode`` and return the exit status: 1 if ours failed or a result was wrong."""
+    """Run ``cudatma bench attention_decode`` and return the exit status, 1 if ours failed or a result was wrong."""
     parser = make_parser("attention_decode", __doc__)
     add = parser.add_argument
     add_rivals(parser)

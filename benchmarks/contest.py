@@ -1,4 +1,4 @@
-"""A run in which contenders take turns: its rivals, the cell of each call, the check of results, and the comparison."""
+"""Functions for runs in which contenders take turns: find rivals, time calls, check results and compare times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cudatma.errors import counted, duration
 from cudatma.target import detect
 
 AUTO = "auto"
-#: Name of the fastest rival of a cell.
+#: Name of the fastest rival in a cell.
 BEST = "best"
 
 Call = TypeVar("Call")
@@ -30,7 +30,7 @@ Call = TypeVar("Call")
 class Entrant:
     """One candidate of a rival.
 
-    The candidates of a rival differ in ``detail``, their algorithm. ``out`` is the array that holds the result.
+    ``detail`` is the candidate's algorithm, and ``out`` is the array that holds the result.
     """
 
     rival: str
@@ -39,7 +39,7 @@ class Entrant:
     detail: str = ""
 
 
-#: Returns a rival's entrants for a stream and operands, or raises the reason if it has none.
+#: Function that returns a rival's entrants for a stream and operands, or raises the reason if there are none.
 Rival = Callable[[Any, Any], list[Entrant]]
 
 
@@ -89,7 +89,7 @@ def precompile(configs: Callable[[], Iterable[Any]]) -> str:
 
 
 def find_entrants(stream: Any, operands: Any, field: Mapping[str, Rival]) -> tuple[list[Entrant], dict[str, str]]:
-    """Return the rivals' entrants, and the reason of each rival that has none."""
+    """Return the rivals' entrants, and the reason for each rival that has no entrant."""
     entrants: list[Entrant] = []
     refused: dict[str, str] = {}
     for name, rival in field.items():
@@ -104,7 +104,7 @@ def find_entrants(stream: Any, operands: Any, field: Mapping[str, Rival]) -> tup
 
 
 def timing_method(stream: Any, replays: int, rest_s: float, seconds: float = 0.0) -> Method:
-    """Return the timing method: in turns with rests, or for ``seconds`` each in a run at the power limit."""
+    """Return a method that times in turns with an idle GPU before each turn, or for ``seconds`` at the power limit."""
     if seconds:
         return lambda contenders: sustained(stream, contenders, seconds * len(contenders))
     return partial(cold, stream, replays=replays, rest_s=rest_s)
@@ -113,7 +113,7 @@ def timing_method(stream: Any, replays: int, rest_s: float, seconds: float = 0.0
 def add_times(
     method: Method, entrants: Sequence[Entrant], cell: Cell, refused: dict[str, str], required: Sequence[str]
 ) -> None:
-    """Add each rival's time, which its fastest entrant reaches, and that entrant's detail to the cell.
+    """Add the time and the detail of each rival's fastest entrant to the cell.
 
     A rival without a time gets a reason. A required contender without a time is an error.
     """
@@ -192,7 +192,7 @@ def measure_calls(
 
 
 def times_as_fast(cell: Cell, rival: str, ours: str = AUTO) -> float | None:
-    """Return the rival's time divided by ours, None if one was not measured."""
+    """Return the rival's time divided by ours, or None if either was not measured."""
     us = cell.get("us", {})
     return ratio(us.get(rival) or None, us.get(ours))
 

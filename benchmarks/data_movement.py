@@ -1,7 +1,7 @@
-"""Bandwidth of copy, transpose, reduce_into and broadcast on arrays of 256 MB and more, against CuPy, and host cost.
+"""Compare the bandwidth and host cost of copy, transpose, reduce_into and broadcast with CuPy, on 256 MB and more.
 
-Both are timed as a graph of launches and as single calls from the host, and the better time counts: the driver may
-treat a copy on a stream and a copy node of a graph differently.
+cudatma and CuPy are timed as a graph of launches and as single calls from the host. The better time counts, because the
+driver may treat a copy on a stream and a copy node of a graph differently.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from benchmarks.host_cost import quantiles_us, time_calls
 from benchmarks.report import Cell, Result, Table, failure, make_parser, ratio, shown
 
 OURS, CUPY = "cudatma", "cupy"
-#: Launches of one graph. Each moves hundreds of megabytes, so L2 holds nothing of the previous one.
+#: Number of launches per graph. Each launch moves hundreds of megabytes, so L2 keeps no data of the previous launch.
 LAUNCHES = 10
 SIDE = 16384
-#: Calls whose host time is measured. A launch queue holds more, so none waits for the GPU.
+#: Number of calls whose host time is measured. The launch queue has room for more, so no call waits for the GPU.
 HOST_CALLS = 300
 
 
@@ -44,7 +44,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An operation, with the bytes that one call reads and writes."""
+    """An operation, and the number of bytes that one call reads and writes."""
 
     name: str
     moved_bytes: int
@@ -52,7 +52,7 @@ class Case:
 
 
 def _random(shape: tuple[int, ...], dtype: str) -> Any:
-    """Return bytes without a pattern, created on the GPU."""
+    """Return random data that is created on the GPU."""
     import cupy
 
     words = cupy.arange(int(_size(shape, dtype)) // 4, dtype=cupy.uint32)
@@ -112,7 +112,7 @@ def _reduce(shape: tuple[int, ...], columns: int) -> Callable[[], Prepared]:
         part = wide[:, :columns]
 
         def right() -> bool:
-            """Return whether a call added 1; small whole numbers are exact."""
+            """Return whether a call added 1. Small integers are exact."""
             before = float(part[0, 0])
             cudatma.reduce_into(wide, source, "add")
             return bool((part == before + 1).all())
@@ -159,7 +159,7 @@ CASES: dict[str, Case] = {
 
 
 def measure(stream: Any, case: Case, replays: int) -> Cell:
-    """Measure microseconds and terabytes per second of both."""
+    """Measure the microseconds and the terabytes per second of cudatma and CuPy."""
     prepared = case.make()
     prepared.ours()
     right = prepared.right()
@@ -242,10 +242,10 @@ def data_movement_table(cells: Sequence[Cell]) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench data_movement`` and return the exit status: 1 if a case failed or was wrong."""
+    """Run ``cudatma bench data_movement`` and return the exit status, 1 if a case failed or was wrong."""
     parser = make_parser("data_movement", __doc__)
     add = parser.add_argument
-    add("--replays", type=int, default=11, help="timed turns of each (default: 11)")
+    add("--replays", type=int, default=11, help="number of timed turns (default: 11)")
     add("--case", choices=tuple(CASES), action="append", metavar="NAME", help=f"repeatable: {', '.join(CASES)}")
     options = parser.parse_args(argv)
     require_gpu(parser)

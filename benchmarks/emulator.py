@@ -1,4 +1,7 @@
-"""CPU time of the emulator on one core, one schedule, hazards on: GEMMs, TMA operations, plain kernels, loading PTX."""
+"""Measure the emulator's CPU time for GEMMs, TMA operations, simple kernels and loading PTX.
+
+The emulator uses one core, runs one schedule and checks for hazards.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ from cudatma.target import get_target
 REPEATS = 5
 TARGET = "sm_90a"
 SWIZZLES = ("none", "32B", "64B", "128B")
-#: TMA loads and stores in one launch of the tma cases.
+#: Number of TMA loads or stores per launch in the tma cases.
 COPIES = 64
 _BOX_BYTES = 16384
 
@@ -147,13 +150,13 @@ tma(const __grid_constant__ TensorMap from, const __grid_constant__ TensorMap to
 """
 
 
-#: The timed call, and a function that returns the largest error of its result.
+#: The timed call, and a function that returns the largest error in its result.
 Prepared = tuple[Callable[[], object], Callable[[], float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A case. ``tolerance`` is the largest allowed error, ``operations`` the number of operations in one call."""
+    """A case. ``tolerance`` is the largest allowed error. ``operations`` is the number of operations per call."""
 
     name: str
     prepare: Callable[[], Prepared]
@@ -242,7 +245,7 @@ def _tma(mode: str, loads: int, stores: int) -> Prepared:
 
 @lru_cache(maxsize=1)
 def _large_ptx() -> str:
-    """Return copies of the Marlin kernel under other names, two million characters."""
+    """Return copies of the Marlin kernel under different names, with two million characters in total."""
     config = dump_configs("mma_sync", get_target(TARGET))[0]
     head, entry = load_kernel("kernels/marlin_mma_sync.cu.j2", config, get_target(TARGET)).ptx.split(".visible", 1)
     kernel = ".visible" + entry.split(".section")[0]
@@ -273,7 +276,7 @@ def all_cases() -> list[Case]:
 
 
 def measure(case: Case, repeats: int) -> Cell:
-    """Measure CPU milliseconds of one operation in the first call, which also compiles segments, and in later ones."""
+    """Measure the CPU milliseconds per operation in the first call, which compiles segments, and in later calls."""
     call, error = case.prepare()
     times = []
     for _ in range(1 + repeats):
@@ -293,7 +296,7 @@ def make_table(cells: Sequence[Cell]) -> Table:
 
 
 def processor() -> str:
-    """Return the processor's model as Linux names it."""
+    """Return the name of the processor's model."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

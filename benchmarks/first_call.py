@@ -1,4 +1,4 @@
-"""The first call in a fresh process: cold cache, warm cache, compile time. Without a GPU it stops at the cubin."""
+"""Time the first call in a new process with a cold and a warm cache. Without a GPU, this stops at the cubin."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
 
 
 def _prepared(m: int) -> tuple[Any, int]:
-    """Create context and arrays, and return a call of marlin_gemm that waits for its result, and its device."""
+    """Create context and arrays, and return a call of marlin_gemm that waits for its result, and the device."""
     import cupy
 
     from benchmarks.operands import random_packed
@@ -110,7 +110,7 @@ def run_child(m: int, target_name: str | None, cache: Path) -> dict[str, Any]:
 
 
 def measure(m: int, target_name: str | None, warm_runs: int) -> Cell:
-    """Run one process with an empty cache and ``warm_runs`` with the filled cache; keep medians of the latter."""
+    """Run one process with an empty cache, and take the medians of ``warm_runs`` processes with the filled cache."""
     cell: Cell = {"m": m, "k": K, "n": N}
     try:
         with tempfile.TemporaryDirectory(prefix="cudatma-first-call-") as folder:

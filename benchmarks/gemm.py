@@ -1,9 +1,9 @@
-"""The dense GEMM: the ladder's versions, `gemm`'s choice and cuBLAS, taking turns in one run.
+"""Time the dense GEMM: the ladder's versions, `gemm`'s choice and cuBLAS.
 
-Operands are normally distributed and have the same bits for all contenders. They are as warm in L2 as a launch leaves
-them; with --cold they come from memory. The GPU rests before each turn; with --seconds it does not, and its power limit
-decides. cuBLAS runs through torch.mm and as the fastest algorithm that cuBLASLt's heuristic returns. Every result is
-compared with float64. --fp8 measures scaled fp8 products instead.
+The kernels take turns in one run. Operands are normally distributed and have the same bits for all kernels. They are as
+warm in L2 as a launch leaves them, or come from memory with --cold. The GPU is idle before each turn. With --seconds,
+the GPU is not idle, so its power limit determines the times. cuBLAS runs through torch.mm and as the fastest algorithm
+that cuBLASLt's heuristic returns. Every result is compared with float64. --fp8 measures scaled fp8 products instead.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ RIVALS = (TORCH, CUBLASLT, "DeepGEMM", "QuACK")
 WARM, COLD = "operands warm in L2", "operands cold in L2"
 #: M = N = K unless --size names other sizes, up to LARGEST. The sizes of a single product go up to LONGEST.
 SIZES, LARGEST, LONGEST = (256, 512, 1024, 2048, 4096, 8192), 16384, 131072
-#: The summary omits smaller squares, which are as short as a launch.
+#: The summary omits smaller squares, because they take no longer than a launch.
 SQUARES_FROM = 512
 #: Layers of decoders with M rows of activations: prefill, then decode.
 _LAYERS = (
@@ -75,15 +75,15 @@ _LAYERS = (
 )
 #: TFLOP/s and bytes per microsecond for estimating times, and the shortest launch.
 _GUESS_FLOPS, _GUESS_BYTES, _LAUNCH_US = 600e6, 3e6, 2.0
-#: Duration and maximum launches of a graph.
+#: Duration and maximum number of launches of a graph.
 _GRAPH_US, _MAX_LAUNCHES = 3000.0, 400
-#: Seconds of rest for the GPU before a turn; the third number applies if a launch is shorter than the second.
+#: Seconds for which the GPU is idle before a turn. The third number applies if a launch is shorter than the second.
 _REST_S, _SHORT_US, _SHORT_REST_S = 0.006, 10.0, 0.002
 #: Evenly spaced rows of a result to compare with float64, and elements of B converted to float64 at a time.
 _ROWS, _ELEMENTS = 4096, 1 << 27
 #: Shortest long run of a contender.
 _MIN_SECONDS = MIN_ROUNDS * BLOCK_S
-#: Allowed error relative to the product's root mean square; a result is rounded once.
+#: Allowed error relative to the product's root mean square. A result is rounded once.
 ALLOWED = {"float16": 1e-3, "bfloat16": 6e-3}
 
 EXAMPLES = """examples:
@@ -100,7 +100,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """y (m, n) = a (m, k) b (k, n). ``name`` is the layer's name, empty for a square."""
+    """The product y (m, n) = a (m, k) b (k, n). ``name`` is the layer's name, or "" for a square."""
 
     m: int
     n: int
@@ -137,7 +137,7 @@ class Product:
         return copies_for(self.operand_bytes) if is_cold else 1
 
     def launches(self, copies: int = 1) -> int:
-        """Return the launches of a graph, a multiple of ``copies``."""
+        """Return the number of launches per graph, a multiple of ``copies``."""
         return max(1, round(max(1.0, min(_MAX_LAUNCHES, _GRAPH_US / self.expected_us)) / copies)) * copies
 
 
@@ -155,7 +155,7 @@ def transformer(layouts: Sequence[str], dtype: str) -> list[Product]:
 
 
 class Operands:
-    """Operands of one product on the GPU: torch tensors, ``copies`` of the same normally distributed numbers."""
+    """Operands of one product as torch tensors on the GPU, with ``copies`` of the same normally distributed numbers."""
 
     def __init__(self, product: Product, is_cold: bool) -> None:
         self.product, self.copies = product, product.copies(is_cold)
@@ -187,9 +187,10 @@ def _random(rows: int, columns: int, letter: str, dtype: str) -> Any:
 
 
 def errors(a: Any, b: Any, outs: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return the errors of each result against float64: root mean square and maximum, over the exact root mean square.
+    """Return the root mean square and the maximum of each result's error, relative to the exact root mean square.
 
-    Both are NaN if the result contains one. At most _ROWS evenly spaced rows are compared.
+    Errors are differences from float64. They are NaN if the result contains a NaN. At most _ROWS evenly spaced rows are
+    compared.
     """
     import torch
 
@@ -333,7 +334,7 @@ def gemm_summary(cells: Sequence[Cell]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench gemm`` and return the exit status: 1 if ours or torch.mm failed or a result was wrong."""
+    """Run ``cudatma bench gemm`` and return the exit status, 1 if ours or torch.mm failed or a result was wrong."""
     parser = _parser()
     options = parser.parse_args(argv)
     shaped = options.size or options.product or options.layout or options.dtype or options.transformer
@@ -402,7 +403,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     sizes = ", ".join(map(str, SIZES))
     long_run = f"a long run at the power limit instead of turns, S for each contender, in blocks of {BLOCK_S} s"
-    add("--replays", type=int, default=11, help="timed turns of each (default: 11)")
+    add("--replays", type=int, default=11, help="number of timed turns (default: 11)")
     add("--size", type=_size, action="append", metavar="N", help=f"N cubed, repeatable (default: {sizes})")
     length = partial(_size, largest=LONGEST)
     shape = ("M", "N", "K")
@@ -413,7 +414,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--version", choices=LADDER, action="append", help="versions to measure, repeatable (default: all)")
     add("--seconds", type=seconds, default=0.0, metavar="S", help=long_run)
     add("--cold", action="store_true", help="rotate over copies of the operands that exceed L2")
-    add("--rivals", choices=("deepgemm", "quack"), nargs="+", default=[], help="further rivals, if installed")
+    add("--rivals", choices=("deepgemm", "quack"), nargs="+", default=[], help="more libraries to compare")
     add("--fp8", action="store_true", help="scaled fp8 products instead, against torch's and DeepGEMM's")
     return parser
 

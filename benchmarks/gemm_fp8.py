@@ -1,8 +1,8 @@
-"""Scaled fp8 products: `gemm`, torch's scaled_mm (cuBLASLt) and DeepGEMM, with one scale per tensor and with blocks.
+"""Time scaled fp8 products of `gemm`, torch's scaled_mm (cuBLASLt) and DeepGEMM, with tensor and with block scales.
 
-A (M, K) is row-major and B (K, N) column-major, float8_e4m3fn; the result is bf16. Blocks are 1 x 128 of A and 128 x
-128 of B, as in DeepSeek-V3. Within one scaling all contenders get the same bits. Scales are converted beforehand to the
-layout that each contender needs.
+A (M, K) is row-major, and B (K, N) is column-major. Both are float8_e4m3fn, and the result is bf16. Blocks are 1 x 128
+in A and 128 x 128 in B, as in DeepSeek-V3. All contenders with the same kind of scales get the same bits. Before the
+measurement, scales are converted to the layout that each contender needs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TENSOR, BLOCK = "tensor", "1x128, 128x128"
 SCALINGS = (TENSOR, BLOCK)
 FAST, EXACT, TORCH_BLOCK, DEEPGEMM = "scaled_mm fast", "scaled_mm", "scaled_mm blocks", "DeepGEMM"
 RIVALS = (EXACT, FAST, TORCH_BLOCK, DEEPGEMM)
-#: Allowed error relative to the product's root mean square: tensor cores add fp8 products inexactly.
+#: Allowed error relative to the product's root mean square. Tensor cores add fp8 products inexactly.
 ALLOWED = 2e-2
 _BLOCK, _LARGEST = 128, 448.0
 #: Ratio of the rates of fp8 and fp16, for estimating times.
@@ -105,7 +105,7 @@ class Fp8Operands:
 
     @property
     def a_scale_columns(self) -> Any:
-        """a_scale in columns, the order that all contenders read fastest."""
+        """a_scale in column-major order, which all contenders read fastest."""
         return self.a_scale.T.contiguous().T
 
     def pair(self, index: int) -> tuple[Any, Any]:
@@ -137,7 +137,7 @@ def ours(operands: Fp8Operands) -> Entrant:
 
 
 def scaled_mm(operands: Fp8Operands, *, fast: bool) -> list[Entrant]:
-    """Return torch._scaled_mm with one scale per tensor; ``fast`` keeps sums in the tensor cores' own precision."""
+    """Return torch._scaled_mm with one scale per tensor. ``fast`` keeps sums in the tensor cores' precision."""
     import torch
 
     a_scale, b_scale = operands.a_scale.reshape(()), operands.b_scale.reshape(())
@@ -161,7 +161,7 @@ def scaled_mm_blocks(operands: Fp8Operands) -> list[Entrant]:
     padded = torch.zeros((along_n, -(-along_k // 4) * 4), dtype=torch.float32, device=a_scale.device)
     padded[:, :along_k] = operands.b_scale.T
 
-    # Scales, recipes and swizzles of a, then of b; no bias.
+    # Scales, recipes and swizzles of a, then those of b. There is no bias.
     options: tuple[Any, ...] = ([a_scale], recipes[0], [], [padded.T], recipes[1], [], None, torch.bfloat16)
 
     def call(a: Any, b: Any, out: Any) -> object:

@@ -1,10 +1,11 @@
-"""Timing on the GPU: CUDA graphs of launches that rotate over buffers larger than L2, contenders in turns, medians.
+"""Time kernels on the GPU with CUDA graphs. Contenders take turns, and medians count.
 
-Each launch of a graph reads another buffer, so L2 (60 MB on an H200) has dropped a buffer before it is read again. The
-GPU rests for some milliseconds before each turn; otherwise its power limit would decide. Each turn begins with an
-untimed replay, because the TLBs still hold the addresses of the previous contender. Long runs have no rests and measure
-at the power limit. The previous contender then decides how much power is left, which changes a kernel's time by up to
-12 %. The order is therefore shuffled for each turn, and every second turn reverses the previous one.
+The launches in a graph rotate over buffers that together exceed L2 (60 MB on an H200), so that a buffer is no longer in
+L2 when it is read again. The GPU is idle for a few milliseconds before each turn. Otherwise, its power limit would
+determine the times. Each turn begins with an untimed replay, because the TLBs still hold the addresses of the previous
+contender. Long runs have no idle time and measure at the power limit. The power that the previous contender used then
+changes a kernel's time by up to 12 %. The order is therefore shuffled for each turn, and every second turn reverses the
+order of the previous turn.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ from benchmarks.report import failure
 from cudatma.errors import CudaTmaError, DriverError
 from cudatma.target import detect
 
-#: Minimum size of a graph's buffers together, several times any L2.
+#: Minimum total size of a graph's buffers, several times the size of any L2.
 ROTATION_BYTES = 350_000_000
-#: Approximate bytes that a graph reads, so that the gap of some microseconds between two graphs is negligible.
+#: Approximate number of bytes that a graph reads, so large that the few microseconds between two graphs are negligible.
 GRAPH_BYTES = 2_000_000_000
 MIN_LAUNCHES, MAX_LAUNCHES = 20, 200
-#: Minimum copies of a buffer. Reading one evicts the other from L2, because both are larger than L2 or there are many.
+#: Minimum number of copies of a buffer. Either each copy exceeds L2 or there are many copies, so reading them evicts
+#: the others from L2.
 MIN_COPIES = 2
 REPLAYS = 11
-#: Untimed replays at the beginning of a turn.
+#: Number of untimed replays at the beginning of a turn.
 WARM_REPLAYS = 1
-#: Seconds of rest for the GPU before each turn. Without a rest its power limit decides for M above about 32.
+#: Seconds for which the GPU is idle before each turn. Otherwise, its power limit affects M above about 32.
 REST_S = 0.006
-#: Contenders of a long run alternate in periods of BLOCK_S; a graph takes at most GRAPH_S. In periods of 0.04 s the
-#: power limit gives all contenders one clock; in periods of 0.2 s and more each has the clock of its own power. [H200]
+#: Contenders in a long run alternate in periods of BLOCK_S. A graph takes at most GRAPH_S. On an H200, all contenders
+#: have the same clock in periods of 0.04 s. In periods of 0.2 s or more, each contender has the clock of its own power.
 BLOCK_S, GRAPH_S = 0.3, 0.01
 MIN_ROUNDS = 4
 
@@ -50,9 +52,9 @@ class Contender:
     run : callable
         ``run(i)`` enqueues one launch on the current stream, which reads buffer i % copies.
     copies : int
-        Buffers that the launches rotate over.
+        Number of buffers that the launches rotate over.
     launches : int
-        Launches in the graph, a multiple of copies.
+        Number of launches in the graph, a multiple of ``copies``.
     """
 
     name: str
@@ -82,7 +84,7 @@ class Measured:
         return self.timings[name].us if name in self.timings else None
 
 
-#: A function that times contenders.
+#: Function that times contenders.
 Method = Callable[[Sequence[Contender]], Measured]
 
 
@@ -118,10 +120,10 @@ def copies_for(bytes_per_launch: int) -> int:
 
 
 def launches_for(bytes_per_launch: int, copies: int, expected_us: float = 0.0) -> int:
-    """Return the launches of one graph, a multiple of ``copies``.
+    """Return the number of launches per graph, a multiple of ``copies``.
 
-    There are at least MIN_LAUNCHES, and up to about MAX_LAUNCHES while the graph reads less than GRAPH_BYTES. If the
-    graph would take more than GRAPH_S, there are fewer, down to ``copies``.
+    The number is at least MIN_LAUNCHES, and up to about MAX_LAUNCHES while the graph reads less than GRAPH_BYTES. If
+    the graph would take more than GRAPH_S, the number is smaller, but at least ``copies``.
     """
     count = min(MAX_LAUNCHES, max(MIN_LAUNCHES, GRAPH_BYTES // bytes_per_launch))
     launches = max(-(-MIN_LAUNCHES // copies), count // copies) * copies
@@ -182,8 +184,8 @@ def _capture_all(stream: Any, contenders: Sequence[Contender], into: Measured) -
 def cold(stream: Any, contenders: Sequence[Contender], replays: int = REPLAYS, rest_s: float = REST_S) -> Measured:
     """Time contenders with cold weights.
 
-    Their graphs take turns, ``replays`` times, in a changing order, each after a rest of ``rest_s`` seconds. A
-    contender that cannot run has an error in the result; nothing is raised.
+    Their graphs take ``replays`` turns in a changing order. The GPU is idle for ``rest_s`` seconds before each turn. If
+    a contender cannot run, the result contains an error and nothing is raised.
     """
     measured = Measured()
     graphs = _capture_all(stream, contenders, measured)
@@ -204,10 +206,10 @@ def quick(stream: Any, contender: Contender, launches: int, replays: int = 2) ->
 
 
 def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0, block_s: float = BLOCK_S) -> Measured:
-    """Time contenders under the heat and clocks of long runs.
+    """Time contenders at the temperature and clocks of long runs.
 
-    They alternate in periods of about ``block_s``, or less if ``seconds`` is too short for MIN_ROUNDS rounds, in a
-    changing order. Only the second half of the rounds counts.
+    Contenders alternate in a changing order, in periods of about ``block_s``, or shorter periods if ``seconds`` is too
+    short for MIN_ROUNDS rounds. Only the second half of the rounds counts.
     """
     measured = Measured()
     graphs = _capture_all(stream, contenders, measured)

@@ -1,4 +1,4 @@
-"""Host time of a repeated call: marlin_gemm with changing x and out, torch.mm, and torch's operators."""
+"""Measure the host time of repeated calls to marlin_gemm with changing x and out, torch.mm and torch operators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.report import Cell, Result, Table, failure, make_parser, shown
 K = N = 4096
 PAIRS = 64
 CALLS, ROUNDS = 2000, 5
-#: Calls between two waits for the GPU, few enough that the launch queue never fills.
+#: Number of calls between two waits for the GPU, so small that the launch queue never fills.
 DRAIN_EVERY = 500
 _WARM_UP = 200
 _CASES = (
@@ -40,7 +40,7 @@ Call = Callable[[int], object]
 def time_calls(
     call: Call, drain: Callable[[], object], calls: int, clock: Callable[[], int] = time.perf_counter_ns
 ) -> list[int]:
-    """Return the nanoseconds of each ``call(i)``; ``drain()`` waits for the GPU every DRAIN_EVERY calls, untimed."""
+    """Return the nanoseconds of each ``call(i)``. Every DRAIN_EVERY calls, ``drain()`` waits for the GPU, untimed."""
     samples = [0] * calls
     for index in range(calls):
         if index % DRAIN_EVERY == 0:

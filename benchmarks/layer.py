@@ -1,4 +1,4 @@
-"""One layer's operands on the GPU, and our GEMM on them as a contender."""
+"""Operands of a layer on the GPU, and marlin_gemm on these operands as a contender."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class CellKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's operands: packed and dense weights, each in several copies, and activations for the largest M.
+    """Operands of a layer: several copies of packed and dense weights, and activations for the largest M.
 
     Attributes
     ----------
     packed : list of PackedWeight
         Packed weights.
     dense : list of torch.Tensor, shape (K * N,)
-        Near-normal weights; empty if cuBLAS does not take part.
+        Near-normal weights. The list is empty if cuBLAS does not take part.
     x : cupy.ndarray, shape (M, K)
         Activations.
     out : cupy.ndarray, shape (M, N)
@@ -53,7 +53,7 @@ class Layer:
         return 2 * self.k * self.n
 
     def expected_us(self, m: int, weight_bytes: int | None = None) -> float:
-        """Estimate the time of a launch: the larger one of its weight's bytes (default int4) and its arithmetic."""
+        """Estimate the time of a launch: the maximum of the times for its weight (by default int4) and arithmetic."""
         nbytes = packed_bytes(self.k, self.n) if weight_bytes is None else weight_bytes
         return max(nbytes / _BYTES_PER_US, 2 * m * self.n * self.k / _FLOP_PER_US) + _LAUNCH_US
 
@@ -80,8 +80,8 @@ def make_layer(k: int, n: int, dtype: str, max_m: int, *, with_dense: bool = Tru
 def ours(layer: Layer, m: int, name: str = "ours", *, programmatic: bool = False) -> Contender:
     """Return marlin_gemm on CuPy arrays, rotating over the packed weights.
 
-    With ``programmatic``, each launch depends on the previous one. All write one result and none reads it, so the chain
-    resembles a model's without the work between its GEMMs.
+    With ``programmatic``, each launch is a programmatic dependent of the previous launch. All launches write the same
+    result and no launch reads it, so the chain resembles the GEMMs of a model without the work between them.
     """
     import cudatma
 

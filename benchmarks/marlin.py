@@ -1,4 +1,7 @@
-"""W4A16 Marlin GEMM against cuBLAS, other int4 kernels and the read floor, weights cold in L2, group 128, symmetric."""
+"""Compare the Marlin GEMM with cuBLAS, other int4 kernels and the read floor, with weights cold in L2.
+
+Weights are symmetric, with groups of 128.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ from tools.model_layers import Shape
 
 OURS, CHAINED = "ours", "ours chained"
 FLOOR, FLOOR_CHAINED = "floor", "floor chained"
-#: Smallest M at which ours and each rival alternate in blocks for seconds, because clocks fall in long runs.
+#: Minimum M at which marlin_gemm and each rival alternate in blocks for seconds, because clocks fall in long runs.
 SUSTAINED_FROM = 256
 #: Largest M at which chains of programmatic launches are also measured.
 PROGRAMMATIC_UP_TO = 16
@@ -55,7 +58,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """F's kernel for one layer, in plain launches and chained, and why one of them is absent."""
+    """F's kernel for one layer in ordinary and in chained launches, and the reason if either is absent."""
 
     plain: Contender | None = None
     chained: Contender | None = None
@@ -132,7 +135,7 @@ class Bench:
         return make_cell(key, self.options.dtype, together, pairs, errors)
 
     def is_alive(self) -> bool:
-        """Return whether the GPU still computes; after a trap nothing does in this process."""
+        """Return whether the GPU still works. After a trap, every call in this process fails."""
         try:
             self.stream.synchronize()
         except Exception:
@@ -140,7 +143,7 @@ class Bench:
         return True
 
     def close(self) -> None:
-        """Free the layer's memory: the operands of the next layer have other sizes."""
+        """Free the layer's memory, because the operands of the next layer have different sizes."""
         self.layer, self.field, self.floors = None, Field(), Floors()
         gc.collect()
         with contextlib.suppress(Exception):  # after a trap even freeing memory fails
@@ -334,7 +337,7 @@ def _version(rival: str, vllm: Path | None) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench marlin`` and return the exit status: 1 if a cell could not be measured."""
+    """Run ``cudatma bench marlin`` and return the exit status, 1 if a cell could not be measured."""
     parser = _parser()
     options = _parsed(parser, argv)
     settings = settings_of(options)

@@ -1,4 +1,4 @@
-"""The cost model of the Marlin GEMM against the committed measurements: the table of docs/lab/marlin.md."""
+"""Compare the cost model of the Marlin GEMM with the committed measurements, for the table in docs/lab/marlin.md."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Prediction over measurement, less one."""
+        """Prediction divided by measurement, minus one."""
         return self.said.us / self.us - 1
 
 
 def rows(results: Sequence[Path] = RESULTS) -> list[Row]:
-    """Every cell of the results that was measured."""
+    """Return every measured cell of the results."""
     found = []
     for path in results:
         for cell in json.loads(path.read_text())["cells"]:
@@ -95,7 +95,7 @@ def filled(page: str, found: Sequence[Row]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench model``: print the comparison, or with ``--write`` write its errors into the page."""
+    """Run ``cudatma bench model``: print the comparison, or with ``--write`` write the errors into the page."""
     parser = argparse.ArgumentParser(prog="cudatma bench model", description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     options = parser.parse_args(argv)

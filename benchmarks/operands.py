@@ -1,7 +1,7 @@
-"""Random operands for benchmarks: bytes and near-normal numbers from a hash, and packed and dense weights of these.
+"""Random operands for benchmarks: bytes and near-normal numbers from a hash, and packed and dense weights.
 
-The functions take the array library, so that tests can use NumPy. Contents repeat every few megabytes, which does not
-help caches, because these work with addresses.
+The functions take the array library, so that tests can use NumPy. Contents repeat every few megabytes. This does not
+help caches, because caches work with addresses.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ def filled(xp: Any, shape: tuple[int, ...], block: Any) -> Any:
 
 
 def random_packed(xp: Any, k: int, n: int, dtype: str, copies: int) -> list[PackedWeight]:
-    """Return ``copies`` symmetric int4 weights (K, N), group 128, in separate memory; K and N are multiples of 64."""
+    """Return ``copies`` symmetric int4 weights (K, N) in separate memory, with groups of 128.
+
+    K and N must be multiples of 64.
+    """
     block = random_words(xp, _BLOCK_WORDS, 1).view(xp.uint8)
     scale_block = abs(random_numbers(xp, 1 << 16, "float16", 2, 1 / 64)).astype(xp.float32) + xp.float32(1 / 256)
     scales = _narrow(xp, scale_block, dtype)
@@ -75,7 +78,7 @@ def random_packed(xp: Any, k: int, n: int, dtype: str, copies: int) -> list[Pack
 
 
 def packed_bytes(k: int, n: int) -> int:
-    """Return the bytes of a packed weight, int4 values and 16-bit scales, which F streams and TB/s counts."""
+    """Return the size in bytes of a packed weight (int4 values and 16-bit scales). F and TB/s count these bytes."""
     return k * n // 2 + -(-k // GROUP_SIZE) * n * 2
 
 

@@ -1,4 +1,4 @@
-"""Draw results of the Marlin benchmark as one SVG: speed relative to cuBLAS over M, and the times of one layer."""
+"""Draw results of the Marlin benchmark as an SVG with the speed relative to cuBLAS and the times of one layer."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a panel; a thin line has no dots.
+    """A line in a panel. Thin lines have no dots.
 
     Attributes
     ----------
     points : tuple of (int, float)
-        M and value, ascending.
+        M and value, in ascending order of M.
     band : tuple of (int, float, float)
         M, minimum and maximum around the points.
     """
@@ -103,13 +103,13 @@ def _layers(cells: Iterable[Cell]) -> set[Shape]:
 
 
 def rival_us(cell: Cell, rival: str) -> float | None:
-    """Return a rival's microseconds, None if it was not measured."""
+    """Return a rival's microseconds, or None if it was not measured."""
     us = cell.get("rivals", {}).get(rival, {}).get("us")
     return None if us is None else float(us)
 
 
 def rival_over_cublas(cell: Cell, rival: str) -> float | None:
-    """Return a rival's speedup over cuBLAS, None if one of them was not measured."""
+    """Return a rival's speedup over cuBLAS, or None if either was not measured."""
     us, cublas = rival_us(cell, rival), rival_us(cell, "cublas")
     return None if us is None or cublas is None or us <= 0 else cublas / us
 

@@ -1,7 +1,7 @@
-"""F: the time of a TMA kernel that only streams a layer's weight bytes, in plain launches and in dependent ones.
+"""Measure F, the time of a TMA kernel that only streams a layer's weight bytes, in ordinary and in dependent launches.
 
-One thread of each CTA issues 1D bulk copies into a ring of slots; four warps XOR the bytes and release the slots. F is
-the fastest of all copy sizes, ring sizes, CTAs per SM and orders of the copies.
+One thread of each CTA issues 1D bulk copies into a ring of slots. Four warps XOR the bytes and release the slots. F is
+the minimum over all copy sizes, ring sizes, numbers of CTAs per SM and orders of the copies.
 
 In a chain of programmatic dependent launches, a kernel requests its first ring of copies while the previous kernel
 still runs, and reads them after that kernel has ended. A GEMM must do the same: its weights are available before its
@@ -98,11 +98,11 @@ class FloorConfig:
     Attributes
     ----------
     copy_bytes : int
-        Bytes of a bulk copy.
+        Number of bytes per bulk copy.
     stages : int
-        Slots of the ring.
+        Number of slots in the ring.
     ctas_per_sm : int
-        Resident CTAs.
+        Number of resident CTAs per SM.
     interleaved : bool
         Whether CTAs take copies in turn instead of a contiguous part each.
     """
@@ -185,7 +185,7 @@ class FloorBench:
         return Contender(name, run, copies, launches_for(nbytes, copies))
 
     def resident(self, config: FloorConfig) -> bool:
-        """Return whether an SM really holds this many CTAs."""
+        """Return whether ``ctas_per_sm`` CTAs are resident on an SM."""
         return self.kernel.occupancy(THREADS, shared_bytes=config.ring_bytes, device=self.device) >= config.ctas_per_sm
 
     def search(self, stream: Any, nbytes: int, replays: int, *, programmatic: bool = False) -> Floor:

@@ -1,4 +1,4 @@
-"""The report of every benchmark: machine, commit, settings, cells and a table, printed and written as JSON."""
+"""Print the report of a benchmark (machine, commit, settings, cells and a table) and write it as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rich.table import Table as RichTable
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT_VARIABLE = "CUDATMA_COMMIT"
 _ABSENT = "none"
-#: Width for pipes, which have none: a table folded to 80 columns cannot be read.
+#: Width of the output to a pipe, because a table that is folded to 80 columns cannot be read.
 _PIPE_WIDTH = 200
 #: Significant digits of the numbers in a file.
 _DIGITS = 5
@@ -45,7 +45,7 @@ class Table:
 class Result:
     """The cells of one run.
 
-    Each new cell is printed and the file rewritten, so an interrupted run keeps its measurements.
+    After each new cell, the cell is printed and the file is rewritten, so that an interrupted run keeps its cells.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Result:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def finish(self, title: str) -> int:
-        """Print table and summary; return the exit status, 1 if a cell failed."""
+        """Print table and summary, and return the exit status, 1 if a cell failed."""
         print_table(self.console, self.table(self.cells), title)
         for line in self.summary(self.cells):
             self.say(line)
@@ -163,7 +163,7 @@ def print_table(console: Console, table: Table, title: str) -> None:
 
 
 def machine_facts() -> dict[str, str]:
-    """Return GPU, driver and versions that affect a measurement, as text; "none" if absent."""
+    """Return the GPU, the driver and the versions that affect a measurement. What is absent is "none"."""
     gpu, driver = _nvidia_smi()
     return {
         "card": gpu,
@@ -178,7 +178,7 @@ def machine_facts() -> dict[str, str]:
 
 
 def _fact(read: Callable[[], str]) -> str:
-    """Return the result of ``read``, or "none" if it fails: a library may be absent, or present without its driver."""
+    """Return the result of ``read``, or "none" if it fails because a library or its driver is absent."""
     try:
         return read()
     except Exception:
@@ -217,7 +217,7 @@ def _cupy() -> str:
 def commit(root: Path = ROOT) -> str:
     """Return $CUDATMA_COMMIT, or the commit of the checkout ("+changes" if files differ), or "unknown".
 
-    The variable has precedence, because a machine that receives the files of a commit may have another one checked out.
+    The variable has precedence, because a machine that receives the files of a commit may have a different checkout.
     """
     if name := os.environ.get(COMMIT_VARIABLE):
         return name
@@ -246,5 +246,5 @@ def ratio(above: float | None, below: float | None) -> float | None:
 
 
 def shown(value: float | None, digits: int = 2) -> str:
-    """Return a number for a table, "-" if it was not measured."""
+    """Format a number for a table. Return "-" if it was not measured."""
     return "-" if value is None else f"{value:.{digits}f}"

@@ -1,7 +1,7 @@
-"""Time every configuration of a family for the products of a file, to fit and check a cost model.
+"""Time every configuration of a family for the products in a file, to fit and check a cost model.
 
-The cells of a result file name the products, as tuning entries do. Operands are as warm in L2 as a launch leaves them;
-configurations take turns in CUDA graphs.
+The cells of a result file name the products in the same way as tuning entries. Operands are as warm in L2 as a launch
+leaves them. Configurations take turns in CUDA graphs.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("tiles", __doc__, EXAMPLES)
     parser.add_argument("family", choices=tuple(FAMILIES), help="family of kernels")
     parser.add_argument("products", type=Path, metavar="FILE", help="results whose cells name the products")
-    parser.add_argument("--replays", type=int, default=5, help="timed turns of each (default: 5)")
+    parser.add_argument("--replays", type=int, default=5, help="number of timed turns (default: 5)")
     options = parser.parse_args(argv)
     kernel_family = family(options.family)
     try:

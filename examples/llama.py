@@ -1,4 +1,4 @@
-"""A Llama with random weights in transformers: fp16 against int4 by cudatma, in tokens/s, memory and logits.
+"""Compare a Llama with random weights in fp16 and in int4 with cudatma: tokens/s, memory and logits.
 
     python examples/llama.py --size tiny                    # on the CPU, with the reference backend
     python examples/llama.py --size 8b --batch 1,16,64      # the sizes of Llama-3-8B, on a GPU with 48 GB
@@ -10,9 +10,9 @@ error of four bits for random weights, and (b) the fp16 model with the dequantiz
 kernels. Then both models decode with a static cache, the fp16 model with the dequantized weights. On a GPU one step is
 a CUDA graph, which the measurement replays. Stages and their seconds go to stderr.
 
-Exit status: 0 if (b) is within 2 % of the largest logit, 1 beyond, 2 for a wrong call. The example needs torch and
-transformers. With accelerate, the int4 model is loaded onto the GPU without a copy in host memory, and shares the
-tensors that stay in fp16.
+The exit status is 0 if (b) is within 2 % of the largest logit, 2 if the command line is wrong, and 1 otherwise. The
+example needs torch and transformers. With accelerate, the int4 model is loaded onto the GPU without a copy in host
+memory, and shares the tensors that stay in fp16.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Difference:
     Attributes
     ----------
     max_relative : float
-        Largest difference over the largest logit.
+        Largest difference divided by the largest logit.
     mean_cosine : float
         Mean cosine.
     same_choice : float
@@ -84,9 +84,9 @@ class Report:
     Attributes
     ----------
     fp16_bytes, int4_bytes : int
-        Bytes of all parameters and buffers.
+        Size of all parameters and buffers in bytes.
     peak_bytes : int
-        Peak of torch's allocator while int4 decoded the last batch, including both models; 0 on the CPU.
+        Peak of torch's allocator in bytes, including both models, while int4 decoded the last batch. 0 on the CPU.
     """
 
     size: str
@@ -171,7 +171,7 @@ def _with_batch(report: Report, dense: Any, packed: Any, batch: int, options: ar
 
 @contextmanager
 def _stage(name: str, device: Any) -> Iterator[None]:
-    """Print on stderr how long this took."""
+    """Print on stderr how long the body of the with statement took."""
     begin = time.perf_counter()
     yield
     _wait(device)
@@ -198,7 +198,7 @@ def _random_model(size: str, device: Any) -> Any:
 
 
 def _quantized(dense: Any, group_size: int, device: Any) -> Any:
-    """Return the same model in int4, quantized by transformers as if loaded from a folder."""
+    """Return the same model in int4. transformers quantizes it as if it were loaded from a folder."""
     location = {"device_map": device} if is_accelerate_available() else {}
     model = type(dense).from_pretrained(
         None,

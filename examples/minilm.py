@@ -4,10 +4,10 @@
     python examples/minilm.py --export minilm              # an fp16 copy (45 MB) for a machine without the package
     python examples/minilm.py --model minilm --json minilm.json
 
-The int4 model runs on MarlinLinear and attention_varlen, the fp16 model on gemm and attention_varlen. There are three
-cosines for each sentence: int4 against fp32 shows the error of four bits; int4 against fp32 on the dequantized weights,
-and fp16 against fp32, show the error of the kernels. Exit status: 0 within all bounds, 1 beyond one, 2 for a wrong
-call. The example needs the package tokenizers.
+The int4 model uses MarlinLinear and attention_varlen. The fp16 model uses gemm and attention_varlen. There are three
+cosines for each sentence. The cosine of int4 and fp32 shows the error of four bits. The cosine of int4 and fp32 with
+dequantized weights, and the cosine of fp16 and fp32, show the error of the kernels. The exit status is 0 if all bounds
+hold, 2 if the command line is wrong, and 1 otherwise. The example needs the package tokenizers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Device of the models: the arrays' module ``xp`` (numpy or cupy), and the functions' backend argument."""
+    """Device of the models, with the array module ``xp`` (numpy or cupy) and the backend argument for functions."""
 
     xp: Any
     backend: str | None
@@ -240,7 +240,7 @@ def _print(results: Mapping[str, Any]) -> None:
 
 
 def _place(backend: str) -> Place:
-    """Return the place of a backend. Raise DriverError for "cuda" without a GPU."""
+    """Return the place for a backend. Raise DriverError for "cuda" if there is no GPU."""
     if backend == "reference":
         return Place(np, backend, "the CPU")
     cudatma.detect()

@@ -33,7 +33,7 @@ _CONFIG_FIELDS = {
     "positions": "max_position_embeddings",
     "token_types": "type_vocab_size",
 }
-#: Assumptions of the forward pass. A checkpoint that differs is refused.
+#: Values in config.json that the forward pass assumes. A checkpoint with other values raises WeightFileError.
 _CONFIG_FIXED = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
 
 
@@ -54,9 +54,9 @@ class Tokens:
     Attributes
     ----------
     ids : numpy.ndarray of int64, shape (sentences, tokens)
-        Token numbers, 0 at padding.
+        Token numbers, 0 for padding.
     mask : numpy.ndarray of bool, shape (sentences, tokens)
-        False at padding.
+        False for padding.
     """
 
     ids: npt.NDArray[np.int64]
@@ -64,7 +64,7 @@ class Tokens:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each sentence, including the first and last special token."""
+        """Number of tokens in each sentence, including the special tokens at its beginning and end."""
         return [int(length) for length in self.mask.sum(axis=1)]
 
 
@@ -82,7 +82,7 @@ def find_folder(folder: Path | None) -> Path:
 
 
 def read_config(path: Path) -> EncoderConfig:
-    """Read config.json. Raise WeightFileError for a missing field or one that the forward pass does not implement."""
+    """Read config.json. Raise WeightFileError for a field that is missing or that the forward pass does not support."""
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:

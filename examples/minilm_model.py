@@ -45,13 +45,13 @@ class EncoderConfig:
     Attributes
     ----------
     layers, heads : int
-        Counts.
+        Numbers of encoder layers and of attention heads per layer.
     hidden, intermediate : int
-        Widths.
+        Widths of the hidden state and of the feed-forward network.
     vocabulary, positions, token_types : int
-        Rows of the embedding tables. ``positions`` also limits the tokens of a sentence.
+        Numbers of rows in the embedding tables. ``positions`` is also the maximum number of tokens in a sentence.
     norm_eps : float
-        Added to the variance by layer norm.
+        Number that layer norm adds to the variance.
     """
 
     layers: int
@@ -163,12 +163,12 @@ class DenseAttention:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoder:
-    """The encoder.
+    """Encoder that turns sentences into embeddings.
 
     Attributes
     ----------
     config : EncoderConfig
-        Sizes.
+        Sizes of the model.
     tensors : mapping of str to array
         fp32 arrays of ``xp``, by the checkpoint's names.
     linears : mapping of str to callable

@@ -1,4 +1,4 @@
-"""A kernel of your own: copy a 2D array box by box, TMA load -> shared memory -> TMA store, in a ring of stages.
+"""Write your own kernel: copy a 2D array box by box with TMA loads and stores through a ring of stages.
 
     python examples/tile_copy.py                       # copy on the GPU, compare and measure
     python examples/tile_copy.py --emulator            # a small array on the CPU, with its hazards and a picture

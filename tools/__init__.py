@@ -1,4 +1,5 @@
-"""Command-line tools: each module is a subcommand of ``cudatma`` and also runs as ``python tools/NAME.py``.
+"""Command-line tools. Each module is a subcommand of ``cudatma`` and also runs as ``python tools/NAME.py``.
 
-An installation has this folder as the package ``cudatma.tools``. In a plain checkout, cudatma.cli gives it that name.
+An installation contains this folder as the package ``cudatma.tools``. In a checkout, cudatma.cli imports the folder
+under that name.
 """

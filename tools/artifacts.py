@@ -41,9 +41,9 @@ class Usage:
     path : str
         The cache's folder.
     entries, failures : int
-        Number of compiled kernels, and of kernels that did not compile.
+        Number of compiled kernels, and number of kernels that did not compile.
     size_bytes, limit_bytes : int
-        Bytes of both, and the limit at which the cache is pruned.
+        Size of the cache in bytes, and the size at which it is pruned.
     """
 
     path: str
@@ -60,7 +60,7 @@ def folders(root: Path, kind: str) -> list[Path]:
 
 
 def usage(root: Path) -> Usage:
-    """Return the content of the cache at ``root`` without creating it. Files that vanish meanwhile count as 0 bytes."""
+    """Return the usage of the cache at ``root`` without creating the cache. Files that vanish count as 0 bytes."""
     size = 0
     for kind in _FOLDERS:
         for path in (file for folder in folders(root, kind) for file in folder.glob("*")):
@@ -72,10 +72,10 @@ def usage(root: Path) -> Usage:
 
 
 def clear(root: Path) -> int:
-    """Remove every compiled kernel and kept failure, and return their number. Loaded kernels keep working.
+    """Remove all compiled kernels and stored failures, and return their number. Loaded kernels keep working.
 
-    Each folder is renamed first, so that a reader sees all of it or nothing. Raise CacheError if the cache is not
-    private to this user or cannot be written.
+    Each folder is renamed before it is removed, so that a reader sees either the complete folder or no folder. Raise
+    CacheError if the cache is not private to this user or cannot be written.
     """
     if not root.is_dir():
         return 0
@@ -95,7 +95,7 @@ def clear(root: Path) -> int:
 
 
 def megabytes(size_bytes: int) -> str:
-    """Return a size such as ``"12.3 MB"``."""
+    """Format a size in bytes as megabytes, for example ``"12.3 MB"``."""
     return f"{size_bytes / 1e6:.1f} MB"
 
 

@@ -1,4 +1,4 @@
-"""Run a benchmark of a checkout: benchmarks/NAME.py with the arguments that follow. An installed cudatma has none."""
+"""Run benchmarks/NAME.py of a checkout with the arguments that follow. An installed cudatma has no benchmarks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("name", nargs="?", metavar="NAME", help="the benchmark")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the benchmark")
     parser.add_argument("--list", action="store_true", help="list the benchmarks")
-    parser.add_argument("--json", action="store_true", help="list them as JSON")
+    parser.add_argument("--json", action="store_true", help="list the benchmarks as JSON")
     options = parser.parse_args(argv)
     if options.name is not None:
         return run_benchmark(options.name, options.arguments)

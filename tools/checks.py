@@ -1,4 +1,4 @@
-"""The checks of ``cudatma doctor``. A Machine answers questions about this machine; tests replace it."""
+"""The checks of ``cudatma doctor``. They call a Machine for facts about this machine, and tests pass a fake one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .artifacts import megabytes, usage
 from .sass import SASS_PACKAGES, find_program
 from .version import package_version
 
-#: PTX for the emulator: every thread writes its number.
+#: PTX for the emulator, in which every thread writes its index.
 EMULATED_PROBE = """.version 8.0
 .target sm_90
 .address_size 64
@@ -49,8 +49,8 @@ EMULATED_PROBE = """.version 8.0
   ret;
 }
 """
-#: Source compiled for every target. Like every kernel, it has an mbarrier and a bulk copy with a .shared::cta
-#: destination.
+#: CUDA source to compile for every target. It uses an mbarrier and a bulk copy with a .shared::cta destination, like
+#: every kernel.
 PROBE = """extern "C" __global__ void probe(const char* source) {
   __shared__ alignas(128) char tile[128];
   __shared__ unsigned long long barrier;
@@ -73,9 +73,9 @@ class Check:
     status : str
         ``"ok"``, ``"warn"`` (an optional feature will not work) or ``"fail"`` (something is broken).
     found : str
-        The result, and what fails because of it.
+        The result of the check, and what fails because of the result.
     remedy : str
-        What to do, or "".
+        What the user should do, or "".
     missing : bool
         Whether the subject is absent or unusable.
     """
@@ -89,7 +89,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A CUDA device: name, compute capability, opt-in shared memory of a block, and device memory."""
+    """Name, compute capability, opt-in shared memory per block and device memory of a CUDA device."""
 
     index: int
     name: str
@@ -99,7 +99,7 @@ class Gpu:
 
 
 class Machine:
-    """Questions about this machine. Each method raises the errors of the real call."""
+    """Facts about this machine. Each method raises the errors of the functions that it calls."""
 
     def python(self) -> tuple[int, int, int]:
         return sys.version_info[:3]
@@ -123,13 +123,13 @@ class Machine:
         return nvrtc_version()
 
     def compile_probe(self, target: Target) -> float:
-        """Return the seconds that NVRTC takes for PROBE. Raise CompileError or TargetError if it fails."""
+        """Return the seconds that NVRTC takes to compile PROBE. Raise CompileError or TargetError if it fails."""
         from cudatma.build.nvrtc import compile_source
 
         return compile_source(PROBE, target, name="probe.cu").seconds
 
     def emulate_probe(self) -> list[int]:
-        """Return the numbers that EMULATED_PROBE writes on the emulator, one for each thread of a warp."""
+        """Return the indices that the threads of a warp write when the emulator runs EMULATED_PROBE."""
         from cudatma import emulator
 
         out = np.zeros(32, np.uint32)
@@ -163,7 +163,7 @@ class Machine:
 
 
 def examine(machine: Machine, root: Path | None = None) -> list[Check]:
-    """Run all checks, prerequisites first. ``root`` is the cache folder; None is default_root()."""
+    """Run all checks, prerequisites first. ``root`` is the cache folder, by default default_root()."""
     checks: list[Check] = []
     for run_check in (check_python, check_bindings, check_driver, check_gpus, check_nvrtc, check_cupy, check_emulator):
         checks += _guarded(run_check, machine)
@@ -171,7 +171,7 @@ def examine(machine: Machine, root: Path | None = None) -> list[Check]:
 
 
 def _guarded(run_check: Callable[[Machine], list[Check]], machine: Machine) -> list[Check]:
-    """Run a check. An unexpected error gives a failed line, not a traceback."""
+    """Run a check. Report an unexpected error as a failed check instead of a traceback."""
     try:
         return run_check(machine)
     except Exception as error:  # a broken installation may raise anything
@@ -213,7 +213,7 @@ def check_driver(machine: Machine) -> list[Check]:
 
 
 def _why(error: DriverError | ImportError) -> str:
-    """Return the driver's error in a few words; the neighboring line of the report has the remedy."""
+    """Return the driver's error in a few words. The previous line of the report has the remedy."""
     if isinstance(error, DriverError):
         return f"{error.call}: {'no driver library' if error.code is None else error.detail}"
     return str(error)
@@ -293,7 +293,7 @@ def _targets_of_gpus(machine: Machine) -> set[str]:
 def check_cupy(machine: Machine) -> list[Check]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # CuPy warns without a CUDA toolkit, which arrays do not need
+            warnings.simplefilter("ignore")  # CuPy warns if there is no CUDA toolkit, but arrays do not need one
             cupy = machine.import_module("cupy")
     except ImportError as error:
         result = f"cannot be imported ({error}): CuPy arrays and weights on the GPU do not work"

@@ -1,4 +1,4 @@
-"""The command-line parser of all subcommands. Its errors are cudatma's own, one line each."""
+"""The command-line parser of all subcommands. It raises cudatma's errors, which have one line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from cudatma.errors import ArgumentError, similar
 
-#: The default of build.default_target(), for help texts.
-DEFAULT_TARGET = "default: $CUDATMA_TARGET, else the GPU's, else sm_90a"
+#: Description of build.default_target(), for help texts.
+DEFAULT_TARGET = "default: $CUDATMA_TARGET if it is set, otherwise the GPU's, otherwise sm_90a"
 _OF_ARGUMENT = re.compile(r"argument (?P<field>\S+): (?P<got>.*)", re.DOTALL)
 _WRONG_VALUE = re.compile(r"invalid (?P<kind>\w+) value: '(?P<got>.*)'", re.DOTALL)
 _KINDS = {"int": "an integer", "float": "a number"}
@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def options(self) -> list[argparse.Action]:
-        """The options of the command, without its positional arguments."""
+        """Options of the command, without its positional arguments."""
         return [action for action in self._actions if action.option_strings]
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
             raise ArgumentError(str(field), str(value), ", ".join(map(str, action.choices)))
 
     def error(self, message: str) -> NoReturn:
-        """Raise ArgumentError for any other error of argparse."""
+        """Raise ArgumentError for any other error from argparse."""
         match = _OF_ARGUMENT.fullmatch(message)
         field, got = (match["field"], match["got"]) if match else (self.prog, message)
         got, _, allowed = got.partition("; allowed: ")

@@ -1,10 +1,10 @@
-"""Convert a Hugging Face checkpoint into one with packed linear layers for marlin_gemm.
+"""Convert a Hugging Face checkpoint into a checkpoint with packed linear layers for marlin_gemm.
 
-CHECKPOINT is a folder with config.json and safetensors files: a model quantized by GPTQ, AWQ, AutoRound, Marlin or
-compressed-tensors, or, with --quantize, a float model. OUT is a new folder, which transformers loads after
-cudatma.integrations.transformers.register(). The same command continues an interrupted conversion. It needs no GPU and
-no torch, and holds one layer in memory. If torch and transformers are installed, it compares the layers with the model
-class before it writes.
+CHECKPOINT is a folder with config.json and safetensors files. It contains a model that was quantized by GPTQ, AWQ,
+AutoRound, Marlin or compressed-tensors, or a float model if --quantize is given. OUT is a new folder. transformers can
+load it after a call of cudatma.integrations.transformers.register(). To continue an interrupted conversion, run the
+same command again. The conversion needs neither a GPU nor torch, and holds one layer in memory at a time. If torch and
+transformers are installed, it compares the layers with the model class before it writes anything.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _text(done: Conversion) -> str:
-    """Return the report: layers by name, then everything that was left out, then the totals."""
+    """Return the report, which lists the layers by name, then everything that was left out, then the totals."""
     kinds: dict[tuple[str, ...], list[LayerReport]] = defaultdict(list)
     for layer in done.layers:
         kinds[_kind(layer)].append(layer)
@@ -120,12 +120,12 @@ def _text(done: Conversion) -> str:
 
 
 def _error(value: float) -> str:
-    """Return an error with two digits, even if the second one is 0."""
+    """Format an error with two digits, even if the second digit is 0."""
     return f"{value:#.2g}" if value else "0"
 
 
 def _kind(layer: LayerReport) -> tuple[str, ...]:
-    """Return the properties that layers in one row share."""
+    """Return the properties that the layers in a row of the table have in common."""
     group = "column" if layer.group_size == -1 else str(layer.group_size)
     zeros, order = "no" if layer.symmetric else "yes", "yes" if layer.act_order else "no"
     return layer.name.rpartition(".")[2], f"{layer.shape[0]} x {layer.shape[1]}", group, zeros, order
@@ -153,18 +153,18 @@ def _bytes(count: int) -> str:
 def _parser() -> Parser:
     parser = Parser("cudatma convert", __doc__, EXAMPLES)
     add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", type=Path, help="the folder of the model")
-    add("out", metavar="OUT", type=Path, help="a new folder, or the folder of an interrupted conversion")
+    add("checkpoint", metavar="CHECKPOINT", type=Path, help="folder of the model")
+    add("out", metavar="OUT", type=Path, help="new folder, or folder of an interrupted conversion")
     add("--quantize", action="store_true", help="round a float model's weights to int4")
     sizes = ", ".join(map(str, GROUP_SIZES))
     add("--group-size", type=_group_size, metavar="N", help=f"weights that share a scale: {sizes} (default: 128)")
-    add("--asymmetric", action="store_true", help="with zero points")
-    add("--clip-search", action="store_true", help="per group, the range with the least squared error; 20 times slower")
-    help_exclude = "layers to leave unchanged, by name: 'model.layers.0.*'; quote it; repeatable"
+    add("--asymmetric", action="store_true", help="quantize with zero points")
+    add("--clip-search", action="store_true", help="search for the range with the least squared error (20 x slower)")
+    help_exclude = "name pattern of layers to leave unchanged, such as 'model.layers.0.*' (quote it); repeatable"
     add("--exclude", action="append", default=[], metavar="PATTERN", help=help_exclude)
     add("--vision-tower", action="store_true", help="also quantize encoders of images, video and audio")
-    help_dtype = "of scales and activations (default: the model's type)"
-    add("--dtype", choices=("float16", "bfloat16"), metavar="TYPE", help=f"float16 or bfloat16, {help_dtype}")
+    help_dtype = "type of scales and activations, float16 or bfloat16 (default: the model's type)"
+    add("--dtype", choices=("float16", "bfloat16"), metavar="TYPE", help=help_dtype)
     add("--json", action="store_true", help="print the report as JSON")
     return parser
 

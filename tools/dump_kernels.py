@@ -47,15 +47,15 @@ EXAMPLES = """examples:
   cudatma dump all --target sm_90a --target sm_120a         every kernel for two architectures
   cudatma dump tile_copy --target sm_90a --config stages=3  the same configs with a field changed
   cudatma dump marlin --m 16 --n 28672 --k 8192             the kernel that marlin_gemm runs for these sizes on an H200
-  cudatma dump gemm --m 4096 --n 4096 --k 4096 --layout RR  the same of gemm, or of one of its versions
+  cudatma dump gemm --m 4096 --n 4096 --k 4096 --layout RR  the kernel that gemm (or one of its versions) runs
   cudatma dump attention --q-length 4096 --k-length 4096 --head-dim 128 --heads 16 --batch 4
-                                                            of attention: 4096 queries and keys, head dim 128
+                                                            the kernel that attention runs for these sizes
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A kernel to compile. name: stem of the files. note: a line for the report."""
+    """A kernel to compile. ``name`` is the stem of the file names, and ``note`` is a line for the report."""
 
     name: str
     entry: KernelEntry
@@ -65,9 +65,9 @@ class Job:
 
 
 def parse_config(pairs: Sequence[str]) -> dict[str, object]:
-    """Return the fields that ``["stages=3", "dtype=bfloat16"]`` names: ``{"stages": 3, "dtype": "bfloat16"}``.
+    """Parse fields, for example ``["stages=3", "dtype=bfloat16"]`` into ``{"stages": 3, "dtype": "bfloat16"}``.
 
-    Values are Python literals, else text. Raises ArgumentError for a part without "=".
+    A value that is not a Python literal is text. Raise ArgumentError for a field without "=".
     """
     config: dict[str, object] = {}
     for pair in pairs:
@@ -82,10 +82,10 @@ def parse_config(pairs: Sequence[str]) -> dict[str, object]:
 
 
 def configured(config: Any, changes: dict[str, object], target: Target) -> Any:
-    """Return a config with other values for some fields.
+    """Return a copy of a config in which some fields have other values.
 
-    Raises ArgumentError for an unknown field and for an invalid value. The error lists the values that are valid on the
-    target together with the other fields.
+    Raise ArgumentError for an unknown field and for an invalid value. The error lists the values that are valid on the
+    target in combination with the other fields.
     """
     known = [field.name for field in fields(config) if field.init and field.name not in ("version", "entry")]
     for field in changes:
@@ -114,7 +114,7 @@ def _serves(config: Any, changes: dict[str, object], target: Target) -> bool:
 
 
 def jobs_for(entry: KernelEntry, target: Target, changes: dict[str, object]) -> list[Job]:
-    """Return a job for each config of a kernel for a target, with distinct names. Equal configs have one job."""
+    """Return a job for each config of a kernel for a target. Job names are distinct, and equal configs have one job."""
     configs: list[Any] = []
     for config in entry.configs(target):
         changed = configured(config, changes, target)
@@ -129,7 +129,7 @@ def jobs_for(entry: KernelEntry, target: Target, changes: dict[str, object]) -> 
 
 
 def dump(job: Job, folder: Path, *, sass: bool = True, debug: bool = False) -> Report:
-    """Do dump_all() for one job in this process."""
+    """Run dump_all() for one job in this process."""
     return dump_all([job], folder, 1, sass=sass, debug=debug)[0]
 
 
@@ -142,11 +142,11 @@ def dump_all(
     debug: bool,
     show: Callable[[Report], None] = lambda report: None,
 ) -> list[Report]:
-    """Compile jobs and write NAME.cu, .ptx, .cubin, .sass and .report.txt of each into an existing folder.
+    """Compile jobs and write NAME.cu, .ptx, .cubin, .sass and .report.txt for each job into an existing folder.
 
-    ``show`` is called with each report as soon as its files are written. Raises TargetError and ArgumentError before
-    anything is compiled; CompileError, when the other jobs are done, if NVRTC refuses one: the source is then in the
-    folder.
+    ``show`` is called with each report as soon as its files are written. Raise TargetError and ArgumentError before
+    anything is compiled. If NVRTC cannot compile a job, raise CompileError after the other jobs. The source is then in
+    the folder.
     """
     orders: dict[tuple[str, str, str], Job] = {}
     for job in jobs:
@@ -209,7 +209,7 @@ def _write(job: Job, result: Compiled, folder: Path, sass: bool) -> Report:
 
 
 def entries_of(name: str) -> list[KernelEntry]:
-    """Return the kernel of this name, the kernels of a family, or every kernel for "all". Raises ArgumentError."""
+    """Return the kernel or the kernels of the family with this name, or every kernel for "all"."""
     if name == "all":
         return list(REGISTRY.values())
     if name in FAMILIES:
@@ -220,9 +220,9 @@ def entries_of(name: str) -> list[KernelEntry]:
 
 
 def family_and_version(name: str) -> tuple[str, str] | None:
-    """Return the family and the version of a name: a family's, or a kernel's that a caller may select by its version.
+    """Return the family and the version for the name of a family, or of a kernel that callers may select by version.
 
-    Returns None for other kernels.
+    Return None for other kernels.
     """
     if name in FAMILIES:
         return name, "auto"
@@ -238,7 +238,7 @@ def job_of_problem(
 ) -> Job:
     """Return the kernel that a family runs for a problem on a GPU with this number of SMs.
 
-    By default, the number is the one of imagined_gpu(). Raises ArgumentError, TargetError.
+    By default, the number of SMs is that of imagined_gpu(). Raise ArgumentError or TargetError if no kernel fits.
     """
     kernel_family = family(name)
     selected, selected_by = kernel_family.versions.chosen(version) if kernel_family.versions else ("", "")
@@ -253,9 +253,9 @@ def job_of_problem(
 
 
 def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] | None:
-    """Return the family, the sizes and options of its problem, and the version; None for a command without sizes.
+    """Return the family, the sizes and options of its problem, and the version, or None for a command without sizes.
 
-    Raises ArgumentError.
+    Raise ArgumentError if the sizes are incomplete or do not fit the kernel.
     """
     sizes = {name: getattr(options, name) for name in ("m", "n", "k")}
     missing = [f"--{name}" for name, size in sizes.items() if size is None]
@@ -331,7 +331,7 @@ def _parser() -> Parser:
         metavar="NAME",
         help=f"architecture, repeatable ({DEFAULT_TARGET})",
     )
-    add("--out", type=Path, default=Path("out"), metavar="DIR", help="folder to write to (default: out)")
+    add("--out", type=Path, default=Path("out"), metavar="DIR", help="output folder (default: out)")
     add(
         "--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the configs, repeatable"
     )
@@ -348,8 +348,8 @@ def _parser() -> Parser:
     add_problem_options(sizes.add_argument)
     help = "SMs of the GPU (default: 132 (H200) for sm_90a, 170 (RTX 5090) for sm_120a)"
     sizes.add_argument("--sm-count", type=int, metavar="N", help=help)
-    add("--jobs", type=int, default=usable_cores(), metavar="N", help="processes that compile (default: one a core)")
-    add("--debug", action="store_true", help="with bounded waits and checked accesses, see docs/howto/debug_a_hang.md")
+    add("--jobs", type=int, default=usable_cores(), metavar="N", help="processes that compile (default: one per core)")
+    add("--debug", action="store_true", help="bound waits and check accesses, see docs/howto/debug_a_hang.md")
     add("--no-sass", action="store_true", help="do not disassemble")
     add("--list", action="store_true", help="list the kernels and their configs (all with --json), compile nothing")
     add("--json", action="store_true", help="print the reports as JSON")
@@ -357,7 +357,7 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma dump``; return the exit status."""
+    """Run ``cudatma dump`` and return the exit status."""
     parser = _parser()
     options = parser.parse_args(argv)
     if options.list:

@@ -1,10 +1,11 @@
 """Run a kernel on the CPU, under many schedules, and list its hazards.
 
-KERNEL is a .ptx or .cu file, a launch file (.toml, .json), or one of cudatma's kernels with generated operands, whose
-sizes are options that `cudatma emulate KERNEL --help` lists. --coverage runs nothing: it lists which instructions of a
-PTX file the emulator supports.
+KERNEL is a .ptx or .cu file, a launch file (.toml, .json), or one of cudatma's kernels with generated operands. For the
+latter, `cudatma emulate KERNEL --help` lists the options for the sizes. --coverage runs nothing. It lists which
+instructions of a PTX file the emulator supports.
 
-Exit status: 0 no hazard and the expected result; 1 a hazard, a wrong result or an endless loop; 2 a wrong call.
+The exit status is 0 if there is no hazard and the result is as expected, 1 if there is a hazard, a wrong result or an
+infinite loop, and 2 if the command line is wrong.
 """
 
 from __future__ import annotations
@@ -54,52 +55,52 @@ examples:
   nvcc -arch=sm_90a -ptx -o - kernel.cu | cudatma emulate --coverage -
 """
 
-#: Sizes of the registry's kernels: the keyword arguments of their samples.
+#: Help for the sizes of the registry's kernels, which are the keyword arguments of their samples.
 _SIZES = {
-    "m": "rows of the activations and of the result",
-    "n": "columns of the weight or of b, and of the result",
-    "k": "rows of the weight or of b",
-    "dtype": "of the operands",
-    "group_size": "elements of K that share a scale; -1: all of K",
-    "sm_count": "SMs of the GPU: with few, each CTA gets more work, and rings wrap",
-    "layout": "of a and b, R for row-major and C for column-major: RC, RR, CR, CC",
-    "tile_m": "rows of a tile of the result",
-    "tile_n": "columns of a tile of the result",
-    "stages": "of the ring",
+    "m": "number of rows of the activations and of the result",
+    "n": "number of columns of the weight or of b, and of the result",
+    "k": "number of rows of the weight or of b",
+    "dtype": "type of the operands",
+    "group_size": "number of elements of K that share a scale; -1: all",
+    "sm_count": "number of SMs; with few SMs, each CTA gets more work, and rings wrap",
+    "layout": "layout of a and b, R for row-major and C for column-major: RC, RR, CR, CC",
+    "tile_m": "number of rows of a result tile",
+    "tile_n": "number of columns of a result tile",
+    "stages": "number of ring stages",
     "batch": "sequences",
     "heads": "of q",
-    "kv_heads": "of k and v",
-    "q_length": "queries of a sequence",
-    "k_length": "keys of a sequence, the maximum if they differ",
-    "head_dim": "elements of a head",
-    "causal": "queries attend to keys up to their own",
-    "page_size": "keys of a page of the cache; 0: a contiguous cache",
-    "rows": "of the array",
-    "columns": "of the array",
-    "pad": "elements of zeros on each side",
-    "elements": "of the array",
-    "tile": "elements of a side of a tile",
-    "halo": "elements around a tile",
+    "kv_heads": "number of heads of k and v",
+    "q_length": "number of queries per sequence",
+    "k_length": "number of keys per sequence, or its maximum",
+    "head_dim": "number of elements per head",
+    "causal": "whether queries attend only to keys up to their own position",
+    "page_size": "number of keys per cache page; 0: a contiguous cache",
+    "rows": "number of rows of the array",
+    "columns": "number of columns of the array",
+    "pad": "number of zeros on each side",
+    "elements": "number of elements of the array",
+    "tile": "number of elements along each side of a tile",
+    "halo": "number of elements around a tile",
     "size": "height and width of an image",
-    "channels": "of an image",
+    "channels": "number of channels of an image",
     "taps": "height and width of the filter",
-    "stride": "of the filter",
-    "copies": "of the array: 2, 4 or 8, the CTAs of a cluster",
-    "clusters": "that divide the array",
-    "arrays": "to copy, each with another shape",
+    "stride": "stride of the filter",
+    "copies": "number of copies of the array (2, 4 or 8) and of CTAs per cluster",
+    "clusters": "number of clusters that divide the array",
+    "arrays": "number of arrays to copy, each with a different shape",
     "path": "staged: through shared memory; direct: from global memory; copy: not permuted",
-    "zeros": "a weight with zero points",
-    "permute": "a weight packed in another order of its rows",
-    "ranks": "GPUs that add up their arrays",
-    "rank": "the GPU that runs",
-    "blocks": "the maximum number of CTAs",
+    "zeros": "whether the weight has zero points",
+    "permute": "whether the weight has an activation order",
+    "ranks": "number of GPUs that add up their arrays",
+    "rank": "rank of the GPU that runs",
+    "blocks": "maximum number of CTAs",
 }
 
 
 def read_ptx(source: str) -> str:
     """Return the text of a PTX file, or of standard input for ``-``. Raise ArgumentError if it cannot be read.
 
-    PTX is ASCII. Other bytes, which compilers copy into comments and file names, become backslash escapes.
+    PTX is ASCII. Compilers copy other bytes into comments and file names. These bytes become backslash escapes.
     """
     with open_source(source, "--coverage") as stream:
         data = stream.read(MAX_CHARS + 1)
@@ -141,7 +142,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--coverage",
         metavar="FILE.ptx",
-        help="a PTX file to check, or - for standard input",
+        help="PTX file to check, or - for standard input",
     )
     add_launch_options(parser)
     _add_run_options(parser)
@@ -149,29 +150,30 @@ def _parser() -> Parser:
 
 
 def add_launch_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that describe the launch of a file's kernel."""
+    """Add the options that describe the launch of a kernel in a file."""
     launch = parser.add_argument_group("the launch")
     launch.add_argument("--template", action="store_true", help="render the .cu file first, like a .j2 file")
-    launch.add_argument("--entry", metavar="NAME", help="the kernel, or a part of its name; default: the only one")
+    launch.add_argument("--entry", metavar="NAME", help="name of the kernel, or a part of it (default: the only one)")
     launch.add_argument("--grid", type=extents, metavar="X[,Y[,Z]]", help="CTAs (1)")
-    launch.add_argument("--block", type=extents, metavar="X[,Y[,Z]]", help="threads of a CTA (32)")
-    launch.add_argument("--cluster", type=extents, metavar="X[,Y[,Z]]", help="CTAs of a cluster")
-    launch.add_argument("--shared-bytes", type=int, metavar="N", help="dynamic shared memory of a CTA (0)")
-    launch.add_argument("--target", metavar="SM", help=f"architecture, with its limits ({DEFAULT_TARGET})")
+    launch.add_argument("--block", type=extents, metavar="X[,Y[,Z]]", help="threads per CTA (default: 32)")
+    launch.add_argument("--cluster", type=extents, metavar="X[,Y[,Z]]", help="CTAs per cluster")
+    launch.add_argument("--shared-bytes", type=int, metavar="N", help="dynamic shared memory per CTA (default: 0)")
+    launch.add_argument("--target", metavar="SM", help=f"architecture ({DEFAULT_TARGET})")
     launch.add_argument("--arg", action="append", default=[], metavar="ARG", help="an argument, in order; see below")
     launch.add_argument("--array", action="append", default=[], metavar="ARRAY", help="an array used only by a map")
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:
     run = parser.add_argument_group("the run")
-    run.add_argument("--schedules", type=int, default=10, metavar="N", help="in order, most delayed, random ones (10)")
-    run.add_argument("--seed", type=int, default=0, metavar="S", help="of the random schedules (0)")
+    run.add_argument("--schedules", type=int, default=10, metavar="N", help="number of schedules (default: 10)")
+    run.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the random schedules (default: 0)")
     run.add_argument("--replay", type=int, metavar="K", help="run only schedule K of the seed")
-    run.add_argument("--step-limit", type=int, metavar="N", help=f"steps that make a schedule endless ({STEP_LIMIT})")
+    run.add_argument("--step-limit", type=int, metavar="N", help=f"maximum steps per schedule (default: {STEP_LIMIT})")
     result = parser.add_argument_group("the result")
-    result.add_argument("--save", action="append", default=[], metavar="NAME=FILE.npy", help="write an array")
+    result.add_argument("--save", action="append", default=[], metavar="NAME=FILE.npy", help="write an array to a file")
     result.add_argument("--expect", action="append", default=[], metavar="NAME=FILE.npy", help="compare an array")
-    result.add_argument("--tolerance", type=float, default=0.0, metavar="E", help="||difference|| / ||expected|| (0)")
+    tolerance = "maximum ||difference|| / ||expected|| (default: 0)"
+    result.add_argument("--tolerance", type=float, default=0.0, metavar="E", help=tolerance)
     result.add_argument(
         "--trace", action="append", default=[], type=Path, metavar="FILE", help=".svg: a picture; .json: for Perfetto"
     )
@@ -179,7 +181,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _sample_options(name: str, rest: Sequence[str]) -> dict[str, Any]:
-    """Parse the sizes of a registry kernel, which are its sample's keyword arguments."""
+    """Parse the sizes of a registry kernel, which are the keyword arguments of its sample."""
     parser = _sample_parser(name)
     options, unknown = parser.parse_known_args(list(rest))
     if unknown:

@@ -1,4 +1,4 @@
-"""Launches described on the command line or in a TOML or JSON file: arrays, tensor maps over them, and numbers.
+"""Read descriptions of launches from the command line or from a TOML or JSON file.
 
 On the command line an argument is one of
 
@@ -36,13 +36,13 @@ _DTYPES = (
     "float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2", "int32", "uint32", "int8", "uint8",
     "int16", "uint16", "int64", "uint64", "bool",
 )  # fmt: skip
-#: Limit of an array, more than an interactive launch needs.
+#: Maximum size of an array in bytes, more than an interactive launch needs.
 MAX_ARRAY_BYTES = 1 << 30
 
 
 @dataclass(slots=True)
 class LaunchFile:
-    """A launch as described: the given fields of _FIELDS, and arrays and arguments as in the module's docstring."""
+    """Description of a launch, with the given fields of _FIELDS, the arrays and the arguments."""
 
     launch: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -128,7 +128,7 @@ def _check_fields(table: Any, allowed: Sequence[str] | None, place: str) -> None
 
 @dataclass(slots=True)
 class Operands:
-    """Operands of a kernel: arrays by name, and the value of each argument."""
+    """Arrays of a launch by name, and the value of each argument."""
 
     arrays: dict[str, npt.NDArray[Any]]
     values: list[Any]
@@ -142,7 +142,7 @@ def make_operands(launch: LaunchFile) -> Operands:
 
 
 def _dtype(name: Any, field: str) -> np.dtype[Any]:
-    """Return a dtype by a name that states its size, because C's float is not NumPy's."""
+    """Return the dtype with this name. Names must state the size, because float has different sizes in C and NumPy."""
     if name not in _DTYPES:
         raise ArgumentError(field, name, ", ".join(_DTYPES), "write NAME:DTYPE=NUMBER or NAME:DTYPE[SHAPE]=FILL")
     dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name, name))
@@ -182,7 +182,7 @@ def _shape(described: Mapping[str, Any], place: str) -> tuple[int, ...]:
 
 
 def _random(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> npt.NDArray[Any]:
-    """Return normal numbers, or small integers, which are exact in every integer type."""
+    """Return normally distributed numbers for float types, and small integers for integer types."""
     random = np.random.default_rng(seed)
     if dtype.kind in "iub":
         return random.integers(0 if dtype.kind != "i" else -100, 2 if dtype.kind == "b" else 100, shape).astype(dtype)

@@ -1,4 +1,4 @@
-"""Run a launch for `cudatma emulate` with a progress bar, and print its result."""
+"""Run a launch for `cudatma emulate` with a progress bar, and print the result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cudatma.target import Target
 
 from .emulate_launch import LaunchFile, Operands, load_array, make_operands, read_launch
 
-#: Seconds before the first line of progress on a stderr that is not a terminal, and between two lines.
+#: If stderr is not a terminal, seconds before the first line of progress and seconds between two lines.
 _FIRST_S, _PERIOD_S = 20.0, 60.0
 _LAUNCH_FIELDS = ("entry", "grid", "block", "cluster", "shared_bytes", "target")
 
@@ -87,9 +87,9 @@ def _as_data(hazard: Hazard) -> dict[str, Any]:
 
 @contextmanager
 def progress_bar(what: str, total: int, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr with the remaining time, or a line from time to time if stderr is not a terminal.
+    """Show a progress bar with the remaining time on stderr, or print lines if stderr is not a terminal.
 
-    Yield a function that takes the number of finished schedules and the steps of the running one.
+    Yield a function that takes the number of finished schedules and the number of steps in the running schedule.
     """
     from rich.console import Console
     from rich.progress import (
@@ -105,7 +105,7 @@ def progress_bar(what: str, total: int, is_shown: bool) -> Iterator[Callable[[in
     rest = (TimeRemainingColumn(), TextColumn("left"))
     console = Console(stderr=True)
     hidden = not (is_shown and console.is_terminal)
-    # A schedule may take minutes, and rich estimates the remaining time from the last period.
+    # A schedule may take minutes, but rich estimates the remaining time from a short period.
     with Progress(*columns, *rest, console=console, disable=hidden, transient=True, speed_estimate_period=3600) as bar:
         task = bar.add_task(what, total=total)
         bar.advance(task, 0)  # the estimate starts here
@@ -125,7 +125,7 @@ def progress_bar(what: str, total: int, is_shown: bool) -> Iterator[Callable[[in
 
 
 def _options(options: argparse.Namespace, trace: Trace | None) -> dict[str, Any]:
-    """Return the options of the run for EmulatedModule.launch."""
+    """Return the options for EmulatedModule.launch."""
     settings = {"schedules": options.schedules, "seed": options.seed, "replay": options.replay, "trace": trace}
     if options.step_limit is not None:
         settings["step_limit"] = options.step_limit
@@ -133,7 +133,7 @@ def _options(options: argparse.Namespace, trace: Trace | None) -> dict[str, Any]
 
 
 def _run_with_progress(run: Callable[..., Report], options: argparse.Namespace) -> tuple[Report, float, list[Path]]:
-    """Run with a progress bar, and return the report, the seconds and the written traces."""
+    """Run with a progress bar, and return the report, the time in seconds and the paths of the written traces."""
     for path in options.trace:
         if path.suffix not in (".svg", ".json"):
             raise ArgumentError("--trace", str(path), "a file that ends in .svg or .json")
@@ -171,14 +171,14 @@ def run_sample(
 
 @dataclass(frozen=True, slots=True)
 class FileLaunch:
-    """The kernel of a file, and its described launch."""
+    """A kernel in a file, and the description of its launch."""
 
     kernel: Path
     launch: LaunchFile
     source: PtxSource
 
     def call(self, operands: Operands) -> Call:
-        """Return the launch over these arrays. Raise ArgumentError unless the entry's name fits exactly one kernel."""
+        """Return the launch with these operands. Raise ArgumentError unless one kernel matches the entry name."""
         fields, kernels = self.launch.launch, entries(self.source.ptx)
         entry = find_name(self.source.entry, list(kernels), "--entry", "kernels")
         parameters = kernels[entry]
@@ -187,7 +187,7 @@ class FileLaunch:
             remedy = "give one --arg for each, in order, such as --arg x:float32[64]=arange --arg n:int32=64"
             got = counted(len(operands.values), "argument")
             raise ArgumentError("--arg", got, f"{len(parameters)} for kernel {entry} ({listed})", remedy)
-        # Hazards name arrays that are arguments by their argument.
+        # Hazards name an array that is an argument by the name of that argument.
         others = [array for array in operands.arrays.values() if not any(array is value for value in operands.values)]
         return Call(
             entry,
@@ -209,10 +209,10 @@ def _parameter_text(parameter: Parameter) -> str:
 
 
 def read_file_launch(options: argparse.Namespace) -> FileLaunch:
-    """Return the kernel and launch that the command line or a launch file describes; the command line has precedence.
+    """Return the kernel and launch that the command line and a launch file describe. The command line has precedence.
 
-    ``options`` has the options of emulate.add_launch_options(). Raise ArgumentError, CompileError, or DriverError
-    without NVRTC.
+    ``options`` has the options of emulate.add_launch_options(). Raise ArgumentError for an invalid description,
+    CompileError if the kernel does not compile, and DriverError if NVRTC is missing.
     """
     path = Path(options.kernel)
     launch = read_launch(path) if path.suffix in (".toml", ".json") else LaunchFile()
@@ -230,7 +230,7 @@ def read_file_launch(options: argparse.Namespace) -> FileLaunch:
 
 
 def run_launch(options: argparse.Namespace) -> Outcome:
-    """Run the kernel of a file, and compare and save its arrays."""
+    """Run a kernel in a file, and compare and save its arrays."""
     file = read_file_launch(options)
     kernel, launch, source = file.kernel, file.launch, file.source
     for option, field_name in (("save", "save"), ("expect", "expect")):
@@ -247,7 +247,7 @@ def run_launch(options: argparse.Namespace) -> Outcome:
 
 
 def _kernel_of(path: Path, launch: LaunchFile) -> Path:
-    """Return the kernel's own file: the argument, or the file that its launch file names."""
+    """Return the file that contains the kernel. A launch file names it."""
     if path.suffix not in (".toml", ".json"):
         return path
     kernel = launch.launch.get("kernel")
@@ -296,7 +296,7 @@ def show(outcome: Outcome, as_json: bool) -> None:
     from rich.console import Console
 
     report = outcome.report
-    # The terminal wraps whole lines, because rich would split identifiers, paths and PTX.
+    # Leave wrapping to the terminal, because rich would split identifiers, paths and PTX.
     say = partial(Console().print, markup=False, highlight=False, soft_wrap=True)
     say(outcome.title)
     for line in report.printed:

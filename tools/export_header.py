@@ -1,6 +1,6 @@
 """Export every primitive and TmaPipeline as one self-contained header for your own CUDA code.
 
-The header includes nothing, and both NVRTC and nvcc accept it. It is for one target and lacks instructions that the
+The header includes no other files. NVRTC and nvcc can compile it. It is for one target, and lacks instructions that the
 target does not support.
 """
 
@@ -29,7 +29,7 @@ EXAMPLES = """examples:
   nvcc -arch=sm_90a my_kernel.cu
 """
 
-#: Templates of the header besides all of ``primitives/``.
+#: Templates in the header in addition to ``primitives/``.
 PARTS = ("parts/pipeline.cuh.j2",)
 
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma header`` and return the exit status."""
     parser = Parser("cudatma header", __doc__, EXAMPLES)
     parser.add_argument("--target", metavar="NAME", help=f"one of {', '.join(TARGETS)} ({DEFAULT_TARGET})")
-    parser.add_argument("--out", metavar="FILE", help="file to write (default: standard output)")
+    parser.add_argument("--out", metavar="FILE", help="output file (default: standard output)")
     options = parser.parse_args(argv)
     text = export_header(options.target or default_target())
     if options.out is None:

@@ -1,7 +1,8 @@
-"""Explain the 128 bytes of a tensor map: its fields, where its elements land, what an access does, and its risks.
+"""Explain the 128 bytes of a tensor map: its fields, where elements land, what an access does, and its risks.
 
-SOURCE is 256 hex digits in memory order; the output of cuda-gdb for x/16gx, x/32wx or p/x; the repr of bytes; a file
-with one of these or the 128 bytes themselves; or - for standard input. Everything is in TMA order, innermost first.
+SOURCE is one of: 256 hex digits in memory order; the output of cuda-gdb for x/16gx, x/32wx or p/x; the repr of bytes; a
+file that contains one of these or the 128 bytes; or - for standard input. Dimensions and coordinates are in TMA order,
+innermost first.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ EXAMPLES = """examples:
   cudatma inspect --batch --json - < one_descriptor_a_line.txt
   cudatma inspect --table
 
-exit status: 0 done; 1 a line of --batch is not a tensor map, --diff found a difference, --lint an error, --at a trap or
-an overwrite, --bits an invalid map; 2 a wrong call, or a source that is not a tensor map.
+exit status: 1 if a line of --batch is not a tensor map, --diff found a difference, --lint found an error, --at found a
+trap or an overwrite, or --bits found an invalid map; 2 if the command line is wrong or SOURCE is not a tensor map;
+otherwise 0.
 """
 
 
@@ -61,7 +63,7 @@ def read_source(source: str) -> bytes:
     """Return the 128 bytes that SOURCE names. Raise DescriptorError, or ArgumentError for an unreadable file."""
     text = source.encode("ascii", "replace")
     is_hex = looks_like_hex(text)
-    # A file name is shorter than a descriptor's digits, so a complete row of digits is never a file.
+    # File names are shorter than the digits of a descriptor, so a complete row of digits is never a file name.
     if source == "-" or (os.path.lexists(source) and not (is_hex and len(text) >= HEX_DIGITS)):
         with open_source(source, "SOURCE") as stream:
             content = stream.read(MAX_INPUT_BYTES + 1)
@@ -77,7 +79,7 @@ def read_source(source: str) -> bytes:
 
 @contextmanager
 def open_source(source: str, field: str) -> Iterator[BinaryIO]:
-    """Open a file, or standard input for ``-``. A failure raises ArgumentError that names ``field``."""
+    """Open a file, or standard input for ``-``. If that fails, raise ArgumentError that names ``field``."""
     try:
         if source != "-":
             with open(source, "rb") as stream:
@@ -93,7 +95,7 @@ def open_source(source: str, field: str) -> Iterator[BinaryIO]:
 
 
 def _lines(source: str) -> Iterator[bytes]:
-    """Yield lines without their end. A line longer than MAX_INPUT_BYTES is cut, but stays longer than the limit."""
+    """Yield lines without line endings. A line that exceeds MAX_INPUT_BYTES is cut, but still exceeds the limit."""
     with open_source(source, "SOURCE") as stream:
         while line := stream.readline(MAX_INPUT_BYTES + 1):
             rest = line
@@ -103,7 +105,7 @@ def _lines(source: str) -> Iterator[bytes]:
 
 
 def _print_batch(source: str) -> int:
-    """Print a JSON object for each line, with the error and the line number if it is bad; return the exit status."""
+    """Print a JSON object for each line, with the error if the line is invalid, and return the exit status."""
     status = 0
     for number, line in enumerate(_lines(source), 1):
         try:
@@ -127,13 +129,13 @@ def _print_table(as_json: bool) -> int:
     if as_json:
         print(json.dumps([asdict(row) for row in swizzle_rows()], indent=2))
     else:
-        # The purpose of each mode is in docs/reference/tensor_map_format.md: without it, the table fits 80 columns.
+        # Omit the purpose of each mode (see docs/reference/tensor_map_format.md), so that the table fits 80 columns.
         print_rows([row.cells()[:-1] for row in swizzle_rows()], COLUMNS[:-1])
     return 0
 
 
 def _print_bits(data: bytes, wide: bool, as_json: bool) -> int:
-    """Print every bit, even of an invalid map, and return 1 for an invalid one."""
+    """Print every bit of a map, even if the map is invalid, and return 1 for an invalid map."""
     from cudatma.inspection.console import print_bits
     from cudatma.inspection.fields import WIDE_NOTE
 
@@ -164,7 +166,7 @@ def _write(path: str, text: str, field: str) -> None:
 
 
 def _numbers(text: str, field: str, count: int = 0) -> tuple[int, ...]:
-    """Parse ``3,-4`` or ``0x10,0``. Raise ArgumentError unless there are ``count`` numbers; 0 allows 1 to 5."""
+    """Parse ``3,-4`` or ``0x10,0``. Raise ArgumentError unless there are ``count`` numbers, or 1 to 5 if it is 0."""
     try:
         values = tuple(int(part, 0) for part in text.split(","))
     except ValueError:
@@ -215,14 +217,14 @@ def _parser() -> Parser:
     parser = Parser("cudatma inspect", __doc__, EXAMPLES)
     add = parser.add_argument
     add("source", nargs="?", metavar="SOURCE", help="hex digits, a dump, a file or - (default: -, unless a terminal)")
-    add("--object", metavar="MODULE:NAME", help="inspect a Python object; imports the module, which is code you trust")
+    add("--object", metavar="MODULE:NAME", help="inspect a Python object; this imports and runs the module")
     add("--json", action="store_true", help="print JSON")
     add("--at", metavar="C0,C1,..", help="what a load or a store at these coordinates does")
-    add("--offsets", metavar="W,..", help="im2col: the filter's offsets of that load")
+    add("--offsets", metavar="W,..", help="im2col: filter offsets of this load")
     add("--element", metavar="R,C", help="where element C of row R of the box lands")
     add("--base", default="0", metavar="BYTES", help="shared address of the box (default: 0)")
     add("--lint", action="store_true", help="list risks, each with rule, source and remedy")
-    add("--target", metavar="sm_XXX", help="the architecture for --lint, which it implies")
+    add("--target", metavar="sm_XXX", help="architecture for --lint; implies --lint")
     add("--svg", metavar="FILE", help="draw the box in the tensor and in shared memory; - for standard output")
     add("--html", metavar="FILE", help="the picture, fields, accesses, risks and bits on one page")
     add(
@@ -231,8 +233,8 @@ def _parser() -> Parser:
         choices=("auto", "light", "dark"),
         help="colors of the picture (default: the reader's)",
     )
-    add("--bits", action="store_true", help="name each of the 1024 bits and the evidence for it")
-    add("--wide", action="store_true", help="with --bits: an im2col wide map, whose own bits are not published")
+    add("--bits", action="store_true", help="name each of the 1024 bits, with the evidence")
+    add("--wide", action="store_true", help="with --bits: an im2col wide map; some of its bits are not published")
     add("--diff", nargs=2, metavar=("A", "B"), help="compare two maps by field and bit")
     add("--table", action="store_true", help="the swizzle modes: span, alignment, address bits")
     add("--batch", action="store_true",
@@ -249,7 +251,7 @@ def _source(source: str | None) -> str:
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
-    """Turn ``--at -8,0`` into ``--at=-8,0``: argparse mistakes a list that begins with a minus for an option."""
+    """Replace ``--at -8,0`` with ``--at=-8,0``, because argparse takes ``-8,0`` for an option."""
     words: list[str] = []
     for word in argv:
         if words and words[-1] in ("--at", "--offsets") and word[:1] == "-" and word[1:2].isdigit():
@@ -271,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _print_difference(first, second, options.json)
     content: bytes | AnySpec
     if options.object is not None:
-        sys.path.insert(0, os.getcwd())  # as `python -m` would
+        sys.path.insert(0, os.getcwd())  # like `python -m`
         content = content_of(load_object(options.object))
     else:
         content = read_source(_source(options.source))

@@ -1,7 +1,7 @@
 """Linear layers of public models, with the names that the tuner and the benchmarks use.
 
-K is a projection's input width, N its output width. Projections with the same input are one GEMM, as in inference
-engines: query, key and value (qkv); gate and up of the feed-forward network (gate_up).
+K is the input width of a projection, and N is its output width. Projections with the same input are one GEMM, as in
+inference engines: query, key and value (qkv), and gate and up of the feed-forward network (gate_up).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Widths of a decoder, from its public config.json on the Hugging Face hub.
+    """Widths of a decoder, from its public config.json on the Hugging Face Hub.
 
     Attributes
     ----------
@@ -26,11 +26,11 @@ class Model:
     kv_heads : int
         num_key_value_heads.
     ffn : int
-        intermediate_size, of one expert if there are several.
+        intermediate_size. In a mixture of experts, that of one expert.
     source : str
-        The repository of the config.json.
+        Repository that contains the config.json.
     head_dim : int
-        Elements of a head; 0 means hidden / heads.
+        Number of elements per head. 0 means hidden / heads.
     """
 
     hidden: int
@@ -83,14 +83,14 @@ MODELS: dict[str, Model] = BENCHMARKED | {
     "phi3-mini": Model(3072, 32, 32, 8192, "microsoft/Phi-3-mini-4k-instruct"),
     "phi4-14b": Model(5120, 40, 10, 17920, "microsoft/phi-4"),
 }
-#: Projections that tensor parallelism divides along K; it divides the others along N.
+#: Projections that tensor parallelism divides along K. It divides the other projections along N.
 _DIVIDED_ALONG_K = ("o", "down")
 
 
 def model_shapes(name: str, gpus: int = 1) -> tuple[Shape, ...]:
     """Return the distinct (K, N) of a model's projections on one of ``gpus`` GPUs with tensor parallelism.
 
-    Raise ArgumentError unless ``gpus`` divides them.
+    Raise ArgumentError unless ``gpus`` divides all of them.
     """
     shapes = []
     for part, (k, n) in MODELS[name].projections.items():

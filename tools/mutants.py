@@ -1,11 +1,11 @@
 """Remove or change one synchronization at a time in a kernel, and see which of these mutants the emulator reports.
 
 FILE is a .ptx or .cu file with a launch on the command line, or a launch file (.toml, .json), as for `cudatma emulate`.
-A surviving mutant changes a synchronization that this launch does not need: let rings wrap, or give each CTA more than
-one tile.
+A surviving mutant changes a synchronization that this launch does not need. To test such a synchronization, choose a
+launch in which rings wrap or each CTA has more than one tile.
 
-Exit status: 0 if the unchanged kernel is clean and 95 % of the mutants that are not exempt are reported, 1 otherwise, 2
-for a wrong call.
+The exit status is 0 if the unchanged kernel is clean and at least 95 % of the mutants that are not exempt are reported,
+2 if the command line is wrong, and 1 otherwise.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .emulate import add_launch_options
 from .emulate_launch import make_operands
 from .emulate_run import FileLaunch, progress_bar, read_file_launch
 
-#: Schedules of the unchanged kernel.
+#: Number of schedules of the unchanged kernel.
 UNCHANGED_SCHEDULES = 50
 _TITLES = {REPORTED: "reported", WRONG_KIND: "other kind", EXEMPT: "exempt", SURVIVED: "survived"}
 
@@ -48,7 +48,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Outcomes of a kernel's mutants, and the report of the unchanged kernel. Unless it is clean, no mutant is run."""
+    """Outcomes of a kernel's mutants, and the report of the unchanged kernel. If it has hazards, no mutant runs."""
 
     title: str
     unchanged: Report
@@ -101,7 +101,7 @@ def _missed(outcome: Outcome) -> str:
 
 
 def trial_of(launch: FileLaunch) -> Trial:
-    """Return the mutants of a file's kernel, each launched over fresh arrays."""
+    """Return the trial of the kernel in a file. Each mutant is launched with new arrays."""
 
     def make() -> Call:
         return launch.call(make_operands(launch.launch))
@@ -127,7 +127,7 @@ def _parser() -> Parser:
     parser.add_argument("kernel", metavar="FILE", help=".ptx, .cu, or a launch file: .toml, .json")
     add_launch_options(parser)
     parser.add_argument("--list", action="store_true", help="list the mutants and run none")
-    parser.add_argument("--schedules", type=int, default=6, metavar="N", help="maximum schedules of a mutant (6)")
+    parser.add_argument("--schedules", type=int, default=6, metavar="N", help="schedules per mutant (default: up to 6)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 

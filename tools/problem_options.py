@@ -35,7 +35,7 @@ def given_options(namespace: argparse.Namespace) -> list[str]:
 
 
 def problem_options(name: str, namespace: argparse.Namespace) -> dict[str, Any]:
-    """Return a family's options by name, as given or by default. Raise ArgumentError for another family's option."""
+    """Return the values of a family's options by name. Raise ArgumentError if an option of another family is given."""
     options = {option.flag: option for option in family(name).options}
     for flag in given_options(namespace):
         if flag not in options:
@@ -46,7 +46,7 @@ def problem_options(name: str, namespace: argparse.Namespace) -> dict[str, Any]:
 
 
 def _by_flag() -> dict[str, dict[str, Option]]:
-    """Return the option of each family that has it, by flag."""
+    """Return, for each flag, the option of each family that has this flag."""
     flags: dict[str, dict[str, Option]] = {}
     for name in FAMILIES:
         for option in family(name).options:

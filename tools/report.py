@@ -23,24 +23,24 @@ _MAXNTID = re.compile(r"^\s*\.maxntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Content of a report; ``--json`` prints ``as_dict()``.
+    """Content of a report. ``--json`` prints ``as_dict()``.
 
     Attributes
     ----------
     threads : int or None
-        Threads of a block, None if neither the config nor the PTX states them.
+        Number of threads per block, or None if neither the config nor the PTX states it.
     dynamic_smem_bytes : int or None
-        None if the config does not state it.
+        Size of dynamic shared memory in bytes, or None if the config does not state it.
     smem : tuple of Span
         Layout of dynamic shared memory.
     stage : tuple of (str, int)
         Parts of a pipeline stage and their sizes in bytes.
     sass : dict of str to int, or None
-        Count of each mnemonic, None if the cubin was not disassembled (``notes`` has the reason).
+        Count of each mnemonic, or None if the cubin was not disassembled (``notes`` has the reason).
     release_hazards : tuple of str, or None
-        Ring slots that may be released while they are being read, None without SASS.
+        Releases of ring slots that may still be read, or None if there is no SASS.
     wgmma_hazards : tuple of str, or None
-        Registers that may be written while a wgmma uses them, None without SASS.
+        Writes to registers that a wgmma may still use, or None if there is no SASS.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Report:
 
     @property
     def smem_total_bytes(self) -> int | None:
-        """Static and dynamic shared memory of a block, None if either is unknown."""
+        """Size of static and dynamic shared memory per block in bytes, or None if either is unknown."""
         if self.resources is None or self.dynamic_smem_bytes is None:
             return None
         return self.resources.static_smem_bytes + self.dynamic_smem_bytes
@@ -76,7 +76,7 @@ class Report:
 
 
 def config_fields(config: object) -> dict[str, Any]:
-    """Return the init fields of a config in order. Everything except numbers and flags becomes text."""
+    """Return the init fields of a config in order. Values other than numbers and flags become text."""
     if not is_dataclass(config):
         return {}
     values = {field.name: getattr(config, field.name) for field in fields(config) if field.init}
@@ -84,13 +84,13 @@ def config_fields(config: object) -> dict[str, Any]:
 
 
 def offered(config: object, name: str) -> Any:
-    """Return an optional attribute of a config, or the result of an optional method; None if the config lacks it."""
+    """Return an optional attribute of a config or the result of an optional method, or None if the config lacks it."""
     value = getattr(config, name, None)
     return value() if callable(value) else value
 
 
 def maxntid(ptx: str) -> int | None:
-    """Return the threads of a block from the PTX directive ``.maxntid`` (PTX ISA, "Performance-Tuning Directives")."""
+    """Return the threads per block from the PTX directive ``.maxntid`` (PTX ISA, "Performance-Tuning Directives")."""
     match = _MAXNTID.search(ptx)
     if match is None:
         return None
@@ -112,7 +112,7 @@ def make_report(
     sass_text: str | None,
     notes: tuple[str, ...] = (),
 ) -> Report:
-    """Build the report of a compiled kernel. ``sass_text`` has encodings, and is None without a disassembler."""
+    """Build the report of a compiled kernel. ``sass_text`` must have encodings, or be None without a disassembler."""
     instructions = [i for i in parse_sass(sass_text or "") if i.function in (config.entry, "")]
     counted = sass_text is not None
     previous = getattr(config, "releases_one_stage_late", False)

@@ -1,7 +1,7 @@
-"""Parse SASS and ptxas output: instructions, their classes, and a kernel's resources. Also find the disassemblers.
+"""Run disassemblers, parse SASS and ptxas output, and classify instructions.
 
-Sources: CUDA Binary Utilities, "Instruction Set Reference" (Hopper and Blackwell tables) for the mnemonics; the output
-of cuobjdump and nvdisasm 13; ptxas ``-v``.
+Sources: CUDA Binary Utilities, "Instruction Set Reference" (Hopper and Blackwell tables) for the mnemonics, and the
+output of cuobjdump 13, nvdisasm 13 and ptxas ``-v`` for the formats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Instructions that a report counts, by class, with their meanings. Zeros are reported too, because absence matters.
+#: Instructions that a report counts, by class, with their meanings. Zero counts are reported too.
 CLASSES: dict[str, dict[str, str]] = {
     "TMA": {
         "UTMALDG": "tensor tile, global to shared",
@@ -117,7 +117,7 @@ class Instruction:
 
     @property
     def mnemonic(self) -> str:
-        """The opcode without modifiers, such as ``"UTMALDG"`` for ``"UTMALDG.2D"``."""
+        """Opcode without modifiers, for example ``"UTMALDG"`` for ``"UTMALDG.2D"``."""
         return self.opcode.partition(".")[0]
 
 
@@ -142,13 +142,13 @@ def parse_sass(text: str) -> tuple[Instruction, ...]:
 
 
 def count_mnemonics(instructions: Iterable[Instruction]) -> dict[str, int]:
-    """Count each mnemonic in the code (not its executions), by falling count, then by name."""
+    """Count how often each mnemonic occurs in the code. Sort by decreasing count, then by name."""
     counts = Counter(instruction.mnemonic for instruction in instructions)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def by_class(counts: dict[str, int]) -> dict[str, dict[str, int]]:
-    """Group counts by CLASSES, including zeros, and add uniform-datapath forms (ULOP3) to the plain ones."""
+    """Group counts by CLASSES, including zeros. Count uniform-datapath forms (ULOP3) as the ordinary forms (LOP3)."""
     return {
         name: {mnemonic: counts.get(mnemonic, 0) + counts.get(f"U{mnemonic}", 0) for mnemonic in members}
         for name, members in CLASSES.items()
@@ -156,7 +156,7 @@ def by_class(counts: dict[str, int]) -> dict[str, dict[str, int]]:
 
 
 def uses_cluster(instructions: Iterable[Instruction]) -> list[str]:
-    """Return the sorted opcodes that only make sense in a cluster: multicast copies and cluster barriers."""
+    """Return the sorted opcodes that require a cluster: multicast copies and cluster barriers."""
     return sorted(
         {i.opcode for i in instructions if "MULTICAST" in i.opcode.split(".") or i.mnemonic.startswith("UCGABAR")}
     )
@@ -164,7 +164,7 @@ def uses_cluster(instructions: Iterable[Instruction]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Resources of a kernel as ptxas reports them. Stack and spills are per thread, shared memory is per block."""
+    """Resources of a kernel in ptxas's output. Stack and spills are per thread. Shared memory is per block."""
 
     entry: str
     registers: int
@@ -212,14 +212,14 @@ def find_program(name: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Disassembly:
-    """The SASS of a cubin with its encodings, or None and a note with the reason and the remedy."""
+    """SASS of a cubin with encodings, or None and a note with the reason and the remedy."""
 
     text: str | None
     note: str = ""
 
 
 def disassemble(cubin: Path) -> Disassembly:
-    """Disassemble a cubin with nvdisasm or else cuobjdump, which fail if they are older than its target."""
+    """Disassemble a cubin with nvdisasm, otherwise with cuobjdump. Both fail if they are older than the target."""
     failures = []
     programs = (("nvdisasm", ("--print-code", "--print-instruction-encoding")), ("cuobjdump", ("--dump-sass",)))
     for name, options in programs:
@@ -237,6 +237,6 @@ def disassemble(cubin: Path) -> Disassembly:
 
 
 def without_encodings(text: str) -> str:
-    """Remove the columns with the two encoding words of each instruction, for readers."""
+    """Remove the columns that contain the two encoding words of each instruction."""
     lines = (_ENCODING.sub("", line) for line in text.splitlines() if not _ENCODING_ONLY.match(line))
     return "".join(f"{line}\n" for line in lines)

@@ -1,9 +1,10 @@
-"""Control-flow graph of SASS with encodings: which instruction follows which, and which scoreboards each waits for.
+"""Control-flow graph of SASS with encodings, and the scoreboards that each instruction waits for.
 
-An instruction of Hopper and Blackwell has 128 bits, printed as two 64-bit words. Bits 105-125 are its scheduling: stall
-cycles (105-108), yield (109), the scoreboard that the result clears (110-112, 7: none), the one that reading the
-operands clears (113-115, 7: none), and a mask of the six scoreboards that must be clear before the instruction is
-issued (116-121). NVIDIA documents the disassemblers (CUDA Binary Utilities), but not these bits.
+An instruction on Hopper and Blackwell has 128 bits, printed as two 64-bit words. Bits 105-125 control scheduling: the
+stall cycles (105-108), the yield flag (109), the scoreboard that is cleared when the result is available (110-112, 7:
+none), the scoreboard that is cleared when the operands have been read (113-115, 7: none), and a mask of the six
+scoreboards that must be clear before the instruction is issued (116-121). NVIDIA documents the disassemblers (CUDA
+Binary Utilities), but not these bits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cudatma.errors import ArgumentError
 
 from .sass import function_heading
 
-#: Scoreboards of a warp, and the value of a scoreboard field that names none.
+#: Number of scoreboards per warp, and the value of a scoreboard field that names no scoreboard.
 SCOREBOARDS = 6
 _NO_SCOREBOARD = 7
 #: First bits of the fields in the upper word.
@@ -45,9 +46,9 @@ class Step:
     Attributes
     ----------
     predicate : str
-        Guard, or "".
+        Guard predicate, or "".
     write_scoreboard : int or None
-        Scoreboard that is clear once the result is available.
+        Scoreboard that is clear once the result is available, or None.
     waits : int
         Mask of the scoreboards that are clear once the instruction has been issued.
     """
@@ -66,7 +67,7 @@ class Step:
 
 @dataclass(slots=True)
 class Code:
-    """A function: its steps by address, and the index of the step after each label."""
+    """Steps of a function in order of address, and the index of the step after each label."""
 
     function: str
     steps: list[Step] = field(default_factory=list)
@@ -121,8 +122,8 @@ def _step(part: re.Match[str], upper: int) -> Step:
 def successors(code: Code) -> list[tuple[int, ...]]:
     """Return, for each step, the indices of the steps that the same thread may issue next.
 
-    This is a superset of the real successors: a return goes to after every call, and a jump without a target goes to
-    every label.
+    The result is a superset of the real successors. A return continues after every call, and a jump without a target
+    continues at every label.
     """
     by_address = {step.address: index for index, step in enumerate(code.steps)}
     after_calls = [index + 1 for index, step in enumerate(code.steps) if step.mnemonic == "CALL"]
@@ -140,10 +141,10 @@ def successors(code: Code) -> list[tuple[int, ...]]:
 def states_before(
     code: Code, nothing: State, after: Callable[[Step, State], State], merge: Callable[[State, State], State]
 ) -> list[State]:
-    """Return the state before each step: a forward data-flow analysis to its fixed point.
+    """Return the state before each step by a forward data-flow analysis that runs to its fixed point.
 
-    Code begins with ``nothing``, the state of unreachable steps too. ``merge`` joins two paths; ``nothing`` is its
-    neutral element, and repeated merging must converge.
+    ``nothing`` is the state at the beginning of the code and of unreachable steps. ``merge`` joins the states of two
+    paths. ``nothing`` must be its neutral element, and repeated merging must converge.
     """
     following = successors(code)
     before = [nothing] * len(code.steps)
@@ -183,7 +184,7 @@ def _after(
             yield from _targets(step, code, by_address)
             yield index + 1
         case "BSYNC":
-            # Threads continue where their BSSY says, which in ptxas's layout is right after the BSYNC.
+            # Threads continue at the target of their BSSY. In ptxas's layout, this is the instruction after the BSYNC.
             barrier = _BARRIER.search(step.operands)
             named = joins.get(barrier[0], set()) if barrier else set()
             yield from {index + 1} if not named or index + 1 in named else named
@@ -194,7 +195,7 @@ def _after(
 
 
 def _targets(step: Step, code: Code, by_address: dict[int, int]) -> list[int]:
-    """Return the targets of the operands: a label, a jump table's labels, or an address; empty if they name none."""
+    """Return the targets in the operands: a label, a jump table's labels, an address, or nothing."""
     if table := _JUMP_TABLE.search(step.operands):
         return [code.labels[name] for name in re.split(r"[,\s]+", table[1].strip()) if name in code.labels]
     if match := _TARGET.search(step.operands):

@@ -1,13 +1,13 @@
-"""Find releases in SASS that overtake reads.
+"""Find releases in SASS that may be issued before reads have ended.
 
 A consumer reads a slot of a ring with LDS or LDSM and releases it with SYNCS.ARRIVE (mbarrier.arrive). ptxas may issue
 the arrival while a read is still in flight, if the arrival's wait mask does not name the read's scoreboard. While
 stores of other warps delay the load unit, TMA may then refill the slot before the read, and the warp computes with the
 next stage's values [seen on an H200].
 
-A use of the value before the arrival in the source does not help, because ptxas moves arithmetic past it. Two remedies
-pass this check: release a slot one iteration later, or place fence.acq_rel.cta before the arrival, which ptxas makes
-wait for every scoreboard.
+Using the value before the arrival in the source does not help, because ptxas moves arithmetic past the arrival. Two
+remedies pass this check. One releases a slot an iteration later. The other places fence.acq_rel.cta before the arrival,
+because ptxas makes this fence wait for every scoreboard.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from .sass_flow import Code, Step, parse_encoded, states_before
 
-#: Reads of shared memory, whose results return in the order in which a warp issued them.
+#: Reads of shared memory. Their results return in the order in which a warp issued the reads.
 _READS = ("LDS", "LDSM")
-#: The wait for a stage, and the instructions that multiply its slots' values.
+#: The wait for a stage, and the MMA instructions that use its values.
 _WAIT, _PRODUCTS = "SYNCS.PHASECHK", ("HGMMA", "QGMMA", "HMMA", "QMMA")
 
 
@@ -37,18 +37,19 @@ class ReleaseHazard:
         return f"{self.arrive_opcode} at {self.arrive:#x} does not wait for {self.load_opcode} at {self.load:#x}"
 
 
-#: Maps the address of a read that may be in flight, and whether a stage was waited for since, to a mask of scoreboards.
-#: Each of them, once clear, shows that the read has ended: its own, and the scoreboards of later reads, because reads
-#: end in order. (ptxas relies on that: only the last of several reads gets a scoreboard.)
+#: Maps the address of a read that may be in flight, and whether the warp has waited for a stage since, to a mask of
+#: scoreboards. If any scoreboard in the mask is clear, the read has ended. The mask has the scoreboards of the read and
+#: of later reads, because reads end in order. (ptxas relies on this order: it gives a scoreboard only to the last of
+#: several reads.)
 Pending = Mapping[tuple[int, bool], int]
 
 
 def release_hazards(text: str, *, releases_one_stage_late: bool = False) -> tuple[ReleaseHazard, ...]:
     """Return all hazards in the functions of an encoded disassembly (see parse_encoded), by address of the arrival.
 
-    A read counts as in flight if it may be so on one path. An arrival that releases no slot is also reported if a read
-    is in flight; a producer has no reads. Reads by wgmma and by bulk copies are not checked, because other instructions
-    wait for them. Raise ArgumentError for text without encodings.
+    A read counts as in flight if it may be in flight on one path. An arrival that releases no slot is also reported if
+    a read is in flight. Producers have no reads. Reads by wgmma and by bulk copies are not checked, because other
+    instructions wait for them. Raise ArgumentError for text without encodings.
 
     ``releases_one_stage_late`` is set in the config of a kernel that releases a slot in the middle of the next stage.
     Reads after the wait for that stage then belong to another slot, if the stage's products continue after the arrival.
@@ -72,7 +73,7 @@ def _function_hazards(code: Code, releases_one_stage_late: bool) -> list[Release
 
 
 def _is_amid_products(code: Code, index: int) -> bool:
-    """Return whether products follow before the wait for another stage or an unconditional branch."""
+    """Return whether MMAs follow before the wait for another stage or an unconditional branch."""
     for step in code.steps[index + 1 :]:
         if step.mnemonic in _PRODUCTS:
             return True
@@ -82,7 +83,10 @@ def _is_amid_products(code: Code, index: int) -> bool:
 
 
 def _merge(left: Pending, right: Pending) -> Pending:
-    """Merge the states of two paths: a read is in flight if it is on either, and ended by what ends it on both."""
+    """Merge the states of two paths. A read is in flight if it is in flight on either path.
+
+    A scoreboard shows its end only if the scoreboard does so on both paths.
+    """
     merged = dict(left)
     for load, scoreboards in right.items():
         merged[load] = merged.get(load, scoreboards) & scoreboards
@@ -90,7 +94,7 @@ def _merge(left: Pending, right: Pending) -> Pending:
 
 
 def _remaining(step: Step, pending: Pending) -> dict[tuple[int, bool], int]:
-    """Return the reads still in flight when the step is issued. A wait applies even if the guard skips the step."""
+    """Return the reads in flight when the step is issued. The step waits even if its guard is false."""
     return {load: scoreboards for load, scoreboards in pending.items() if not scoreboards & step.waits}
 
 
@@ -102,14 +106,14 @@ def _older(pending: Pending) -> Pending:
 
 
 def _issue(step: Step, pending: Pending) -> Pending:
-    """Return the reads in flight after the step. A scoreboard counts its users and is clear when all have ended."""
+    """Return the reads in flight after the step. A scoreboard is clear when all instructions that use it have ended."""
     if step.opcode.startswith(_WAIT):
         return _older(_remaining(step, pending))
     # `@!PT LDS RZ, [RZ]`, which ptxas places before some copies and fences, never runs.
     if step.mnemonic not in _READS or step.predicate == "!PT":
         return _remaining(step, pending) if step.waits and pending else pending
     own = 0 if step.write_scoreboard is None else 1 << step.write_scoreboard
-    # A read that its guard may switch off says nothing about earlier reads.
+    # A guarded read may not be executed, so it says nothing about earlier reads.
     later = 0 if step.predicate else own
     state = {load: scoreboards | later for load, scoreboards in _remaining(step, pending).items()}
     state[step.address, False] = own

@@ -1,9 +1,9 @@
 """Find registers in SASS that are written while a wgmma in flight uses them.
 
-HGMMA continues after it was issued: until WARPGROUP.DEPBAR has waited for its commit group, it reads the registers of
-operand A and adds to its accumulators. ptxas keeps the fragments of groups in flight apart inside a loop's body but not
-across its end: the next iteration's weights may go into registers that a wgmma still reads. Results are then wrong and
-vary between runs (docs/design/marlin.md, "Traps"), and ptxas gives no warning.
+HGMMA is asynchronous. Until WARPGROUP.DEPBAR has waited for its commit group, it reads the registers of operand A and
+adds to its accumulators. ptxas uses different registers for the fragments of groups in flight inside a loop's body, but
+not across the end of the body. The weights of the next iteration may therefore go into registers that a wgmma still
+reads. Results are then wrong and vary between runs (docs/design/marlin.md, "Traps"), and ptxas prints no warning.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from .sass_flow import Code, Step, parse_encoded, states_before
 
 _WGMMAS = ("HGMMA", "IGMMA", "QGMMA", "BGMMA")
-#: Operand A of any type is 64 rows of 32 bytes, in the registers of 128 threads.
+#: Number of registers of operand A, which for any type has 64 rows of 32 bytes in the registers of 128 threads.
 _A_REGISTERS = 4
 #: Columns and accumulator type in an opcode such as `HGMMA.64x128x16.F32`.
 _SHAPE = re.compile(r"\.64x(?P<columns>\d+)x\d+(?P<half>\.F16\b)?")
-#: Instructions whose first register, if they name one, is an input.
+#: Instructions whose first register is an input if they have a register.
 _WITHOUT_RESULT = (
     *("ISETP", "FSETP", "DSETP", "HSETP2", "FCHK"),
     *("BAR", "WARPSYNC", "NANOSLEEP", "CALL", "RET", "BRX", "JMX"),
@@ -38,7 +38,7 @@ _WIDTHS = (
 class WgmmaHazard:
     """A write to a register of a wgmma that may be in flight. Addresses are bytes in the function.
 
-    ``operand`` is ``"A"``, which the wgmma reads, or ``"D"``, its accumulators.
+    ``operand`` is ``"A"`` for the operand that the wgmma reads, or ``"D"`` for its accumulators.
     """
 
     function: str
@@ -54,17 +54,18 @@ class WgmmaHazard:
         return f"{self.write_opcode} at {self.write:#x} writes R{self.register}, operand {self.operand} of {wgmma}"
 
 
-#: Maps the address of a wgmma that may be in flight to the minimum number of groups committed since, including its own;
-#: 0 means that its own group is still open. Groups end in order, so only the latest run of an instruction counts.
+#: Maps the address of a wgmma that may be in flight to the minimum number of groups committed since then, including its
+#: own group. 0 means that its own group is still open. Groups end in order, so only the latest execution of an
+#: instruction counts.
 InFlight = Mapping[int, int]
 
 
 def wgmma_hazards(text: str) -> tuple[WgmmaHazard, ...]:
     """Return all hazards in the functions of an encoded disassembly (see parse_encoded), by address of the write.
 
-    A wgmma counts as in flight if it may be so on one path. One wgmma may write another's accumulators, because they
-    run in order. If a write affects several registers of a wgmma's operand, the first one is named. Reads of
-    accumulators are not checked. Raise ArgumentError for text without encodings.
+    A wgmma counts as in flight if it may be in flight on one path. A wgmma may write the accumulators of another wgmma,
+    because they run in order. If a write affects several registers of an operand, the hazard names the first one. Reads
+    of accumulators are not checked. Raise ArgumentError for text without encodings.
     """
     return tuple(hazard for code in parse_encoded(text) for hazard in _function_hazards(code))
 
@@ -88,7 +89,7 @@ def _function_hazards(code: Code) -> list[WgmmaHazard]:
 
 
 def _merge(left: InFlight, right: InFlight) -> InFlight:
-    """Merge the states of two paths: a wgmma is in flight if it is on either, with the smaller count."""
+    """Merge the states of two paths. A wgmma is in flight if it is in flight on either. Keep the smaller count."""
     merged = dict(left)
     for address, committed in right.items():
         merged[address] = min(merged.get(address, committed), committed)
@@ -96,11 +97,11 @@ def _merge(left: InFlight, right: InFlight) -> InFlight:
 
 
 def _issue(step: Step, in_flight: InFlight) -> InFlight:
-    """Return the wgmmas in flight after the step. A guarded wait or commit may not happen."""
+    """Return the wgmmas in flight after the step. Ignore waits and commits that have a guard."""
     if step.predicate == "!PT":
         return in_flight
     if step.mnemonic in _WGMMAS:
-        # gsb0 marks the last wgmma of a group and also commits the earlier ones.
+        # gsb0 marks the last wgmma of a group, and commits the earlier wgmmas too.
         commits = int("gsb0" in step.operands)
         certain = 0 if step.predicate else commits
         return {address: committed + certain for address, committed in in_flight.items()} | {step.address: commits}
@@ -113,7 +114,8 @@ def _issue(step: Step, in_flight: InFlight) -> InFlight:
 def registers_written(step: Step) -> range:
     """Return the general registers that a step may write.
 
-    The result may contain too many registers, never too few: an unknown instruction writes the first register it names.
+    The result may contain too many registers but never too few. An unknown instruction is assumed to write the first
+    register that it names.
     """
     operands = _operands(step)
     while operands and _PREDICATE.fullmatch(operands[0]):
@@ -131,7 +133,7 @@ def _width(step: Step) -> int:
 
 
 def _fragment(wgmma: Step) -> range:
-    """Return the registers of operand A, an empty range if it is in shared memory."""
+    """Return the registers of operand A, or an empty range if operand A is in shared memory."""
     first = _REGISTER.match(_operands(wgmma)[1])
     return range(int(first[1]), int(first[1]) + _A_REGISTERS) if first else range(0)
 

@@ -1,4 +1,4 @@
-"""Show the architectures that cudatma generates code for, and their features."""
+"""Show the architectures for which cudatma generates code, and their features."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXAMPLES = """examples:
 
 
 def describe_target(name: str) -> dict[str, Any]:
-    """Return a row of the table as plain data, with sizes in bytes and whether each feature exists."""
+    """Return the sizes of a target in bytes, and whether it has each feature."""
     target = get_target(name)
     return {
         "name": target.name,
@@ -52,7 +52,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         "launched on": ["yes" if row["launched_on"] else "-" for row in rows],
     }
     lines |= {feature: ["yes" if row["features"][feature] else "-" for row in rows] for feature in FEATURES}
-    # A narrow terminal gets the columns in several tables, one below the other.
+    # On a narrow terminal, the columns are in several tables, one below the other.
     widths = [len(row["name"]) + 1 for row in rows]
     first = max(map(len, lines))
     per_table = max(1, (shutil.get_terminal_size().columns - first) // max(widths))
@@ -68,7 +68,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma targets`` and return the exit status."""
     parser = Parser("cudatma targets", __doc__, EXAMPLES)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these (default: all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="targets to show (default: all)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
     rows = [describe_target(name) for name in options.names or TARGETS]

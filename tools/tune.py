@@ -1,8 +1,8 @@
 """Measure configurations of a GEMM or of attention on this GPU, and keep the fastest for later calls to use.
 
-For each layer and each M the cost model lists the candidates. All are compiled first. Then each is checked for a
-correct result and timed with cold weights, and the fastest is written to the user's file at once. The same command
-continues a run that was interrupted.
+For each layer and each M, the cost model lists the candidates. All candidates are compiled first. Then the result of
+each candidate is checked and its time is measured with cold weights. The fastest candidate is written to the user's
+file immediately. To continue an interrupted run, run the same command again.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ EXAMPLES = """examples:
 def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu | None = None) -> int:
     """Run ``cudatma tune``. Return 0 if all problems are measured (or compiled), 1 if some failed, 130 if interrupted.
 
-    ``bench`` measures instead of the installed GPU, and ``gpu`` describes the GPU that it replaces. Raises
-    ArgumentError, GpuLostError (a candidate that trapped), and the errors of a missing GPU or compiler.
+    Tests pass ``bench`` to replace the installed GPU, and ``gpu`` to describe the replaced GPU. Raise ArgumentError for
+    invalid options, GpuLostError if a candidate traps, and the errors of a missing GPU or compiler.
     """
     options = _parser().parse_args(argv)
     measured = family(options.family)
@@ -112,7 +112,7 @@ def _tune(
     todo = [task for task in tasks if task.problem not in known]
     interrupted = False
     try:
-        # With --jobs 1 each kernel is compiled right before it is measured.
+        # With --jobs 1, each kernel is compiled immediately before it is measured.
         kernels = _compile(todo, family, gpu, options, console) if options.jobs > 1 and todo else Kernels()
         with _progress(console, "tuning") as progress:
             bar = progress.add_task("", total=len(todo))
@@ -149,7 +149,7 @@ def _tune(
 def _compile(
     tasks: Sequence[Task], family: Family[Any, Any], gpu: Gpu, options: argparse.Namespace, console: Console
 ) -> Kernels:
-    """Compile the kernels of these problems' candidates into the cache."""
+    """Compile the kernels of all candidates into the cache."""
     configs = configs_of(tasks, options.skip)
     with _progress(console, "compiling") as progress:
         bar = progress.add_task("", total=len(configs))
@@ -247,33 +247,32 @@ def _parser() -> Parser:
         action="append",
         default=[],
         metavar="KxN",
-        help="of b, or of a layer's weight; of attention keys x head dim; repeatable",
+        help="shape of b or of a layer's weight; for attention, keys x head dim; repeatable",
     )
     help_models = f"the layers of a model, repeatable: {', '.join(MODELS)}"
     add("--model", choices=MODELS, action="append", default=[], metavar="NAME", help=help_models)
     help_gpus = (
-        "GPUs that a model is divided among: the layers of one, qkv and gate_up by N, o and down by K (default: 1)"
+        "number of GPUs among which a model is divided, qkv and gate_up along N, o and down along K (default: 1)"
     )
     add("--tensor-parallel", type=_at_least_one, default=1, metavar="GPUS", help=help_gpus)
-    help_m = f"rows of the result; of attention its queries (default: {','.join(map(str, M_VALUES))})"
+    help_m = f"numbers of rows of the result; for attention, of queries (default: {','.join(map(str, M_VALUES))})"
     add("--m", "--q-length", type=parse_m_values, default=list(M_VALUES), metavar="M,M,..", help=help_m)
     add_problem_options(add)
-    add("--candidates", type=_at_least_one, default=12, metavar="N", help="for each problem (default: 12)")
-    add("--seconds", type=seconds, default=5.0, metavar="S", help="of measuring for each problem (default: 5)")
+    add("--candidates", type=_at_least_one, default=12, metavar="N", help="candidates per problem (default: 12)")
+    add("--seconds", type=seconds, default=5.0, metavar="S", help="measuring time per problem (default: 5)")
     add("--device", type=int, default=0, metavar="N", help="ordinal of the GPU (default: 0)")
-    add("--file", type=Path, metavar="FILE", help=f"to write to (default: ${FILE_VARIABLE}, or the user's data folder)")
-    add("--again", action="store_true", help="measure problems that the file has already")
+    add("--file", type=Path, metavar="FILE", help=f"output file (default: ${FILE_VARIABLE} or the user's file)")
+    add("--again", action="store_true", help="also measure problems that are already in the file")
     add("--skip", action="append", default=[], metavar="LABEL", help="leave a candidate out, repeatable")
     add("--json", action="store_true", help="print the outcome, or the plan, as JSON")
     cores = usable_cores()
     help_jobs = (
-        "processes that compile before measuring; 1: compile each kernel right before it runs (default: one a core)"
+        "processes that compile before measuring; 1: compile each kernel just before it runs (default: one per core)"
     )
     add("--jobs", type=_at_least_one, default=cores, metavar="N", help=help_jobs)
     instead = parser.add_mutually_exclusive_group().add_argument
-    instead("--dry-run", action="store_true", help="print the plan; without a GPU that of an H200")
+    instead("--dry-run", action="store_true", help="print the plan (without a GPU, the plan for an H200)")
     instead("--compile-only", action="store_true", help="fill the cache and measure nothing; needs no GPU")
-    add("--target", metavar="NAME", help="with --dry-run or --compile-only: target of an imagined GPU, such as sm_90a")
-    help_sms = "likewise: number of SMs (default: 132 for sm_90a, 170 for sm_120a)"
-    add("--sm-count", type=_at_least_one, metavar="N", help=help_sms)
+    add("--target", metavar="NAME", help="with --dry-run or --compile-only: target of the GPU, such as sm_90a")
+    add("--sm-count", type=_at_least_one, metavar="N", help="number of SMs of that GPU (default: 132; 170 for sm_120a)")
     return parser

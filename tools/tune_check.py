@@ -1,6 +1,6 @@
-"""Check a candidate's result by comparing it with a correct one, element by element.
+"""Check a candidate's result by comparing it with a correct result, element by element.
 
-The functions work on arrays of NumPy and of CuPy, some rows at a time.
+The functions work on NumPy and CuPy arrays, a few rows at a time.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from typing import Any
 
 import numpy as np
 
-#: Allowed difference of an element: (in units of the result's root mean square, relative to the element). Two kernels
-#: may round weight and result differently, and add in another order; a wrong tile differs by about 1.
+#: Allowed difference of an element, as a multiple of the result's root mean square and relative to the element. Two
+#: kernels may round the weight and the result differently, and add in a different order. A wrong tile differs by about
+#: 1.
 _ALLOWED = {"float16": (5e-3, 2.0**-10), "bfloat16": (4e-2, 2.0**-7)}
 _ROWS = 256
 
 
 def difference(reference: Any, result: Any) -> str:
-    """Return the error of ``result``, (m, n) of fp16 or bf16, in words; empty for a correct result.
+    """Describe the error of ``result``, fp16 or bf16 (m, n). Return "" for a correct result.
 
-    A NaN is an error, and elements that were never written are NaN. Both arrays have the same library and dtype.
+    A NaN is an error. Elements that were never written are NaN. Both arrays must have the same library and dtype.
     """
     if reference.shape != result.shape:
         return f"its shape is {result.shape}, not {reference.shape}"
@@ -35,7 +36,7 @@ def difference(reference: Any, result: Any) -> str:
 
 
 def values(array: Any) -> Any:
-    """Return fp16 or bf16 as float32. bf16 is converted by its bits, because not every CuPy computes with it."""
+    """Convert fp16 or bf16 to float32. Convert bf16 by its bits, because some versions of CuPy do not support it."""
     if array.dtype.name == "float16":
         return array.astype(np.float32)
     return (array.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -1,4 +1,4 @@
-"""The tuner's first phase: compile every kernel that the problems may run, before the GPU measures."""
+"""First phase of the tuner: compile every kernel that the problems may run, before the GPU measures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from .tune_run import one_line
 
 @dataclass(slots=True)
 class Kernels:
-    """The result of compile_tasks(). refused: config -> the compiler's reason. seconds: wall time."""
+    """Result of compile_tasks().
+
+    ``refused`` maps each config that does not compile to the compiler's reason. ``seconds`` is the wall time.
+    """
 
     ready: int = 0
     refused: dict[Any, str] = field(default_factory=dict)
@@ -34,9 +37,10 @@ class Kernels:
 
 
 def configs_of(tasks: Sequence[Task], skip: Collection[str] = ()) -> list[Any]:
-    """Return the configs of the tasks' candidates, each once.
+    """Return the distinct configs of the tasks' candidates.
 
-    ``skip``: labels of candidates to leave out, except for the cost model's choice, which every problem needs.
+    ``skip`` contains labels of candidates to leave out. The cost model's choice is never left out, because every
+    problem needs it.
     """
     configs: dict[Any, None] = {}
     for task in tasks:
@@ -53,9 +57,9 @@ def compile_tasks(
     jobs: int,
     advance: Callable[[], None] = lambda: None,
 ) -> Kernels:
-    """Compile the kernels of a family's candidates into the artifact cache. ``advance`` is called after each.
+    """Compile the kernels of a family's candidates into the artifact cache. Call ``advance`` after each kernel.
 
-    Raises the errors of compile_all(), KeyboardInterrupt; compiled kernels stay.
+    Raise the errors of compile_all(), or KeyboardInterrupt. Compiled kernels stay in the cache.
     """
     kernels, began = Kernels(), time.perf_counter()
     chosen = {family.launched(config): config for config in configs}

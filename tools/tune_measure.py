@@ -1,7 +1,7 @@
-"""The GPU of `cudatma tune`: launches candidates on a family's operands and times them.
+"""Launch candidates on a family's operands and time them on the GPU, for `cudatma tune`.
 
-It measures as benchmarks/harness.py does: CUDA graphs of launches that rotate over copies of the operand, together
-larger than L2; one untimed replay at the beginning of each turn; medians.
+The method is that of benchmarks/harness.py. Times are medians of CUDA graphs. The launches in a graph rotate over
+copies of the operand that together exceed L2. Each turn begins with one untimed replay.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from cudatma.kernels.choice import Listed
 from cudatma.kernels.sample import Launch, Trial
 from cudatma.library_streams import stream_handle
 
-#: Time of a graph, which makes its own launch (some microseconds) negligible; maximum number of launches in it.
+#: Duration of a graph, so long that the cost of launching the graph (some microseconds) is negligible, and the maximum
+#: number of launches in a graph.
 _GRAPH_US, _MAX_LAUNCHES = 1_500.0, 200
-#: Minimum M at which clocks fall in long runs, so that candidates run one by one, in periods of _PERIOD_US.
+#: Minimum M at which clocks fall in long runs. From this M on, candidates run one by one, in periods of _PERIOD_US.
 _SUSTAINED_FROM, _PERIOD_US = 256, 40_000.0
-#: Samples of a candidate if candidates take turns. The GPU rests before each, so that its power limit has no effect.
+#: Number of samples per candidate if candidates take turns. The GPU is idle before each sample, so that its power limit
+#: has no effect.
 _MIN_SAMPLES, _MAX_SAMPLES, _REST_S = 5, 51, 0.004
 _NAN_BITS = 0xFFFF
 
@@ -38,9 +40,9 @@ class _Graph:
 
 
 class GpuBench:
-    """A tune_run.Bench on a GPU. Use it inside of ``with bench.opened():``.
+    """A tune_run.Bench on a GPU. Its methods must be called inside of ``with bench.opened():``.
 
-    Raises the errors of the trial.
+    Raise the errors of the trial.
     """
 
     def __init__(self, trial: Trial) -> None:
@@ -50,7 +52,7 @@ class GpuBench:
 
     @contextmanager
     def opened(self) -> Iterator[GpuBench]:
-        """Make a new stream, which can be captured, current for CuPy."""
+        """Create a stream that can be captured, and make it current for CuPy."""
         import cupy
 
         with cupy.cuda.Device(self.device), cupy.cuda.Stream(non_blocking=True) as self._stream:
@@ -64,8 +66,8 @@ class GpuBench:
     def result(self, candidate: Listed[Any]) -> Any:
         """Return the result on the GPU.
 
-        Raises LaunchError unless two runs, on two copies of the operand, give the same bits, or if the call would
-        launch another kernel, and the errors of the launch.
+        Raise LaunchError if two runs on two copies of the operand have different bits, or if the call would launch
+        another kernel. Raise the errors of the launch.
         """
         launch = self._launcher(candidate, 2)
         bits = self._trial.out.view(np.uint16)
@@ -83,16 +85,16 @@ class GpuBench:
         return result.view(np.uint16).copy().view(result.dtype)
 
     def screen(self, candidate: Listed[Any]) -> float:
-        """Return the microseconds of a launch in one replay of its graph, alone on a GPU that has rested."""
+        """Return the microseconds per launch in one replay of the candidate's graph. The GPU is idle before."""
         graph = self._captured(self._launcher(candidate, self._trial.copies))
         time.sleep(_REST_S)
         return self._replay_us(graph) / graph.launches
 
     def times(self, candidates: Sequence[Listed[Any]], seconds: float) -> list[float]:
-        """Return the median microseconds of a launch of each candidate.
+        """Return the median microseconds per launch of each candidate.
 
-        For small M, graphs take turns, in a changing order, on a GPU that rests before each. For large M, each runs
-        alone for its part of the time, twice, and the second halves count.
+        For small M, graphs take turns in a changing order, and the GPU is idle before each graph. For large M, each
+        candidate runs alone for its share of the time, twice, and only the second halves count.
         """
         launchers = [self._launcher(candidate, self._trial.copies) for candidate in candidates]
         graphs = [self._captured(launch) for launch in launchers]
@@ -113,7 +115,7 @@ class GpuBench:
         return self._trial.launcher(candidate, copies, stream_handle(self._stream, "cupy", self.device))
 
     def _captured(self, launch: Launch) -> _Graph:
-        """Return a graph of whole rounds over the copies of the operand, which takes about _GRAPH_US."""
+        """Return a graph that takes about _GRAPH_US and launches equally often with each copy of the operand."""
         copies = self._trial.copies
 
         def all_copies() -> None:
@@ -128,7 +130,7 @@ class GpuBench:
             for _ in range(rounds):
                 all_copies()
         finally:
-            # Every later call on a stream that stays in capture would fail.
+            # If the stream stayed in capture, every later call on it would fail.
             graph = self._stream.end_capture()
         graph.upload(self._stream)
         return _Graph(graph, rounds * copies)
@@ -157,7 +159,7 @@ class GpuBench:
         return [statistics.median(each) for each in samples]
 
     def _replay_us(self, graph: _Graph, repeats: int = 1) -> float:
-        """Return the microseconds of ``repeats`` replays after an untimed one, which earlier work still affects."""
+        """Return the microseconds of ``repeats`` replays after an untimed one that absorbs effects of earlier work."""
         graph.graph.launch(self._stream)
 
         def replay() -> None:

@@ -1,4 +1,4 @@
-"""The plan of a run of `cudatma tune`: problems and their candidates. Pure."""
+"""Plan a run of `cudatma tune`. A plan has problems and their candidates. The functions have no side effects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ M_VALUES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A problem and its candidates, the cost model's choice first."""
+    """A problem and its candidates. The first candidate is the cost model's choice."""
 
     problem: Any
     candidates: tuple[Listed[Any], ...]
@@ -43,9 +43,9 @@ def plan(
     gpu: Gpu,
     candidates: int,
 ) -> list[Task]:
-    """Return the problems of a run, each shape and M once, with their candidates.
+    """Return the problems of a run with their candidates. Each combination of shape and M occurs once.
 
-    ``options``: the family's, by name.
+    ``options`` are the family's options by name.
     """
     tasks = []
     for k, n in dict.fromkeys(shapes):
@@ -58,13 +58,13 @@ def plan(
 def shapes_of(shapes: Sequence[tuple[int, int]], models: Sequence[str], gpus: int = 1) -> list[tuple[int, int]]:
     """Return ``shapes``, then the shapes of the models, divided among ``gpus`` GPUs, each once.
 
-    Raises ArgumentError if a model's layers cannot be divided among the GPUs.
+    Raise ArgumentError if a model's layers cannot be divided among the GPUs.
     """
     return list(dict.fromkeys([*shapes, *(shape for model in models for shape in model_shapes(model, gpus))]))
 
 
 def parse_shape(text: str) -> tuple[int, int]:
-    """Return (8192, 28672) for ``"8192x28672"``. Raises ArgumentTypeError of argparse."""
+    """Parse ``"8192x28672"`` into (8192, 28672). Raise argparse's ArgumentTypeError for other text."""
     k, separator, n = text.lower().partition("x")
     if not (separator and k.isdecimal() and n.isdecimal() and 0 < int(k) <= MAX_EXTENT and 0 < int(n) <= MAX_EXTENT):
         raise argparse.ArgumentTypeError(f"{text}; allowed: KxN, as in 8192x28672, each 1 to {MAX_EXTENT}")
@@ -72,7 +72,7 @@ def parse_shape(text: str) -> tuple[int, int]:
 
 
 def parse_m_values(text: str) -> list[int]:
-    """Return [1, 16, 64] for ``"1,16,64"``. Raises ArgumentTypeError of argparse."""
+    """Parse ``"1,16,64"`` into [1, 16, 64]. Raise argparse's ArgumentTypeError for other text."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and 0 < int(part) <= MAX_EXTENT for part in parts):
         allowed = f"values of M, 1 to {MAX_EXTENT}, with commas between, as in 1,16,64"

@@ -1,6 +1,6 @@
-"""The tuner's loop: for each problem, measure the candidates, and store the fastest with a correct result at once.
+"""The tuner's loop. For each problem, it measures the candidates and stores the fastest one with a correct result.
 
-The GPU is a Bench, so that tests run all of this without a GPU.
+The loop accesses the GPU through a Bench, so that tests can run without a GPU.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from cudatma.kernels.tuning import Entry, GpuClass, store_entry
 from .tune_check import difference
 from .tune_plan import Task
 
-#: Minimum gain. A smaller one is noise, and the cost model's choice stays.
+#: Minimum speedup. A smaller speedup is noise, so the cost model's choice stays.
 _MIN_GAIN = 0.01
-#: Maximum number of candidates to measure: the cost model's choice, and the fastest ones in screening.
+#: Maximum number of candidates to measure: the cost model's choice, and the fastest candidates in screening.
 _FINALISTS = 12
 _NONE: Mapping[Any, str] = MappingProxyType({})
 
 
 class Bench(Protocol):
-    """A GPU with one problem's operands on it."""
+    """A GPU that holds the operands of one problem."""
 
     def prepare(self, problem: Any) -> None:
         """Create operands. The operands of the previous problem may be freed."""
@@ -35,18 +35,19 @@ class Bench(Protocol):
     def result(self, candidate: Listed[Any]) -> Any:
         """Return the candidate's result (m, n), in memory that the next call may overwrite.
 
-        Raises an error for a kernel that does not compile, a launch that fails, and two runs that differ.
+        Raise an error if the kernel does not compile, the launch fails, or two runs have different results.
         """
 
     def keep(self, result: Any) -> Any:
-        """Return a copy of a result, which later calls do not overwrite."""
+        """Return a copy of a result. Later calls do not overwrite the copy."""
 
     def screen(self, candidate: Listed[Any]) -> float:
         """Return the microseconds of one launch, by a short measurement."""
 
     def times(self, candidates: Sequence[Listed[Any]], seconds: float) -> list[float]:
-        """Return the microseconds of one launch of each candidate, weights cold in L2, in about ``seconds`` seconds in
-        total.
+        """Return the microseconds per launch of each candidate, with weights cold in L2.
+
+        Measuring all candidates takes about ``seconds`` in total.
         """
 
     def is_usable(self) -> bool:
@@ -55,11 +56,12 @@ class Bench(Protocol):
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcome of a problem.
+    """Outcome of a problem.
 
-    status: ``"tuned"`` (another choice is faster), ``"kept"`` (none is), ``"known"`` (measured before), ``"failed"``.
-    times: candidate -> us. glances: candidate -> us by screening, without the cost model's choice; empty for few
-    candidates. dropped: candidate -> reason.
+    ``status`` is ``"tuned"`` (another candidate is faster than the cost model's choice), ``"kept"`` (no candidate is
+    faster), ``"known"`` (measured before) or ``"failed"``. ``times`` has the microseconds of each candidate.
+    ``glances`` has the microseconds of each candidate in screening, without the cost model's choice. It is empty if
+    there are few candidates. ``dropped`` has the reason for each candidate that was dropped.
     """
 
     task: Task
@@ -89,7 +91,7 @@ class Outcome:
 
 
 class GpuLostError(LaunchError):
-    """A candidate destroyed the GPU's context, so that every later launch of this process fails."""
+    """A candidate destroyed the CUDA context, so that every later launch in this process fails."""
 
 
 def run(
@@ -105,11 +107,11 @@ def run(
     refused: Mapping[Any, str] = _NONE,
     show: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Tune the problems in order. Each is in the file before the next begins.
+    """Tune the problems in order. Each outcome is in the file before the next problem begins.
 
-    ``seconds``: measuring time for each problem. ``known``: problems to skip. ``skip``: labels of candidates to leave
-    out. ``refused``: configs that do not compile, with the reason. ``show`` is called with each outcome. Raises
-    GpuLostError, OSError (the file), KeyboardInterrupt; finished measurements stay.
+    ``seconds`` is the measuring time per problem. ``known`` contains problems to skip. ``skip`` contains labels of
+    candidates to leave out. ``refused`` maps configs that do not compile to the reason. ``show`` is called with each
+    outcome. Raise GpuLostError, OSError for the file, or KeyboardInterrupt. Finished measurements stay in the file.
     """
     outcomes = []
     for task in tasks:
@@ -180,9 +182,9 @@ def tune_problem(
 
 
 def _finalists(right: Sequence[Listed[Any]], bench: Bench, outcome: Outcome) -> list[Listed[Any]]:
-    """Return the cost model's choice, then the candidates that screening finds fastest.
+    """Return the cost model's choice, then the fastest candidates in screening.
 
-    Drop those that cannot be timed.
+    Drop candidates that cannot be timed.
     """
     rule, *others = right
     for candidate in others:

@@ -28,7 +28,7 @@ EXAMPLES = """examples:
 
 
 def package_version(*names: str) -> str | None:
-    """Return the version of the first installed distribution among these, or None."""
+    """Return the version of the first distribution in ``names`` that is installed, or None."""
     for name in names:
         try:
             return metadata.version(name)
@@ -38,7 +38,7 @@ def package_version(*names: str) -> str | None:
 
 
 def nvrtc_version_text() -> str | None:
-    """Return NVRTC's version as ``"13.0"``, or None if it cannot be loaded."""
+    """Return NVRTC's version, for example ``"13.0"``, or None if NVRTC cannot be loaded."""
     try:
         from cudatma.build.nvrtc import nvrtc_version
 
@@ -48,7 +48,7 @@ def nvrtc_version_text() -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Return versions by name, None if not installed, without using a GPU."""
+    """Return versions by name, or None for what is not installed. This function does not use a GPU."""
     return {
         "cudatma": __version__,
         "python": platform.python_version(),

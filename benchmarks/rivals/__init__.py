@@ -1,4 +1,4 @@
-"""Rivals of the Marlin GEMM. Each is optional: without it, the cell has the reason and the run continues."""
+"""Libraries that compete with the Marlin GEMM. If one is absent, the cell has the reason and the run continues."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Rival(Protocol):
     name : str
         A key of RIVALS.
     errors : dict of str to str
-        Why a part cannot run, by part.
+        Reason why a part cannot run, by part.
     """
 
     name: str
     errors: dict[str, str]
 
     def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
-        """Return at most ``count`` of its fastest variants for M = ``m``, checked against a reference.
+        """Return at most ``count`` of the rival's fastest variants for M = ``m``, checked against a reference.
 
         The list is empty if the rival does not take part at this M. Raise the reason if it cannot run.
         """

@@ -1,4 +1,4 @@
-"""Rivals of attention: cuDNN, FlashAttention-2 and -3, and on request FA4 and FlashInfer.
+"""Libraries that compete with attention: cuDNN, FlashAttention-2 and -3, and on request FA4 and FlashInfer.
 
 cuDNN and FA2 run through torch. A rival that is not installed, or does not support a call, raises the reason.
 """

@@ -1,8 +1,9 @@
 """cuBLASLt through ctypes: the algorithms that its heuristic proposes for a product, and their launches.
 
-Row-major y (M, N) = a (M, K) b (K, N) is, in cuBLAS' column-major terms, y^T = b^T a^T: cuBLAS' A is b, its B is a. A
-row-major operand is the column-major matrix of its transpose and needs no transposition; a column-major one does.
-Source: cuBLAS library documentation, "Using the cuBLASLt API"; the constants come from cublasLt.h and library_types.h.
+cuBLAS is column-major. A row-major product y (M, N) = a (M, K) b (K, N) is therefore y^T = b^T a^T, so that cuBLAS's A
+is b, and its B is a. A row-major operand needs no transposition, because it is the column-major matrix of its
+transpose. A column-major operand needs one. Source: cuBLAS library documentation, "Using the cuBLASLt API". The
+constants come from cublasLt.h and library_types.h.
 """
 
 from __future__ import annotations
@@ -86,9 +87,9 @@ def load_library(names: Sequence[str]) -> Any:
 
 
 class CublasLt:
-    """The library and one handle. Raise OSError if it is absent and CublasLtError if a call fails.
+    """The library and one handle. Raise OSError if the library is absent, and CublasLtError if a call fails.
 
-    Descriptors live as long as the process: a few hundred bytes for each product.
+    Descriptors exist as long as the process. They take a few hundred bytes per product.
     """
 
     def __init__(self, library: Any = None) -> None:
@@ -145,7 +146,7 @@ class Problem:
         self._one, self._zero = c_float(1), c_float(0)
 
     def _matrix(self, dtype_code: int, rows: int, columns: int, letter: str) -> c_void_p:
-        """Return the layout of a dense matrix, column-major or, transposed, row-major."""
+        """Return the layout of a dense matrix that is column-major, or row-major and transposed."""
         if letter == "R":
             rows, columns = columns, rows
         return self.lt.create("cublasLtMatrixLayoutCreate", dtype_code, rows, columns, rows)

@@ -1,6 +1,7 @@
-"""Rivals of the dense GEMM: torch.mm, the best of cuBLASLt's algorithms, and on request DeepGEMM and QuACK.
+"""Libraries that compete with the dense GEMM: torch.mm, cuBLASLt, and on request DeepGEMM and QuACK.
 
-Each writes into its own array. A rival that is not installed, or does not support a product, raises the reason.
+Each library writes into its own array. A library that is not installed, or does not support a product, raises the
+reason.
 """
 
 from __future__ import annotations

@@ -39,13 +39,13 @@ class Humming(Int4Rival):
         self._compile_together(m_values)
 
     def tuning(self, m: int) -> Any:
-        """Return the choice of its heuristic for this M."""
+        """Return the choice of Humming's heuristic for this M."""
         from humming.tune import get_heuristics_config
 
         return get_heuristics_config(layer_config=self.weights[0].humming_config, shape_m=m)
 
     def _compile_together(self, m_values: Sequence[int]) -> None:
-        """Compile its kernels for all these M on all cores. If this fails, each compiles at first use."""
+        """Compile the kernels for all these M on all cores. If this fails, each kernel is compiled at first use."""
         with contextlib.suppress(Exception):
             from humming.kernel.humming import HummingKernel
 

@@ -1,6 +1,6 @@
 """QuACK's W4A16 GEMM (package quack-kernels), in CuTe DSL: bf16, group 128, symmetric.
 
-Its launches overlap, which is QuACK's default: each is a programmatic dependent of the previous one.
+Launches overlap, because by default QuACK makes each launch a programmatic dependent of the previous launch.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from benchmarks.layer import Layer
 from benchmarks.operands import GROUP_SIZE
 from benchmarks.rivals.common import Int4Rival, cloned
 
-#: Largest M: with more rows it takes milliseconds, ten times as long as the others.
+#: Largest M. With more rows, tinygemm takes milliseconds, ten times as long as other kernels.
 MAX_M = 128
 #: Parameter of torch's packing: K must be a multiple of 16 times this.
 _INNER_K_TILES = 8

@@ -1,1 +1,1 @@
-"""cudatma inside other libraries. Each module imports the library it is named after."""
+"""Integrations with other libraries. Each module imports the library that it is named after."""

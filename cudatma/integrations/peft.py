@@ -14,7 +14,7 @@ from cudatma.integrations.torch import MarlinLinear
 
 
 class MarlinLoraLinear(GPTQLoraLinear):  # type: ignore[misc]
-    """A MarlinLinear with LoRA adapters. peft adds their products to the layer's result, as for GPTQ layers."""
+    """A MarlinLinear with LoRA adapters. peft adds the adapters' results to the layer's result, as for GPTQ layers."""
 
     def __init__(self, base_layer: Any, adapter_name: str, *, config: Any, **options: Any) -> None:
         if config.use_dora or getattr(config, "use_qalora", False):

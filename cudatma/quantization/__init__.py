@@ -1,4 +1,4 @@
-"""Four-bit weights: quantize, pack, import from other tools, save and load."""
+"""Quantize, pack, import, save and load four-bit weights."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ __all__ = [
     "unpack",
 ]
 
-#: Public names by module. The module is imported at the first use of one of its names (PEP 562).
+#: Public names by module. A module is imported when one of its names is first used (PEP 562).
 _PUBLIC = {
     "awq": "from_awq load_awq",
     "checkpoint": "Checkpoint open_checkpoint",

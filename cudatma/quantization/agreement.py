@@ -37,9 +37,9 @@ class LayerFacts:
     extent : Extent
         K, N and the number of groups.
     group_size : int or None
-        Rows of a group; None for one group.
+        Number of rows per group, or None for one group.
     zero_point_format : str
-        As in ``from_gptq``.
+        Encoding of the zero points (see ``from_gptq``).
     note : str
         Sentence for the report, or "".
     """
@@ -74,7 +74,7 @@ def layer_facts(checkpoint: Checkpoint, layer: str, parts: Mapping[str, str], st
     Raises
     ------
     QuantizationError
-        If the tensors contradict the configuration. The error names both sides.
+        If the tensors contradict the configuration. The error states what the tensors and the configuration say.
     WeightFileError
         If a tensor is missing.
     """
@@ -95,13 +95,13 @@ def read_layer(
 ) -> tuple[list[Any], int | None, str | None]:
     """Return a layer's tensors in the order of its importer's arguments, its group_size and its zero_point_format.
 
-    The folder's configuration, if there is one, supplies a group_size or zero_point_format of None. It is not read if
-    zero_point_format is given.
+    If group_size or zero_point_format is None, it comes from the folder's configuration if there is one. The
+    configuration is not read if zero_point_format is given.
 
     Raises
     ------
     WeightFileError
-        If a file is unreadable, lacks a tensor or has another format.
+        If a file cannot be read, lacks a tensor or has a different format.
     QuantizationError
         If the tensors contradict the configuration.
     """
@@ -116,9 +116,9 @@ def read_layer(
 
 
 def _folder_facts(checkpoint: Checkpoint, layer: str, expected: Format) -> LayerFacts | None:
-    """Return layer_facts() for the folder's configuration, or None without one.
+    """Return layer_facts() for the folder's configuration, or None if there is no configuration.
 
-    Raise WeightFileError if the configuration states another format than ``expected``.
+    Raise WeightFileError if the configuration states a format other than ``expected``.
     """
     section, where = read_section(checkpoint.path.parent)
     if not section:
@@ -130,7 +130,7 @@ def _folder_facts(checkpoint: Checkpoint, layer: str, expected: Format) -> Layer
     names = {part: f"{layer}.{part}" for part in (*expected.required, *expected.optional)}
     parts = {part: name for part, name in names.items() if name in checkpoint.files}
     if missing := [part for part in expected.required if part not in parts]:
-        checkpoint.read(names[missing[0]])  # raises, and lists similar names
+        checkpoint.read(names[missing[0]])  # raises an error that lists similar names
     return layer_facts(checkpoint, layer, parts, statement)
 
 
@@ -202,7 +202,7 @@ def _check_order(
     size: int | None,
     statement: LayerStatement,
 ) -> None:
-    """Raise an error if g_idx permutes rows and the configuration says otherwise."""
+    """Raise an error if g_idx contradicts the configuration."""
     if not kind.g_idx:
         if statement.act_order and extent.groups > 1:
             got = f"{kind.title}, which stores rows in order"

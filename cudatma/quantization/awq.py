@@ -1,8 +1,8 @@
 """AWQ checkpoints (AutoAWQ's "gemm" version) with four bits.
 
 A layer has the tensors qweight int32 (K, N / 8), qzeros int32 (G, N / 8) and scales (G, N). A word holds eight
-consecutive columns, the even ones first: column 2 m + h of the eight is in nibble m + 4 h. Zero points are stored
-unchanged.
+consecutive columns. The even columns come first: column 2 m + h of the eight is in nibble m + 4 h. Zero points are
+stored unchanged.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ def from_awq(
     Parameters
     ----------
     qweight : array_like of int32, shape (K, N / 8)
-        Packed integers. Each word holds eight columns, the even ones in the low nibbles.
+        Packed integers. Each word holds eight columns, with the even columns in the low nibbles.
     qzeros : array_like of int32, shape (G, N / 8)
         Packed zero points, in the order of qweight.
     scales : array_like, shape (G, N)
-        Scales, floating point.
+        Floating-point scales.
     group_size : int, optional
-        -1 for one group, or a multiple of 32. Default: inferred from K and G as 32, 64, 128, 256, 512, 1024 or -1.
+        Number of rows of K that share a scale: a multiple of 32, or -1 for all rows. Default: inferred from K and G as
+        32, 64, 128, 256, 512, 1024 or -1.
     dtype : str or dtype, optional
         Type of the scales, fp16 or bf16. Default: the type of ``scales``.
     bits : int, default 4
-        Bits of a value. Only 4 is supported.
+        Number of bits per value. Only 4 is supported.
 
     Returns
     -------
@@ -48,7 +49,7 @@ def from_awq(
     Raises
     ------
     QuantizationError
-        If shapes or values are invalid, or the tensors have another format.
+        If shapes or values are invalid, or the tensors have a different format.
     ArgumentTypeError
         If an argument is not an array.
     """
@@ -76,11 +77,11 @@ def load_awq(
     layer : str
         The layer's name: its tensors are ``{layer}.qweight``, ``{layer}.qzeros`` and ``{layer}.scales``.
     group_size : int, optional
-        As in ``from_awq``. Default: the value of the folder's configuration, otherwise inferred.
+        See ``from_awq``. Default: the value in the folder's configuration, otherwise inferred.
     dtype : str or dtype, optional
         Type of the scales, fp16 or bf16. Default: the type in the file.
     bits : int, default 4
-        Bits of a value. Only 4 is supported.
+        Number of bits per value. Only 4 is supported.
 
     Returns
     -------
@@ -90,7 +91,7 @@ def load_awq(
     Raises
     ------
     WeightFileError
-        If a file is unreadable, lacks a tensor or has another format.
+        If a file cannot be read, lacks a tensor or has a different format.
     QuantizationError
         If the tensors are invalid or contradict the configuration in the same folder.
     """

@@ -1,4 +1,4 @@
-"""Open a checkpoint: a safetensors file, an index of several files, or the folder that holds either."""
+"""Open a checkpoint, which is a safetensors file, an index of several files, or a folder that contains one of these."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from cudatma.quantization.safetensors_file import (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Checkpoint:
-    """Tensors of one or several safetensors files.
+    """Tensors in one or several safetensors files.
 
     Parameters
     ----------
     path : pathlib.Path
         The file, index or folder that was opened.
     files : dict of str to SafetensorsFile
-        The file of each tensor, by the tensor's name.
+        The file that contains each tensor, by the tensor's name.
     """
 
     path: Path
@@ -46,7 +46,7 @@ class Checkpoint:
         return f"Checkpoint({str(self.path)!r}, {counted(len(self.files), 'tensor')} in {files})"
 
     def shapes(self, layer: str) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of a layer's tensors, by the name without the layer's prefix, sorted.
+        """Return the shapes of a layer's tensors, sorted by name. The names lack the layer's prefix.
 
         Parameters
         ----------
@@ -73,7 +73,7 @@ class Checkpoint:
         Returns
         -------
         tuple of int
-            Its shape.
+            The tensor's shape.
         """
         return self.files[name].tensors[name].shape
 
@@ -88,7 +88,7 @@ class Checkpoint:
         Returns
         -------
         numpy.ndarray
-            The tensor; bf16 uses the type of ml_dtypes.
+            The tensor. bf16 tensors have the dtype of ml_dtypes.
 
         Raises
         ------
@@ -118,13 +118,14 @@ class Checkpoint:
 def open_checkpoint(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
     """Open a checkpoint.
 
-    Only headers are read, and tensors that occur in two files.
+    This function reads only the headers, and tensors that occur in two files.
 
     Parameters
     ----------
     path : str, os.PathLike or Checkpoint
-        A ``.safetensors`` file, a ``*.safetensors.index.json``, or a folder with one of them. In a folder with several,
-        model.safetensors comes first and its index second, as in transformers. A Checkpoint is returned unchanged.
+        A ``.safetensors`` file, a ``*.safetensors.index.json`` file, or a folder that contains one of these. If a
+        folder contains several, model.safetensors has precedence over model.safetensors.index.json, as in
+        transformers. A Checkpoint is returned unchanged.
 
     Returns
     -------
@@ -134,7 +135,7 @@ def open_checkpoint(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
     Raises
     ------
     WeightFileError
-        If a file is missing or damaged, or two files hold different values of one tensor.
+        If a file is missing or damaged, or if two files contain different values for one tensor.
     """
     if isinstance(path, Checkpoint):
         return path
@@ -147,7 +148,7 @@ def open_checkpoint(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
     return Checkpoint(path, dict.fromkeys(file.tensors, file))
 
 
-#: Files that transformers loads from a folder; it takes the first that exists.
+#: Files that transformers loads from a folder. It loads the first file that exists.
 MAIN_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -167,7 +168,7 @@ def _in_folder(folder: Path) -> Path:
 
 
 def require_safetensors(folder: Path) -> None:
-    """Raise WeightFileError for a folder that stores its weights in files of another kind."""
+    """Raise WeightFileError if a folder stores its weights in another file format."""
     entries = sorted(folder.iterdir())
     if not any(entry.suffix == ".safetensors" for entry in entries):
         for entry in entries:
@@ -202,7 +203,7 @@ def _sharded(index: Path) -> Checkpoint:
 
 
 def files_by_tensor(files: Iterable[SafetensorsFile]) -> dict[str, SafetensorsFile]:
-    """Return the file of each tensor. Raise WeightFileError if two files hold different values of one tensor."""
+    """Return the file of each tensor. Raise WeightFileError if two files contain different values for one tensor."""
     owners: dict[str, SafetensorsFile] = {}
     for file in files:
         for name, entry in file.tensors.items():

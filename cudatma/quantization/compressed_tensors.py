@@ -2,15 +2,16 @@
 
 A layer has these tensors:
 
-- weight_packed int32 (N, ceil(K / 8)): eight consecutive columns of K in a word, lowest nibble first.
+- weight_packed int32 (N, ceil(K / 8)): a word holds eight consecutive values along K, lowest nibble first.
 - weight_scale (N, G), or one value for the whole tensor.
-- weight_zero_point, only if asymmetric: int32 (ceil(N / 8), G), eight consecutive rows of N in a word, or int8 (N, G),
-  one value in a byte (versions before 0.9.4).
+- weight_zero_point, only if the weight is asymmetric: int32 (ceil(N / 8), G), where a word holds eight consecutive
+  values along N, or int8 (N, G), where a byte holds one value (versions before 0.9.4).
 - weight_shape (2,) = (N, K).
-- weight_g_idx (K,), only if quantized in activation order.
+- weight_g_idx (K,), only if the weight was quantized in activation order.
 
-Integers are signed, -8..7. Words store weights and zero points with 8 added, so differences of stored values equal
-differences of signed values, and a symmetric weight has the offset 8. int8 zero points are stored unchanged.
+Integers are signed, from -8 to 7. Words store weights and zero points with 8 added. Differences of stored values
+therefore equal differences of signed values, and a symmetric weight has the offset 8. int8 zero points are stored
+unchanged.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ def from_compressed_tensors(
     Parameters
     ----------
     weight_packed : array_like of int32, shape (N, ceil(K / 8))
-        Packed integers, eight columns of K in a word, lowest nibble first.
+        Packed integers. A word holds eight values along K, lowest nibble first.
     weight_scale : array_like, shape (N, G) or one element
-        Scales, floating point.
+        Floating-point scales.
     weight_shape : tuple of int or array_like, shape (2,)
         The sizes (N, K).
     weight_zero_point : array_like, optional
@@ -61,11 +62,12 @@ def from_compressed_tensors(
     weight_g_idx : array_like of int, shape (K,), optional
         Group of each row of K. Default: rows in order.
     group_size : int, optional
-        -1 for one group, or a multiple of 32. Default: inferred from K and G as 32, 64, 128, 256, 512, 1024 or -1.
+        Number of rows of K that share a scale: a multiple of 32, or -1 for all rows. Default: inferred from K and G as
+        32, 64, 128, 256, 512, 1024 or -1.
     dtype : str or dtype, optional
         Type of the scales, fp16 or bf16. Default: the type of ``weight_scale``.
     bits : int, default 4
-        Bits of a value. Only 4 is supported.
+        Number of bits per value. Only 4 is supported.
 
     Returns
     -------
@@ -75,7 +77,7 @@ def from_compressed_tensors(
     Raises
     ------
     QuantizationError
-        If shapes or values are invalid, or the tensors have another format.
+        If shapes or values are invalid, or the tensors have a different format.
     ArgumentTypeError
         If an argument is not an array.
     """
@@ -109,11 +111,11 @@ def load_compressed_tensors(
     layer : str
         The layer's name: its tensors are ``{layer}.weight_packed`` and so on.
     group_size : int, optional
-        As in ``from_compressed_tensors``. Default: the value of the folder's configuration, otherwise inferred.
+        See ``from_compressed_tensors``. Default: the value in the folder's configuration, otherwise inferred.
     dtype : str or dtype, optional
         Type of the scales, fp16 or bf16. Default: the type in the file.
     bits : int, default 4
-        Bits of a value. Only 4 is supported.
+        Number of bits per value. Only 4 is supported.
 
     Returns
     -------
@@ -123,7 +125,7 @@ def load_compressed_tensors(
     Raises
     ------
     WeightFileError
-        If a file is unreadable, lacks a tensor or has another format.
+        If a file cannot be read, lacks a tensor or has a different format.
     QuantizationError
         If the tensors are invalid or contradict the configuration in the same folder.
     """

@@ -1,4 +1,4 @@
-"""Formats of quantized layers: the names of a layer's tensors, and the sizes that their shapes imply."""
+"""Formats of quantized layers. A format states a layer's tensor names and the sizes that their shapes imply."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from cudatma.errors import QuantizationError, WeightFileError
 from cudatma.quantization.checkpoint import Checkpoint
 
-#: Four-bit values in a 32-bit word.
+#: Number of four-bit values per 32-bit word.
 WORD_VALUES = 8
 _WORD_BITS = 32
 #: Remedy for a checkpoint that cannot be imported.
@@ -19,7 +19,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Rows K, columns N and scale groups along K of a layer."""
+    """Numbers of rows (K), columns (N) and scale groups along K of a layer."""
 
     k: int
     n: int
@@ -33,7 +33,7 @@ def require_shape(field: str, shape: tuple[int, ...], allowed: tuple[int, ...], 
 
 
 def _require_words(field: str, shape: tuple[int, ...], axis: int, values: int) -> None:
-    """Raise QuantizationError unless an axis has the number of words that ``values`` four-bit values need."""
+    """Raise QuantizationError unless an axis has the number of words required for ``values`` four-bit values."""
     allowed = list(shape)
     allowed[axis] = -(-values // WORD_VALUES)
     bits = _WORD_BITS * shape[axis] / values
@@ -88,19 +88,20 @@ class Format:
     Attributes
     ----------
     name : str
-        The importers are ``from_NAME`` and ``load_NAME``.
+        Name of the format in the importers ``from_NAME`` and ``load_NAME``.
     title : str
-        The tool's name.
+        Name of the tool that writes the format.
     tensors : str
-        Shapes, for errors.
+        Names and shapes of the tensors, for error messages.
     required, optional : tuple of str
-        Names of a layer's tensors without the layer's prefix. The first required one occurs in no other module.
+        Names of a layer's tensors without the layer's prefix. The first required tensor occurs only in layers of this
+        format.
     scales, zeros, g_idx : str
-        Names of the scales, the zero points and the rows' groups, or "".
+        Names of the tensors with the scales, the zero points and the group of each row, or "".
     integers : tuple of str
-        The required tensors of 32-bit words.
+        Names of the required tensors of 32-bit words.
     measure : callable
-        Computes the extent, for extent().
+        Function that computes the extent for extent().
     """
 
     name: str
@@ -117,8 +118,8 @@ class Format:
     def extent(self, shapes: Shapes, k: int | None = None, n: int | None = None) -> Extent:
         """Return the extent of a layer whose tensors have these shapes.
 
-        ``k`` and ``n`` are the exact sizes if another tensor states them (g_idx, weight_shape). Raise
-        QuantizationError, which names the tensor, unless the shapes fit four-bit values.
+        ``k`` and ``n`` are the exact sizes if another tensor states them (g_idx or weight_shape). Raise
+        QuantizationError unless the shapes fit four-bit values. The error names the tensor.
         """
         for name in (*self.integers, self.scales):
             dimensions = (1, 2) if name == "weight_scale" else (2,)
@@ -176,7 +177,7 @@ FORMATS = (GPTQ, AWQ, COMPRESSED_TENSORS, MARLIN)
 
 
 def check_zero_points(shape: tuple[int, ...], is_unpacked: bool, n: int, groups: int) -> None:
-    """Check the shape of compressed-tensors' weight_zero_point: words along N, or a byte for each scale."""
+    """Check the shape of compressed-tensors' weight_zero_point, which has words along N or one byte per scale."""
     if not is_unpacked:
         require_shape("weight_zero_point", shape, (-(-n // WORD_VALUES), groups), "it is packed along N")
     elif set(shape) != {1}:  # one for the whole tensor
@@ -184,7 +185,7 @@ def check_zero_points(shape: tuple[int, ...], is_unpacked: bool, n: int, groups:
 
 
 def check_layer(checkpoint: Checkpoint, layer: str, expected: Format) -> None:
-    """Raise WeightFileError if a file's layer has another format, naming that format and its reader."""
+    """Raise WeightFileError if a layer in a file has a different format. The error names that format and its reader."""
     shapes = checkpoint.shapes(layer)
     detected = recognized(shapes)
     if detected is not None and detected is not expected:
@@ -198,7 +199,10 @@ def check_layer(checkpoint: Checkpoint, layer: str, expected: Format) -> None:
 
 
 def check_arrays(arrays: Mapping[str, Any], expected: Format) -> None:
-    """Raise QuantizationError if a layer's arrays have another format, naming that format and its importer."""
+    """Raise QuantizationError if a layer's arrays have a different format.
+
+    The error names that format and its importer.
+    """
     shapes = {name: tuple(getattr(array, "shape", ())) for name, array in arrays.items()}
     detected = recognized(shapes)
     if detected is not None and detected is not expected:
@@ -207,7 +211,7 @@ def check_arrays(arrays: Mapping[str, Any], expected: Format) -> None:
 
 
 def recognized(shapes: Shapes) -> Format | None:
-    """Return the format that a layer's tensors resemble, or None."""
+    """Return the format that fits a layer's tensor names and shapes, or None."""
     if "weight_packed" in shapes:
         return COMPRESSED_TENSORS
     if {"B", "s"} <= shapes.keys():

@@ -2,18 +2,18 @@
 
 A layer has these tensors:
 
-- qweight int32 (K / 8, N): eight consecutive rows in a word, lowest nibble first.
-- qzeros int32 (G, N / 8): eight consecutive columns in a word.
+- qweight int32 (K / 8, N): a word holds eight consecutive rows, lowest nibble first.
+- qzeros int32 (G, N / 8): a word holds eight consecutive columns.
 - scales (G, N).
-- g_idx (K,): the group of each row, not sorted if the model was quantized in activation order ("desc_act").
+- g_idx (K,): the group of each row. It is not sorted if the model was quantized in activation order ("desc_act").
 
-The first format ("gptq") stores zero points minus one, "gptq_v2" stores them unchanged. The tensors do not show which
-format applies: "checkpoint_format" in the folder's configuration does. Some symmetric files of the first format store
-8, which would mean 9. They are read as 8.
+The first format ("gptq") stores zero points minus one. The second format ("gptq_v2") stores zero points unchanged. Only
+"checkpoint_format" in the folder's configuration shows which format applies. Some symmetric files of the first format
+store 8, which would mean 9. They are read as 8.
 
-The first format has no code for a zero point of 0. AutoGPTQ and its readers add 1 to each value separately, and a
-stored 15 means 16. GPTQModel subtracts 1 from the eight values of a word as one 32-bit number, so a 0 borrows from the
-next value and the addition restores it.
+The first format has no code for a zero point of 0. AutoGPTQ and its readers add 1 to each value separately, so a stored
+15 means 16. GPTQModel subtracts 1 from the eight values of a word as one 32-bit number. A zero point of 0 then borrows
+from the next value, and adding 1 to the 32-bit number restores both values.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
 from cudatma.quantization.namespaces import host_array
 from cudatma.quantization.packed import PackedWeight
 
-#: Encodings of zero points: minus one, separately; minus one with a borrow inside a word (asymmetric GPTQModel files of
-#: the first format); unchanged.
+#: Encodings of zero points. "v1" subtracts one from each value. "v1_borrow" subtracts one from each value and borrows
+#: inside a word (asymmetric GPTQModel files of the first format). "v2" stores values unchanged.
 ZERO_POINT_FORMATS = ("v1", "v1_borrow", "v2")
 _ONES = 0x11111111
 
@@ -61,22 +61,24 @@ def from_gptq(
     Parameters
     ----------
     qweight : array_like of int32, shape (K / 8, N)
-        Packed integers, eight rows in a word, lowest nibble first.
+        Packed integers. A word holds eight rows, lowest nibble first.
     qzeros : array_like of int32, shape (G, N / 8)
-        Packed zero points, eight columns in a word.
+        Packed zero points. A word holds eight columns.
     scales : array_like, shape (G, N)
-        Scales, floating point.
+        Floating-point scales.
     g_idx : array_like of int, shape (K,), optional
-        Group of each row. Rows that are not sorted by group give the weight a ``perm``. Default: rows in order.
+        Group of each row. If rows are not sorted by group, the weight has a ``perm``. Default: rows are in order.
     zero_point_format : {"v1", "v1_borrow", "v2"}, optional
-        Encoding of qzeros: minus one; minus one with a borrow inside a word; unchanged. Default: "v2" if every stored
-        value is 8, because no symmetric weight has a zero point of 9, otherwise "v1".
+        Encoding of qzeros. "v1" stores zero points minus one, "v1_borrow" stores zero points minus one with a borrow
+        inside a word, and "v2" stores zero points unchanged. Default: "v2" if every stored value is 8, because no
+        symmetric weight has a zero point of 9, otherwise "v1".
     group_size : int, optional
-        -1 for one group, or a multiple of 32. Default: inferred from K and G as 32, 64, 128, 256, 512, 1024 or -1.
+        Number of rows of K that share a scale: a multiple of 32, or -1 for all rows. Default: inferred from K and G as
+        32, 64, 128, 256, 512, 1024 or -1.
     dtype : str or dtype, optional
         Type of the scales, fp16 or bf16. Default: the type of ``scales``.
     bits : int, default 4
-        Bits of a value. Only 4 is supported.
+        Number of bits per value. Only 4 is supported.
 
     Returns
     -------
@@ -86,7 +88,7 @@ def from_gptq(
     Raises
     ------
     QuantizationError
-        If shapes or values are invalid, or the tensors have another format.
+        If shapes or values are invalid, or the tensors have a different format.
     ArgumentTypeError
         If an argument is not an array.
 
@@ -102,7 +104,7 @@ def from_gptq(
     q, zeros = nibbles_along_rows(qweight, "qweight"), nibbles_along_columns(qzeros, "qzeros")
     factors = matrix(scales, "scales")
     index = None if g_idx is None else host_array(g_idx, "g_idx")
-    if index is not None and index.size == 0:  # some tools write it for layers without activation order
+    if index is not None and index.size == 0:  # some tools write an empty g_idx for layers without activation order
         index = None
     shapes = {name: tuple(array.shape) for name, array in (("qweight", qweight), ("qzeros", qzeros))}
     extent = GPTQ.extent({**shapes, "scales": factors.shape}, None if index is None else index.size)
@@ -128,13 +130,14 @@ def load_gptq(
     layer : str
         The layer's name: its tensors are ``{layer}.qweight`` and so on.
     zero_point_format : {"v1", "v1_borrow", "v2"}, optional
-        As in ``from_gptq``. Default: the value of the folder's configuration. If given, the configuration is not read.
+        See ``from_gptq``. Default: the value in the folder's configuration. The configuration is not read if this
+        argument is given.
     group_size : int, optional
-        As in ``from_gptq``. Default: the value of the folder's configuration, otherwise inferred.
+        See ``from_gptq``. Default: the value in the folder's configuration, otherwise inferred.
     dtype : str or dtype, optional
         Type of the scales, fp16 or bf16. Default: the type in the file.
     bits : int, default 4
-        Bits of a value. Only 4 is supported.
+        Number of bits per value. Only 4 is supported.
 
     Returns
     -------
@@ -144,7 +147,7 @@ def load_gptq(
     Raises
     ------
     WeightFileError
-        If a file is unreadable, lacks a tensor or has another format.
+        If a file cannot be read, lacks a tensor or has a different format.
     QuantizationError
         If the tensors are invalid or contradict the configuration in the same folder.
     """

@@ -1,4 +1,4 @@
-"""Shared steps of the importers: nibbles of words, group sizes, activation order and scale types."""
+"""Steps that the importers share: unpack words, infer group sizes, sort rows by group and convert scales."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
 from cudatma.quantization.namespaces import host_array, is_float
 from cudatma.quantization.packed import GROUP_SIZES, PackedWeight, pack
 
-#: Group sizes that can be inferred from the numbers of rows and groups. Others must be stated.
+#: Group sizes that can be inferred from the numbers of rows and groups. Callers must state other group sizes.
 FILE_GROUP_SIZES = (32, 64, 128, 256, 512, 1024)
-#: Imported groups may have any multiple of this size. A group larger than packed weights support is split into several
-#: with the same scale.
+#: The size of imported groups must be a multiple of this size. Groups that are larger than packed weights support are
+#: split into several groups with the same scale.
 _STEP = min(size for size in GROUP_SIZES if size > 0)
 ALLOWED_GROUP_SIZES = f"-1, or a multiple of {_STEP}"
 _BITS = 4
@@ -106,15 +106,15 @@ def assemble(
     Parameters
     ----------
     q : ndarray of uint8, shape (K, N)
-        Integers 0..15.
+        Integers from 0 to 15.
     scales : ndarray, shape (G, N)
-        Scales, floating point.
+        Floating-point scales.
     zeros : ndarray of uint8, shape (G, N), or None
-        Zero points; None, or all 8, for a symmetric weight.
+        Zero points. A symmetric weight has None, or zero points that are all 8.
     group_size : int or None
-        None infers it from K and G.
+        Number of rows of K that share a scale. If None, it is inferred from K and G.
     dtype : dtype or None
-        Type of the scales; None keeps it.
+        Type of the scales in the result. If None, the type of ``scales``.
     g_idx : array_like of int, shape (K,), optional
         Group of each row.
 
@@ -153,10 +153,10 @@ def check_file_group_size(size: object, field: str) -> None:
 
 
 def file_group_size(k: int, groups: int, stated: int | None) -> int:
-    """Return the group size of a file's tensors, -1 for one group.
+    """Return the group size of a file's tensors, or -1 for one group.
 
     If ``stated`` is None, infer one of FILE_GROUP_SIZES from G. Raise QuantizationError if that size does not divide K
-    and another size gives G groups too.
+    and another size also results in G groups.
     """
     if stated is not None:
         check_file_group_size(stated, "group_size")
@@ -166,7 +166,7 @@ def file_group_size(k: int, groups: int, stated: int | None) -> int:
         return stated if stated in GROUP_SIZES or groups > 1 else -1
     if groups == 1:
         return -1
-    # Tools write multiples of 32, and other sizes only if these divide K.
+    # Tools write group sizes that are multiples of 32. They write other group sizes only if these divide K.
     sizes = [size for size in range(16, k, 16) if group_count(k, size) == groups and not (size % _STEP and k % size)]
     inferable = [size for size in sizes if size in FILE_GROUP_SIZES]
     if not inferable:
@@ -181,7 +181,7 @@ def file_group_size(k: int, groups: int, stated: int | None) -> int:
 
 
 def act_order(g_idx: Any, k: int, groups: int, size: int) -> NDArray[np.int32] | None:
-    """Return the permutation that sorts rows by group (stable), or None if they are already sorted."""
+    """Return the permutation that sorts rows by group (stably), or None if the rows are already sorted."""
     index = host_array(g_idx, "g_idx")
     if index.dtype.kind not in "iu" or index.shape != (k,):
         raise QuantizationError("g_idx", f"{index.dtype} {index.shape}", f"integers ({k},)")
@@ -198,7 +198,7 @@ def act_order(g_idx: Any, k: int, groups: int, size: int) -> NDArray[np.int32] |
 
 
 def _convert_scales(scales: NDArray[Any], dtype: Any | None) -> NDArray[Any]:
-    """Return scales in fp16 or bf16. Raise QuantizationError if one overflows, or becomes 0."""
+    """Return scales in fp16 or bf16. Raise QuantizationError if a scale overflows or becomes 0."""
     if dtype is None:
         if scales.dtype.name not in ACTIVATION_TYPES:
             remedy = "pass dtype='float16' or 'bfloat16' to have them rounded"

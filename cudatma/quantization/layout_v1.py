@@ -1,8 +1,9 @@
-"""Layout version 1 of packed weights: the position of each value. Pure index arithmetic for NumPy and CuPy.
+"""Layout version 1 of packed weights. This module computes the position of each value for NumPy and CuPy arrays.
 
-A 64 x 64 block (rows of K x columns of N) is 2048 contiguous bytes: four groups of 16 columns, each with 32 lanes of 16
-bytes. A lane's bytes are its registers of operand A of mma.m16n8k16 for four k16 steps (PTX ISA, "Matrix Fragments for
-mma.m16n8k16 with floating point type"; wgmma.m64k16 assigns its registers in the same way).
+A 64 x 64 block (rows of K x columns of N) has 2048 contiguous bytes. They form four groups of 16 columns, and each
+group has 16 bytes for each of 32 lanes. The bytes of a lane are its registers of operand A of mma.m16n8k16 for four k16
+steps (PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type"). wgmma.m64k16 assigns its registers in the
+same way.
 
 With n = 64 n64 + 16 c + 8 r0 + g and k = 64 k64 + 16 j + 8 r1 + 2 t + h (g = 0..7, t = 0..3), lane 4 g + t holds the
 value in word j, nibble r0 + 2 r1 + 4 h. The byte inside the word is r1 + 2 h, and r0 selects its low or high nibble.
@@ -13,10 +14,10 @@ from __future__ import annotations
 from typing import Any
 
 LAYOUT_VERSION = 1
-#: Rows and columns of one block, and its bytes.
+#: Number of rows and of columns per block, and number of bytes per block.
 BLOCK = 64
 BLOCK_BYTES = BLOCK * BLOCK // 2
-#: Offset of symmetric weights, and the value of padding.
+#: Offset of symmetric weights. Padding has this value too.
 SYMMETRIC_ZERO = 8
 
 
@@ -26,7 +27,7 @@ def blocks(extent: int) -> int:
 
 
 def group_count(k: int, group_size: int) -> int:
-    """Return the number of scale groups along K: ceil(K / group_size), or 1 for group_size -1 (the whole column)."""
+    """Return the number of scale groups along K, which is ceil(K / group_size), or 1 if group_size is -1."""
     return 1 if group_size == -1 else -(-k // group_size)
 
 
@@ -57,7 +58,7 @@ def unpack_values(packed: Any, k64: int, n64: int, xp: Any) -> Any:
 
 
 def order_columns(rows: Any) -> Any:
-    """Reorder rows (G, 64 N64) for storage: column 16 c + 8 r + g of every 64 moves to 8 g + 2 c + r."""
+    """Reorder rows (G, 64 N64) for storage. In every 64 columns, column 16 c + 8 r + g moves to 8 g + 2 c + r."""
     groups, n = rows.shape
     split = rows.reshape(groups, n // BLOCK, 4, 2, 8)
     return split.transpose(0, 1, 4, 2, 3).reshape(groups, n)

@@ -1,11 +1,12 @@
-"""The weight layout of the original Marlin, symmetric with four bits (IST-DASLab's implementation of "MARLIN").
+"""The weight layout of the original Marlin (IST-DASLab's implementation of "MARLIN"): symmetric, with four bits.
 
-B is int32 (K / 16, 2 N). A row of words is a slice of 16 rows of K. Every 64 columns of it are 128 consecutive words:
-lane l = 4 g + t (g = 0..7, t = 0..3) owns four of them, word i for the 16 columns 16 i .. 16 i + 15. In a word, nibble
+B is int32 (K / 16, 2 N). A row of words is a slice of 16 rows of K. In a slice, 64 columns are 128 consecutive words.
+Lane l = 4 g + t (g = 0..7, t = 0..3) owns four of these words, and word i holds the 16 columns from 16 i on. Nibble
 r + 2 b + 4 h holds k = 2 t + h + 8 r, n = 16 i + 8 b + g.
 
-s is fp16 (G, N), permuted. If G is over 1, every 64 columns are an 8 x 8 matrix stored transposed. If G is 1 (one scale
-per column, applied in the epilogue), column 8 u + 2 i + v of every 32 is at 8 i + 2 u + v (i, u = 0..3, v = 0..1).
+s is fp16 (G, N), permuted. If G is greater than 1, every 64 columns form an 8 x 8 matrix that is stored transposed. If
+G is 1 (one scale per column, applied in the epilogue), then in every 32 columns, column 8 u + 2 i + v is at position
+8 i + 2 u + v (i, u = 0..3, v = 0..1).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from cudatma.quantization.formats import MARLIN, WORD_VALUES
 from cudatma.quantization.importing import assemble, matrix, words
 from cudatma.quantization.packed import PackedWeight
 
-#: Rows of K in one row of words, and columns in one run of 128 words.
+#: Number of rows of K per row of words, and number of columns per run of 128 words.
 _SLICE, _RUN = 16, 64
 
 
@@ -32,11 +33,12 @@ def from_marlin(b: Any, s: Any, *, group_size: int | None = None, dtype: Any | N
     Parameters
     ----------
     b : array_like of int32, shape (K / 16, 2 N)
-        Packed integers B. K is a multiple of 16, N of 64.
+        Packed integers B. K must be a multiple of 16, and N must be a multiple of 64.
     s : array_like of float16, shape (G, N)
         Permuted scales.
     group_size : int, optional
-        -1 for one group, or a multiple of 32. Default: inferred from K and G as 32, 64, 128, 256, 512, 1024 or -1.
+        Number of rows of K that share a scale: a multiple of 32, or -1 for all rows. Default: inferred from K and G as
+        32, 64, 128, 256, 512, 1024 or -1.
     dtype : str or dtype, optional
         Type of the scales, fp16 or bf16. Default: the type of ``s``.
 
@@ -69,7 +71,7 @@ def load_marlin(
     layer : str
         The layer's name: its tensors are ``{layer}.B`` and ``{layer}.s``.
     group_size : int, optional
-        As in ``from_marlin``. Default: the value of the folder's configuration, otherwise inferred.
+        See ``from_marlin``. Default: the value in the folder's configuration, otherwise inferred.
     dtype : str or dtype, optional
         Type of the scales, fp16 or bf16. Default: the type in the file.
 
@@ -81,7 +83,7 @@ def load_marlin(
     Raises
     ------
     WeightFileError
-        If a file is unreadable, lacks a tensor or has another format.
+        If a file cannot be read, lacks a tensor or has a different format.
     QuantizationError
         If the tensors are invalid or contradict the configuration in the same folder.
     """

@@ -30,7 +30,7 @@ def namespace_of(array: object) -> Any:
 
 
 def on_device_of(array: Any) -> contextlib.AbstractContextManager[Any]:
-    """Return a context that creates CuPy arrays on the device of ``array``; it does nothing for NumPy."""
+    """Return a context that creates CuPy arrays on the device of ``array``. For NumPy arrays, it does nothing."""
     if library_of(array) == "cupy":
         device: contextlib.AbstractContextManager[Any] = array.device
         return device
@@ -45,8 +45,8 @@ def is_float(dtype: Any) -> bool:
 def native_array(value: Any, field: str) -> Any:
     """Return ``value`` as a NumPy array (host memory) or a CuPy array (device memory), without a copy if possible.
 
-    torch tensors are detached. Raise ArgumentTypeError for anything that is not an array, and for bf16 on a device if
-    the installed CuPy does not support it.
+    torch tensors are detached. Raise ArgumentTypeError if ``value`` is not an array, or if it is a bf16 array on a
+    device and the installed CuPy does not support bf16.
     """
     library = library_of(value)
     if isinstance(value, np.ndarray):
@@ -104,7 +104,7 @@ def _from_torch(tensor: Any, field: str) -> Any:
     try:
         return tensor.numpy()
     except (RuntimeError, TypeError) as error:
-        raise ArgumentTypeError(field, str(tensor.dtype), "a type that NumPy has", "convert it to float32") from error
+        raise ArgumentTypeError(field, str(tensor.dtype), "a type of NumPy's", "convert it to float32") from error
 
 
 def _from_dlpack(value: Any, field: str) -> Any:

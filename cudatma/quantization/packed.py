@@ -1,4 +1,4 @@
-"""PackedWeight: one int4 weight, on the host or a device, in the layout that the kernels read; pack() and unpack()."""
+"""PackedWeight, an int4 weight on the host or a device in the layout that the kernels read. pack() and unpack()."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class LogicalWeight:
     Parameters
     ----------
     q : array of uint8, shape (K, N)
-        Integers 0..15.
+        Integers from 0 to 15.
     scales : array, shape (G, N)
         Scales, fp16 or bf16.
     zeros : array of uint8, shape (G, N), or None
-        Zero points; None for the offset 8.
+        Zero points. None means the offset 8.
     perm : array of int32, shape (K,), or None
-        Order of the rows.
+        Column of the activations for each row. None means that the rows are in order.
     """
 
     q: Any
@@ -55,7 +55,7 @@ def unpack(weight: Any) -> LogicalWeight:
     Returns
     -------
     LogicalWeight
-        Its integers, scales, zero points and permutation, on the same device.
+        The weight's integers, scales, zero points and permutation, on the same device.
     """
     k, n = weight.shape
     xp = namespace_of(weight.qweight)
@@ -65,9 +65,9 @@ def unpack(weight: Any) -> LogicalWeight:
         return LogicalWeight(q[:k, :n], rows[0], rows[1], weight.perm)
 
 
-#: Rows of K that share one scale; -1 means one scale for the whole column.
+#: Allowed numbers of rows of K that share a scale. -1 means one scale for the whole column.
 GROUP_SIZES = (32, 64, 128, -1)
-#: GPTQ's first format stores zero points minus one in four bits, so 16 is possible.
+#: GPTQ's first format stores zero points minus one in four bits, so a zero point can be 16.
 MAX_ZERO = 16
 
 _MAX_EXTENT = 2**31 - 1
@@ -84,8 +84,8 @@ class _Referable:
 class PackedWeight(_Referable):
     """An int4 weight W of shape (K, N) in layout version 1 (docs/design/packed_weights.md).
 
-    All arrays are NumPy arrays, or all are CuPy arrays on one device. ``quantize``, ``pack`` and the importers create
-    weights. Weights compare by identity.
+    All arrays are NumPy arrays, or all arrays are CuPy arrays on one device. ``quantize``, ``pack`` and the importers
+    create weights. Weights compare by identity.
 
     Parameters
     ----------
@@ -94,13 +94,13 @@ class PackedWeight(_Referable):
     scales : array of float16 or bfloat16, shape (G, 64 N64)
         Scales in stored order. G is the number of groups along K.
     zeros : array of uint8, shape (G, 64 N64), or None
-        Zero points 0..16 in stored order; None for a symmetric weight, whose offset is 8.
+        Zero points from 0 to 16 in stored order, or None for a symmetric weight, which has the offset 8.
     perm : array of int32, shape (K,), or None
-        Activation order: packed row k multiplies column perm[k] of the activations.
+        Activation order. Packed row k multiplies column perm[k] of the activations.
     shape : tuple of int
         The sizes (K, N).
     group_size : int
-        Rows of K that share a scale: 32, 64, 128, or -1 for all.
+        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
     dtype : str
         Type of the scales, ``"float16"`` or ``"bfloat16"``.
     layout_version : int, default 1
@@ -109,9 +109,9 @@ class PackedWeight(_Referable):
     Attributes
     ----------
     scale_fit : ScaleFit
-        How kernels may multiply scales and subtract zero points in one step.
+        How kernels may multiply by scales and subtract zero points in one step.
     attachments : dict
-        Cache of kernels for this weight (launch plans). Not saved or copied.
+        Cache that kernels use for this weight (launch plans). It is not saved or copied.
 
     Raises
     ------
@@ -123,8 +123,8 @@ class PackedWeight(_Referable):
 
     Notes
     -----
-    Do not modify the arrays after packing; create another weight instead. The padding of qweight is not checked:
-    activations beyond K are read as zero, and outputs beyond N are never written.
+    Do not modify the arrays after packing. Create a new weight instead. The padding of qweight is not checked, because
+    kernels read activations beyond K as zero and never write outputs beyond N.
 
     Examples
     --------
@@ -165,12 +165,12 @@ class PackedWeight(_Referable):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays together."""
+        """Total size of all arrays in bytes."""
         return sum(int(a.nbytes) for a in self._arrays() if a is not None)
 
     @property
     def device(self) -> int | None:
-        """CUDA device ordinal of the arrays, or None on the host."""
+        """CUDA device ordinal of the arrays, or None if they are on the host."""
         return int(self.qweight.device.id) if library_of(self.qweight) == "cupy" else None
 
     def dequantize(self, *, dtype: Any = np.float64) -> NDArray[Any]:
@@ -179,8 +179,8 @@ class PackedWeight(_Referable):
         Parameters
         ----------
         dtype : dtype, default float64
-            Type of the result. Values are exact in float32 and float64 (a 5-bit integer times an 11-bit significand);
-            other types round once.
+            Type of the result. Values are exact in float32 and float64, because they are 5-bit integers times 11-bit
+            significands. Values are rounded once to other types.
 
         Returns
         -------
@@ -197,7 +197,7 @@ class PackedWeight(_Referable):
             rows = slice(group * size, min((group + 1) * size, k))
             zero = SYMMETRIC_ZERO if logical.zeros is None else logical.zeros[group].astype(exact)
             values = (logical.q[rows].astype(exact) - zero) * logical.scales[group].astype(exact)
-            with np.errstate(over="ignore"):  # as on the GPU, values too large for dtype become infinite
+            with np.errstate(over="ignore"):  # values that are too large for dtype become infinite, as on the GPU
                 out[rows if logical.perm is None else logical.perm[rows]] = values.astype(dtype)
         return out
 
@@ -212,14 +212,14 @@ class PackedWeight(_Referable):
         Returns
         -------
         PackedWeight
-            The weight with CuPy arrays, or this weight if it is already there.
+            The weight with CuPy arrays, or this weight if it is already on the device.
 
         Raises
         ------
         ArgumentTypeError
             If ``device`` is not an ordinal, or the scales are bf16 and the installed CuPy does not support bf16.
         DriverError
-            If there is no CuPy, driver or such a GPU.
+            If CuPy is not installed, or there is no driver or no such GPU.
         """
         if device is not None and (type(device) is not int or device < 0):
             raise ArgumentTypeError("device", repr(device), "a device's ordinal, an int from 0 up, or None")
@@ -261,7 +261,7 @@ class PackedWeight(_Referable):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> PackedWeight:
-        """Read the only weight of a file that save() or save_weights() wrote.
+        """Read the only weight from a file that save() or save_weights() wrote.
 
         Parameters
         ----------
@@ -276,7 +276,7 @@ class PackedWeight(_Referable):
         Raises
         ------
         WeightFileError
-            If the file cannot be read, is invalid, or holds several weights.
+            If the file cannot be read, is invalid, or contains several weights.
         """
         weights = read_weights(path)
         if len(weights) != 1:
@@ -295,7 +295,7 @@ class PackedWeight(_Referable):
         Returns
         -------
         StoredWeight
-            Its facts and its arrays, on the host.
+            The weight's facts, and its arrays on the host.
         """
         host = self.to_host()
         arrays = {array: getattr(host, array) for array in _NAMES if getattr(host, array) is not None}
@@ -308,7 +308,7 @@ class PackedWeight(_Referable):
         Parameters
         ----------
         path : str or os.PathLike
-            The file, for errors.
+            The file, for error messages.
         stored : StoredWeight
             The content.
 
@@ -338,7 +338,7 @@ class PackedWeight(_Referable):
             raise WeightFileError(field, error.got, error.allowed, "pack the weight again") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Copies and pickles start without attachments, which belong to this weight's addresses.
+        # Copies and pickles start without attachments, because attachments depend on this weight's addresses.
         return type(self), tuple(getattr(self, part.name) for part in fields(self) if part.init)
 
     def __repr__(self) -> str:
@@ -351,7 +351,7 @@ class PackedWeight(_Referable):
         return tuple(getattr(self, name) for name in _NAMES)
 
     def _moved(self, move: Callable[[Any], Any]) -> PackedWeight:
-        """Return a copy with moved arrays. They were checked before, so they are not read back."""
+        """Return a copy with moved arrays. The arrays are not checked again, because they were checked before."""
         twin = object.__new__(PackedWeight)
         for part in fields(self):
             value = getattr(self, part.name)
@@ -409,7 +409,7 @@ def _check_arrays(weight: PackedWeight) -> None:
 
 
 def _checked_scales(weight: PackedWeight) -> NDArray[Any]:
-    """Return the scales on the host, which are small compared with qweight, after checking that they are finite."""
+    """Copy the scales to the host, check that they are finite, and return them."""
     scales = host_array(weight.scales, "scales")
     broken = ~np.isfinite(scales)
     if broken.any():
@@ -443,13 +443,13 @@ def pack(
     Parameters
     ----------
     q : array of uint8, shape (K, N)
-        Integers 0..15, NumPy or CuPy. The result is on the same device.
+        Integers from 0 to 15 in a NumPy or CuPy array. The result is on the same device.
     scales : array_like of float16 or bfloat16, shape (G, N)
         Scales, with G = ceil(K / group_size), or 1 for group_size -1.
     zeros : array_like of int, shape (G, N), optional
-        Zero points 0..16. Default: symmetric, with the offset 8.
+        Zero points from 0 to 16. Default: the weight is symmetric, with the offset 8.
     group_size : int, default 128
-        Rows of K that share a scale: 32, 64, 128, or -1 for all.
+        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
     perm : array_like of int, shape (K,), optional
         Row k of ``q`` belongs to column perm[k] of the activations. Default: rows in order.
 
@@ -512,7 +512,7 @@ def _plain_zeros(zeros: Any) -> NDArray[Any]:
 
 
 def _plain_perm(perm: Any, k: int) -> NDArray[np.int32]:
-    """Convert a permutation to int32 after a range check in its own type; PackedWeight rejects duplicates."""
+    """Convert a permutation to int32 after checking its range. PackedWeight checks for duplicates."""
     host = host_array(perm, "perm")
     if host.dtype.kind not in "ui" or host.shape != (k,):
         raise QuantizationError("perm", f"{host.dtype} {host.shape}", f"integers ({k},)")
@@ -522,7 +522,7 @@ def _plain_perm(perm: Any, k: int) -> NDArray[np.int32]:
 
 
 def _ordered(rows: NDArray[Any], padding: int) -> NDArray[Any]:
-    """Pad rows (G, N) to (G, 64 N64), in stored order."""
+    """Pad rows (G, N) to (G, 64 N64), and put them in stored order."""
     groups, n = rows.shape
     padded: NDArray[Any] = np.full((groups, layout_v1.blocks(n) * layout_v1.BLOCK), padding, dtype=rows.dtype)
     padded[:, :n] = rows
@@ -532,7 +532,8 @@ def _ordered(rows: NDArray[Any], padding: int) -> NDArray[Any]:
 def _padded_values(q: Any, zeros: NDArray[Any] | None, group_size: int, xp: Any) -> Any:
     """Pad q to whole blocks with values that dequantize to 0.
 
-    A zero point of 16 has no such value. Its padding is 15, and the zero activation beyond K cancels it.
+    With a zero point of 16, no value dequantizes to 0. The padding is then 15. This is harmless, because activations
+    beyond K are zero.
     """
     k, n = q.shape
     padded_shape = (layout_v1.blocks(k) * layout_v1.BLOCK, layout_v1.blocks(n) * layout_v1.BLOCK)

@@ -1,10 +1,11 @@
-"""Quantize dense weights to int4: round to nearest, per group along K, with an optional search for a tighter range.
+"""Quantize dense weights to int4 by rounding to nearest, with one scale per group along K.
 
-Symmetric: the element e of largest magnitude gets level -8, so scale = e / -8 (negative if e is positive). This uses
-all sixteen levels; max|w| / 7 leaves level -8 unused and max|w| / 8 clips positive extremes. Asymmetric: scale = (max -
-min) / 15 over a range that includes 0, and zero = round(-min / scale). Errors: docs/lab/models.md.
+In a symmetric group, the element e of largest magnitude gets level -8, so scale = e / -8. The scale is negative if e is
+positive. This uses all sixteen levels. In contrast, max|w| / 7 leaves level -8 unused, and max|w| / 8 clips positive
+extremes. In an asymmetric group, scale = (max - min) / 15 over a range that includes 0, and zero = round(-min / scale).
+docs/lab/models.md lists the errors.
 
-The scale is first rounded to fp16 or bf16, and the integers are computed with the rounded scale, as kernels use it.
+The scale is rounded to fp16 or bf16 before the integers are computed, because kernels use the rounded scale.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from cudatma.quantization.layout_v1 import (
 from cudatma.quantization.namespaces import bfloat16_view, is_float, namespace_of, native_array, on_device_of
 from cudatma.quantization.packed import PackedWeight, check_group_size
 
-#: Fractions of the full range that a clip search tries. The full range comes first, so a search never makes a group
-#: worse.
+#: Fractions of the full range that a clip search tries. They include the full range, so that a search never increases
+#: the error of a group.
 CLIP_RATIOS = tuple(1.0 - 0.025 * step for step in range(21))
 
-#: Elements processed at once: few enough for a CPU's caches, and enough to outweigh a kernel launch on a GPU.
+#: Number of elements to process at once. They fit in a CPU's caches, and hide the cost of a kernel launch on a GPU.
 _HOST_TILE_ELEMS, _DEVICE_TILE_ELEMS = 1 << 16, 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
 class _Scheme:
-    """Quantization scheme: rows of K that share a scale, and the fractions of a group's range to try."""
+    """Quantization scheme, with the number of rows per group and the fractions of a group's range to try."""
 
     group_rows: int
     symmetric: bool
@@ -56,20 +57,22 @@ def quantize(
     Parameters
     ----------
     weight : array_like, shape (K, N)
-        Floating-point weight, (in, out): a NumPy or CuPy array, a torch tensor or anything with DLPack.
+        Floating-point weight (in, out). It may be a NumPy or CuPy array, a torch tensor, or an object that supports
+        DLPack.
     group_size : int, default 128
-        Rows of K that share a scale: 32, 64, 128, or -1 for all.
+        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
     symmetric : bool, default True
-        Use the offset 8 instead of a zero point for each group.
+        Whether to use the offset 8 instead of a zero point for each group.
     dtype : str or dtype, default "float16"
         Type of the scales, fp16 or bf16.
     clip_search : bool, default False
-        For each group, try smaller ranges and keep the one with the smallest squared error. About 20 times slower.
+        Whether to try smaller ranges for each group and keep the range with the smallest squared error. The search
+        makes quantization about 20 times slower.
 
     Returns
     -------
     PackedWeight
-        The weight, on the device of the input.
+        The weight, on the same device as the input.
 
     Raises
     ------
@@ -99,20 +102,20 @@ def quantize_linear(
     Parameters
     ----------
     weight : array_like, shape (N, K)
-        Floating-point weight, (out, in).
+        Floating-point weight (out, in).
     group_size : int, default 128
-        Rows of K that share a scale: 32, 64, 128, or -1 for all.
+        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
     symmetric : bool, default True
-        Use the offset 8 instead of a zero point for each group.
+        Whether to use the offset 8 instead of a zero point for each group.
     dtype : str or dtype, default "float16"
         Type of the scales, fp16 or bf16.
     clip_search : bool, default False
-        For each group, try smaller ranges and keep the one with the smallest squared error.
+        Whether to try smaller ranges for each group and keep the range with the smallest squared error.
 
     Returns
     -------
     PackedWeight
-        The weight, of shape (K, N), on the device of the input.
+        The weight, of shape (K, N), on the same device as the input.
 
     Raises
     ------
@@ -172,9 +175,9 @@ def _quantize(weight: Any, group_size: int, symmetric: bool, dtype: ActivationTy
 
 
 def _tiles(k: int, n: int, group_rows: int, xp: Any) -> Iterator[tuple[slice, slice]]:
-    """Yield the rows and columns of tiles made of whole groups and whole 64 x 64 blocks.
+    """Yield the rows and columns of tiles that consist of whole groups and whole 64 x 64 blocks.
 
-    A tile is at most an eighth of the weight, if the blocks allow it, so its temporaries are smaller than the weight.
+    If the blocks allow it, a tile is at most an eighth of the weight, so that temporaries are smaller than the weight.
     """
     elems = min(_tile_elems(xp), k * n // 8)
     min_rows = max(group_rows, BLOCK)
@@ -197,7 +200,7 @@ def _grouped(tile: Any, group_rows: int, xp: Any) -> Any:
     rows, n = tile.shape
     groups = -(-rows // group_rows)
     block = xp.empty((groups * group_rows, n), dtype=np.float32)
-    # A float64 value beyond float32 becomes infinite, and its group is refused.
+    # A float64 value beyond the range of float32 becomes infinite. Its group then raises an error.
     block[:rows] = _float32(tile, xp) if tile.dtype == BFLOAT16 else tile
     block[rows:] = 0
     return block.reshape(groups, group_rows, n)
@@ -206,7 +209,7 @@ def _grouped(tile: Any, group_rows: int, xp: Any) -> Any:
 def _pack_tile(levels: Any, rows: int, xp: Any) -> Any:
     """Pack integers 0..15, float32 (G, group_rows, n) with ``rows`` rows inside K, into bytes (n64, k64, 2048).
 
-    Padding dequantizes to 0: below the rows of K it is the group's zero point, elsewhere 8.
+    Padding dequantizes to 0. Below the rows of K, the padding is the group's zero point. Elsewhere, it is 8.
     """
     n = levels.shape[2]
     values = levels.reshape(-1, n)[: blocks(rows) * BLOCK]
@@ -216,9 +219,9 @@ def _pack_tile(levels: Any, rows: int, xp: Any) -> Any:
 
 
 def _search(block: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any, Any]:
-    """Return the scale and zero point (float32) of least squared error, and whether all candidates fit the dtype.
+    """Return the scale and zero point (float32) with the least squared error, and whether all candidates fit the dtype.
 
-    Each result has shape (G, n). The dtype holds the scales exactly.
+    Each result has shape (G, n). The scales are exact in the dtype.
     """
     low, high = xp.minimum(block.min(axis=1), 0), xp.maximum(block.max(axis=1), 0)
     scale, zero, fits = _parameters(low, high, scheme, xp)
@@ -242,7 +245,7 @@ def _parameters(low: Any, high: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any
     else:
         exact = high / np.float32(15) - low / np.float32(15)
     scale = _rounded(exact, scheme.dtype, xp)
-    # A range that rounds to 0 keeps the smallest step of the dtype, so that its largest values survive.
+    # If a scale rounds to 0, use the smallest positive scale of the dtype, so that the largest values do not become 0.
     smallest = np.float32(ml_dtypes.finfo(scheme.dtype.numpy).smallest_subnormal)
     scale = xp.where((scale == 0) & (exact != 0), xp.copysign(smallest, exact), scale)
     if scheme.symmetric:
@@ -250,12 +253,12 @@ def _parameters(low: Any, high: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any
     else:
         zero = xp.clip(xp.rint(-low / _divisor(scale, xp)), 0, 15)
     reach = xp.maximum(zero, 15 - zero) * xp.abs(scale)
-    # Because low <= 0 <= high, their sum is finite if both are.
+    # Because low <= 0 <= high, low + high is finite if low and high are finite.
     return scale, zero, (reach <= _largest(scheme.dtype)) & xp.isfinite(low + high)
 
 
 def _refuse(weight: Any, fits: Any, group_rows: int, dtype: ActivationType, xp: Any) -> NoReturn:
-    """Raise QuantizationError for the first element that is not finite, or else the first group that does not fit."""
+    """Raise QuantizationError for the first element that is not finite, otherwise for the first unfit group."""
     k, n = weight.shape
     step = max(1, _tile_elems(xp) // n)
     for first in range(0, k, step):
@@ -278,7 +281,7 @@ def _largest(dtype: ActivationType) -> float:
 
 
 def _float32(values: Any, xp: Any) -> Any:
-    """Convert to float32. bf16 on a GPU is widened by its bits, because not every CuPy supports bf16."""
+    """Convert to float32. Convert bf16 on a GPU by its bits, because some versions of CuPy do not support bf16."""
     if xp is np or values.dtype != BFLOAT16:
         return values.astype(np.float32, copy=False)
     return (values.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -1,8 +1,9 @@
-"""Read one safetensors file: the header is checked once, and each tensor is read on request.
+"""Read a safetensors file. The header is checked once, and each tensor is read on request.
 
-The format (huggingface.co/docs/safetensors) is: 8 bytes, the little-endian length of the header; the header, JSON with
-dtype, shape and data_offsets [begin, end) for each tensor; the data. The NumPy side of the safetensors library does not
-support bf16, and this reader names the damaged part of a file precisely.
+The format (huggingface.co/docs/safetensors) has three parts: the length of the header (8 bytes, little-endian), the
+header (JSON with dtype, shape and data_offsets [begin, end) for each tensor), and the data. This module exists because
+the NumPy functions of the safetensors library do not support bf16, and because its errors name the damaged part of a
+file.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _COPY_AGAIN = "copy or download the file again"
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor of a file: its type's name in the format, its shape, and its byte range [begin, end) in the file."""
+    """Header entry of a tensor: the format's name for its type, its shape, and its byte range [begin, end)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -56,7 +57,7 @@ class SafetensorsFile:
     tensors : dict of str to TensorEntry
         The tensors, by name.
     metadata : dict of str to str
-        The strings of the header.
+        The header's metadata.
     """
 
     path: Path
@@ -64,7 +65,7 @@ class SafetensorsFile:
     metadata: dict[str, str] = field(repr=False)
 
     def read(self, name: str) -> NDArray[Any]:
-        """Return a tensor as a NumPy array (bf16 as the type of ml_dtypes), or raise WeightFileError."""
+        """Return a tensor as a NumPy array, or raise WeightFileError. bf16 arrays have the dtype of ml_dtypes."""
         entry = self.tensors.get(name)
         if entry is None:
             raise WeightFileError(name, "no such tensor", f"a tensor of {self.path}", similar_names(name, self.tensors))
@@ -82,7 +83,10 @@ class SafetensorsFile:
         return data.reshape(entry.shape)
 
     def check_bytes(self, name: str) -> None:
-        """Raise WeightFileError unless a tensor's bytes fit its shape. Types that NumPy lacks are not checked."""
+        """Raise WeightFileError unless a tensor's size in bytes fits its shape.
+
+        Types that NumPy lacks are not checked.
+        """
         entry = self.tensors[name]
         dtype = _DTYPES.get(entry.dtype)
         if dtype is None:
@@ -105,10 +109,10 @@ class SafetensorsFile:
         except OSError as error:
             raise WeightFileError(name, f"{error}", f"a readable file {self.path}", _COPY_AGAIN) from error
         if remaining:
-            raise WeightFileError(name, f"{self.path} ends inside it", f"{remaining} bytes more", _COPY_AGAIN)
+            raise WeightFileError(name, f"{self.path} ends inside it", f"{remaining} more bytes", _COPY_AGAIN)
 
 
-#: Other kinds of weight files by the ending of their names: what they are, and how to convert them to safetensors.
+#: Other kinds of weight files by suffix, each with a description and the way to convert it to safetensors.
 _OTHER_FILES = {
     (".bin", ".pt", ".pth"): (
         "a pickle file of torch",
@@ -123,14 +127,14 @@ _OTHER_FILES = {
 
 
 def check_suffix(path: Path) -> None:
-    """Raise WeightFileError for a weight file whose name ends as another kind's."""
+    """Raise WeightFileError if the suffix of a file belongs to another kind of weight file."""
     for suffixes, (what, remedy) in _OTHER_FILES.items():
         if path.suffix.lower() in suffixes and path.is_file():
             raise WeightFileError(str(path), what, "a .safetensors file", remedy)
 
 
 def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
-    """Read and check the header of a safetensors file. Raise WeightFileError if it is unreadable or inconsistent."""
+    """Read and check the header of a safetensors file. Raise WeightFileError if the header is invalid."""
     path = as_path(path)
     check_suffix(path)
     try:
@@ -160,7 +164,7 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Return the format's name of a NumPy type."""
+    """Return the format's name for a NumPy dtype."""
     return next(name for name, known in _DTYPES.items() if known == dtype)
 
 
@@ -178,7 +182,7 @@ def _entry(path: Path, name: str, value: Any, data_at: int, size: int) -> Tensor
         raise WeightFileError(place, repr(value)[:80], "an object with dtype, shape, data_offsets", _COPY_AGAIN)
     shape, offsets = _extents(value.get("shape")), _extents(value.get("data_offsets"))
     if shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise WeightFileError(place, repr(value)[:80], "shape and data_offsets of non-negative integers", _COPY_AGAIN)
+        raise WeightFileError(place, repr(value)[:80], "shape and data_offsets of nonnegative integers", _COPY_AGAIN)
     begin, end = data_at + offsets[0], data_at + offsets[1]
     if end > size:
         raise WeightFileError(place, f"data up to byte {end}", f"the file's {size} bytes: it is truncated", _COPY_AGAIN)
@@ -212,7 +216,7 @@ def _extents(value: Any) -> tuple[int, ...] | None:
 
 
 def similar_names(name: str, names: Iterable[str]) -> str:
-    """Describe the names that end as a missing one does, which show the layers' prefix."""
+    """Describe the names that have the same last part as a missing name. They show the prefix of the layers."""
     ending = name.rpartition(".")[2]
     similar = [other for other in names if other.rpartition(".")[2] == ending]
     return f"it holds {', '.join(similar[:4])}" if similar else f"it has no tensor that ends in {ending!r}"

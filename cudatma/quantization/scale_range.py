@@ -1,13 +1,14 @@
 """Decide whether one fused multiply-add can apply a weight's scale and offset without changing bits, and in which form.
 
-A nibble v whose lowest bit is bit b of a half, with zeros above it, is the subnormal v 2^(b - u); u is 24 for fp16 and
-133 for bf16. Hence fma(v 2^(b - u), s 2^(u - b), -8 s) is (v - 8) s, rounded once, and has the same bits as (v - 8)
-times s. In bf16, bit 7 is the lowest of the exponent. The smallest normals continue where subnormals end, so bits 0 to
-7 form one number.
+A nibble v whose lowest bit is bit b of a half, with zeros above the nibble, is the subnormal number v 2^(b - u). The
+constant u is 24 for fp16 and 133 for bf16. Therefore fma(v 2^(b - u), s 2^(u - b), -8 s) is (v - 8) s, rounded once,
+and has the same bits as the product of (v - 8) and s. In bf16, bit 7 is the lowest bit of the exponent. The smallest
+normal numbers continue where the subnormal numbers end, so bits 0 to 7 form one number.
 
 s 2^(u - b) must be finite. Larger scales are multiplied by 2^-p, with one p for the whole weight, and the sums of
 products by 2^p. The result has the same bits unless a weight, product or sum leaves the normal range of its type in
-only one of the two computations. bf16 fits nearly every weight, fp16 fits scales within a factor of 32 or more.
+only one of the two computations. In bf16, nearly every weight has a form. In fp16, a weight has a form if its scales
+are within a factor of 32 of each other.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: b of every second nibble by form; the other nibbles are four bits higher. "as_stored" masks nibbles in place.
-#: "shifted" first shifts them up by two bits, which costs one more instruction for eight values, and serves scales up
+#: b of every second nibble by form. The other nibbles are four bits higher. "as_stored" masks nibbles in place.
+#: "shifted" first shifts nibbles up by two bits. It costs one more instruction for eight values, and supports scales up
 #: to 2^-6.
 FORMS = {"as_stored": 0, "shifted": 2}
-#: Mantissa bits by type. Nibbles may also fill the lowest bit of the exponent, which continues the mantissa.
+#: Number of mantissa bits by type. Nibbles may also use the lowest bit of the exponent, which continues the mantissa.
 _MANTISSA_BITS = {"float16": 10, "bfloat16": 7}
 _EXPONENT_BIAS = {"float16": 15, "bfloat16": 127}
-#: The higher of two nibbles ends this many bits above b.
+#: Number of bits from b to the end of the higher of two nibbles.
 _NIBBLES_BITS = 8
-#: Limit of p: sums are multiplied by 2^p, an fp32 number.
+#: Upper bound on p, because sums are multiplied by 2^p, which must be an fp32 number.
 _MAX_EXPONENT = 126
-#: Distance, in powers of two, of scales times 2^-p from the smallest normal number. fp32 sums have the exponents of
-#: bf16: with this margin, products with activations down to 2^-64 are normal there too.
+#: Minimum distance, in powers of two, from the smallest normal number to scales times 2^-p. fp32 sums have the exponent
+#: range of bf16. With this margin, products with activations down to 2^-64 are normal in fp32 too.
 _MARGIN = {"float16": 0, "bfloat16": 64}
 
 
@@ -43,7 +44,7 @@ class ScaleFit:
     form : str
         The first key of FORMS that fits, or ``"none"``.
     exponent : int
-        p, 0 without a form.
+        The exponent p, or 0 if there is no form.
     """
 
     form: str = "none"
@@ -53,13 +54,13 @@ class ScaleFit:
 def fit_scales(scales: NDArray[Any]) -> ScaleFit:
     """Return the form for finite scales of any shape, fp16 or bf16.
 
-    With p > 0, every nonzero |s| 2^-p must be normal, and 2^-62 or more in bf16. Other types have no form, and neither
-    have scales that are all 0.
+    With p > 0, every nonzero |s| 2^-p must be normal, and at least 2^-62 in bf16. Scales of other types have no form.
+    Scales that are all 0 have no form either.
     """
     if scales.dtype.name not in _MANTISSA_BITS:
         return ScaleFit()
     mantissa, bias = _MANTISSA_BITS[scales.dtype.name], _EXPONENT_BIAS[scales.dtype.name]
-    bits = scales.view(np.uint16) & np.uint16(0x7FFF)  # without their signs, halves are ordered as their bits are
+    bits = scales.view(np.uint16) & np.uint16(0x7FFF)  # without signs, halves have the same order as their bits
     if not bits.any():
         return ScaleFit()
     # Stored exponents: 0 for subnormals, 1 for the smallest normal numbers, 2 bias for the largest.

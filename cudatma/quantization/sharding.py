@@ -11,24 +11,24 @@ from cudatma.quantization.packed import GROUP_SIZES, PackedWeight, pack, unpack
 
 
 def shard(weight: PackedWeight, index: int, count: int, *, by: str) -> PackedWeight:
-    """Return one of ``count`` equal parts of a weight.
+    """Return one of ``count`` equal shards of a weight.
 
     Parameters
     ----------
     weight : PackedWeight
         The weight, of shape (K, N).
     index : int
-        Number of the part, 0..count - 1.
+        Index of the shard, from 0 to count - 1.
     count : int
-        Number of parts.
+        Number of shards.
     by : {"columns", "rows"}
-        "columns" divides N, the outputs of a layer, and gives (K, N / count). "rows" divides K, the inputs of a layer,
-        and gives (K / count, N).
+        "columns" divides N, the outputs of a layer, so the shard has shape (K, N / count). "rows" divides K, the inputs
+        of a layer, so the shard has shape (K / count, N).
 
     Returns
     -------
     PackedWeight
-        The part: the same values on the same device, in memory of its own.
+        The shard, on the same device as ``weight``, in its own memory.
 
     Raises
     ------
@@ -37,12 +37,12 @@ def shard(weight: PackedWeight, index: int, count: int, *, by: str) -> PackedWei
     ArgumentTypeError
         If ``weight`` is not a PackedWeight.
     QuantizationError
-        If rows cannot be divided: a part has no whole number of groups, or the weight has an activation order, whose
-        groups have rows in all parts.
+        If the rows cannot be divided. Either a shard would not have a whole number of groups, or the weight has an
+        activation order, so that each group has rows in all shards.
 
     Notes
     -----
-    Parts that begin or end inside a block of 64 x 64 are packed again, which takes longer.
+    Shards that begin or end inside a block of 64 x 64 are packed again. This takes longer.
 
     Examples
     --------
@@ -110,8 +110,9 @@ def _rows(weight: PackedWeight, begin: int, end: int) -> PackedWeight:
 
 
 def _cut(weight: PackedWeight, qweight: Any, part: tuple[slice, slice], shape: tuple[int, int]) -> PackedWeight:
-    """Return whole blocks of a weight with a part of its scales and zero points, copied so that the weight can be
-    freed.
+    """Return a shard that consists of whole blocks, with copies of its scales and zero points.
+
+    The shard shares no memory with the weight, so that the weight can be freed.
     """
     with on_device_of(weight.qweight):
         return PackedWeight(

@@ -1,8 +1,12 @@
 """Read the quantization configuration from the JSON files of a model folder.
 
-A key of a configuration belongs to one of four classes. Keys of the first are read here. Keys of the second describe
-how the model was quantized or how another tool runs it: they do not change the weights, and the report lists them. Keys
-of the third change what the model computes and are refused by name. Unknown keys are listed in the report.
+Each key of a configuration belongs to one of four classes:
+
+- keys that this module reads,
+- keys that describe how the model was quantized or how another tool runs it, which do not change the weights and are
+  listed in the report,
+- keys that change what the model computes, which raise an error,
+- unknown keys, which are listed in the report.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from cudatma.quantization.formats import AWQ, COMPRESSED_TENSORS, FROM_FLOAT, GP
 
 Section = Mapping[str, Any]
 
-#: Files that tools write, in the order in which later values replace earlier ones, and the keys of config.json.
+#: Files that tools write, and the keys of config.json. Values in later files replace values in earlier files.
 _FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json", "config.json")
 _CONFIG_KEYS = ("quantization_config", "compression_config")
 
@@ -67,7 +71,7 @@ _HARMLESS = _keys("""
     use_cuda_fp16 use_exllama disable_exllama exllama_config max_input_length cache_block_outputs do_fuse
     fuse_max_seq_len modules_to_fuse run_compressed dequantize backend hyb_act meta version
 """)
-#: Parts of key names, in lower case, that change what the model computes.
+#: Lowercase parts of the names of keys that change what the model computes.
 _COMPUTES = re.compile(
     r"rotat|hadamard|quarot|spin_?quant|transform|activation|act_?scale|act_?quant|act_?bit|input_?bit|a_?bits?$"
     r"|(?<![a-z])kv|smooth_?quant|adapter|lora|eora|low_?rank|online|permut|super_"
@@ -78,22 +82,22 @@ _FLOAT_BITS = 16
 
 @dataclass(frozen=True, slots=True)
 class LayerStatement:
-    """Facts that a configuration states about a layer, None if it does not state them.
+    """Facts that a configuration states about a layer. A fact that it does not state is None.
 
     Attributes
     ----------
     where : str
-        File and key, for errors.
+        File and key, for error messages.
     bits : int or None
-        Bits of a value.
+        Number of bits per value.
     group_size : int or None
-        Rows of a group; -1 means one scale for the whole column.
+        Number of rows per group. -1 means one scale for the whole column.
     symmetric : bool or None
         Whether all zero points are 8.
     act_order : bool or None
         Whether rows are in activation order.
     quantized : bool
-        False if the layer is listed as not quantized.
+        Whether the layer is quantized. False if the configuration lists it as not quantized.
     """
 
     where: str
@@ -106,7 +110,7 @@ class LayerStatement:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Statement about the layers whose names match the pattern at their beginning."""
+    """Statement about the layers whose names begin with a match of the pattern."""
 
     pattern: re.Pattern[str]
     statement: LayerStatement
@@ -121,15 +125,15 @@ class Statement:
     format : Format
         Format of the tensors.
     where : str
-        File and key, for errors.
+        File and key, for error messages.
     zero_point_format : str
-        As in ``from_gptq``.
+        Encoding of the zero points (see ``from_gptq``).
     rules : tuple of Rule
-        The first rule that matches a layer applies.
+        Rules for layers. The first rule that matches a layer applies.
     notes : tuple of str
         Sentences for the report.
     unused : tuple of str
-        Keys without effect.
+        Keys that have no effect.
     borrows : bool
         Whether asymmetric layers have the format "v1_borrow".
     """
@@ -164,9 +168,10 @@ def statement_files(folder: Path) -> list[Path]:
 
 
 def read_section(folder: Path) -> tuple[dict[str, Any], str]:
-    """Return the quantization configuration of a folder and its place for errors, empty if the folder has none.
+    """Return the quantization configuration of a folder, and its location for error messages.
 
-    Raise WeightFileError for files that are not JSON or contradict each other, and for other tools' configurations.
+    The configuration is empty if the folder has none. Raise WeightFileError if files are not JSON or contradict each
+    other, or if the configuration belongs to an unsupported tool.
     """
     if (folder / "hf_quant_config.json").is_file():
         content = read_json(folder / "hf_quant_config.json")
@@ -196,7 +201,7 @@ def read_section(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _in_config(config: Section, where: str) -> Iterable[tuple[str, Section]]:
-    """Yield the sections of config.json. Models of text and images store theirs with the text model."""
+    """Yield the sections of config.json. Models of text and images store their section with the text model."""
     mlx = config.get("quantization")
     if isinstance(mlx, dict) and "bits" in mlx:
         raise WeightFileError(f"{where}: quantization", "MLX's format", _SUPPORTED, FROM_FLOAT)
@@ -218,7 +223,7 @@ _SYNONYMS = {"w_bit": "bits", "wbits": "bits", "q_group_size": "group_size"}
 
 
 def _check_alike(folder: Path, sections: list[tuple[str, Section]]) -> None:
-    """Raise WeightFileError if two sections state different values of one key."""
+    """Raise WeightFileError if two sections state different values for one key."""
     stated: dict[str, dict[str, Any]] = defaultdict(dict)
     for where, section in sections:
         for key, value in section.items():
@@ -277,8 +282,8 @@ _SUPPORTED = "GPTQ, AWQ (gemm), compressed-tensors (pack-quantized), AutoRound o
 def read_statement(section: Section, where: str) -> Statement:
     """Read a quantization configuration.
 
-    ``where`` is its file and key, for errors. Raise WeightFileError for unsupported methods, variants and keys, and for
-    values of a wrong type.
+    ``where`` is the file and key of the configuration, for error messages. Raise WeightFileError for unsupported
+    methods, variants and keys, and for values of a wrong type.
     """
     method = str(section.get("quant_method") or _inferred_method(section)).lower()
     if method not in METHODS:
@@ -345,14 +350,14 @@ def _check_awq(section: Section, where: str) -> None:
 
 
 def _auto_round_format(section: Section, default: LayerStatement) -> tuple[Format, str]:
-    """Return AutoRound's format, GPTQ's or AWQ's, and the zero_point_format."""
+    """Return the format that AutoRound used (GPTQ's or AWQ's), and the zero_point_format."""
     packing = section.get("packing_format") or section.get("backend")
     kind = str(packing or "").removeprefix("auto_round").removeprefix(":").removeprefix("auto_").partition(":")[0]
     if kind == "awq":
         return AWQ, "v2"
     if packing == "auto_round" or kind == "gptqmodel":
         return GPTQ, "v2"
-    # Old files do not name the packing. For symmetric files the values show it.
+    # Old files do not name the packing. In symmetric files, the values show the packing.
     if kind == "gptq" or (kind in ("", "exllamav2") and default.symmetric):
         return GPTQ, "v1"
     allowed = "auto_round, auto_round:auto_gptq, auto_round:auto_awq, auto_round:gptqmodel"
@@ -385,7 +390,7 @@ def _compressed_rules(section: Section, where: str, notes: list[str]) -> tuple[R
             _refuse_computation(f"{field}.weights.dynamic", weights["dynamic"])
         targeted += [(target, statement) for target in _names(group.get("targets"), f"{field}.targets")]
     ignored = LayerStatement(f"{where}: ignore", quantized=False)
-    # A layer's own name has precedence over a pattern, and a pattern over a class of modules.
+    # A layer's own name has precedence over a pattern. A pattern has precedence over a class of modules.
     targeted.sort(key=lambda item: (item[0] == "Linear", item[0].startswith("re:")))
     targeted[:0] = [(name, ignored) for name in _names(section.get("ignore"), ignored.where)]
     return tuple(
@@ -400,7 +405,7 @@ def _is_class(target: str) -> bool:
 
 
 def _target(target: str) -> str:
-    """Return the pattern of a target. The model class and its files may wrap the same module in different names."""
+    """Return the pattern of a target. Model class and files may have different prefixes for the same module."""
     if target == "Linear":
         return ""
     if target.startswith("re:"):
@@ -448,7 +453,7 @@ def _is_transform(groups: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def _common(section: Section, where: str) -> LayerStatement:
-    """Read the facts that GPTQ, AWQ and AutoRound state alike, for all layers or for some."""
+    """Read the facts that GPTQ, AWQ and AutoRound state in the same way for all or some layers."""
     symmetric, zero_point = _value(section, "sym", bool, where), _value(section, "zero_point", bool, where)
     if symmetric is None:
         symmetric = None if zero_point is None else not zero_point
@@ -497,10 +502,10 @@ def _overrides(
 
 
 def _layer_rules(section: Section, default: LayerStatement, notes: list[str]) -> tuple[Rule, ...]:
-    """Return the rules for layers that are not quantized or have their own settings, as all tools write them."""
+    """Return the rules for layers that are not quantized or have their own settings, from the keys of all tools."""
     rules = []
     field = f"{default.where}: modules_to_not_convert"
-    for name in _names(section.get("modules_to_not_convert"), field):  # a whole name or a part of one
+    for name in _names(section.get("modules_to_not_convert"), field):  # a whole name or a part of a name
         rules.append(_rule(_module(name), LayerStatement(field, quantized=False)))
     if inside := section.get("modules_in_block_to_quantize"):  # a list, or lists of modules processed together
         field = f"{default.where}: modules_in_block_to_quantize"
@@ -519,7 +524,7 @@ def _layer_rules(section: Section, default: LayerStatement, notes: list[str]) ->
 
 
 def _module(name: str) -> str:
-    """Return the pattern of a module and the modules inside it, by its whole name or the end of it."""
+    """Return the pattern that matches a module, given its whole name or the end of it, and the modules inside it."""
     return rf"(?:.*\.)?{re.escape(name)}(?:\.|$)"
 
 
@@ -580,7 +585,7 @@ def _value(section: Section, name: str, kind: type, where: str) -> Any:
 
 
 def _same(section: Section, names: tuple[str, ...], where: str) -> int | None:
-    """Return the integer that one or several keys state. Raise WeightFileError if they differ."""
+    """Return the integer that one or several keys state. Raise WeightFileError if the keys contradict each other."""
     stated = {name: value for name in names if (value := _value(section, name, int, where)) is not None}
     if len(set(stated.values())) > 1:
         got = ", ".join(f"{name} {value}" for name, value in stated.items())

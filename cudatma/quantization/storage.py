@@ -1,11 +1,11 @@
 """Packed weights in safetensors files.
 
-A weight named ``layer`` is stored as the tensors ``layer.qweight``, ``layer.scales`` and, if the weight has them,
-``layer.zeros`` and ``layer.perm``. The file's metadata, all strings, has the keys format, layout_version and weights:
-JSON that maps each name to its shape, group_size, dtype and arrays.
+A weight named ``layer`` is stored as the tensors ``layer.qweight`` and ``layer.scales`` and, if the weight has them,
+``layer.zeros`` and ``layer.perm``. The file's metadata consists of strings with the keys format, layout_version and
+weights. The value of weights is JSON that maps each name to its shape, group_size, dtype and arrays.
 
-A later layout raises layout_v1.LAYOUT_VERSION and registers in CONVERTERS, for each earlier version, a function that
-converts the arrays to a later version. Version 1 is the first, so nothing is registered yet.
+To add a layout version, increment layout_v1.LAYOUT_VERSION and register in CONVERTERS, for each earlier version, a
+function that converts the arrays to a later version. Nothing is registered yet, because version 1 is the first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cudatma.quantization.safetensors_file import SafetensorsFile, as_path, open
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredWeight:
-    """A weight as stored in a file, with its arrays by name (``"qweight"``, ``"scales"`` ...)."""
+    """Content of a weight in a file. The arrays have the names ``"qweight"``, ``"scales"`` and so on."""
 
     name: str
     layout_version: int
@@ -40,7 +40,7 @@ class StoredWeight:
 
 Converter = Callable[[StoredWeight], StoredWeight]
 
-#: Function that converts to a later layout version, by the version it accepts.
+#: Functions that convert to a later layout version, by the version that they accept.
 CONVERTERS: dict[int, Converter] = {}
 
 
@@ -63,7 +63,7 @@ def upgrade(stored: StoredWeight) -> StoredWeight:
         converted = CONVERTERS[stored.layout_version](stored)
         if not stored.layout_version < converted.layout_version <= LAYOUT_VERSION:
             got = f"a converter from {stored.layout_version} to {converted.layout_version}"
-            raise WeightFileError(f"{stored.name}.layout_version", got, f"a later version, {LAYOUT_VERSION} at most")
+            raise WeightFileError(f"{stored.name}.layout_version", got, f"a later version, at most {LAYOUT_VERSION}")
         stored = converted
     return stored
 
@@ -73,10 +73,10 @@ _MAX_VERSION_DIGITS = 9
 
 
 def write_weights(path: str | os.PathLike[str], weights: Mapping[str, StoredWeight]) -> None:
-    """Write weights by name, with arrays on the host, to one file.
+    """Write weights, whose arrays must be on the host, to one file.
 
-    A temporary file is renamed into place, so readers see either the old or the new file, complete. Raise
-    WeightFileError if it cannot be written, and ArgumentTypeError if ``path`` is not a path.
+    A temporary file is renamed into place, so that readers see either the complete old file or the complete new file.
+    Raise WeightFileError if the file cannot be written, and ArgumentTypeError if ``path`` is not a path.
     """
     path = as_path(path)
     tensors: dict[str, NDArray[Any]] = {}
@@ -96,7 +96,7 @@ def write_weights(path: str | os.PathLike[str], weights: Mapping[str, StoredWeig
 def read_weights(path: str | os.PathLike[str]) -> dict[str, StoredWeight]:
     """Return all weights of a file by name, in the current layout version.
 
-    Raise WeightFileError for files that are truncated or corrupt, have another format or an unknown version, or lack a
+    Raise WeightFileError if the file is truncated or corrupt, has a different format or an unknown version, or lacks a
     tensor.
     """
     file = open_safetensors(path)

@@ -14,7 +14,7 @@ from cudatma.quantization.storage import StoredWeight, read_weights, write_weigh
 def save_weights(weights: Mapping[str, PackedWeight], path: str | os.PathLike[str]) -> None:
     """Write packed weights to one safetensors file.
 
-    A temporary file is renamed into place, so readers see either the old or the new file, complete.
+    A temporary file is renamed into place, so that readers see either the complete old file or the complete new file.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def load_weights(path: str | os.PathLike[str]) -> dict[str, PackedWeight]:
     Parameters
     ----------
     path : str or os.PathLike
-        A file that ``save_weights`` or ``PackedWeight.save`` wrote. Earlier layout versions are converted.
+        A file that ``save_weights`` or ``PackedWeight.save`` wrote. Weights in earlier layout versions are converted.
 
     Returns
     -------
@@ -57,6 +57,6 @@ def load_weights(path: str | os.PathLike[str]) -> dict[str, PackedWeight]:
     Raises
     ------
     WeightFileError
-        If the file is truncated or corrupt, has another format or an unknown version, or lacks a tensor.
+        If the file is truncated or corrupt, has a different format or an unknown version, or lacks a tensor.
     """
     return {name: PackedWeight.from_stored(path, stored) for name, stored in read_weights(path).items()}

@@ -136,11 +136,13 @@ def test_what_an_all_reduce_refuses() -> None:
         with pytest.raises(ArgumentError, match=f"^{field}"):
             AllReduce(**options)
     alone = AllReduce(torch.distributed.new_group([0]))
-    with pytest.raises(ArgumentError, match=r"^all_reduce: got one for ranks \[0\]; allowed: one for ranks \[0, 1\]"):
+    with pytest.raises(
+        ArgumentError, match=r"^all_reduce: got an object for ranks \[0\]; allowed: one for ranks \[0, 1\]"
+    ):
         RowParallel(layer, all_reduce=alone)
     of_others = AllReduce()
     of_others.members = [2, 3]
-    with pytest.raises(ArgumentError, match=r"^all_reduce: got one for ranks \[2, 3\]"):
+    with pytest.raises(ArgumentError, match=r"^all_reduce: got an object for ranks \[2, 3\]"):
         RowParallel(layer, all_reduce=of_others)
     with pytest.raises(ArgumentError, match=r"^group: got a group without this process"):
         AllReduce(torch.distributed.new_group([1]))

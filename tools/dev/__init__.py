@@ -1,1 +1,1 @@
-"""Tools for this repository only; not in the wheel. Each module runs as ``python tools/dev/NAME.py``."""
+"""Tools for this repository. They are not in the wheel. Each module runs as ``python tools/dev/NAME.py``."""

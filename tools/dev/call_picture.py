@@ -1,4 +1,4 @@
-"""The sequence diagram of a call, drawn for docs/design/path_of_a_call.md.
+"""Draw the sequence diagram of a call for docs/design/path_of_a_call.md.
 
 python -m tools.dev.call_picture            # writes docs/pictures/path_of_a_call.svg
 python -m tools.dev.call_picture --check    # exit status 1 if the file is not current
@@ -108,7 +108,7 @@ _AT = {key: x for key, _, _, x in LIFELINES}
 
 
 def picture() -> str:
-    """Return the diagram as an SVG: a band for each level."""
+    """Return the diagram as an SVG, with a band for each level."""
     out, bodies = Drawing(), Drawing()
     y: float = _TOP + _HEAD + _GAP
     for level in LEVELS:
@@ -130,7 +130,7 @@ def picture() -> str:
 
 
 def _message(out: Drawing, message: Message, y: float) -> float:
-    """Draw an arrow with its text above it; return its height."""
+    """Draw an arrow with text above it, and return the height of both."""
     begin, end = _AT[message.sender], _AT[message.receiver]
     following = min(x for x in _AT.values() if x > begin)
     out.text((begin + following) / 2, y + 13, message.text, size=_SIZE, fill=INK)
@@ -139,7 +139,7 @@ def _message(out: Drawing, message: Message, y: float) -> float:
 
 
 def _note(out: Drawing, note: Note, y: float, color: str) -> float:
-    """Draw a box on a lifeline; return its height."""
+    """Draw a box on a lifeline, and return the height of the box."""
     width, height = (150 if note.at != "run" else 190), _LINE * len(note.lines) + 10
     x = _AT[note.at]
     out.lines.append(
@@ -152,7 +152,7 @@ def _note(out: Drawing, note: Note, y: float, color: str) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the picture; with --check compare it with the file."""
+    """Write the picture, or with --check compare it with the file."""
     return write_picture(PICTURE, picture(), __doc__ or "", argv)
 
 

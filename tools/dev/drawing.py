@@ -18,7 +18,7 @@ _HEADS = {"a": INK, "g": GREEN, "o": ORANGE, "b": BLUE, "n": GREY}
 
 
 class Drawing:
-    """Shapes and text of an SVG."""
+    """Shapes and text that form an SVG document."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -54,7 +54,7 @@ class Drawing:
         mono: bool = False,
         dashed: bool = False,
     ) -> None:
-        """Draw a rectangle with centered text. Raises ValueError if a line is wider than the rectangle."""
+        """Draw a rectangle with centered text. Raise ValueError if a line is wider than the rectangle."""
         for text, size in ((head, 13.5), *((line, 12) for line in lines)):
             if text_width(text, size) > width - 4:
                 raise ValueError(f"{text!r} is wider than its box of {width} pixels")
@@ -75,7 +75,7 @@ class Drawing:
         )
 
     def document(self, title: str, width: float, height: float) -> str:
-        """Return the SVG."""
+        """Return the SVG document."""
         heads = "".join(
             f'<marker id="{name}" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="9" markerHeight="9" orient="auto" '
             f'markerUnits="userSpaceOnUse"><path d="M0 0L10 5L0 10z" fill="{color}"/></marker>'
@@ -92,9 +92,9 @@ class Drawing:
 
 
 def write_picture(path: Path, drawn: str, doc: str, argv: Sequence[str] | None) -> int:
-    """Write a picture; with ``--check`` only compare it with the file. Return the exit status."""
+    """Write a picture, or with ``--check`` only compare it with the file. Return the exit status."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if the file differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with status 1 if the file differs")
     if parser.parse_args(argv).check:
         return int(not path.is_file() or path.read_text(encoding="utf-8") != drawn)
     path.write_text(drawn, encoding="utf-8")

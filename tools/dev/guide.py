@@ -3,9 +3,9 @@
 python -m tools.dev.guide                    # run every page; update the output and the pictures that it shows
 python -m tools.dev.guide --notebooks DIR    # write DIR/01_descriptor.ipynb ...
 
-The Python blocks of a page are the cells of its notebook: they run in order, in one namespace. A block without a
-language that follows one shows its output. A page draws its own pictures: it writes SVG files into the current folder,
-and shows them from docs/pictures.
+The Python blocks of a page are the cells of its notebook. They run in order, in one namespace. If a block without a
+language follows a Python block, it shows the output of the Python block. A page draws its own pictures. It writes SVG
+files into the current folder, and shows them from docs/pictures.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A Python block of a page, or the text between two of them.
+    """A Python block of a page, or the text between two Python blocks.
 
     Attributes
     ----------
     start, end : int
         Position of `text` in the page.
     output : Cell or None
-        The block that shows the output of this one.
+        The block that shows the output of this block.
     """
 
     is_code: bool
@@ -133,7 +133,7 @@ def notebook(page: Path) -> dict[str, Any]:
 
 
 def _markdown(text: str, folder: Path) -> dict[str, Any]:
-    """Return the source of a Markdown cell: pictures attached, without links to files that the reader may not have."""
+    """Return a Markdown cell with pictures as attachments and without links to files that the reader may not have."""
     attachments = {}
     for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text):
         name = Path(picture).name

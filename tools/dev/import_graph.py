@@ -17,7 +17,8 @@ from tools.dev.drawing import BLUE, GREEN, GREY, ORANGE, ROOT, Drawing, write_pi
 
 PICTURE = ROOT / "docs" / "pictures" / "architecture.svg"
 
-#: The packages of cudatma/, lowest first: each imports only from those before it. The first one is single modules.
+#: The packages of cudatma/, lowest first. Each package imports only from the packages before it. The first entry is the
+#: modules that are not in a package.
 LAYERS: tuple[tuple[str, str], ...] = (
     ("facts", "errors, element types, targets, contexts, arrays of any library, shared-memory layouts, pipelines"),
     ("descriptor", "tensor maps: rules, codec, driver"),
@@ -36,12 +37,12 @@ FACTS = (
     *("mbarrier_bits", "library_streams", "arrays", "backend"),
 )
 TOP = ("cli", "__main__", "pytest_plugin")
-#: The emulator's packages in the same order; "" is the modules next to them, which use all.
+#: The emulator's packages, lowest first. "" stands for the modules next to these packages, which import all of them.
 EMULATOR = ("errors", "ptx", "arithmetic", "machine", "async_copy", "tensor_core", "hazards", "trace", "")
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
-    """Return the files of cudatma and tools by dotted name; a package has the name of its folder."""
+    """Return the files of cudatma and tools by dotted name. A package has the name of its folder."""
     found = {}
     for folder in ("cudatma", "tools"):
         for path in sorted((root / folder).rglob("*.py")):
@@ -70,7 +71,7 @@ def imported(text: str, importer: str, is_package: bool, known: Iterable[str]) -
 
 
 def import_graph(root: Path = ROOT) -> dict[str, set[str]]:
-    """Module -> modules that it imports."""
+    """Return the modules that each module imports."""
     files = modules(root)
     return {
         name: imported(path.read_text(encoding="utf-8"), name, path.name == "__init__.py", files)
@@ -79,7 +80,7 @@ def import_graph(root: Path = ROOT) -> dict[str, set[str]]:
 
 
 def cycle(graph: Mapping[str, set[str]]) -> list[str]:
-    """Return modules that import each other in a ring, first and last the same, or an empty list."""
+    """Return modules that import each other in a cycle, with the first one repeated at the end, or an empty list."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -88,7 +89,7 @@ def cycle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def layer_of(module: str) -> str:
-    """Return the layer of a module; "" for the facade ``cudatma``."""
+    """Return the layer of a module, or "" for the facade ``cudatma``."""
     top, _, rest = module.partition(".")
     if top == "tools":
         return "tools"
@@ -105,7 +106,7 @@ def emulator_part(module: str) -> str:
 
 
 def levels(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """Return the layers by level, lowest first: a layer is one level above the highest layer that it imports."""
+    """Return the layers by level, lowest first. A layer is one level above the highest layer that it imports."""
     level: dict[str, int] = {}
     for name, _ in LAYERS:
         targets = {layer_of(t) for module, found in graph.items() if layer_of(module) == name for t in found}
@@ -120,7 +121,7 @@ _COLORS = (("#eef1f7", GREY), ("#eef4fc", BLUE), ("#f1f8e6", GREEN), ("#fff5ea",
 
 
 def picture(graph: Mapping[str, set[str]]) -> str:
-    """Return an SVG with one row of boxes for each level, the lowest at the bottom."""
+    """Return an SVG with one row of boxes for each level. The lowest level is at the bottom."""
     out, rows, about = Drawing(), levels(graph), dict(LAYERS)
     for number, names in enumerate(reversed(rows)):
         width = (_WIDTH - 2 * _MARGIN - _GAP * (len(names) - 1)) / len(names)
@@ -135,7 +136,7 @@ def picture(graph: Mapping[str, set[str]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the picture; with --check compare it with the file."""
+    """Write the picture, or with --check compare it with the file."""
     return write_picture(PICTURE, picture(import_graph()), __doc__ or "", argv)
 
 

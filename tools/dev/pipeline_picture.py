@@ -18,7 +18,7 @@ TITLE = "TMA fills a ring of shared-memory stages; warpgroups with wgmma or warp
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The differences between the two kernels. ldmatrix: whether activations pass through registers."""
+    """Differences between the two kernels. ``ldmatrix`` says whether activations pass through registers."""
 
     title: str
     consumers: str
@@ -43,7 +43,7 @@ KERNELS = (
         ldmatrix=True,
     ),
 )
-#: PTX instructions that the picture names; the templates contain each.
+#: PTX instructions that the picture names. The templates contain each of them.
 INSTRUCTIONS = ("wgmma.mma_async", "mma.sync", "ldmatrix", "stmatrix", "mbarrier.try_wait", "cp.async.bulk.tensor")
 
 _WIDTH, _PANEL, _TOP, _FOOT = 1000, 384, 8, 40
@@ -60,7 +60,7 @@ _STAGES = (
 
 
 def _load_side(out: Drawing, top: float) -> None:
-    """Draw global memory, the producer warp and TMA, which both kernels share."""
+    """Draw global memory, the producer warp and TMA, which both kernels have."""
     out.text(90, top + 52, "global memory", size=13.5, fill=INK, bold=True)
     operands = (("weights", "int4, packed"), ("scales", "one per group"), ("activations", "fp16 or bf16"))
     for number, (name, what) in enumerate(operands):
@@ -109,7 +109,7 @@ def _ring(out: Drawing, top: float) -> None:
 
 
 def _consumer_side(out: Drawing, top: float, kernel: Variant) -> None:
-    """Draw the path from a full stage through the product to the result."""
+    """Draw the path from a full stage through the MMA to the result."""
     right, middle = _RING_X + _RING_WIDTH, _CONSUMER_X + _CONSUMER_WIDTH / 2
     out.text(middle, top + 52, kernel.consumers, size=13.5, fill=INK, bold=True)
     out.box(_CONSUMER_X, top + 66, _CONSUMER_WIDTH, 226, "#eef4fc", BLUE)
@@ -143,7 +143,7 @@ def _consumer_side(out: Drawing, top: float, kernel: Variant) -> None:
 
 
 def picture() -> str:
-    """Both pipelines, one below the other, as an SVG."""
+    """Return an SVG with one pipeline below the other."""
     height = _TOP + _PANEL * len(KERNELS) + _FOOT
     out = Drawing()
     for number, kernel in enumerate(KERNELS):
@@ -160,7 +160,7 @@ def picture() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the picture; with --check compare it with the file."""
+    """Write the picture, or with --check compare it with the file."""
     return write_picture(PICTURE, picture(), __doc__ or "", argv)
 
 

@@ -1,10 +1,10 @@
-"""Write the tables of README.md and of some pages of docs from the files of benchmarks/results.
+"""Write the tables in README.md and in some pages of docs from the files in benchmarks/results.
 
-A marker pair ``<!-- table: NAME -->`` .. ``<!-- end table -->`` holds what benchmarks/results/NAME.json says under
-``"table"``: ``{"columns": [text], "rows": [[text or number]], "note": text}``, and the machine under ``"machine"``.
-``<!-- table: NAME, first 5 rows -->`` takes the first rows only, ``every 3rd row`` the first of each three, and
-``without A; B`` at the end drops the columns A and B. The table ``summary`` has one row for each comparison with other
-libraries; ``summary()`` computes it from several results.
+Between the markers ``<!-- table: NAME -->`` and ``<!-- end table -->``, this tool writes the table and the machine from
+benchmarks/results/NAME.json. In this file, ``"table"`` is ``{"columns": [text], "rows": [[text or number]], "note":
+text}``, and ``"machine"`` is the machine. ``<!-- table: NAME, first 5 rows -->`` selects the first rows, ``every 3rd
+row`` selects the first of every three rows, and ``without A; B`` at the end drops the columns A and B. The table
+``summary`` has one row for each comparison with competing libraries. ``summary()`` computes it from several results.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ EXAMPLES = """examples:
 def table_text(name: str, result: Any, rows: slice = slice(None), without: Collection[str] = ()) -> str:
     """Return a result as a Markdown table, with its note and its machine below it.
 
-    ``rows`` selects rows, and ``without`` names columns to drop. Raises ArgumentError if the result has no table or
-    lacks such a column.
+    ``rows`` selects rows, and ``without`` names columns to drop. Raise ArgumentError if the result has no table or
+    lacks one of these columns.
     """
     table = result.get("table") if isinstance(result, dict) else None
     if not isinstance(table, dict) or not {"columns", "rows"} <= set(table):
@@ -88,7 +88,7 @@ def _machine(machine: object) -> str:
 
 
 def summary(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return README's table as a result: the speed of each operation relative to its fastest rival."""
+    """Return README's table as a result, with each operation's speed relative to the fastest competing library."""
     marlin = results["marlin_rivals"]["cells"]
     rows = [
         _summary_row(
@@ -117,9 +117,9 @@ def _summary_row(what: str, rivals: str, result: Any, ratios: list[float]) -> li
 
 
 def filled(page: str, results: Path) -> str:
-    """The page with every marked table rewritten; where a result is missing, the page says so.
+    """Return the page with all marked tables rewritten. If a result is missing, the page says so.
 
-    Raises ArgumentError for a result file that is not JSON or holds no table.
+    Raise ArgumentError for a result file that is not JSON or has no table.
     """
 
     def replace(match: re.Match[str]) -> str:
@@ -147,7 +147,7 @@ def _load(path: Path) -> Any:
 
 
 def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Rewrite both pages, or with ``--check`` return 1 where one differs from the results."""
+    """Rewrite all pages, or with ``--check`` return 1 if a page differs from the results."""
     parser = argparse.ArgumentParser(
         prog="readme_tables.py",
         description=__doc__,

@@ -1,8 +1,9 @@
-"""Build the wheel and the sdist, check their contents, and try both in clean environments: `make release`.
+"""Build the wheel and the sdist, check their contents, and test both in clean environments.
 
-zopfli (of the extra "release") compresses the wheel again, 3 % smaller than zlib. The script refuses a checkout with
-changes, and a CHANGELOG whose first section with entries is for another version. With --packages it accepts any
-checkout and creates no environments: `make packages`, which CI runs.
+`make release` runs this script. zopfli (from the extra "release") compresses the wheel again and makes it 3 % smaller
+than zlib does. The script fails if the checkout has uncommitted changes, or if the first section with entries in the
+CHANGELOG is for another version. With --packages, the script accepts any checkout and creates no environments. `make
+packages` and CI run it in this way.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SDIST_TESTS = ["tests/tools/test_packaging.py", "tests/build/test_render.py", "t
 
 
 class ReleaseError(Exception):
-    """The reason why the release cannot be made."""
+    """Reason why the release cannot be built."""
 
 
 def run(*command: str | Path, folder: Path = ROOT) -> None:
@@ -73,7 +74,7 @@ def check_checkout() -> None:
 
 
 def build() -> tuple[Path, Path]:
-    """Build the sdist and, from it, the wheel, in dist/. Return wheel and sdist."""
+    """Build the sdist in dist/, and build the wheel from the sdist. Return wheel and sdist."""
     for old in DIST.glob("cudatma-*"):
         old.unlink()
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", DIST)
@@ -99,7 +100,7 @@ def repack(wheel: Path, deflate: Callable[[bytes], bytes] = zopfli_deflate) -> N
         for (old, _), stream in zip(members, streams, strict=True):
             new = zipfile.ZipInfo(old.filename)  # dated 1980-01-01
             new.external_attr = 0o100644 << 16  # independent of the umask; no file of a wheel is executable
-            archive.writestr(new, stream)  # stored as it is; the headers here and at the archive's end are set below
+            archive.writestr(new, stream)  # store the stream unchanged, because the code below sets the headers
             new.compress_type, new.file_size, new.CRC = zipfile.ZIP_DEFLATED, old.file_size, old.CRC
             file.seek(new.header_offset)
             file.write(new.FileHeader())
@@ -155,7 +156,7 @@ def try_sdist(sdist: Path, folder: Path, python: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tools/dev/release.py", description=__doc__)
-    parser.add_argument("--packages", action="store_true", help="accept any checkout; create no environments")
+    parser.add_argument("--packages", action="store_true", help="accept any checkout and create no environments")
     options = parser.parse_args(argv)
     try:
         if not options.packages:

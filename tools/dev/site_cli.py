@@ -20,7 +20,7 @@ call or an error, which is one line on standard error.
 
 
 class _Reached(Exception):  # noqa: N818
-    """Carries the parser of a command whose ``main`` was about to parse."""
+    """Exception that carries the parser of a command whose ``main`` was about to parse."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self.parser = parser

@@ -1,7 +1,7 @@
 """Convert docstrings, which are plain text with ``code``, to the reStructuredText that Sphinx reads.
 
-Public names of cudatma become links. Docstrings with numpydoc sections keep them for Sphinx's napoleon. In others,
-what is said about a parameter or field ("name: text") becomes an item of a list.
+Public names of cudatma become links. Docstrings with numpydoc sections keep these sections for Sphinx's napoleon. In
+other docstrings, the description of a parameter or field ("name: text") becomes an item of a list.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _NAME = re.compile(r"(?<![\w.])([A-Za-z]\w+)(\(\))?(?![\w(])")
 
 
 def to_rst(docstring: Sequence[str], parameters: Collection[str], public: Mapping[str, str]) -> list[str]:
-    """The lines of a docstring as lines of reStructuredText.
+    """Return a docstring as lines of reStructuredText.
 
-    parameters: names of parameters and fields. public: the role ("func", "class", "exc") of each public name; functions
-    are linked where they are written with parentheses.
+    ``parameters`` contains the names of parameters and fields. ``public`` maps each public name to its role ("func",
+    "class" or "exc"). Names of functions become links only if parentheses follow them.
     """
     lines: list[str] = []
     for paragraph in _paragraphs(docstring):
@@ -69,7 +69,7 @@ def linked_sections(docstring: Sequence[str], public: Mapping[str, str]) -> list
 
 
 def _paragraphs(docstring: Sequence[str]) -> list[list[str]]:
-    """Lines between empty lines; a line that ends early after a sentence ends its paragraph too."""
+    """Return the paragraphs of a docstring. A line that ends early after a sentence also ends its paragraph."""
     found: list[list[str]] = [[]]
     for line, after in zip(docstring, [*docstring[1:], ""], strict=True):
         if line.strip():
@@ -87,7 +87,7 @@ def _bold(parameter: re.Match[str]) -> str:
 
 
 def _items(text: str, parameters: Collection[str]) -> list[tuple[str, str]]:
-    """(names, what is said of them), in order; no names where the text is not about parameters."""
+    """Return pairs of parameter names and their description. Text that describes no parameters has empty names."""
     found: list[tuple[str, str]] = []
     names, begin = "", 0
     for match in _ITEM.finditer(text):
@@ -100,7 +100,7 @@ def _items(text: str, parameters: Collection[str]) -> list[tuple[str, str]]:
 
 
 def inline(text: str, public: Mapping[str, str]) -> str:
-    """Plain text with ``code`` as reStructuredText, public names as links."""
+    """Return plain text with ``code`` as reStructuredText in which public names are links."""
     parts = _CODE.split(text)
     for index in range(0, len(parts), 2):
         pieces = re.split(r"(`[^`]+`)", parts[index])

@@ -1,7 +1,6 @@
-"""The pages of the documentation site about errors, generated from the code.
+"""Generate the documentation site's pages about errors from the code.
 
-Each error class has a page with its docstring and the messages that it is raised with, so that a search for a message
-finds the class.
+Each error class has a page with its docstring and its messages, so that a search for a message finds the class.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tools.dev.site_docstrings import inline
 
 ROOT = Path(__file__).resolve().parents[2]
 _FIELD_ERRORS = {k.__name__ for k in vars(errors).values() if isinstance(k, type) and issubclass(k, errors.FieldError)}
-#: Replaces a value in a message.
+#: Text that replaces a value in a message.
 _VALUE = "\N{HORIZONTAL ELLIPSIS}"
 
 
@@ -70,7 +69,7 @@ def messages() -> dict[str, dict[str, list[str]]]:
 
 
 def _message(name: str, arguments: list[ast.expr]) -> str:
-    """Return the text of an error that is created with these arguments, or "" if the text has no words of its own."""
+    """Return the message of an error with these arguments, or "" if the message has only values."""
     texts = [" ".join("".join(_parts(argument)).split()) for argument in arguments]
     if name not in _FIELD_ERRORS:
         return ": ".join(text for text in texts if re.search(r"\w", text))

@@ -1,6 +1,6 @@
-"""Add a tuner's entries to the entries that ship.
+"""Add a tuner's entries to the table that is part of the package.
 
-An entry ships if it is at least 2 % faster than the cost model's choice.
+An entry is added only if it is at least 2 % faster than the cost model's choice.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MIN_GAIN = 1.02
 
 
 def add(files: Sequence[Path], table: Path) -> str:
-    """Add the entries of these files to the table, replacing older ones for the same layer and M.
+    """Add the entries in these files to the table. They replace older entries for the same layer and M.
 
-    Raise ArgumentError for an entry that cannot run, before anything is written, and OSError or ValueError for a file
-    that no tuner wrote.
+    If an entry cannot run, raise ArgumentError before writing anything. Raise OSError or ValueError for a file that is
+    not from a tuner.
     """
     additions = [
         (section["gpu"], raw) for file in files for section in read_sections(file) for raw in section["entries"]
@@ -50,7 +50,7 @@ _ORDER = ("k", "n", "dtype", "group_size", "has_zeros", "m")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit status: 0 if done, 2 if nothing changed, with a printed reason."""
+    """Update the table and return the exit status. If it is 2, nothing changed and the reason was printed."""
     parser = argparse.ArgumentParser(prog="tuned_tables.py", description=__doc__)
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help="written by cudatma tune --file")
     try:

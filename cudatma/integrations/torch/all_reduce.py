@@ -31,22 +31,22 @@ from cudatma.runtime.device_memory import close_memory, memory_handle, open_memo
 def rank_and_members(group: Any) -> tuple[int, list[int]]:
     """Return this process's rank in a group, and all members' ranks in the default group.
 
-    ``group=None`` is the default group. Raise ArgumentError if there is no group or this process is not in it, and
-    ArgumentTypeError for other objects.
+    ``group=None`` means the default group. Raise ArgumentError if the group does not exist or does not contain this
+    process, and ArgumentTypeError if ``group`` is not a process group.
     """
     if not dist.is_available() or not dist.is_initialized():
         remedy = "call torch.distributed.init_process_group(), or run under torchrun and do so"
-        raise ArgumentError("group", "no process group", "one of torch.distributed", remedy)
+        raise ArgumentError("group", "no process group", "a process group of torch.distributed", remedy)
     if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:
-        raise ArgumentError("group", "a group without this process", "one that contains it")
+        raise ArgumentError("group", "a group without this process", "a group that contains this process")
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise ArgumentTypeError("group", type(group).__name__, "None, or a ProcessGroup of torch.distributed")
     return dist.get_rank(group), list(dist.get_process_group_ranks(dist.group.WORLD if group is None else group))
 
 
 _MAX_BYTES, _ALLOWED_BYTES = 1 << 30, "None, or 0 to 2**30"
-#: AllReduce objects by the operator's ``number`` argument. An object stays here until close(): peers write to its
-#: memory.
+#: AllReduce objects by the operator's ``number`` argument. An object stays here until close(), because peers write to
+#: its memory.
 _known: dict[int, AllReduce] = {}
 #: Numbers are never reused: a compiled graph may outlive the object that it calls.
 _numbers = itertools.count(1)
@@ -55,32 +55,33 @@ _libraries: list[Any] = globals().get("_libraries", [])
 
 
 class AllReduce:
-    """Sums tensors over the ranks of a process group, in place and with the same bits on each rank.
+    """Sums tensors over the ranks of a process group, in place and with the same bits on every rank.
 
-    fp16 and bf16 tensors of up to ``max_bytes`` take one shot: a kernel writes the tensor to the memory of all peers
-    and adds up the peers' tensors in fp32, in the order of the ranks. Other tensors use the group's all-reduce. All
-    ranks must create, call and close the object in the same order, and the calls of a rank must be in one stream or
-    ordered by events.
+    A one-shot kernel sums fp16 and bf16 tensors of up to ``max_bytes``. It writes the tensor to the memory of all peers
+    and adds up the peers' tensors in fp32, in rank order. Other tensors use the group's all-reduce. All ranks must
+    create, call and close the object in the same order. The calls of a rank must be in one stream or ordered by
+    events.
 
     Parameters
     ----------
     group : torch.distributed.ProcessGroup, optional
         2 to 8 ranks on one host whose GPUs can access each other's memory. Default: torch's default group.
     device : int, optional
-        Device ordinal. Default: torch's current device. Without CUDA every call uses the group's all-reduce.
+        Device ordinal. Default: torch's current device. Without CUDA, every call uses the group's all-reduce.
     max_bytes : int, optional
-        Limit of one shot, up to 2**30. Inboxes take 8/3 * ranks * max_bytes of device memory. Default: chosen by a
-        model of one shot and of NCCL; the inboxes then take 49 MB for two ranks, 13 MB for four and 9 MB for eight.
+        Largest tensor that the one-shot kernel sums, up to 2**30 bytes. The inboxes take 8/3 * ranks * max_bytes of
+        device memory. Default: chosen by a performance model of the kernel and of NCCL. With the default, the inboxes
+        take 49 MB for two ranks, 13 MB for four ranks and 9 MB for eight ranks.
     timeout_s : float, default 30.0
-        Seconds that a kernel waits for a peer. Afterwards the missing sums and the results of all later launches,
-        including replays of graphs, are NaN, and calls and check() raise PeerTimeout.
+        Time in seconds that a kernel waits for a peer. After a timeout, the missing sums and the results of all later
+        launches, including graph replays, are NaN, and calls and check() raise PeerTimeout.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
         If an argument is invalid.
     DriverError
-        On every rank, if any of them cannot access a peer's memory.
+        On every rank, if any rank cannot access a peer's memory.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class AllReduce:
         self.rank, self.members = rank_and_members(group)
         self.group, self.ranks = group, len(self.members)
         if self.ranks > MAX_RANKS:
-            raise ArgumentError("group", f"one of {self.ranks} ranks", f"1 to {MAX_RANKS} ranks")
+            raise ArgumentError("group", f"a group of {self.ranks} ranks", f"1 to {MAX_RANKS} ranks")
         self.timeout_s = real_number(timeout_s, "timeout_s")
         if not 0 < self.timeout_s < 2**32:
             raise ArgumentError("timeout_s", timeout_s, "seconds, above 0")
@@ -110,16 +111,16 @@ class AllReduce:
         _known[self._number] = self
 
     def _check_limits(self) -> None:
-        """Raise ArgumentError on every rank unless all have the same limit.
+        """Raise ArgumentError on every rank unless all ranks have the same limit.
 
-        Otherwise a rank could write beyond another's inbox, or wait for a rank that has none.
+        With different limits, a rank could write beyond a peer's inbox, or wait for a rank that has no inbox.
         """
         limits = [int(limit) for limit, _, _ in self._gather((str(self.max_bytes), b"", ""))]
         if len(set(limits)) > 1:
             raise ArgumentError("max_bytes", self.max_bytes, f"the same on all ranks, which have {limits}")
 
     def _connect(self) -> None:
-        """Create the inbox and map the peers' inboxes. A failure on one rank is an error on all of them."""
+        """Create the inbox and map the peers' inboxes. If one rank fails, raise an error on all ranks."""
         inbox = Inbox(self.ranks, self.max_bytes)
         handle, error = self._attempt(lambda: self._create_inbox(inbox))
         everyone = self._gather((socket.gethostname(), handle, error))
@@ -133,7 +134,7 @@ class AllReduce:
             )
 
     def _attempt(self, function: Callable[[], bytes]) -> tuple[bytes, str]:
-        """Return the function's result and "", or b"" and the error's text."""
+        """Return the function's result and "". If the function fails, return b"" and the error's text."""
         try:
             return function(), ""
         except Exception as error:  # any error, because the other ranks wait for this one
@@ -151,7 +152,7 @@ class AllReduce:
         return memory_handle(self._memory)
 
     def _map_peers(self, inbox: Inbox, everyone: Sequence[tuple[str, bytes]]) -> bytes:
-        """Map the peers' memory, and load the kernels now because a graph capture cannot load them."""
+        """Map the peers' memory and load the kernels, because kernels cannot be loaded during graph capture."""
         memories = []
         for peer, (host, handle) in enumerate(everyone):
             if host != socket.gethostname():
@@ -172,7 +173,7 @@ class AllReduce:
         return b""
 
     def __call__(self, x: Any) -> Any:
-        """Replace ``x`` by its sum over all ranks, and return it.
+        """Replace ``x`` with its sum over all ranks, and return ``x``.
 
         Parameters
         ----------
@@ -187,7 +188,7 @@ class AllReduce:
         Raises
         ------
         ArgumentError, ArgumentTypeError
-            If ``x`` is not such a tensor. torch's all_reduce may raise other errors.
+            If ``x`` is not a contiguous tensor. torch's all_reduce may raise other errors.
         PeerTimeout
             If an earlier launch waited too long for a peer.
         """
@@ -208,13 +209,13 @@ class AllReduce:
             return
         if not x.is_contiguous() or x.data_ptr() % 4 or x.device.index != self._device:
             got = f"strides {x.stride()} on {x.device}"
-            raise ArgumentError("x", got, f"a contiguous tensor on cuda:{self._device}, at a multiple of 4 bytes")
+            raise ArgumentError("x", got, f"a contiguous, 4-byte aligned tensor on cuda:{self._device}")
         check_gradient(x, "x", "AllReduce")
         run(ALL_REDUCE, (x,), None, (self._number,), resource=self._reduced)
         torch.autograd.graph.increment_version(x)
 
     def _is_one_shot(self, x: Any, nbytes: int) -> bool:
-        """Return whether one shot serves the tensor. Only properties that all ranks share may decide this."""
+        """Return whether to use the one-shot kernel. The result may depend only on values that all ranks share."""
         is_16_bit = x.dtype in (torch.float16, torch.bfloat16) and x.is_cuda
         return is_16_bit and 0 < nbytes <= self.max_bytes and nbytes % 4 == 0
 
@@ -224,17 +225,20 @@ class AllReduce:
             raise PeerTimeout((state & 0xFFFFFFFF) - 1, state >> 32, self.timeout_s)
 
     def close(self) -> None:
-        """Free the inboxes once no launch and no captured graph needs them. All ranks must call it."""
+        """Free the inboxes.
+
+        All ranks must call this method, and only when no launch and no captured graph needs the inboxes.
+        """
         if _known.pop(self._number, None) is None or not self.max_bytes:
             return
         torch.cuda.synchronize(self._device)
-        dist.barrier(self.group)  # from here, no rank writes to another one's memory
+        dist.barrier(self.group)  # after this barrier, no rank writes to a peer's memory
         self._disconnect()
 
     def _disconnect(self) -> None:
         for pointer in self._peers:
             close_memory(pointer, self._device)
-        dist.barrier(self.group)  # from here, no rank has this one's memory mapped
+        dist.barrier(self.group)  # after this barrier, no rank has this rank's memory mapped
         self._peers.clear()
         self.max_bytes, self._memory = 0, None
 
@@ -246,7 +250,7 @@ def _all_reduce(x: Any, number: int) -> None:
 
 
 def _register() -> None:
-    """Register the operator for torch.compile, once in a process."""
+    """Register the operator for torch.compile, once per process."""
     if hasattr(torch.ops.cudatma, "all_reduce_"):
         return
     library = torch.library.Library("cudatma", "FRAGMENT")

@@ -1,6 +1,6 @@
-"""Shapes, dtypes and devices of the operators' results, with the operators' checks of their tensors.
+"""Fake kernels: they check an operator's tensors and return an empty result of the right shape, dtype and device.
 
-torch.compile and torch.export call these functions with tensors that have no memory and possibly symbolic sizes.
+torch.compile and torch.export call these functions with tensors that have no memory and may have symbolic sizes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def marlin_gemm(
         _check_part("perm", perm, torch.int32, shapes)
     _check_like("x", x, scales, "the weight")
     if not x.dim() or x.shape[-1] != k:
-        raise ArgumentError("x.shape", tuple(x.shape), f"(..., {k})", "the last dimension is the weight's")
+        raise ArgumentError("x.shape", tuple(x.shape), f"(..., {k})", "the last dimension is the weight's K")
     if bias is not None:
         _check_like("bias", bias, scales, "the weight")
         _check_shape("bias", bias, (n,))
@@ -140,7 +140,7 @@ def attention_decode(
 
 
 def into(fake: Callable[..., Any]) -> Callable[..., None]:
-    """Return the fake kernel of the variant with ``out``, which must match the result of ``fake``."""
+    """Return the fake kernel of the variant with ``out``. ``out`` must match the result of ``fake``."""
 
     def check(*operands: Any, out: Any, **options: Any) -> None:
         _check_out(out, fake(*operands, **options))
@@ -153,12 +153,12 @@ def _name(dtype: Any) -> str:
 
 
 def _shape(tensor: Any) -> tuple[Any, ...]:
-    """Return the shape with the head dimension as a plain number: kernels are compiled for it."""
+    """Return the shape with the head dimension as a plain int, because kernels are compiled for one head dimension."""
     return *tensor.shape[:-1], int(tensor.shape[-1])
 
 
 def _check_part(field: str, tensor: Any, dtype: Any, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Raise QuantizationError unless a tensor of a weight has this dtype and the shape of its part."""
+    """Raise QuantizationError unless a weight's tensor has this dtype and the shape in ``shapes``."""
     shape = shapes[field]
     if tensor.dtype != dtype or tuple(tensor.shape) != shape:
         got = f"{_name(tensor.dtype)} {tuple(tensor.shape)}"
@@ -166,7 +166,7 @@ def _check_part(field: str, tensor: Any, dtype: Any, shapes: dict[str, tuple[int
 
 
 def _check_like(field: str, tensor: Any, other: Any, name: str) -> None:
-    """Raise ArgumentError or ArgumentTypeError unless two tensors share dtype and device."""
+    """Raise ArgumentError or ArgumentTypeError unless two tensors have the same dtype and device."""
     if tensor.dtype != other.dtype:
         raise ArgumentTypeError(f"{field}.dtype", _name(tensor.dtype), f"{_name(other.dtype)}, the type of {name}")
     _check_device(field, tensor, other, name)

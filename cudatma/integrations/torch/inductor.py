@@ -1,8 +1,9 @@
 """Direct calls of marlin_gemm in code that Inductor generates, instead of calls through torch's dispatcher.
 
-The dispatcher converts each argument twice, and allocates the result with another operator. After an import of this
-module Inductor, torch.compile's code generator, allocates the result as it does for its own kernels and calls Python.
-The generated code imports the function, so it also works in processes that load it from Inductor's cache.
+The dispatcher converts each argument twice, and allocates the result with another operator. Once this module is
+imported, Inductor (torch.compile's code generator) allocates the result as for its own kernels and calls the Python
+function. The generated code imports that function. It therefore also works in processes that load the code from
+Inductor's cache.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _IMPORT = f"from {marlin_gemm.__module__} import {marlin_gemm.__name__} as {_NAM
 
 
 class _Call(ir.ExternKernelOut):  # type: ignore[misc]  # torch's class is not typed here
-    """A call whose result Inductor allocates. ``is_given`` marks the operator's tensors that are not None."""
+    """A call whose result Inductor allocates. ``is_given`` marks the tensor arguments that are not None."""
 
     is_given: tuple[bool, ...] = ()
 
@@ -48,7 +49,7 @@ def _lowered(
     group_size: int,
     batch_invariant: bool = False,
 ) -> Any:
-    """Return the node of a call. C++ and FX wrappers cannot call Python functions, so they call the operator."""
+    """Return the graph node for a call. C++ and FX wrappers call the operator: they cannot call Python functions."""
     tensors, numbers = (x, qweight, scales, zeros, perm, bias), (k, n, group_size, batch_invariant)
     if V.graph.cpp_wrapper or getattr(V.graph, "fx_wrapper", False):
         return _operator(*tensors, *numbers)

@@ -1,4 +1,4 @@
-"""MarlinLinear: an int4 weight and a bias as a torch module."""
+"""MarlinLinear, a torch module with an int4 weight and a bias."""
 
 from __future__ import annotations
 
@@ -34,29 +34,30 @@ from cudatma.quantization.packed import check_group_size
 class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
     """Linear layer y = x W + b with an int4 weight, for inference.
 
-    It replaces torch.nn.Linear and has no backward pass. ``from_linear``, ``from_packed`` and the importers create
-    layers with a weight; the constructor leaves the buffers uninitialized.
+    MarlinLinear replaces torch.nn.Linear and has no backward pass. ``from_linear``, ``from_packed`` and the importers
+    create layers with a weight. The constructor leaves the buffers uninitialized.
 
     Parameters
     ----------
     in_features : int
-        K, the inputs.
+        Number of inputs, K.
     out_features : int
-        N, the outputs.
+        Number of outputs, N.
     bias : bool, default True
         Whether the layer has a bias.
     group_size : int, default 128
-        Rows of K that share a scale: 32, 64, 128, or -1 for all.
+        Number of rows of K that share a scale: 32, 64, 128, or -1 for all rows.
     symmetric : bool, default True
         Whether the weight has no zero points.
     act_order : bool, default False
-        Whether the weight has a permutation of the activation's columns.
+        Whether the weight permutes the activation's columns.
     dtype : torch.dtype, default torch.float16
-        Type of activations, scales and bias, float16 or bfloat16. It is fixed, because the weight was quantized for it.
+        Type of activations, scales and bias, float16 or bfloat16. The type cannot change later, because the weight was
+        quantized for it.
     device : torch.device or str, optional
-        Device of the buffers. Default: torch's.
+        Device of the buffers. Default: torch's default device.
     batch_invariant : bool, default False
-        As in ``marlin_gemm``.
+        See ``marlin_gemm``.
 
     Raises
     ------
@@ -66,12 +67,12 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
     Notes
     -----
     The weight's arrays are the buffers ``qweight`` (uint8), ``scales`` (the layer's dtype), ``zeros`` (uint8) and
-    ``perm`` (int32); ``zeros`` is None without zero points and ``perm`` without activation order. ``bias`` is a buffer
-    or None. ``state_dict()`` holds these and nothing else. ``load_state_dict()`` fills a module that was created with
-    the same arguments, also on the meta device with ``assign=True``.
+    ``perm`` (int32). ``zeros`` is None if the weight is symmetric. ``perm`` is None if the weight has no activation
+    order. ``bias`` is a buffer or None. ``state_dict()`` holds only these tensors. ``load_state_dict()`` fills a module
+    that was created with the same arguments. If the module is on the meta device, pass ``assign=True``.
 
-    ``.half()``, ``.float()`` and ``.to(dtype)`` raise ArgumentTypeError for another dtype; ``.to(device)`` and
-    ``.cuda()`` move the module.
+    ``.half()``, ``.float()`` and ``.to(dtype)`` raise ArgumentTypeError if the dtype differs from the layer's.
+    ``.to(device)`` and ``.cuda()`` move the module.
 
     Examples
     --------
@@ -111,23 +112,23 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         shapes = part_shapes(in_features, out_features, group_size) | {"bias": (out_features,)}
         dtypes = {"qweight": torch.uint8, "scales": dtype, "zeros": torch.uint8, "perm": torch.int32, "bias": dtype}
         absent = {"zeros": symmetric, "perm": not act_order, "bias": not bias}
-        # torch.export miscounts buffers if one that is None precedes another.
+        # torch.export miscounts buffers if a buffer that is None precedes another buffer.
         for name in sorted(shapes, key=lambda name: absent.get(name, False)):
             buffer = None if absent.get(name) else torch.empty(shapes[name], dtype=dtypes[name], device=device)
             self.register_buffer(name, buffer)
 
     @classmethod
     def from_packed(cls, weight: PackedWeight, bias: Any = None, *, batch_invariant: bool = False) -> MarlinLinear:
-        """Create a layer from a copy of a PackedWeight, on its device.
+        """Create a layer from a copy of a PackedWeight, on the weight's device.
 
         Parameters
         ----------
         weight : PackedWeight
             The weight, of shape (K, N).
         bias : array_like, shape (N,), optional
-            Floating-point bias of any array library.
+            Floating-point bias, an array of any library.
         batch_invariant : bool, default False
-            As in ``marlin_gemm``.
+            See ``marlin_gemm``.
 
         Returns
         -------
@@ -169,22 +170,22 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         clip_search: bool = False,
         batch_invariant: bool = False,
     ) -> MarlinLinear:
-        """Quantize a torch.nn.Linear on its device.
+        """Create a layer by quantizing a torch.nn.Linear on its device.
 
         Parameters
         ----------
         linear : torch.nn.Linear
             The float layer.
         group_size : int, default 128
-            As in ``quantize``.
+            See ``quantize``.
         symmetric : bool, default True
-            As in ``quantize``.
+            See ``quantize``.
         dtype : torch.dtype or str, optional
-            Either float16 or bfloat16. Default: the layer's type if it is one of these, otherwise float16.
+            Either float16 or bfloat16. Default: the type of ``linear`` if it is one of these types, otherwise float16.
         clip_search : bool, default False
-            As in ``quantize``.
+            See ``quantize``.
         batch_invariant : bool, default False
-            As in ``marlin_gemm``.
+            See ``marlin_gemm``.
 
         Returns
         -------
@@ -219,7 +220,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         bias : array_like, shape (N,), optional
             Floating-point bias.
         batch_invariant : bool, default False
-            As in ``marlin_gemm``.
+            See ``marlin_gemm``.
         **options
             Options of ``cudatma.from_gptq``.
 
@@ -241,7 +242,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         bias : array_like, shape (N,), optional
             Floating-point bias.
         batch_invariant : bool, default False
-            As in ``marlin_gemm``.
+            See ``marlin_gemm``.
         **options
             Options of ``cudatma.from_awq``.
 
@@ -261,11 +262,11 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         Parameters
         ----------
         *tensors : torch.Tensor
-            Tensors in the order of ``cudatma.from_compressed_tensors``.
+            Tensors in the order that ``cudatma.from_compressed_tensors`` takes them.
         bias : array_like, shape (N,), optional
             Floating-point bias.
         batch_invariant : bool, default False
-            As in ``marlin_gemm``.
+            See ``marlin_gemm``.
         **options
             Options of ``cudatma.from_compressed_tensors``.
 
@@ -280,7 +281,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
     def from_marlin(
         cls, *tensors: Any, bias: Any = None, batch_invariant: bool = False, **options: Any
     ) -> MarlinLinear:
-        """Create a layer from tensors of the original Marlin, on the first tensor's device.
+        """Create a layer from the original Marlin's tensors, on the first tensor's device.
 
         Parameters
         ----------
@@ -289,7 +290,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         bias : array_like, shape (N,), optional
             Floating-point bias.
         batch_invariant : bool, default False
-            As in ``marlin_gemm``.
+            See ``marlin_gemm``.
         **options
             Options of ``cudatma.from_marlin``.
 
@@ -325,7 +326,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         Parameters
         ----------
         dtype : torch.dtype, optional
-            Type of the result. Default: the layer's.
+            Type of the result. Default: the layer's type.
 
         Returns
         -------
@@ -353,7 +354,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         Parameters
         ----------
         x : torch.Tensor, shape (..., K)
-            Activations of the layer's dtype, on its device. On the CPU, $CUDATMA_BACKEND selects the backend.
+            Activations, with the dtype and device of the layer. On the CPU, $CUDATMA_BACKEND selects the backend.
 
         Returns
         -------
@@ -386,20 +387,21 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         )
 
     def warm_up(self, m_values: int | Iterable[int]) -> None:
-        """Read the weight's values, and compile and load the kernels of later calls.
+        """Read the weight's values, and compile and load the kernels for later calls.
 
-        Call this at start-up, or before a graph capture. On the CPU it checks ``m_values`` and the weight.
+        Call this method at startup or before a graph capture. On the CPU, it only checks ``m_values`` and the weight.
 
         Parameters
         ----------
         m_values : int or iterable of int
-            Numbers of rows of x, the product of all its dimensions except the last. An int n covers 1 to n rows. To
-            warm up a whole model, ``cudatma.integrations.torch.warm_up(model, max_m)`` is faster.
+            Numbers of rows of x. The number of rows is the product of all dimensions of x except the last. An int n
+            covers 1 to n rows. To warm up a whole model, ``cudatma.integrations.torch.warm_up(model, max_m)`` is
+            faster.
 
         Raises
         ------
         ArgumentError, ArgumentTypeError
-            If a number is out of range.
+            If a number of rows is out of range.
         """
         weight = self._packed_weight()
         if self.qweight.is_cuda:
@@ -409,7 +411,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
             checked_m_values(m_values)
 
     def _packed_weight(self) -> PackedWeight:
-        """Return a PackedWeight over the buffers. It does not keep them alive."""
+        """Return a PackedWeight that uses the buffers' memory but does not keep the buffers alive."""
         parts = (self.qweight, self.scales, self.zeros, self.perm)
         return packed_weight(*parts, self.in_features, self.out_features, self.group_size)
 
@@ -429,7 +431,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         return super()._apply(fn, recurse)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Raise ArgumentTypeError for a tensor of another dtype, which load_state_dict() would round."""
+        """Raise ArgumentTypeError if a tensor has a different dtype, because load_state_dict() would round it."""
         for name in ("qweight", "scales", "zeros", "perm", "bias"):
             loaded, own = state_dict.get(prefix + name), getattr(self, name)
             if isinstance(loaded, torch.Tensor) and own is not None and loaded.dtype != own.dtype:
@@ -450,7 +452,7 @@ def _bias(bias: Any, n: int, dtype: str) -> Any:
 def warm_up(model: torch.nn.Module, max_m: int, *, progress: bool | None = None) -> None:
     """Prepare every MarlinLinear of a model on a GPU for calls with up to ``max_m`` rows.
 
-    Afterwards such calls compile nothing. Layers of one shape share their kernels, and kernels that the cache lacks
+    Such calls then compile nothing. Layers with the same shape share their kernels. Kernels that are not in the cache
     are compiled in parallel.
 
     Parameters
@@ -458,7 +460,7 @@ def warm_up(model: torch.nn.Module, max_m: int, *, progress: bool | None = None)
     model : torch.nn.Module
         A model, or a single layer.
     max_m : int
-        Largest number of rows of a layer's input: the tokens of a batch together.
+        Largest number of rows in a layer's input. In a language model, this is the number of tokens in a batch.
     progress : bool, optional
         Show a progress bar on stderr. Default: only if stderr is a terminal.
 

@@ -1,7 +1,7 @@
-"""``torch.ops.cudatma.*``: the operators' schemas and functions.
+"""Schemas and functions of the operators ``torch.ops.cudatma.*``.
 
-Operators take tensors and numbers, and have no backward pass. They are defined with torch.library.Library, because
-torch.library.custom_op adds four microseconds to each call.
+Operators take tensors and numbers, and have no backward pass. This module defines them with torch.library.Library,
+because torch.library.custom_op adds four microseconds to each call.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _libraries: list[Any] = globals().get("_libraries", [])
 
 
 def register() -> None:
-    """Define the operators, once in a process."""
+    """Define the operators, once per process."""
     if hasattr(torch.ops.cudatma, "marlin_gemm"):
         return
     library = torch.library.Library("cudatma", "FRAGMENT")
@@ -64,7 +64,10 @@ def register() -> None:
 
 
 def _define(library: Any, name: str, arguments: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Define an operator for the CPU and CUDA. One with ``out`` returns nothing, as functionalization requires."""
+    """Define an operator for the CPU and CUDA.
+
+    An operator with ``out`` returns nothing, because functionalization requires this.
+    """
     has_out = name.endswith("_out")
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
     library.define(f"{name}({arguments}) -> {'()' if has_out else 'Tensor'}", tags=tags)
@@ -74,7 +77,10 @@ def _define(library: Any, name: str, arguments: str, function: Callable[..., Any
 
 
 def _writes(function: Callable[..., Any]) -> Callable[..., None]:
-    """Return a variant that writes to ``out`` and increments its version, which autograd and packed_weight() read."""
+    """Return a variant that writes to ``out`` and increments its version counter.
+
+    Autograd and packed_weight() read the version counter.
+    """
 
     def write(*operands: Any, out: Any, **options: Any) -> None:
         function(*operands, out=out, **options)
@@ -84,7 +90,7 @@ def _writes(function: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _with_sides(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a variant of an attention function with the two sides of its window as ``left`` and ``right``."""
+    """Return a variant of an attention function that takes the sides of its window as ``left`` and ``right``."""
 
     def call(*arrays: Any, left: int | None = None, right: int | None = None, **options: Any) -> Any:
         window = None if left is None and right is None else (left, right)

@@ -1,4 +1,4 @@
-"""Layers whose weight is divided among the GPUs of a torch process group."""
+"""Linear layers whose weight is divided among the GPUs of a torch process group."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
     Parameters
     ----------
     layer : MarlinLinear
-        This rank's layer, with its part of the bias.
+        This rank's layer, with this rank's shard of the bias.
     group : torch.distributed.ProcessGroup, optional
         The ranks. Default: torch's default group.
     gather_output : bool, default False
-        Return the whole y on every rank, with an all-gather.
+        Whether to return the whole y on every rank, by an all-gather.
 
     Raises
     ------
@@ -64,9 +64,9 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
         group : torch.distributed.ProcessGroup, optional
             The ranks. Default: torch's default group.
         gather_output : bool, default False
-            Return the whole y on every rank.
+            Whether to return the whole y on every rank.
         batch_invariant : bool, default False
-            As in ``marlin_gemm``.
+            See ``marlin_gemm``.
 
         Returns
         -------
@@ -76,7 +76,7 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
         Raises
         ------
         ArgumentError, ArgumentTypeError, QuantizationError
-            If the weight cannot be divided, as in ``shard``, or the bias has a wrong shape.
+            If ``shard`` cannot divide the weight, or the bias has a wrong shape.
         """
         rank, members = rank_and_members(group)
         part = shard(weight, rank, len(members), by="columns")
@@ -89,7 +89,7 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
         return cls(layer, group=group, gather_output=gather_output)
 
     def forward(self, x: Any) -> Any:
-        """Return this rank's part of y.
+        """Return this rank's shard of y.
 
         Parameters
         ----------
@@ -99,7 +99,7 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
         Returns
         -------
         torch.Tensor, shape (..., N / ranks)
-            The part, or the whole y (..., N) with ``gather_output``.
+            This rank's shard. With ``gather_output``, the whole y, of shape (..., N).
         """
         y = self.layer(x)
         if not self.gather_output or self.ranks == 1:
@@ -113,19 +113,19 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
 
 
 class RowParallel(torch.nn.Module):  # type: ignore[misc]
-    """Linear layer whose inputs are divided among the ranks, as the outputs of ColumnParallel are.
+    """Linear layer whose inputs are divided among the ranks. It can follow a ColumnParallel directly.
 
-    Rank r reads x[..., r * K / ranks : (r + 1) * K / ranks]. An all-reduce adds up the partial results, so every rank
-    gets the same y.
+    Rank r reads x[..., r * K / ranks : (r + 1) * K / ranks]. An all-reduce adds up the partial results, so that every
+    rank gets the same y.
 
     Parameters
     ----------
     layer : MarlinLinear
-        This rank's layer. Only rank 0 has the bias, which is added once.
+        This rank's layer. Only the layer of rank 0 may have a bias, because the bias must be added once.
     group : torch.distributed.ProcessGroup, optional
         The ranks. Default: torch's default group.
     all_reduce : AllReduce, optional
-        An AllReduce of the same group. Several layers may share one. Default: the group's all-reduce.
+        An AllReduce for the same group. Several layers may share one object. Default: the group's all-reduce.
 
     Raises
     ------
@@ -141,7 +141,7 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
         if all_reduce is not None and not isinstance(all_reduce, AllReduce):
             raise ArgumentTypeError("all_reduce", type(all_reduce).__name__, "AllReduce, or None")
         if all_reduce is not None and all_reduce.members != members:
-            raise ArgumentError("all_reduce", f"one for ranks {all_reduce.members}", f"one for ranks {members}")
+            raise ArgumentError("all_reduce", f"an object for ranks {all_reduce.members}", f"one for ranks {members}")
         if self.rank and layer.bias is not None:
             raise ArgumentError(
                 "layer.bias", f"a bias on rank {self.rank}", "a bias on rank 0 only", "it is added once"
@@ -168,9 +168,9 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
         group : torch.distributed.ProcessGroup, optional
             The ranks. Default: torch's default group.
         batch_invariant : bool, default False
-            As in ``marlin_gemm``.
+            See ``marlin_gemm``.
         all_reduce : AllReduce, optional
-            An AllReduce of the same group.
+            An AllReduce for the same group.
 
         Returns
         -------
@@ -180,7 +180,7 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
         Raises
         ------
         ArgumentError, ArgumentTypeError, QuantizationError
-            If the weight cannot be divided, as in ``shard``.
+            If ``shard`` cannot divide the weight.
         """
         rank, members = rank_and_members(group)
         part = shard(weight, rank, len(members), by="rows")
@@ -193,7 +193,7 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
         Parameters
         ----------
         x : torch.Tensor, shape (..., K / ranks)
-            This rank's part of the input.
+            This rank's shard of the input.
 
         Returns
         -------

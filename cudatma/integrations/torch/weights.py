@@ -1,10 +1,10 @@
-"""The PackedWeight of a weight's tensors: created at the first call, looked up later, replaced if the tensors change.
+"""Cache of the PackedWeight for a weight's tensors.
 
-Operators take tensors, and the kernels need a PackedWeight. A table holds one for each address of qweight. It serves
-tensors with the same shapes, strides and dtypes whose values were read from the same memory with the same version
-counters. The values of qweight are not read, so its address is sufficient. The table keeps weak references to the
-storages, because no other storage gets the address of one that is alive or weakly referenced. Entries with freed
-storages are removed.
+Operators take tensors, but the kernels need a PackedWeight. The first call creates a PackedWeight, and later calls find
+it in a table by the address of qweight. A table entry is valid for tensors with the same shapes, strides, dtypes,
+addresses and version counters. Otherwise it is replaced. For qweight the address is sufficient, because its values are
+not read. The table keeps weak references to the storages, because torch does not reuse the address of a storage that is
+alive or weakly referenced. Entries whose storages were freed are removed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cudatma.quantization.namespaces import bfloat16_view
 
 
 class _Known(NamedTuple):
-    """A weight, its arrays for a launch, and the facts and storages of its tensors."""
+    """A weight and its launch arrays, with the facts and storages of its tensors."""
 
     facts: tuple[Any, ...]
     weight: PackedWeight
@@ -47,12 +47,12 @@ _known: dict[int, _Known] = {}
 
 
 def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int) -> PackedWeight:
-    """Return a PackedWeight over a weight's tensors, without a copy. Layout and dtypes are as in PackedWeight.
+    """Return a PackedWeight that uses the memory of a weight's tensors. Layout and dtypes are those of PackedWeight.
 
-    Inference tensors have no version counters: call forget() after changing them in place. Raise the errors of
-    PackedWeight for wrong shapes and values, ArgumentError if torch records a gradient of the scales or if memory is
-    misaligned, and LaunchError if the weight is new and the current stream is being captured, because the values must
-    be read.
+    Call forget() after changing inference tensors in place, because they have no version counters. Raise the errors of
+    PackedWeight for wrong shapes and values. Raise ArgumentError if torch records a gradient of the scales or if memory
+    is misaligned. Raise LaunchError if the weight is new and the current stream is being captured, because its values
+    cannot be read during capture.
     """
     return known_weight(qweight, scales, zeros, perm, k, n, group_size)[0]
 
@@ -60,7 +60,7 @@ def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: i
 def known_weight(
     qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int
 ) -> tuple[PackedWeight, Weight]:
-    """Return packed_weight() and its arrays for a launch, with the same errors."""
+    """Return packed_weight() and its launch arrays, and raise the same errors."""
     if scales.requires_grad:
         check_gradient(scales, "scales", "marlin_gemm")
     address = qweight.data_ptr()
@@ -96,7 +96,7 @@ def known_weight(
 
 
 def forget(qweight: Any) -> None:
-    """Discard the cached values of a weight, so that the next call reads them again.
+    """Discard the cached values of a weight. The next call reads them again.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def forget(qweight: Any) -> None:
 
 
 def weight_tensors(weight: PackedWeight) -> dict[str, Any]:
-    """Copy a weight's arrays on its device: qweight, scales, zeros and perm. The last two may be None."""
+    """Return copies of qweight, scales, zeros and perm (the last two may be None) as tensors on the weight's device."""
     tensors = {name: _as_tensor(getattr(weight, name)) for name in ("qweight", "scales", "zeros", "perm")}
     if weight.device is not None:  # CuPy may reuse the memory as soon as the weight is deleted
         torch.cuda.current_stream(weight.device).synchronize()
@@ -115,7 +115,7 @@ def weight_tensors(weight: PackedWeight) -> dict[str, Any]:
 
 
 def _facts(tensor: Any) -> tuple[Any, ...]:
-    """Return values that identify memory and its contents. Inference tensors have no version counter."""
+    """Return values that identify a tensor's memory and contents. Inference tensors have no version counter."""
     version = -1 if tensor.is_inference() else tensor._version
     return tensor.untyped_storage()._cdata, tensor.data_ptr(), version, tensor.shape, tensor.stride(), tensor.dtype
 
@@ -141,7 +141,7 @@ def _create(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, gr
 
 @contextlib.contextmanager
 def _reading(device: int) -> Iterator[None]:
-    """Wait for torch's current stream, so that CuPy can read its results on another stream."""
+    """Wait for torch's current stream, because CuPy reads the tensors on a different stream."""
     stream = current_stream("torch", device)
     refuse_in_capture(device, stream, "a weight whose values were read before the capture")
     with context.using(device) as driver, context.outside_captures(driver):
@@ -150,10 +150,10 @@ def _reading(device: int) -> Iterator[None]:
 
 
 def _view(info: ArrayInfo) -> Any:
-    """Return a NumPy or CuPy array over a tensor's memory. The operator's caller keeps the memory alive.
+    """Return a NumPy or CuPy array that uses a tensor's memory. The operator's caller keeps the memory alive.
 
-    Host memory that does not begin at a multiple of 16 bytes, as in safetensors files, is copied because TMA cannot
-    read it.
+    Host memory that is not 16-byte aligned (for example, a mapped safetensors file) is copied, because TMA cannot read
+    it.
     """
     if info.device is None:
         array = host_array(info)

@@ -1,4 +1,4 @@
-"""cudatma in Hugging Face's transformers: int4 models and attention, after register()."""
+"""Int4 models and attention for Hugging Face's transformers. register() adds them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from cudatma.quantization.statement import METHODS, read_config, read_section
 __all__ = ["CudatmaConfig", "load", "register"]
 
 
-#: Options of from_pretrained() that also affect where a configuration is found.
+#: Options of from_pretrained() that also determine where transformers finds a configuration.
 _LOCATION = ("revision", "subfolder", "token", "cache_dir", "local_files_only", "trust_remote_code")
 
 
@@ -58,19 +58,19 @@ def register() -> None:
 def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | None = None, **options: Any) -> Any:
     """Load a GPTQ, AWQ, AutoRound, Marlin or compressed-tensors model, and pack its layers while reading them.
 
-    The tool that quantized the model is not needed. Models that `cudatma convert` wrote are loaded as by
-    from_pretrained().
+    The tool that quantized the model need not be installed. For a model that `cudatma convert` wrote, this function
+    does the same as from_pretrained().
 
     Parameters
     ----------
     model : path or str
-        A folder, or a name on the Hugging Face hub.
+        A folder, or a name on the Hugging Face Hub.
     auto_class : class, optional
         A class with from_pretrained(). Default: AutoModelForCausalLM.
     max_m : int, optional
-        Compile and load all kernels that int4 layers on a GPU need for batches of up to this number of tokens, as
-        ``cudatma.integrations.torch.warm_up(model, max_m)`` does, and all kernels of the attention "cudatma". Default:
-        kernels compile at first use.
+        Maximum number of tokens in a batch. If it is given, load() compiles and loads all kernels that the int4 layers
+        on a GPU need for such batches, and all kernels of the attention "cudatma". Default: kernels are compiled at
+        first use.
     **options
         Arguments of from_pretrained().
 
@@ -98,9 +98,9 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | 
     section = _section(Path(model, options.get("subfolder", "")), config)
     method = str(section.get("quant_method")).lower()
     if method not in (METHOD, *METHODS):
-        remedy = "a float model: from_pretrained(..., quantization_config=CudatmaConfig())"
+        remedy = "load a float model with from_pretrained(..., quantization_config=CudatmaConfig())"
         if method == "none":
-            remedy += "; a quantized one: name its quant_method in config.json"
+            remedy += ", or name the quant_method of a quantized model in config.json"
         raise ArgumentError("model", f"quant_method {method}", f"{METHOD}, {', '.join(METHODS)}", remedy)
     if method != METHOD:
         config.quantization_config = CudatmaConfig(source=section).to_dict()
@@ -116,12 +116,12 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | 
 def _check_folder(model: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
     """Raise ArgumentError for a path that does not exist, and WeightFileError for files that transformers cannot load.
 
-    A name on the hub has no separator, or one inside ("owner/name").
+    A name on the Hub has the form "name" or "owner/name".
     """
     text = os.fspath(model)
     is_path = not isinstance(model, str) or text.count("/") > 1 or text[:1] in ("/", ".", "~") or "\\" in text
     if is_path and not os.path.exists(text):
-        raise ArgumentError("model", text, "a folder that exists, or a name on the Hugging Face hub")
+        raise ArgumentError("model", text, "a folder that exists, or a name on the Hugging Face Hub")
     path = Path(model, options.get("subfolder", ""))
     check_suffix(path)
     if not path.is_dir():
@@ -142,7 +142,7 @@ def _check_folder(model: str | os.PathLike[str], options: Mapping[str, Any]) -> 
 
 
 def _section(folder: Path, config: Any) -> dict[str, Any]:
-    """Return the quantization configuration from a folder's files, or from the config.json of a model on the hub."""
+    """Return the quantization configuration from a folder's files, or from the config.json of a model on the Hub."""
     section, _ = read_section(folder) if folder.is_dir() else ({}, "")
     holders = (config, config.get_text_config(decoder=True))
     stated: Any = next(filter(None, (getattr(holder, "quantization_config", None) for holder in holders)), {})

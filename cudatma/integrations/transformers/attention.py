@@ -1,15 +1,20 @@
-"""The attention "cudatma" of transformers: our kernels for the masks that they support, sdpa for the rest.
+"""The attention implementation "cudatma" for transformers.
 
-transformers calls attention_mask() once per forward pass with the pattern and the padding, and passes the result to
-attention_forward() in each layer. Tensors of four dimensions pass through transformers unchanged; those of int32 are
-ours:
+The kernels of cudatma compute attention for the masks that they support. sdpa computes attention for other masks.
 
-- None: causal, sliding or full attention, depending on the layer. The last query of each sequence belongs to the last
-  key.
-- (1, 1, 1, batch): one query per sequence, and the number of keys it attends to, for attention_decode().
-- (1, 1, 2, 3 batch + 1): offsets of queries and of keys, for attention_varlen(). Each row of the batch becomes three
-  sequences: the padding before, the valid tokens, and the padding after them. Full attention uses (1, 2, 1, ...).
-- bools (batch, 1, q_length, kv_length): any other pattern.
+transformers calls attention_mask() once per forward pass, with the pattern and the padding, and passes the result to
+attention_forward() in each layer. transformers does not modify four-dimensional masks, so attention_mask() can return
+its own int32 encodings. It returns one of these values:
+
+- None, for attention(): causal, sliding or full attention, depending on the layer. The last query of each sequence is
+  aligned with the last key.
+- int32 (1, 1, 1, batch), for attention_decode(): each sequence has one query. The elements are the numbers of keys that
+  the queries attend to.
+- int32 (1, 1, 2, 3 batch + 1), for attention_varlen(): the offsets of the queries and the offsets of the keys. Each row
+  of the batch becomes three sequences: the padding before the valid tokens, the valid tokens, and the padding after
+  them.
+- int32 (1, 2, 1, 3 batch + 1), for attention_varlen() with full attention: the same offsets.
+- bool (batch, 1, q_length, kv_length), for sdpa: any other pattern.
 """
 
 from __future__ import annotations
@@ -50,10 +55,11 @@ def attention_mask(
     device: Any = "cpu",
     **options: Any,
 ) -> Any:
-    """Return a mask for attention_forward(); the arguments are transformers' mask interface.
+    """Return a mask for attention_forward(). The parameters are those of transformers' mask interface.
 
-    ``attention_mask`` holds bools (batch, tokens), False for padding. Padding between valid tokens gives a mask for
-    sdpa, and so does padding that cannot be read, while torch.compile traces or a CUDA graph is captured.
+    ``attention_mask`` is a bool tensor (batch, tokens) that is False for padding. The result is a mask for sdpa if
+    there is padding between valid tokens. It is also a mask for sdpa if the padding cannot be read, because
+    torch.compile is tracing or a CUDA graph is being captured.
     """
     first = q_offset - kv_offset  # position of the first query among the keys
     causal = _causality(mask_function, local_size, allow_is_causal_skip, options.get("config"))
@@ -81,7 +87,7 @@ def attention_mask(
         mask_function=mask_function,
         attention_mask=attention_mask,
         local_size=local_size,
-        allow_is_causal_skip=False,  # None from sdpa_mask would mean another alignment than ours
+        allow_is_causal_skip=False,  # None from sdpa_mask would mean a different alignment of queries and keys
         use_vmap=use_vmap,
         device=device,
         **options,
@@ -89,7 +95,7 @@ def attention_mask(
 
 
 def dense_mask(mask: Any, query: Any, key: Any, causal: bool, window: int | None) -> Any:
-    """Convert one of our masks, or None, to bools (batch or 1, 1, q_length, kv_length) for sdpa."""
+    """Convert an int32 mask, or None, to a bool mask (batch or 1, 1, q_length, kv_length) for sdpa."""
     q_length, kv_length = query.shape[2], key.shape[2]
     queries = torch.arange(q_length, device=query.device)[None, :, None]
     keys = torch.arange(kv_length, device=query.device)[None, None, :]
@@ -103,7 +109,7 @@ def dense_mask(mask: Any, query: Any, key: Any, causal: bool, window: int | None
         begin, end = (k_offsets[:, place, None, None] - start * kv_length for place in (0, 1))
         last = q_offsets[:, 1, None, None] - start * q_length
     visible = (keys >= begin) & (keys < end)
-    distance = (keys - end) - (queries - last)  # 0 for the key that belongs to the query
+    distance = (keys - end) - (queries - last)  # 0 for the key that is aligned with the query
     if causal:
         visible = visible & (distance <= 0)
         visible = visible if window is None else visible & (distance > -window)
@@ -111,19 +117,19 @@ def dense_mask(mask: Any, query: Any, key: Any, causal: bool, window: int | None
 
 
 def is_decode(mask: Any) -> bool:
-    """Return whether one of our masks holds lengths for attention_decode(); otherwise it holds offsets."""
+    """Return whether an int32 mask holds lengths for attention_decode(). Otherwise it holds offsets."""
     return bool(mask.shape[1] == mask.shape[2] == 1)
 
 
 def is_causal(mask: Any) -> bool:
-    """Return whether one of our masks belongs to causal attention."""
+    """Return whether an int32 mask is for causal attention."""
     return bool(mask.shape[1] == 1)
 
 
 def _causality(
     mask_function: Callable[..., Any], local_size: int | None, allow_is_causal_skip: bool, config: Any
 ) -> bool | None:
-    """Return True for causal attention, sliding or not, False for full attention, and None for other patterns."""
+    """Return True for causal or sliding attention, False for full attention, and None for other patterns."""
     if mask_function is causal_mask_function:
         return True
     if mask_function is bidirectional_mask_function:
@@ -146,14 +152,14 @@ def _parts(mask_function: Callable[..., Any]) -> tuple[Any, ...]:
 
 
 def _is_tracing(device: Any) -> bool:
-    """Return whether values cannot be read, because torch.compile traces or a CUDA graph is captured."""
+    """Return whether torch.compile is tracing or a CUDA graph is being captured, so that values cannot be read."""
     if torch.compiler.is_compiling():
         return True
     return torch.device(device).type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
 
 
 def _padding(attention_mask: Any, kv_length: int, kv_offset: Any) -> Any:
-    """Return the padding of the keys, bools (batch, kv_length). Keys beyond the mask are padding."""
+    """Return a bool tensor (batch, kv_length) that is False for padding keys. Keys beyond the mask are padding."""
     missing = kv_length + kv_offset - attention_mask.shape[1]
     if missing > 0:
         attention_mask = torch.nn.functional.pad(attention_mask, (0, int(missing)))
@@ -164,9 +170,9 @@ def _padding(attention_mask: Any, kv_length: int, kv_offset: Any) -> Any:
 
 
 def _without_padding(causal: bool, batch: int, q_length: int, kv_length: int, end: Any, device: Any) -> Any:
-    """Return the mask of a batch without padding.
+    """Return the mask for a batch without padding.
 
-    ``end`` is the number of keys in use. A static cache, which has more, passes it as a tensor.
+    ``end`` is the number of keys in use. With a static cache, it is a tensor and less than the cache's length.
     """
     if not causal:
         return None
@@ -181,10 +187,10 @@ def _without_padding(causal: bool, batch: int, q_length: int, kv_length: int, en
 
 
 def _offsets(causal: bool, begin: Any, count: Any, first: Any, q_length: int, kv_length: int) -> Any:
-    """Return the mask with offsets.
+    """Return the mask that holds offsets.
 
-    ``begin`` and ``count`` (batch,) give each row's valid keys. ``first`` is the position of the first query among the
-    keys.
+    ``begin`` and ``count`` (batch,) are the first valid key and the number of valid keys in each row. ``first`` is the
+    position of the first query among the keys.
     """
     before, until = torch.zeros_like(begin), torch.full_like(begin, q_length)
     if causal:
@@ -199,7 +205,8 @@ def _offsets(causal: bool, begin: Any, count: Any, first: Any, q_length: int, kv
 def attention_calls(model: Any) -> list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]:
     """Return a call (function, operands, options) for each kind of kernel that a model's attention layers may launch.
 
-    The operands are uninitialized. Layers are recognized by the attributes that transformers' attention modules share.
+    The operands are uninitialized. Attention layers are recognized by the attributes that transformers' attention
+    modules have in common.
     """
     kinds: dict[tuple[Any, ...], None] = {}
     for module in model.modules():
@@ -230,7 +237,7 @@ def _calls_of(
     softcap: float | None,
     has_sink: bool,
 ) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]:
-    """Yield a call of each function for one kind of layer."""
+    """Yield one call to each attention function for one kind of layer."""
     q = torch.empty(1, 2, heads, dim, dtype=dtype, device=device)
     k = v = torch.empty(1, 2, kv_heads, dim, dtype=dtype, device=device)
     ends = torch.tensor([0, 2], dtype=torch.int32, device=device)
@@ -246,7 +253,7 @@ def _calls_of(
         yield attention_decode, (q[:, :1], k, v, ends[1:]), options
 
 
-#: Reasons for which a warning was given.
+#: Reasons about which users were warned.
 _warned: set[str] = set()
 
 
@@ -263,10 +270,10 @@ def attention_forward(
     s_aux: Any = None,
     **options: Any,
 ) -> tuple[Any, None]:
-    """Compute attention; the arguments are transformers' attention interface.
+    """Compute attention. The parameters are those of transformers' attention interface.
 
-    Views of q, k and v are read without a copy, except with padding. Calls that our kernels do not support go to sdpa,
-    or to the model's own eager function if sdpa would ignore an option, with one warning for each reason.
+    Views of q, k and v are not copied unless there is padding. If the kernels do not support a call, sdpa computes it.
+    If sdpa would ignore an option, the model's own eager function computes it. Each reason causes one warning.
 
     Parameters
     ----------
@@ -279,13 +286,13 @@ def attention_forward(
     attention_mask : torch.Tensor or None
         The result of attention_mask().
     dropout : float, default 0.0
-        Dropout probability. Our kernels support 0.
+        Dropout probability. The kernels support only 0.
     scaling : float, optional
-        Factor of the scores. Default: dim ** -0.5.
+        Factor that multiplies the scores. Default: dim ** -0.5.
     sliding_window : int, optional
-        Number of keys that a query attends to.
+        Maximum number of keys that a query attends to. Default: no limit.
     softcap : float, optional
-        Limit of the scores' soft capping.
+        Bound of the scores: softcap * tanh(score / softcap) replaces each score. Default: no bound.
     s_aux : torch.Tensor, shape (heads,), optional
         Attention sinks.
     **options
@@ -335,7 +342,7 @@ def attention_forward(
 
 
 def _unsupported(query: Any, key: Any, value: Any, mask: Any, dropout: float, options: dict[str, Any]) -> str:
-    """Return why our kernels do not support a call, or ""."""
+    """Return why the kernels do not support a call, or "" if they support it."""
     if mask is not None and mask.dtype != torch.int32:
         return "a mask that is neither causal, sliding nor padding at one end"
     if dropout:
@@ -353,7 +360,7 @@ def _unsupported(query: Any, key: Any, value: Any, mask: Any, dropout: float, op
 def _fall_back(
     reason: str, module: Any, query: Any, key: Any, value: Any, mask: Any, causal: bool, call: dict[str, Any]
 ) -> tuple[Any, None]:
-    """Call sdpa, or the model's eager attention for softcap and attention sinks, which sdpa ignores."""
+    """Call sdpa, or the model's eager attention if sdpa would ignore an option (softcap or attention sinks)."""
     name = "sdpa"
     if call.get("softcap") or call.get("s_aux") is not None:
         name = "eager"

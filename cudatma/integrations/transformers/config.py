@@ -1,4 +1,4 @@
-"""CudatmaConfig: the quantization_config of models whose linear layers are MarlinLinear."""
+"""CudatmaConfig, the quantization_config of models whose linear layers are MarlinLinear."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
     Parameters
     ----------
     group_size, symmetric, clip_search : int, bool, bool
-        As in ``cudatma.quantize``.
+        See ``cudatma.quantize``.
     modules_to_not_convert : sequence of str, optional
-        Modules that stay float, matched as transformers matches them: by the whole name, its end, or a prefix. The head
-        and tied weights always stay float.
+        Modules that stay float. As in transformers, an entry matches the whole name of a module, the end of the name or
+        a prefix. The head and tied weights always stay float.
     vision_tower : bool, default False
-        Also quantize the encoders of images, video and audio.
+        Whether to quantize the encoders of images, video and audio too.
     dtype, act_order, layers, source, bits, layout_version : optional
-        Written by `cudatma convert` and save_pretrained(): the type of the scales; the packed layers by name, with the
-        facts that differ from group_size, symmetric and act_order; the quantization_config that load() packs.
+        Written by `cudatma convert` and save_pretrained(). ``dtype`` is the type of the scales. ``layers`` holds the
+        packed layers by name, with the facts that differ from group_size, symmetric and act_order. ``source`` is the
+        quantization_config of the model that load() packs.
     quant_method : str
         Ignored; config.json contains it.
 
@@ -104,7 +105,7 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         Parameters
         ----------
         layers : mapping of str to mapping
-            Facts of each packed layer by name, as from facts().
+            Facts of each packed layer by name, in the form that facts() returns.
         dtype : str
             Type of the scales.
         """

@@ -1,9 +1,13 @@
-"""The quantizer that transformers calls while loading a model: linear layers become MarlinLinear.
+"""The quantizer that transformers calls while loading a model. It replaces linear layers with MarlinLinear.
 
-It supports three kinds of checkpoints: packed layers written by `cudatma convert` and save_pretrained(); layers of
-GPTQ, AWQ or compressed-tensors, which are packed while they are read; and float layers, which are quantized while they
-are read. transformers renames tensors of some architectures, so a layer may have one name in the checkpoint and another
-in the model.
+The quantizer supports three kinds of checkpoints:
+
+- packed layers that `cudatma convert` or save_pretrained() wrote,
+- layers of GPTQ, AWQ or compressed-tensors, which it packs while they are read,
+- float layers, which it quantizes while they are read.
+
+transformers renames the tensors of some architectures. A layer may therefore have one name in the checkpoint and
+another in the model.
 """
 
 from __future__ import annotations
@@ -37,16 +41,16 @@ from cudatma.quantization.statement import Statement, read_statement
 
 
 class Pack(ConversionOps):  # type: ignore[misc]
-    """Packs the tensors of another tool's layer. ``facts`` holds the facts of each module by name."""
+    """Operation that packs a layer of another tool. ``facts`` holds the facts of each module by name."""
 
     def __init__(self, kind: Format, facts: Mapping[str, LayerFacts]) -> None:
         self.kind, self.facts = kind, facts
 
     def __deepcopy__(self, memo: Any) -> Pack:
-        return self  # transformers copies the operation for each layer, and it never changes
+        return self  # transformers copies the operation for each layer, but the operation never changes
 
     def convert(self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, **_: Any) -> dict[str, Any]:
-        """Pack one layer, given its tensors by the patterns that they matched."""
+        """Pack one layer. ``input_dict`` holds its tensors by the patterns that they matched."""
         tensors = {pattern.rpartition(".")[2][:-1]: matches[0] for pattern, matches in input_dict.items()}
         layer = full_layer_name.rpartition(".")[0]
         module = model.get_submodule(layer)
@@ -56,7 +60,7 @@ class Pack(ConversionOps):  # type: ignore[misc]
 
 
 class Quantize(ConversionOps):  # type: ignore[misc]
-    """Quantizes a float weight."""
+    """Operation that quantizes a float weight."""
 
     def __init__(self, config: CudatmaConfig) -> None:
         self.config = config
@@ -85,8 +89,9 @@ class Quantize(ConversionOps):  # type: ignore[misc]
 def _quantization_device(weight: Any) -> Any:
     """Return the device on which to quantize a weight.
 
-    This is the weight's GPU, which device_map chose. A weight on the CPU uses torch's current GPU, because NumPy would
-    take 50 times as long, unless there is no GPU or $CUDATMA_BACKEND names another backend.
+    A weight on a GPU is quantized there, because device_map chose that GPU. A weight on the CPU is quantized on torch's
+    current GPU, because NumPy would take 50 times as long. It stays on the CPU if there is no GPU or $CUDATMA_BACKEND
+    names another backend.
     """
     if weight.is_cuda or not torch.cuda.is_available() or selected_backend() != "cuda":
         return weight.device
@@ -100,19 +105,19 @@ def check_ranks(options: Mapping[str, Any]) -> None:
         settings = distributed or {name: options.get(name) for name in ("tp_plan", "tp_size")}
         distributed = DistributedConfig.from_dict(settings)
     if (count := distributed.tp_size or 1) > 1:
-        remedy = "load the model on one GPU, or serve it with vLLM; ColumnParallel and RowParallel divide single layers"
-        raise ArgumentError("tp_size", count, "1: int4 layers are not divided among processes", remedy)
+        remedy = "load the model on one GPU, serve it with vLLM, or divide layers with ColumnParallel and RowParallel"
+        raise ArgumentError("tp_size", count, "1, because int4 layers are not divided among processes", remedy)
 
 
 def packing_conversion(kind: Format, facts: Mapping[str, LayerFacts]) -> Any:
-    """Return the converter with which transformers collects and packs a layer's tensors."""
-    # Whole names, because transformers replaces the first occurrence of a match, and ".s" also begins ".self_attn".
+    """Return the converter that transformers uses to collect and pack a layer's tensors."""
+    # Match whole names: transformers replaces the first occurrence of a match, and ".self_attn" also begins with ".s".
     names = [rf"^(.+)\.{name}$" for name in (*kind.required, *kind.optional)]
     return WeightConverter(source_patterns=names, target_patterns=r"\1.qweight", operations=[Pack(kind, facts)])
 
 
 def _fill(module: MarlinLinear, layer: str, weight: PackedWeight, device: Any) -> dict[str, Any]:
-    """Set the layer's buffers and return them by their full names. transformers compares the module's shapes."""
+    """Set the layer's buffers and return them by their full names. transformers checks the shapes in the module."""
     buffers = {}
     module.group_size = weight.group_size
     for name, tensor in weight_tensors(weight).items():
@@ -128,7 +133,7 @@ _log = logging.get_logger(__name__)
 
 
 class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
-    """Replaces linear layers while transformers loads a model. Loading fills in what ``quantization_config`` lacks."""
+    """Replaces linear layers while transformers loads a model, and completes ``quantization_config``."""
 
     requires_calibration = False
     quantization_config: CudatmaConfig
@@ -140,7 +145,11 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         self.layer_facts: dict[str, LayerFacts] = {}
 
     def update_dtype(self, dtype: Any) -> Any:
-        """Return the type of converted layers; otherwise the model's, or float16 if it is neither fp16 nor bf16."""
+        """Return the dtype for loading the model.
+
+        This is the type of the converted layers if there are any, otherwise ``dtype`` if it is fp16 or bf16, otherwise
+        float16.
+        """
         stated = self.quantization_config.dtype
         chosen = getattr(torch, stated) if stated else dtype if dtype in _DTYPES else torch.float16
         if chosen != dtype:
@@ -168,7 +177,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
             }
             if not linears:
                 got = f"no layer of {type(model).__name__} to quantize"
-                raise ArgumentError("quantization_config", got, "nn.Linear in numbered blocks, from 64 x 64 up")
+                raise ArgumentError("quantization_config", got, "nn.Linear in numbered blocks, at least 64 x 64")
             for name in () if config.vision_tower else tower_layers(linears, model.config.model_type):
                 del linears[name]
             for name, linear in linears.items():
@@ -206,7 +215,10 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         return tensor == "weight" and isinstance(model.get_submodule(layer), MarlinLinear)
 
     def param_element_size(self, model: Any, param_name: str, param: Any) -> float:
-        """Return the bytes of an element in the loaded model, for device_map="auto": a float weight does not remain."""
+        """Return the size in bytes of an element in the loaded model. transformers needs it for device_map="auto".
+
+        The float weight of a layer to quantize does not remain in the loaded model.
+        """
         if self.param_needs_quantization(model, param_name):
             return 0
         return float(super().param_element_size(model, param_name, param))
@@ -216,7 +228,10 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         return Quantize(self.quantization_config)
 
     def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
-        """Return the type in which to read a tensor, None for the file's type. transformers calls it from 5.21 on."""
+        """Return the type in which to read a tensor, or None for the file's type.
+
+        transformers 5.21 and later call this method.
+        """
         return None if _packs(converter) else super().get_new_dtype(converter, param, dtype)
 
     def get_weight_conversions(self) -> list[Any]:
@@ -244,7 +259,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
 
     @property
     def is_trainable(self) -> bool:
-        """Whether the model can be trained; there is no backward pass."""
+        """Whether the model can be trained. It cannot, because there is no backward pass."""
         return False
 
     @property
@@ -258,7 +273,8 @@ def _replace(model: Any, name: str, linear: Any, facts: dict[str, Any]) -> Marli
     sizes: Any = linear_sizes(linear)
     layer = MarlinLinear(sizes[0], sizes[1], linear.bias is not None, dtype=linear.weight.dtype, device="meta", **facts)
     model.set_submodule(name, layer)
-    # transformers initializes every module without this mark, and reads .weight of modules that it takes for nn.Linear.
+    # transformers initializes every module that lacks this attribute, and reads .weight of any module that it considers
+    # an nn.Linear.
     layer._is_hf_initialized = True
     parent = model.get_submodule(name.rpartition(".")[0])
     if not [*parent.parameters(recurse=False), *parent.buffers(recurse=False)]:
@@ -267,7 +283,7 @@ def _replace(model: Any, name: str, linear: Any, facts: dict[str, Any]) -> Marli
 
 
 def _untie(model: Any, modules: Iterable[str]) -> None:
-    """Keep transformers from tying weights of packed modules, such as a quantized head to the float embedding."""
+    """Keep transformers from tying the weights of packed modules, for example a quantized head to a float embedding."""
     packed = {f"{module}.weight" for module in modules}
     tied = model.all_tied_weights_keys.items()
     model.all_tied_weights_keys = {name: other for name, other in tied if packed.isdisjoint((name, other))}
@@ -286,7 +302,7 @@ _ARRAYS = ("qweight", "scales", "zeros", "perm")
 
 
 def open_files(files: Iterable[str]) -> Checkpoint:
-    """Open the files that transformers is about to load. Raise WeightFileError if one cannot be read."""
+    """Open the files that transformers is about to load. Raise WeightFileError if a file cannot be read."""
     opened = [open_safetensors(file) for file in files]
     return Checkpoint(opened[0].path if opened else Path(), files_by_tensor(opened))
 
@@ -294,7 +310,7 @@ def open_files(files: Iterable[str]) -> Checkpoint:
 def require_arrays(
     checkpoint: Checkpoint, layers: Mapping[str, Mapping[str, Any]], rename: Callable[[str], str]
 ) -> None:
-    """Raise WeightFileError if a packed layer lacks a tensor, which transformers would initialize at random.
+    """Raise WeightFileError if a packed layer lacks a tensor. transformers would initialize that tensor at random.
 
     ``layers`` maps each module's name to its facts.
     """

@@ -1,4 +1,4 @@
-"""cudatma in vLLM: a plugin that puts the W4A16 GEMM first among vLLM's mixed-precision linear kernels."""
+"""vLLM plugin that puts the W4A16 GEMM first among vLLM's mixed-precision linear kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cudatma.errors import INSTALL_CUDA, ArgumentError
 
 __all__ = ["register"]
 
-#: Environment variable; "0" leaves vLLM unchanged.
+#: Environment variable. "0" leaves vLLM unchanged.
 SWITCH = "CUDATMA_VLLM"
 
 
@@ -19,9 +19,9 @@ def register() -> None:
     """Put CudatmaW4A16LinearKernel first in vLLM's list of kernels for 4-bit layers on CUDA devices.
 
     vLLM calls this function in each of its processes through the entry point group ``vllm.general_plugins``. Further
-    calls have no effect. The kernel refuses layers and GPUs that it cannot serve, and vLLM uses its next one.
-    CUDATMA_VLLM=0 disables the function. It warns and changes nothing if CuPy is not installed or this version of vLLM
-    is not supported.
+    calls have no effect. For layers and GPUs that the kernel does not support, vLLM uses the next kernel in its list.
+    CUDATMA_VLLM=0 disables this function. If CuPy is not installed or this version of vLLM is not supported, the
+    function logs a warning and changes nothing.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def register() -> None:
         return
     if CudatmaW4A16LinearKernel not in kernels:
         kernels.insert(0, CudatmaW4A16LinearKernel)
-    # vLLM caches compiled models on disk by a digest of these values. A model compiled for other kernels would call
-    # them with our weights.
+    # vLLM caches compiled models on disk by a digest of these values. A model that was compiled for different kernels
+    # would pass our weights to those kernels.
     version = importlib.metadata.version("cudatma")
     variables[SWITCH] = lambda: version

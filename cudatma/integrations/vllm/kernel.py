@@ -14,10 +14,10 @@ _CAPABILITIES = (90, 120, 121)
 
 
 class CudatmaW4A16LinearKernel(PackedLayer, MPLinearKernel):  # type: ignore[misc]  # vLLM's class is not typed here
-    """Linear kernel for vLLM, which creates one for each layer that can_implement() accepts.
+    """Linear kernel for vLLM. vLLM creates one object for each layer that can_implement() accepts.
 
-    VLLM_DISABLED_KERNELS takes the class's name. The name contains neither "marlin" nor "humming", because on SM90 vLLM
-    moves its Humming kernel before the first class that is named after Marlin.
+    Users name this class in VLLM_DISABLED_KERNELS. Its name contains neither "marlin" nor "humming", because on SM90
+    vLLM moves its Humming kernel before the first class that is named after Marlin.
     """
 
     @classmethod
@@ -26,13 +26,13 @@ class CudatmaW4A16LinearKernel(PackedLayer, MPLinearKernel):  # type: ignore[mis
 
     @classmethod
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
-        """Return whether marlin_gemm serves a layer on the current GPU, and the reason if it does not."""
+        """Return whether marlin_gemm supports a layer on the current GPU, and the reason if it does not."""
         reason = _unfit_platform() or refusal(c)
         return reason is None, reason
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether rows must not depend on their batch (VLLM_BATCH_INVARIANT)."""
+        """Whether a row's result may not depend on the other rows of its batch (VLLM_BATCH_INVARIANT)."""
         return bool(envs.VLLM_BATCH_INVARIANT)
 
     @property

@@ -1,8 +1,8 @@
-"""A linear kernel with vLLM's interface, without an import of vLLM; kernel.py adds vLLM's base class.
+"""A linear kernel with vLLM's interface. This module does not import vLLM. kernel.py adds vLLM's base class.
 
-vLLM's q is int32 (K / 8, N), eight consecutive rows in a word, lowest nibble first. Its zero points are int32 (G, N /
-8), eight consecutive columns in a word. torch repacks both on their device. The result equals that of
-``quantization.pack``, which works on one byte for each value; quantization/layout_v1.py defines the layout.
+vLLM's q is int32 (K / 8, N): a word holds eight consecutive rows, lowest nibble first. Its zero points are int32 (G, N
+/ 8): a word holds eight consecutive columns. torch repacks q and the zero points on their device. The result equals
+that of ``quantization.pack``, which takes one byte per value. quantization/layout_v1.py defines the layout.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cudatma.quantization.scale_range import ScaleFit, fit_scales
 
 
 class LayerConfig(Protocol):
-    """Fields of vLLM's MPLinearLayerConfig that cudatma reads. Shapes are (K, N); the partition is this rank's part."""
+    """Fields of vLLM's MPLinearLayerConfig that cudatma reads. Shapes are (K, N). A partition is this rank's shard."""
 
     partition_weight_shape: tuple[int, int]
     weight_type: Any
@@ -38,7 +38,7 @@ class LayerConfig(Protocol):
 
 
 def refusal(config: LayerConfig) -> str | None:
-    """Return why marlin_gemm cannot serve a layer, or None."""
+    """Return why marlin_gemm does not support a layer, or None if it does."""
     (k, n), size = config.partition_weight_shape, config.group_size
     expected = "uint4" if config.zero_points else "uint4b8"
     if str(config.weight_type) != expected:
@@ -59,15 +59,15 @@ def refusal(config: LayerConfig) -> str | None:
 
 
 class PackedLayer:
-    """A linear kernel for one layer. vLLM's base class sets the attributes.
+    """Linear kernel for one layer. vLLM's base class sets the attributes.
 
     Attributes
     ----------
     config : LayerConfig
         The layer's configuration.
     w_q_name, w_s_name, w_zp_name : str
-        Names of the layer's parameters, whose ``output_dim`` is the dimension of N. The arrays of the packed weight
-        replace them under the same names.
+        Names of the layer's parameters. Their ``output_dim`` is the dimension of N. The arrays of the packed weight
+        replace these parameters under the same names.
     """
 
     config: LayerConfig
@@ -78,22 +78,22 @@ class PackedLayer:
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether a row's bits must not depend on the other rows of its batch."""
+        """Whether a row's result may not depend on the other rows of its batch."""
         return False
 
     @property
     def max_m(self) -> int | None:
-        """Maximum number of tokens in a batch. If None, nothing is warmed up."""
+        """Maximum number of tokens in a batch. If it is None, no kernels are compiled in advance."""
         return None
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Pack the layer's weight, free the loaded tensors, and compile and load the kernels that batches will need.
 
-        The first call also prepares the process: direct calls in compiled models, and one workspace for vLLM's CUDA
-        graphs.
+        The first call also prepares the process. It enables direct calls in compiled models and lets vLLM's CUDA graphs
+        share one workspace.
 
-        vLLM's reload_weights() replaces weights in place. Raise QuantizationError if the new scales have another range,
-        because the layer's kernels were chosen for the first range.
+        vLLM's reload_weights() replaces weights in place. Raise QuantizationError if the new scales have a different
+        range, because the layer's kernels were chosen for the original range.
         """
         config, names = self.config, (self.w_q_name, self.w_s_name, self.w_zp_name)
         loaded = [_input_major(layer, name) for name in names[: 2 + config.zero_points]]
@@ -102,12 +102,13 @@ class PackedLayer:
         for name, tensor in zip(names, packed, strict=True):
             if name is None or not hasattr(layer, name):
                 continue
-            # Plain parameters: vLLM's classes run Python code at each access. None means that all zero points are 8.
+            # Use plain parameters, because vLLM's classes run Python code at each access. None means that all zero
+            # points are 8.
             setattr(layer, name, None if tensor is None else torch.nn.Parameter(tensor, requires_grad=False))
         _enable_direct_calls()
         if not packed[0].is_cuda:
             return
-        share_captured_workspaces()  # vLLM runs its graphs one after the other
+        share_captured_workspaces()  # safe because vLLM runs its graphs one after the other
         if self.max_m is not None:
             k, n = config.partition_weight_shape
             weight = packed_weight(*packed, None, k, n, config.group_size)
@@ -132,7 +133,7 @@ class PackedLayer:
 
 @functools.cache
 def _enable_direct_calls() -> None:
-    """Let compiled models call marlin_gemm directly, if this version of torch's Inductor supports it."""
+    """Let compiled models call marlin_gemm directly if this version of torch's Inductor supports direct calls."""
     try:
         importlib.import_module("cudatma.integrations.torch.inductor")
     except Exception as error:  # these functions of torch are not public, and any of them may change
@@ -141,7 +142,7 @@ def _enable_direct_calls() -> None:
 
 
 def _input_major(layer: Any, name: Any) -> Any:
-    """Return a parameter's values with K, or the dimension derived from K, first."""
+    """Return a parameter's values with K (or the dimension derived from K) as the first dimension."""
     parameter = getattr(layer, name)
     return parameter.data.t() if parameter.output_dim == 0 else parameter.data
 
@@ -155,7 +156,7 @@ _TWICE = 0x11
 def repack(
     words: Any, scales: Any, zero_words: Any | None = None, *, n: int, group_size: int
 ) -> tuple[Any, Any, Any | None]:
-    """Return qweight, scales and zeros of a PackedWeight (K, N) as new tensors.
+    """Return the arrays qweight, scales and zeros of a PackedWeight (K, N) as new tensors.
 
     Parameters
     ----------
@@ -166,14 +167,14 @@ def repack(
     zero_words : torch.Tensor of int32, shape (G, ceil(N / 8)), optional
         Packed zero points. Default: every zero point is 8.
     n : int
-        N.
+        Number of columns, N.
     group_size : int
-        Rows of K that share a scale, or -1.
+        Number of rows of K that share a scale, or -1 for all rows.
 
     Returns
     -------
     tuple of torch.Tensor
-        qweight, scales, and zeros or None.
+        qweight, scales and zeros. zeros is None without ``zero_words``.
 
     Raises
     ------
@@ -211,7 +212,7 @@ def _nibbles(words: Any) -> Any:
 
 
 def _packed(words: Any, padding: Any | None) -> Any:
-    """Pack words (K / 8, N) into uint8 (N64 K64, 2048). Rows beyond K hold ``padding`` (N,), or 8 if it is None."""
+    """Pack words (K / 8, N) into uint8 (N64 K64, 2048). Rows beyond K hold ``padding`` (N,), or 8 without padding."""
     rows, n = words.shape
     k64, n64 = blocks(rows * WORD_VALUES), blocks(n)
     data = _bytes(words)
@@ -221,8 +222,8 @@ def _packed(words: Any, padding: Any | None) -> Any:
         if padding is not None:
             padded[rows:, :n] = (padding * _TWICE)[:, None]
         data = padded
-    # A byte of a word holds k = ... + 2 t and, in its high nibble, 2 t + 1; a packed byte holds columns r0 = 0 and r0 =
-    # 1.
+    # A byte of a word holds k = ... + 2 t in its low nibble and k = ... + 2 t + 1 in its high nibble. A packed byte
+    # holds the columns with r0 = 0 and r0 = 1.
     split = data.view(k64, 4, 2, n64, 4, 2, 8, 4)  # k64 j r1 n64 c r0 g t
     left, right = split[:, :, :, :, :, 0], split[:, :, :, :, :, 1]
     pairs = torch.stack(((left & 15) | (right << 4), (left >> 4) | (right & 240)))  # h k64 j r1 n64 c g t

@@ -1,4 +1,4 @@
-"""Convert a checkpoint's folder, file by file, into one with packed linear layers."""
+"""Convert a checkpoint's folder, file by file, into a folder with packed linear layers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from cudatma.quantization.safetensors_file import as_path
 
 SHARD_BYTES = 1_000_000_000
 
-#: Called with the current step, the bytes of the source that are done, and the bytes of the source.
+#: Function that is called with the current step, the number of source bytes that are done, and the number of source
+#: bytes in total.
 Progress = Callable[[str, int, int], None]
 
 
@@ -74,36 +75,37 @@ def convert_checkpoint(
     source : str or os.PathLike
         The checkpoint's folder.
     out : str or os.PathLike
-        The new folder: absent, empty, or left by an interrupted conversion.
+        The new folder. It must not exist, be empty, or come from an interrupted conversion.
     quantize : bool, default False
-        Quantize a float checkpoint: the matrices in the model's numbered blocks.
+        Whether to quantize the matrices in the numbered blocks of a float model.
     group_size : int, default 128
-        As in ``quantize``, for float checkpoints.
+        See ``quantize``, for float checkpoints.
     symmetric : bool, default True
-        As in ``quantize``, for float checkpoints.
+        See ``quantize``, for float checkpoints.
     clip_search : bool, default False
-        As in ``quantize``, for float checkpoints.
+        See ``quantize``, for float checkpoints.
     dtype : str, optional
         Type of the scales and activations, "float16" or "bfloat16". Default: the model's type, otherwise the first
         layer's.
     exclude : sequence of str, optional
         Patterns (fnmatch) of layers that stay float. Requires ``quantize``.
     vision_tower : bool, default False
-        Also quantize encoders of images, video and audio. Requires ``quantize``.
+        Whether to quantize encoders of images, video and audio too. Requires ``quantize``.
     shard_bytes : int, default 1,000,000,000
-        Maximum size of a file, unless one tensor is larger.
+        Maximum size of a file in bytes. A layer or tensor that is larger has its own file.
     progress : callable, optional
-        Called often with the current step, the bytes of the source that are done, and the bytes of the source.
+        Function that is called often with the current step, the number of source bytes that are done, and the number of
+        source bytes in total.
 
     Returns
     -------
     Conversion
-        The converted layers, their errors, and notes about everything else.
+        The converted layers, their rounding errors, and notes.
 
     Raises
     ------
     ArgumentError
-        If the options do not suit the checkpoint, or one folder contains the other.
+        If the options do not fit the checkpoint, or one folder contains the other.
     WeightFileError
         If the checkpoint cannot be converted, the model class cannot load it, or the disk is too full.
     QuantizationError
@@ -111,12 +113,14 @@ def convert_checkpoint(
 
     Notes
     -----
-    If transformers is installed, the layers are compared with the model class that config.json names. A layer that this
-    class cannot load raises WeightFileError if the checkpoint quantized it, and otherwise stays float. A parameter of
-    the class that the checkpoint lacks, or stores in another shape, raises WeightFileError.
+    If transformers is installed, the layers are compared with the model class that config.json names. If this class
+    cannot load a layer that the checkpoint quantized, the call raises WeightFileError. If it cannot load a layer that
+    this call would quantize, the layer stays float. The call also raises WeightFileError if the checkpoint lacks a
+    parameter of the class or stores it in a different shape.
 
-    Errors of the folders, the configuration, the model class, the scales and the disk are raised before anything is
-    written. An interrupted call can be repeated: finished files are checked and kept. At most one layer is in memory.
+    The call checks the folders, the configuration, the model class, the scales and the free disk space before it writes
+    anything. An interrupted call can be repeated. It then checks the finished files and keeps them. At most one layer
+    is in memory at a time.
     """
     folder, target = as_path(source), as_path(out)
     check_folders(folder, target)
@@ -219,7 +223,7 @@ def _identity(source: Source, options: _Options, shard_bytes: int) -> dict[str, 
 
 
 def _verify(journal: Journal, source: Source, shards: Sequence[ShardPlan], report: Progress, total: int) -> int:
-    """Check the finished files and return the source bytes that they cover."""
+    """Check the finished files and return the number of source bytes that they cover."""
     size = {shard.name: _shard_source_bytes(shard, source) for shard in shards}
     done = 0
     for name in journal.keep_intact():

@@ -1,4 +1,4 @@
-"""Check the folders of a conversion, write its files other than weights, and keep a journal of finished files.
+"""Check the folders of a conversion, write the files without weights, and keep a journal of finished files.
 
 The journal lets an interrupted conversion continue.
 """
@@ -29,7 +29,7 @@ _ELSEWHERE = "name another folder, or remove this one"
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A finished file, with the size of each tensor in bytes."""
+    """A finished file and the size of each of its tensors in bytes."""
 
     bytes: int
     digest: str
@@ -47,9 +47,9 @@ class Journal:
     out : pathlib.Path
         The folder of the converted model.
     identity : dict
-        Digests of the source, and the options. A journal with another identity is refused.
+        Digests of the source, and the options. A journal with a different identity raises WeightFileError.
     source_name : str
-        Name of the source's folder, for errors.
+        Name of the source's folder, for error messages.
     """
 
     def __init__(self, out: Path, identity: dict[str, Any], source_name: str) -> None:
@@ -64,7 +64,7 @@ class Journal:
     def begin(self) -> Iterator[None]:
         """Create the folder, lock it against other processes, and remove unfinished files.
 
-        After an error that leaves no finished file, remove the journal, and the folder if this call created it.
+        If an error occurs before a file is finished, remove the journal, and also the folder if this call created it.
         """
         out = self.path.parent
         existed = out.exists()
@@ -90,7 +90,7 @@ class Journal:
             os.close(folder)
 
     def keep_intact(self) -> Iterator[str]:
-        """Check the finished files, drop those that changed, and yield the name of each."""
+        """Check the finished files, drop the files that changed, and yield the name of each file."""
         for name, shard in list(self.shards.items()):
             path = self.path.parent / name
             if not path.is_file() or path.stat().st_size != shard.bytes or file_digest(path) != shard.digest:
@@ -160,7 +160,7 @@ METHOD = "cudatma"
 #: Free disk space, in bytes, to leave after a conversion.
 _SPARE_BYTES = 64_000_000
 _INDEX = "model.safetensors.index.json"
-#: Endings of other weight files, and files that describe a quantization that the converted model no longer has.
+#: Suffixes of other weight files, and files that describe the quantization that the conversion replaces.
 _WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
 _STALE = ("quantize_config.json", "quant_config.json", "quantization_config.json")
 
@@ -173,7 +173,7 @@ def check_folders(source: Path, out: Path) -> None:
 
 
 def check_disk(out: Path, required_bytes: int) -> None:
-    """Raise WeightFileError unless the disk of a folder, which need not exist yet, has this many bytes left."""
+    """Raise WeightFileError unless the folder's disk has ``required_bytes`` free. The folder need not exist yet."""
     existing = out.absolute()
     while not existing.exists():
         existing = existing.parent
@@ -188,8 +188,8 @@ def check_disk(out: Path, required_bytes: int) -> None:
 def copy_files(source: Path, out: Path, converted: Iterable[str]) -> dict[str, str]:
     """Copy the tokenizer, generation configuration and other files without weights.
 
-    ``converted`` names the source's files that were converted. Return the entries that were not copied, with the
-    reason.
+    ``converted`` names the source files that were converted. Return the folder entries that were not copied, each with
+    the reason.
     """
     known = {"config.json", FILE, _INDEX, *converted}
     skipped: dict[str, str] = {}
@@ -219,7 +219,7 @@ def _copy_file(source: Path, target: Path) -> None:
 
 
 def write_index(out: Path, shards: Mapping[str, Mapping[str, int]]) -> None:
-    """Write the index of several files, given the bytes of each tensor of each file."""
+    """Write the index of several files. ``shards`` holds the size in bytes of each tensor in each file."""
     if len(shards) == 1:
         return
     files = {tensor: name for name, tensors in shards.items() for tensor in tensors}
@@ -229,7 +229,10 @@ def write_index(out: Path, shards: Mapping[str, Mapping[str, int]]) -> None:
 
 
 def write_config(out: Path, config: Mapping[str, Any], layers: Sequence[LayerReport], dtype: str) -> None:
-    """Write the source's config.json with our quantization_config. Call this last: it makes the folder a model's."""
+    """Write the source's config.json with cudatma's quantization_config.
+
+    This must be the last file that is written, because a folder with config.json is a complete model.
+    """
     config = _without_sections(config)
     if isinstance(config.get("text_config"), dict):
         config["text_config"] = _without_sections(config["text_config"])
@@ -239,14 +242,14 @@ def write_config(out: Path, config: Mapping[str, Any], layers: Sequence[LayerRep
 
 
 def _without_sections(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration without the descriptions of its former quantization."""
+    """Return a configuration without the sections that describe the former quantization."""
     return {name: value for name, value in config.items() if name not in ("quantization_config", "compression_config")}
 
 
 def quantization_config(layers: dict[str, dict[str, Any]], dtype: str) -> dict[str, Any]:
-    """Return the quantization_config of a model with these packed layers and their facts (LayerReport.facts).
+    """Return the quantization_config for these packed layers and their facts (LayerReport.facts).
 
-    The most common facts occur once; ``layers`` holds the differences by the layer's name.
+    The result contains the most common facts once. Its ``layers`` entry holds the differences by the layer's name.
     """
     common = json.loads(Counter(json.dumps(facts) for facts in layers.values()).most_common(1)[0][0])
     different = {

@@ -32,9 +32,9 @@ def pack_layer(kind: Format, tensors: Mapping[str, Any], facts: LayerFacts, *, d
     Parameters
     ----------
     kind : Format
-        The format.
+        Format of the layer.
     tensors : mapping of str to array
-        NumPy arrays or torch tensors, by the name without the layer's prefix.
+        NumPy arrays or torch tensors. The names lack the layer's prefix.
     facts : LayerFacts
         The result of ``layer_facts``.
     dtype : str or dtype, optional
@@ -51,7 +51,7 @@ def pack_layer(kind: Format, tensors: Mapping[str, Any], facts: LayerFacts, *, d
 
 
 def check_scales(name: str, scales: NDArray[Any], dtype: str) -> None:
-    """Raise QuantizationError for the first scale that becomes infinite, NaN or 0 in ``dtype``."""
+    """Raise QuantizationError if a scale becomes infinite, NaN or 0 in ``dtype``. The error names the first one."""
     with np.errstate(over="ignore"):
         rounded = scales.astype(ACTIVATION_TYPES[dtype].numpy)
     invalid = ~np.isfinite(rounded) | ((rounded == 0) & (scales != 0))

@@ -1,4 +1,4 @@
-"""Take an inventory of a checkpoint: pack each tensor, copy it, or leave it out with a reason."""
+"""Decide for each tensor of a checkpoint whether to pack it, copy it or leave it out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cudatma.quantization.statement import Statement
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Uses of a checkpoint's tensors. Tensors that it does not name are copied.
+    """Uses of a checkpoint's tensors. Tensors that the inventory does not name are copied.
 
     Attributes
     ----------
@@ -40,9 +40,9 @@ class Inventory:
 
 
 def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> Inventory:
-    """Find the quantized layers, compare each with the configuration, and account for all other tensors.
+    """Find the quantized layers, compare each layer with the configuration, and check all other tensors.
 
-    ``where`` names the checkpoint in errors. Raise WeightFileError or QuantizationError.
+    ``where`` names the checkpoint in error messages. Raise WeightFileError or QuantizationError if a check fails.
     """
     kind = statement.format
     ending = f".{kind.required[0]}"
@@ -83,7 +83,7 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def is_expert(layer: str) -> bool:
-    """Return whether a layer is an expert, judging by its name."""
+    """Return whether a layer's name says that it is an expert."""
     return re.search(r"\.experts\.", layer) is not None
 
 
@@ -108,14 +108,14 @@ _TIED = re.compile(r"(.*[._])?(lm_head|predictions|decoder)")
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Number of tensors in each module, and stems of tensor names."""
+    """Number of tensors in each module, and the stems of the tensor names."""
 
     modules: Counter[str]
     stems: frozenset[str]
 
 
 def check_others(checkpoint: Checkpoint, layers: Mapping[str, Mapping[str, str]], left_out: Iterable[str] = ()) -> None:
-    """Raise WeightFileError for another tensor that does not look like a float parameter."""
+    """Raise WeightFileError if a tensor outside of ``layers`` does not look like a float parameter."""
     names = _names(checkpoint.files)
     known = {name for parts in layers.values() for name in parts.values()} | set(left_out)
     for name, file in checkpoint.files.items():
@@ -125,7 +125,7 @@ def check_others(checkpoint: Checkpoint, layers: Mapping[str, Mapping[str, str]]
 
 
 def _check_inside(name: str, layers: Mapping[str, object]) -> None:
-    """Raise WeightFileError for a tensor inside a packed layer other than its bias."""
+    """Raise WeightFileError for a tensor inside a packed layer, unless it is the layer's bias."""
     parts = name.split(".")
     inside = next((end for end in range(1, len(parts)) if ".".join(parts[:end]) in layers), None)
     if inside is not None and parts[inside:] != ["bias"]:

@@ -1,7 +1,8 @@
 """Match a checkpoint's quantized layers with the modules of a transformers model.
 
-Loading matches them with the model that it fills. A conversion matches them, before it writes, with the class that
-config.json names, built on the meta device. torch and transformers are imported only by the functions that use them.
+While a model is loaded, its layers are matched with that model. A conversion matches them, before it writes any file,
+with the class that config.json names, built on the meta device. Only the functions that use torch and transformers
+import them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from cudatma.errors import WeightFileError, counted
 from cudatma.quantization.checkpoint import Checkpoint
 from cudatma.quantization.conversion.source import Source
 
-#: In and out features of a layer; None if the checkpoint does not state them.
+#: In and out features of a layer, or None if the checkpoint does not state them.
 Sizes = tuple[int, int] | None
 
 
@@ -30,7 +31,7 @@ class Match:
     class_name : str
         The model class.
     modules : dict of str to str
-        The module of each layer.
+        Module name of each layer.
     ignored : list of str
         Layers that the class does not load, such as multi-token prediction.
     refused : dict of str to WeightFileError
@@ -39,7 +40,7 @@ class Match:
     unloaded : list of str
         Other tensors that the class does not load.
     unknown : str
-        Why the layers were not matched, or "".
+        Reason why the layers were not matched, or "".
     """
 
     class_name: str = ""
@@ -57,7 +58,7 @@ class Match:
 
 
 def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint) -> Match:
-    """Match a checkpoint's quantized layers, by name, with the modules of a model whose layers are still float."""
+    """Match a checkpoint's quantized layers, by name, with the modules of a model whose layers are float."""
     rename, match = renaming(model), Match(type(model).__name__)
     known = dict(model.named_modules())
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
@@ -96,7 +97,7 @@ def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint
 
 
 def match_class(source: Source) -> Match:
-    """Match the layers of a checkpoint with the class that its config.json names."""
+    """Match a checkpoint's layers with the model class that its config.json names."""
     model, unknown = _empty_model(source)
     if model is None:
         return Match(unknown=unknown)
@@ -109,7 +110,7 @@ def match_class(source: Source) -> Match:
 
 
 def is_linear(module: Any) -> bool:
-    """Return whether a module is an nn.Linear, or a transformers class that computes the same."""
+    """Return whether a module is an nn.Linear, or a class of transformers that computes the same function."""
     import torch
 
     return type(module) is torch.nn.Linear or type(module).__name__ == "FalconLinear"
@@ -125,7 +126,7 @@ def linear_sizes(module: Any) -> Sizes:
 
 
 def renaming(model: Any) -> Callable[[str], str]:
-    """Return a function from a layer's name in a checkpoint to its name in a model with float layers."""
+    """Return a function that maps a layer's name in a checkpoint to its name in a model with float layers."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
@@ -134,7 +135,7 @@ def renaming(model: Any) -> Callable[[str], str]:
 
     def rename(layer: str) -> str:
         key, _ = rename_source_key(f"{layer}.weight", rules, [], model.base_model_prefix, known)
-        if key not in known and f"{layer}.weight" in known:  # it already has the model's name
+        if key not in known and f"{layer}.weight" in known:  # the layer already has the model's name
             return layer
         return str(key).removesuffix(".weight")
 
@@ -150,7 +151,7 @@ def _sizes(source: Source, layer: str) -> Sizes:
 
 
 def _misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> WeightFileError | None:
-    """Return the error of a layer that does not fit the module, or None."""
+    """Return an error if a layer does not fit the module, otherwise None."""
     allowed = "nn.Linear or Conv1D"
     if module is None:
         remedy = "remove its tensors from the checkpoint, or name the right class in config.json: architectures"
@@ -159,7 +160,7 @@ def _misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> WeightFil
     if expected is None:
         remedy = "quantize the model again without this module"
         return WeightFileError(layer, f"a quantized {type(module).__name__} of {class_name}", allowed, remedy)
-    # Other tools store words of eight integers, so K or N may be padded by up to seven.
+    # Other tools store words of eight integers, so K or N may be padded by up to seven elements.
     if sizes is not None and any(not b <= a <= -(-b // 8) * 8 for a, b in zip(sizes, expected, strict=True)):
         got, allowed = (f"{k} x {n}" for k, n in (sizes, expected))
         return WeightFileError(f"{layer}: K x N", got, f"{allowed}, the size in {class_name}", "correct config.json")
@@ -167,7 +168,7 @@ def _misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> WeightFil
 
 
 def _bias_misfit(module: Any, class_name: str, checkpoint: Checkpoint, name: str | None) -> WeightFileError | None:
-    """Return an error if the checkpoint has a nonzero bias and the module has none."""
+    """Return an error if the checkpoint has a nonzero bias and the module has no bias."""
     if module.bias is None and name is not None and checkpoint.read(name).any():
         remedy = "set the model's option for biases in config.json"
         return WeightFileError(name, "a bias", f"none, or zeros: {class_name} has no such bias", remedy)
@@ -175,7 +176,7 @@ def _bias_misfit(module: Any, class_name: str, checkpoint: Checkpoint, name: str
 
 
 def _tie_misfit(layer: str, name: str, model: Any, loaded: Mapping[str, str]) -> WeightFileError | None:
-    """Return an error if a module is tied to the layer's weight and the checkpoint has no weight for it."""
+    """Return an error if a module is tied to the layer's weight and the checkpoint has no weight for that module."""
     pairs = [*model.all_tied_weights_keys.items()]
     for own, other in (*pairs, *(pair[::-1] for pair in pairs)):
         if own == f"{name}.weight" and other not in loaded:
@@ -186,7 +187,7 @@ def _tie_misfit(layer: str, name: str, model: Any, loaded: Mapping[str, str]) ->
 
 
 def _held_parameters(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the tensor that each parameter of a model is loaded from, and those among them that load unchanged."""
+    """Return the tensor that each parameter of a model is loaded from, and the parameters that load unchanged."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -197,7 +198,7 @@ def _held_parameters(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str]
     loaded, unchanged = {}, {}
     for tensor in checkpoint.names:
         key, pattern = rename_source_key(tensor, renamings, converters, model.base_model_prefix, known)
-        if key not in known and tensor in known:  # it already has the model's name
+        if key not in known and tensor in known:  # the tensor already has the model's name
             key, pattern = tensor, None
         for target in targets.get(pattern, [""]):
             loaded[key.replace(targets[pattern][0], target) if target else key] = tensor
@@ -209,8 +210,9 @@ def _held_parameters(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str]
 def _absent_parameters(model: Any, modules: set[str], sources: Mapping[str, str]) -> list[str]:
     """Return the parameters that the checkpoint lacks.
 
-    A checkpoint may lack poolers outside of numbered blocks. A checkpoint of another class may lack any parameter
-    there, such as a classification head: transformers initializes these for training.
+    A checkpoint may lack poolers outside of numbered blocks. A checkpoint of a different class may lack any parameter
+    outside of numbered blocks, for example a classification head, because transformers initializes such parameters for
+    training.
     """
     present = sources.keys() | {f"{module}.weight" for module in modules}
     patterns = "|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ())
@@ -232,7 +234,10 @@ def _absent_parameters(model: Any, modules: set[str], sources: Mapping[str, str]
 
 
 def _empty_model(source: Source) -> tuple[Any, str]:
-    """Build the class that config.json names on the meta device. Return it and "", or None and the reason."""
+    """Build the model that config.json names on the meta device.
+
+    Return the model and "". If that fails, return None and the reason.
+    """
     architectures = source.config.get("architectures")
     if not isinstance(architectures, list) or not architectures:
         return None, "config.json names no architecture"

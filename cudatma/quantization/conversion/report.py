@@ -1,4 +1,4 @@
-"""Report the errors of a conversion for each layer, and everything it did besides."""
+"""Report of a conversion: the rounding error of each layer, and what else the conversion did."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from cudatma.quantization.packed import PackedWeight, unpack
 class LayerReport:
     """Result of packing one layer.
 
-    Errors are relative, and 0.0 if nothing was rounded. For an imported layer they compare each scale with its value
-    before it was rounded to the model's type. For a quantized layer they compare weights: max_error is the largest
-    deviation over the largest weight, mean_error the sum of all deviations over the sum of all weights.
+    Errors are relative, and 0.0 if nothing was rounded. For an imported layer, they are the errors of rounding scales
+    to the model's type. For a quantized layer, they are the errors of the weights: max_error is the largest absolute
+    error divided by the largest absolute weight, and mean_error is the sum of the absolute errors divided by the sum of
+    the absolute weights.
 
     Parameters
     ----------
@@ -29,19 +30,19 @@ class LayerReport:
     shape : tuple of int
         The sizes (K, N).
     group_size : int
-        Rows of a group, or -1.
+        Number of rows per group, or -1 for one group.
     symmetric : bool
         Whether the layer has no zero points.
     act_order : bool
-        Whether the layer has a permutation of rows.
+        Whether the layer permutes rows.
     source_bytes : int
-        Bytes of the source's tensors, without the bias.
+        Size of the source tensors in bytes, without the bias.
     packed_bytes : int
-        Bytes of the packed arrays, without the bias.
+        Size of the packed arrays in bytes, without the bias.
     max_error : float
-        Largest error.
+        Largest relative error.
     mean_error : float
-        Mean error.
+        Mean relative error.
     """
 
     name: str
@@ -66,9 +67,9 @@ class LayerReport:
         Parameters
         ----------
         value : object
-            The result.
+            The dict that asdict() returned.
         where : str
-            What an error names as the value's place.
+            Location of the value, for error messages.
 
         Returns
         -------
@@ -78,7 +79,7 @@ class LayerReport:
         Raises
         ------
         WeightFileError
-            If the value is anything else.
+            If the value has a different form.
         """
         names = {field.name for field in fields(cls)}
         if not isinstance(value, Mapping) or set(value) != names or not isinstance(value["name"], str):
@@ -93,9 +94,9 @@ class Conversion:
     Parameters
     ----------
     source, out : str
-        The two folders.
+        Folders of the source and of the converted model.
     method : str
-        Format of the source; "float" if this conversion quantized it.
+        Format of the source. "float" means that this conversion quantized it.
     dtype : str
         Type of the scales.
     layers : tuple of LayerReport
@@ -105,15 +106,15 @@ class Conversion:
     ignored : tuple of str
         Packed layers that the model class does not load.
     not_compared : str
-        Why the layers were not compared with the model class, or "".
+        Reason why the layers were not compared with the model class, or "".
     not_copied : dict of str to str
-        Entries of the source's folder that the new one lacks, with the reason.
+        Entries of the source folder that the new folder lacks, with the reason.
     left_out : dict of str to str
         Tensors that the new folder lacks, with the reason.
     notes : tuple of str
-        Sentences about the source's configuration: unused keys, and values that are not used as stated.
+        Sentences about unused keys in the source's configuration, and about values that are not used as stated.
     source_bytes, out_bytes : int
-        Bytes of all tensors.
+        Size of all tensors in bytes.
     shards : int
         Number of files.
     kept_shards : int
@@ -137,25 +138,25 @@ class Conversion:
     kept_shards: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields for JSON.
+        """Return all fields as data for JSON.
 
         Returns
         -------
         dict
-            Plain data.
+            The fields by name.
         """
         return asdict(self)
 
 
-#: Rows of K compared at once.
+#: Number of rows of K to compare at once.
 _ROWS = 256
 
 
 def weight_error(weight: NDArray[Any], packed: PackedWeight) -> tuple[float, float]:
     """Return the maximum and mean relative error of a quantized weight (N, K), in torch's orientation.
 
-    The maximum is the largest deviation over the largest weight, the mean the sum of deviations over the sum of
-    weights. The packed weight must have no activation order.
+    The maximum is the largest absolute error divided by the largest absolute weight. The mean is the sum of the
+    absolute errors divided by the sum of the absolute weights. The packed weight must not have an activation order.
     """
     logical, k = unpack(packed), packed.shape[0]
     size = k if packed.group_size == -1 else packed.group_size

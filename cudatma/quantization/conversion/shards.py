@@ -1,8 +1,9 @@
-"""Plan the files of a conversion, and write each with at most one tensor in memory.
+"""Plan the files of a conversion, and write each file with at most one tensor in memory.
 
-The header comes first in the file but is known last: its space is reserved and padded with spaces, as the format
-allows. Tensors follow each other without gaps, and readers expect each to begin at a multiple of its element's size.
-Tensors that would misalign their successor are therefore written last, the widest elements first.
+The header comes first in the file but is known last. Space for it is therefore reserved and padded with spaces, which
+the format allows. Tensors follow each other without gaps, but readers expect each tensor to begin at a multiple of its
+element size. Tensors that would misalign the next tensor are therefore written last, in order of decreasing element
+size.
 """
 
 from __future__ import annotations
@@ -27,23 +28,25 @@ from cudatma.quantization.importing import file_group_size, packed_group_size
 from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks, group_count
 from cudatma.quantization.safetensors_file import SafetensorsFile, dtype_name
 
-#: Ending of the names of unfinished files.
+#: Suffix of unfinished files.
 PARTIAL = ".cudatma-partial"
 _ALIGNED_BYTES = 8
-_METADATA = {"format": "pt"}  # transformers reads no file without it
+_METADATA = {"format": "pt"}  # transformers does not read files without this entry
 _CHUNK_BYTES = 1 << 24
 
 _Late = tuple[int, str, str, tuple[int, ...], Callable[[], Iterable[Any]]]
 
 
 def header_room(tensors: Iterable[tuple[str, int]]) -> int:
-    """Return enough bytes for the header of tensors with these names and numbers of dimensions."""
+    """Return an upper bound on the header size in bytes, given the name and number of dimensions of each tensor."""
     needed = 64 + sum(len(json.dumps(name)) + 96 + 21 * dimensions for name, dimensions in tensors)
     return -(-needed // _ALIGNED_BYTES) * _ALIGNED_BYTES
 
 
 class ShardWriter:
-    """Context manager that writes a safetensors file; finish() renames it into place, any other exit removes it.
+    """Context manager that writes a temporary safetensors file.
+
+    finish() renames the file into place. If the context ends without finish(), the file is removed.
 
     Raises
     ------
@@ -82,12 +85,14 @@ class ShardWriter:
         self._add(name, entry.dtype, entry.shape, entry.end - entry.begin, lambda: source.raw(name))
 
     def finish(self) -> tuple[int, str]:
-        """Write the remaining tensors, rename the file into place, and return its size and file_digest()."""
+        """Write the remaining tensors, rename the file into place, and return its size in bytes and file_digest()."""
         for _, name, dtype, shape, chunks in sorted(self._late, key=lambda late: -late[0]):
             self._write(name, dtype, shape, chunks)
         header = json.dumps({"__metadata__": _METADATA, **self.entries}, separators=(",", ":")).encode()
         if len(header) > self.room_bytes:
-            raise WeightFileError(str(self.path), f"a header of {len(header)} bytes", f"{self.room_bytes} at most")
+            raise WeightFileError(
+                str(self.path), f"a header of {len(header)} bytes", f"at most {self.room_bytes} bytes"
+            )
         first = self.room_bytes.to_bytes(8, "little") + header.ljust(self.room_bytes)
         try:
             self._file.seek(0)
@@ -124,9 +129,7 @@ class ShardWriter:
 
 
 def file_digest(path: Path) -> str:
-    """Return the digest of a whole file, as ShardWriter.finish() does. Raise WeightFileError if it is
-    unreadable.
-    """
+    """Return the digest of a file that ShardWriter.finish() returns. Raise WeightFileError if it cannot be read."""
     digest = hashlib.blake2b(digest_size=16)
     try:
         with path.open("rb") as file:
@@ -140,7 +143,7 @@ def file_digest(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a temporary file and rename it into place. Raise WeightFileError if that fails."""
+    """Write a text file by way of a temporary file. Raise WeightFileError if that fails."""
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     try:
         with aside.open("x", encoding="utf-8") as file:
@@ -155,17 +158,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _joined(first: bytes, data: Any) -> str:
-    """Return the digest of a file from its header and the running digest of its data."""
+    """Combine a file's header and the running digest of its data into the digest of the file."""
     return hashlib.blake2b(first + data.digest(), digest_size=16).hexdigest()
 
 
-#: Arrays of a packed layer, by the name without the layer's prefix, and their numbers of dimensions.
+#: Number of dimensions of each array of a packed layer. The names lack the layer's prefix.
 ARRAYS = {"qweight": 2, "scales": 2, "zeros": 2, "perm": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A layer to pack, or a tensor to copy. ``source`` names its tensors in the checkpoint."""
+    """A layer to pack or a tensor to copy. ``source`` contains the names of its tensors in the checkpoint."""
 
     name: str
     is_layer: bool
@@ -175,7 +178,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """A file, its units in order, and the bytes reserved for its header."""
+    """A file, its units in order, and the number of bytes to reserve for its header."""
 
     name: str
     units: tuple[Unit, ...]
@@ -183,15 +186,15 @@ class ShardPlan:
 
     @property
     def max_bytes(self) -> int:
-        """Upper bound of the file's size in bytes."""
+        """Upper bound on the file's size in bytes."""
         return 8 + self.room_bytes + sum(unit.max_bytes for unit in self.units)
 
 
 def plan_shards(source: Source, shard_bytes: int, group_size: int) -> list[ShardPlan]:
-    """Divide the units among files of at most about ``shard_bytes``, in the model's order.
+    """Divide the units among files of about ``shard_bytes`` or less, in the model's order.
 
-    A unit is never divided. ``group_size`` applies to the layers of a float checkpoint. The same source and options
-    give the same plan.
+    A unit is never divided between files. ``group_size`` applies to the layers of a float checkpoint. The plan depends
+    only on the source and the options.
     """
     packed = {name for parts in source.layers.values() for name in parts.values()} | source.inventory.left_out.keys()
     units = [
@@ -221,7 +224,7 @@ def _packed_bytes(source: Source, layer: str, group_size: int) -> int:
     else:
         n, k = source.shapes(layer)["weight"]
     columns, groups = blocks(n) * BLOCK, group_count(k, group_size)
-    return blocks(n) * blocks(k) * BLOCK_BYTES + groups * columns * 3 + 4 * k  # scales of two bytes, zeros of one
+    return blocks(n) * blocks(k) * BLOCK_BYTES + groups * columns * 3 + 4 * k  # two bytes per scale, one per zero
 
 
 def _tensors(source: Source, shard: list[Unit]) -> list[tuple[str, int]]:

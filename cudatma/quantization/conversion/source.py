@@ -17,7 +17,7 @@ from cudatma.quantization.layout_v1 import BLOCK
 from cudatma.quantization.safetensors_file import FLOAT_DTYPES, check_suffix
 from cudatma.quantization.statement import Statement, read_config, read_section, read_statement, statement_files
 
-#: Architectures that store projections as (K, N), as transformers' Conv1D does, under the names of nn.Linear.
+#: Architectures that store projections as (K, N), like transformers' Conv1D, under the names of nn.Linear.
 _CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 #: If peft is installed, transformers applies the adapter that this file describes to the model in the same folder.
@@ -26,7 +26,7 @@ ADAPTER = "adapter_config.json"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A checkpoint and the use of its tensors.
+    """A checkpoint to convert, and the use of each of its tensors.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Source:
     checkpoint : Checkpoint
         The tensors.
     statement : Statement or None
-        The quantization configuration; None for a float checkpoint.
+        The quantization configuration, or None for a float checkpoint.
     inventory : Inventory
         The use of each tensor.
     skipped : dict of str to str
@@ -53,11 +53,11 @@ class Source:
 
     @property
     def layers(self) -> dict[str, dict[str, str]]:
-        """Packed layers in the model's order, each with its tensors by the name without the layer's prefix."""
+        """Layers to pack in the model's order. Each maps tensor names without the layer's prefix to the full names."""
         return self.inventory.layers
 
     def tensor_bytes(self, names: Iterable[str]) -> int:
-        """Return the bytes of these tensors in the checkpoint."""
+        """Return the total size of these tensors in the checkpoint, in bytes."""
         entries = (self.checkpoint.files[name].tensors[name] for name in names)
         return sum(entry.end - entry.begin for entry in entries)
 
@@ -67,21 +67,22 @@ class Source:
         return {part: files[name].tensors[name].shape for part, name in self.layers[layer].items()}
 
     def leave(self, reasons: Mapping[str, str]) -> Source:
-        """Return the same source without some of the float layers to quantize, each with a reason."""
+        """Return a copy of the source that leaves some layers float. ``reasons`` maps each layer to the reason."""
         layers = {name: parts for name, parts in self.layers.items() if name not in reasons}
         _require_layers(layers, str(self.folder))
         return replace(self, inventory=Inventory(layers), skipped={**self.skipped, **reasons})
 
     def fingerprint(self) -> dict[str, str]:
-        """Return a digest of each file's size, header and samples of its data, which differs between trainings of a
-        model.
+        """Return a digest of each file's size, header and samples of its data.
+
+        The data makes the digests of two training runs of a model different.
         """
         files = {file.path for file in self.checkpoint.files.values()} | set(statement_files(self.folder))
         return {path.name: _fingerprint(path) for path in sorted(files)}
 
 
 def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vision_tower: bool = False) -> Source:
-    """Read a checkpoint's headers and configuration and check both.
+    """Read and check the headers and the configuration of a checkpoint.
 
     Parameters
     ----------
@@ -104,7 +105,7 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     WeightFileError, QuantizationError
         If the checkpoint cannot be converted.
     ArgumentError
-        If ``quantize`` does not suit the checkpoint.
+        If ``quantize`` does not fit the checkpoint.
     """
     check_suffix(folder)
     if not folder.is_dir():
@@ -177,7 +178,7 @@ def _matrices(checkpoint: Checkpoint) -> list[str]:
 
 
 def _why_not(checkpoint: Checkpoint, layer: str, exclude: tuple[str, ...]) -> str:
-    """Return why a matrix is not quantized, or ""."""
+    """Return the reason why a matrix is not quantized, or "" if it is."""
     entry = checkpoint.files[f"{layer}.weight"].tensors[f"{layer}.weight"]
     for pattern in exclude:
         if fnmatchcase(layer, pattern):
@@ -188,7 +189,7 @@ def _why_not(checkpoint: Checkpoint, layer: str, exclude: tuple[str, ...]) -> st
 
 
 def unsuitable(layer: str, shape: tuple[int, ...]) -> str:
-    """Return why a matrix with this name and shape is not quantized unless its checkpoint was, or ""."""
+    """Return the reason not to quantize a float matrix with this name and shape, or ""."""
     last = layer.rpartition(".")[2]
     if last == "lm_head" or not re.search(r"\.\d+\.", layer):
         return "outside the model's numbered blocks, as the head and the embedding"
