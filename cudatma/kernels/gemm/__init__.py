@@ -1,1 +1,1 @@
-"""Dense GEMM: fp16 or bf16 operands, fp32 accumulation, wgmma out of a TMA ring. SM90."""
+"""Dense GEMM in fp16, bf16 and fp8 with fp32 accumulation."""

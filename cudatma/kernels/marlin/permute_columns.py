@@ -1,9 +1,9 @@
 """Copy rows of 16-bit elements to aligned rows, with permuted columns: out[t, k] = x[t, perm[k]].
 
-This precedes a GEMM whose weight was quantized in activation order, or whose activations TMA cannot read because their
-rows are not aligned to 16 bytes. The GEMM is a programmatic dependent of the copy, and loads its weights while the copy
-runs. Aligned activations get the same GEMM, and the same bits of the result. The copy is bound by memory;
-docs/design/marlin.md.
+This kernel precedes a GEMM whose weight was quantized in activation order, or whose activations TMA cannot read because
+their rows are not aligned to 16 bytes. The GEMM is a programmatic dependent of the copy, and loads its weights while
+the copy runs. Aligned and misaligned activations use the same GEMM, so that results have the same bits. The copy is
+memory-bound (docs/design/marlin.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cudatma.target import KIB, Target
 
 TEMPLATE = "kernels/permute_columns.cu.j2"
 ELEMENT_BYTES = 2
-#: Elements of a 16-byte chunk, which one thread writes at a time.
+#: Number of elements in a 16-byte chunk, which one thread writes at a time.
 CHUNK_ELEMS = 8
 #: The pitch of the result is a multiple of whole cache lines, so that TMA splits none.
 PITCH_ALIGNMENT_BYTES = 128
@@ -33,7 +33,7 @@ MAX_STAGED_COLUMNS = 65536
 _SMEM_BYTES = 97 * KIB
 #: Slots have a multiple of this number of columns, so that layers of similar K share a kernel.
 _COLUMN_STEP = 4096
-#: Rows for which the permutation is read once, if there are enough rows for every SM.
+#: Number of rows that share one read of the permutation, if there are enough rows for every SM.
 _ROWS = 4
 
 
@@ -41,10 +41,10 @@ _ROWS = 4
 class PermuteColumnsConfig:
     """A configuration of ``kernels/permute_columns.cu.j2``.
 
-    has_permutation: whether columns are permuted. staged_columns: columns of a row that bulk copies load into shared
-    memory, a multiple of 64; 0 if elements are read from global memory one by one, with any alignment. rows: rows that
-    are copied at a time. stages: groups of rows in flight. consumers: threads that write, in whole warps. Raises
-    ArgumentError.
+    has_permutation: whether columns are permuted. staged_columns: number of columns per row that bulk copies load into
+    shared memory, a multiple of 64, or 0 if elements of any alignment are read from global memory one by one. rows:
+    number of rows that are copied at a time. stages: number of groups of rows in flight. consumers: number of threads
+    that write, in whole warps. Raises ArgumentError.
     """
 
     has_permutation: bool
@@ -73,7 +73,7 @@ class PermuteColumnsConfig:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes from one row to the next in a slot."""
+        """Row pitch in a slot."""
         return self.staged_columns * ELEMENT_BYTES
 
     @property
@@ -82,12 +82,12 @@ class PermuteColumnsConfig:
 
     @property
     def threads(self) -> int:
-        """Consumer threads plus one producer warp."""
+        """Number of threads: the consumers plus one producer warp."""
         return self.consumers + 32 * self.is_staged
 
     @property
     def ring(self) -> PipelineSpec:
-        """One group of rows per stage: one thread loads it, and each consumer warp releases it.
+        """Ring with one group of rows per stage. One thread loads the group, and each consumer warp releases it.
 
         A launch with shorter or fewer rows expects fewer bytes.
         """
@@ -96,7 +96,7 @@ class PermuteColumnsConfig:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The contents of the ring, for the opening comment of the generated source."""
+        """Description of the ring for the opening comment of the generated source."""
         return self.ring.notes() if self.is_staged else ("no ring: elements come from global memory",)
 
     @property
@@ -114,12 +114,12 @@ class PermuteColumnsConfig:
         ]
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """Return (description, bytes) of a stage."""
+        """Return (description, bytes) of each array of a stage."""
         shape = f"{self.rows} x {self.staged_columns}"
         return [(f"rows {shape} of 2-byte elements", self.ring.stage_bytes)] if self.is_staged else []
 
     def check_target(self, target: Target) -> None:
-        """Raise TargetError or ArgumentError unless the target has TMA and a CTA's shared memory holds the ring."""
+        """Raise TargetError unless the target has TMA, and ArgumentError unless the ring fits in shared memory."""
         target.require("tma", "the permutation of columns")
         target.require("griddepcontrol", "the permutation of columns")
         if self.is_staged:
@@ -129,10 +129,10 @@ class PermuteColumnsConfig:
 def choose_permute(
     rows: int, columns: int, *, has_permutation: bool, is_aligned: bool, target: Target, sm_count: int
 ) -> PermuteColumnsConfig:
-    """Return the configuration for (rows, columns). ``is_aligned``: every row begins at a multiple of 16 bytes.
+    """Return the configuration for (rows, columns). ``is_aligned``: whether every row begins at a multiple of 16 bytes.
 
-    Aligned rows that shared memory holds are staged before they are permuted: its banks serve several scattered
-    elements at a time, global memory one by one (docs/design/marlin.md).
+    Aligned rows that fit in shared memory are staged there before they are permuted. Shared memory reads several
+    scattered elements at a time, whereas global memory reads them one by one (docs/design/marlin.md).
     """
     group = _ROWS if rows >= _ROWS * sm_count else 1
     direct = PermuteColumnsConfig(has_permutation, rows=group)
@@ -149,9 +149,9 @@ def choose_permute(
 
 
 def permute_grid(config: PermuteColumnsConfig, rows: int, columns: int, resident_ctas: int) -> tuple[int, int]:
-    """Return (CTAs along the columns, CTAs along the rows), at most those that run at the same time.
+    """Return the number of CTAs along the columns, and the number of CTAs along the rows.
 
-    CTAs divide the columns only if there are fewer rows than CTAs.
+    All CTAs run at the same time. They divide the columns only if there are fewer rows than CTAs.
     """
     down = min(-(-rows // config.rows), resident_ctas)
     chunks = -(-columns // CHUNK_ELEMS)
@@ -159,14 +159,12 @@ def permute_grid(config: PermuteColumnsConfig, rows: int, columns: int, resident
 
 
 def result_pitch_bytes(columns: int) -> int:
-    """Return the bytes from one row of the result to the next."""
+    """Return the row pitch of the result."""
     return align_up(columns * ELEMENT_BYTES, PITCH_ALIGNMENT_BYTES)
 
 
 def permute_arguments(config: PermuteColumnsConfig, sizes: Sizes) -> Arguments:
-    """Return the launch that copies "x" to the workspace's rows, in the order of "perm" if the config has a
-    permutation.
-    """
+    """Return the launch that copies "x" to the workspace, in the order of "perm" if the config has a permutation."""
     order = (At("perm"),) if config.has_permutation else ()
     parameters = *order, At("x"), At(ROWS), *(Value(index) for index in range(4))
     return Arguments(TEMPLATE, config, parameters, sizes, early=("perm",))
@@ -189,7 +187,7 @@ def permute_sizes(
 
 
 def dump_configs(target: Target) -> list[PermuteColumnsConfig]:
-    """Return each path for layers of 8192 and 28672 columns; none if the target has no TMA."""
+    """Return configs of each path for 8192 and 28672 columns, or none if the target has no TMA."""
     if not target.has("tma") or not target.has("griddepcontrol"):
         return []
     cases = [(1, 8192, True, True), (4096, 8192, True, True), (4096, 28672, True, True), (4096, 8192, True, False)]
@@ -204,8 +202,8 @@ def dump_configs(target: Target) -> list[PermuteColumnsConfig]:
 def sample(target: Target, *, rows: int = 9, columns: int = 520, path: str = "staged", blocks: int = 2) -> Sample:
     """Return a copy of random rows with at most ``blocks`` CTAs, for `cudatma emulate permute_columns`.
 
-    ``path``: "staged", permuted through shared memory if the columns are a multiple of 8, else as "direct"; "direct",
-    permuted from global memory; "copy", not permuted. Raises ArgumentError.
+    ``path``: "staged" permutes through shared memory if the number of columns is a multiple of 8, otherwise from global
+    memory; "direct" permutes from global memory; "copy" does not permute. Raises ArgumentError.
     """
     if path not in ("staged", "direct", "copy"):
         raise ArgumentError("path", path, "staged, direct, copy")
