@@ -154,8 +154,8 @@ def _parse_config(kernel: type[S], raw: Mapping[str, Any], given_by_problem: Map
     given: dict[str, Any] = {name: _typed(raw, name, kinds[name]) for name in raw} | dict(given_by_problem)
     missing = [f.name for f in _fields(kernel) if f.name not in given and f.default is MISSING]
     if missing:
-        raise ArgumentError("config", "no " + ", ".join(missing), f"a value for each required field of
-        {kernel.__name__}")
+        allowed = f"a value for each required field of {kernel.__name__}"
+        raise ArgumentError("config", "no " + ", ".join(missing), allowed)
     return kernel(**given)
 
 

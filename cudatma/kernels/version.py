@@ -87,7 +87,7 @@ class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
 
 
 class _File(NamedTuple):
-    """Contents of the file that selects versions, held by the Runtime. path: path of the file, or "" if there is none."""
+    """Contents of the file that selects versions, held by the Runtime. path: path of the file, or "" without a file."""
 
     path: str
     content: dict[str, Any]
