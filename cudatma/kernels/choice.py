@@ -205,10 +205,10 @@ def choose_by_cost(family: Family[P, S], problem: P, gpu: Gpu) -> S:
 
 
 def choice_table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int) -> ChoiceTable:
-    """Return the table for the problem's shape, which covers at least ``max_m`` rows. Pinned configurations are
-    ignored.
+    """Return the table for the problem's shape, which covers at least ``max_m`` rows.
 
-    Raises what ``Family.times`` raises, and ArgumentError if no kernel runs on the GPU's target.
+    Pinned configurations are ignored. Raises what ``Family.times`` raises, and ArgumentError if no kernel runs on the
+    GPU's target.
     """
     return _table(family, problem, gpu, max_m, os.environ.get(FILE_VARIABLE))
 

@@ -390,7 +390,7 @@ MMA_SYNC_TILES = (
 
 
 def mma_sync_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
-    """Return ``Family.times`` of this kernel, for tiles that are no taller than the minimum number of tiles requires."""
+    """Return ``Family.times`` of this kernel, without tiles that are taller than the minimum number of tiles needs."""
     target = get_target(gpu.target)
     if not target.has("mma_sync") or not target.has("tma"):
         return []
