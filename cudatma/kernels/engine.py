@@ -210,7 +210,7 @@ def launch_of(
 ) -> Launch:
     """Return the launches of a problem on a device. Missing kernels are compiled and loaded, and the plan is cached.
 
-    ``named``: arrays of the call, for whose addresses tensor maps are encoded. Raises LaunchError if a kernel is
+    ``named``: arrays of the call, whose addresses the tensor maps contain. Raises LaunchError if a kernel is
     missing and the stream is being captured, CompileError, DriverError.
     """
     return calls_of(operation).plan(problem, device).load(problem, stream, named or {}, weight)

@@ -88,7 +88,7 @@ class Plan(Generic[P, C]):
     def load(self, problem: P, stream: int, named: Mapping[str, ArrayInfo], weight: Weight | None) -> Launch:
         """Return the launches of a problem, and compile and load missing kernels.
 
-        ``named``: arrays of the call, for whose addresses tensor maps are encoded. Raises LaunchError if a kernel is
+        ``named``: arrays of the call, whose addresses the tensor maps contain. Raises LaunchError if a kernel is
         missing and the stream is being captured.
         """
         operation, gpu, target = self._operation, self._gpu, self._target

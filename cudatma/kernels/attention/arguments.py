@@ -249,7 +249,7 @@ def _array_of(name: str) -> str:
 
 
 def _map(array: str, layout: Layout, dtype: str, box: tuple[int, int, int, int], swizzle: str) -> Map:
-    """Return a tensor map over (batch, length, heads, dim). Heads are outside of rows whatever their strides are."""
+    """Return a tensor map over (batch, length, heads, dim). The heads axis precedes the rows for any strides."""
     _, _, heads, dim = layout.shape
     length, batch, head_bytes, batch_bytes = _fields(layout)
     dims, strides = (dim, length, heads, batch), (layout.strides_bytes[1], head_bytes, batch_bytes)

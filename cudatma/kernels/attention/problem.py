@@ -269,8 +269,8 @@ class Problem:
     ) -> P | None:
         """Return the problem with other sizes, or None if it may be invalid or its limits are of another kind.
 
-        The shapes and strides begin with those of q, k and v and end with those of out, which are None if the caller
-        passes no out.
+        ``shapes`` and ``strides_bytes`` begin with q, k and v and end with out. The entries for out are None if the
+        caller passes no out.
         """
         kind = self.limits.kind(q_length, k_length)
         if kind != (self.is_causal, self.has_window):

@@ -89,7 +89,7 @@ def _visible_range(positions: Array, mask: Mask, k_length: int) -> tuple[int, in
 
 
 def _visible(positions: Array, keys: Array, mask: Mask) -> Array:
-    """Return a boolean matrix that tells for each query and each key whether the query sees the key."""
+    """Return a boolean matrix (queries, keys) that is True where a query sees a key."""
     distance = keys - positions[:, None]
     visible = np.ones(distance.shape, bool)
     if mask.left is not None:

@@ -119,7 +119,7 @@ _MAX_ACCUMULATORS, _MAX_PLAIN_ACCUMULATORS = 128, 96
 _WORKING_REGISTERS = 64
 #: wgmmas over a K of 64.
 _K16_PER_K64 = 4
-#: Staging bytes of all warpgroups for tiles of at most _SHORT_M rows. Larger tiles have half as many.
+#: Staging bytes of all warpgroups for tiles of at most _SHORT_M rows. Larger tiles have half of these.
 _MAX_STAGING_BYTES, _SHORT_M = 20 * KIB, 128
 #: The 128-byte swizzle repeats after this number of rows, each with 64 elements of a row of x.
 _SWIZZLE_ROWS = 8
@@ -603,7 +603,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def loads_weight_tiles(self) -> bool:
-        """Whether one load reads the weights of a whole tile instead of those of 64 columns."""
+        """Whether one load reads the weights of a whole tile instead of 64 columns."""
         return self.version != "mma_sync"
 
     @property

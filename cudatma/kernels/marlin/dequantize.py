@@ -1,6 +1,6 @@
 """Dequantize a packed weight to a dense matrix (K, N) on the GPU. TMA loads packed tiles and stores dequantized ones.
 
-The values have the same bits as those of PackedWeight.dequantize(), rounded once to the weight's type. Rows are always
+The result has the same bits as PackedWeight.dequantize(), rounded once to the weight's type. Rows are always
 in the order of the activation's columns, even if the packed weight is in another order. The kernel is memory-bound
 (docs/design/marlin.md).
 """
@@ -47,7 +47,7 @@ class DequantizeConfig:
     """A configuration of ``kernels/dequantize.cu.j2``.
 
     dtype, group_size, has_zeros: fields of the weight. has_permutation: whether rows are stored one by one, in the
-    order of the permutation, instead of in whole tiles. warps: number of 64 x 64 blocks in a tile, which lie along N.
+    order of the permutation, instead of in whole tiles. warps: number of 64 x 64 blocks in a tile, along N.
     stages: number of tiles in flight. Raises ArgumentError.
     """
 
