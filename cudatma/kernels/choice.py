@@ -340,8 +340,8 @@ class Listed(Generic[S]):
 def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Listed[S]]:
     """Return up to ``limit`` configurations that are worth measuring.
 
-    The cost model's choice comes first, because the others must beat it. The cheapest tiles and variants of the two
-    best tiles follow.
+    The cost model's choice, which is to be beaten, comes first. Then come the cheapest tiles, and variants of the two
+    best.
     """
 
     def listed(config: S) -> Listed[S]:

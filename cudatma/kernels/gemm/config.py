@@ -111,7 +111,7 @@ _MAX_USEFUL_STAGES = 8
 #: Maximum bytes of shared memory that leave 60 KiB to L1. The next size leaves 28 KiB, which is too little for block
 #: scales: tiles of 256 x 128 are then 12 % slower at K = 16384, 11 % slower at 7168, and not slower at 1536. [H100]
 _MAX_BYTES_BESIDE_L1 = 195 << 10
-#: Maximum number of fp32 sums per thread. A persistent wgmma kernel without an epilogue has registers for more.
+#: fp32 sums of a thread. A persistent kernel by wgmma without an epilogue has registers for more.
 MAX_SUMS, _MAX_SUMS_WITHOUT_EPILOGUE = 128, 208
 #: Maximum number of columns in a tile of three warpgroups with a producer. Their threads have 128 registers, including
 #: those for the sums.

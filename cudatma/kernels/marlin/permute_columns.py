@@ -1,9 +1,9 @@
 """Copy rows of 16-bit elements to aligned rows, with permuted columns: out[t, k] = x[t, perm[k]].
 
-This kernel precedes a GEMM whose weight was quantized in activation order, or whose activations TMA cannot read because
-their rows are not aligned to 16 bytes. The GEMM is a programmatic dependent of the copy, and loads its weights while
-the copy runs. Aligned and misaligned activations use the same GEMM, so that results have the same bits. The copy is
-memory-bound (docs/design/marlin.md).
+This precedes a GEMM whose weight was quantized in activation order, or whose activations TMA cannot read because their
+rows are not aligned to 16 bytes. The GEMM is a programmatic dependent of the copy, and loads its weights while the copy
+runs. Aligned activations get the same GEMM, and the same bits of the result. The copy is bound by memory;
+docs/design/marlin.md.
 """
 
 from __future__ import annotations
@@ -129,10 +129,10 @@ class PermuteColumnsConfig:
 def choose_permute(
     rows: int, columns: int, *, has_permutation: bool, is_aligned: bool, target: Target, sm_count: int
 ) -> PermuteColumnsConfig:
-    """Return the configuration for (rows, columns). ``is_aligned``: whether every row begins at a multiple of 16 bytes.
+    """Return the configuration for (rows, columns). ``is_aligned``: every row begins at a multiple of 16 bytes.
 
-    Aligned rows that fit in shared memory are staged there before they are permuted. Shared memory reads several
-    scattered elements at a time, whereas global memory reads them one by one (docs/design/marlin.md).
+    Aligned rows that shared memory holds are staged before they are permuted: its banks serve several scattered
+    elements at a time, global memory one by one (docs/design/marlin.md).
     """
     group = _ROWS if rows >= _ROWS * sm_count else 1
     direct = PermuteColumnsConfig(has_permutation, rows=group)

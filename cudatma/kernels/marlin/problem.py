@@ -185,7 +185,7 @@ class Problem:
 
     @property
     def constraint(self) -> str:
-        """Reason in words why only some configurations may serve, or "" if all may."""
+        """Why only some configurations may serve, in words; empty without a constraint."""
         return "batch invariance: one order of additions, whatever M is" if self.batch_invariant else ""
 
     @property
