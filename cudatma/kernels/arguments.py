@@ -1,7 +1,7 @@
 """Arguments of a launch: a number, an array or a tensor map for each parameter of a kernel.
 
-Arguments name the arrays that they address and hold no address. ``Sizes`` holds everything that changes with the sizes
-of a call; the rest belongs to a shape and a configuration. replay.py launches on a GPU, ``emulate()`` on the CPU.
+Arguments name their arrays and contain no address. ``Sizes`` holds everything that changes with the sizes of a call.
+All other fields depend only on a shape and a configuration. replay.py launches on a GPU; ``emulate()`` runs on the CPU.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from cudatma.target import Target
 if TYPE_CHECKING:
     from cudatma.emulator import Report
 
-#: Names of the arrays that the engine provides: partial sums, flags that are zero between launches, and copied rows.
+#: Names of arrays that the engine provides: partial sums, flags that are zero between launches, and copied rows.
 PARTIALS, FLAGS, ROWS = "partials", "flags", "rows"
 #: A field of a tensor map by its kind ("dim", "stride" or "box") and its index in TMA order.
 Field = tuple[str, int]
 
 
 class At(NamedTuple):
-    """The address of a named array, ``offset_bytes`` from its first element; null if the call has no such array."""
+    """Address ``offset_bytes`` after the first element of a named array, or null if the call has no such array."""
 
     array: str
     offset_bytes: int = 0
 
 
 class Map(NamedTuple):
-    """A tensor map over a named array. The address of ``spec`` is 0; ``sized`` lists the fields that Sizes holds."""
+    """Tensor map over a named array. The address in ``spec`` is 0. ``sized`` lists the fields that depend on sizes."""
 
     array: str
     spec: AnySpec
@@ -44,30 +44,30 @@ class Map(NamedTuple):
 
 
 class Value(NamedTuple):
-    """A parameter whose value is ``Sizes.values[place]``."""
+    """Parameter whose value is ``Sizes.values[place]``."""
 
     place: int
 
 
 class Sizes(NamedTuple):
-    """The part of the arguments that differs between calls of one shape and configuration.
+    """Arguments that differ between calls of one shape and configuration.
 
     Parameters
     ----------
     grid : int or tuple of int
-        CTAs.
+        Number of CTAs, or the number along each grid axis.
     values : tuple
-        Numbers, and structs as bytes, that Value parameters refer to.
+        Values indexed by ``Value.place``: numbers, or structs packed into bytes.
     fields : tuple of int
-        Values of the sized fields of all tensor maps, in the order of the parameters.
+        Size-dependent fields of every tensor map (see ``Map.sized``), in parameter order.
     shared_bytes : int
-        Dynamic shared memory of a CTA, if it must exceed the configuration's.
+        Dynamic shared memory per CTA, in bytes, if the configuration's amount is not enough.
     programmatic : bool
-        Whether the launch is a programmatic dependent of the previous launch.
+        Whether to use programmatic dependent launch.
     partials_bytes, flags_bytes : int
-        Workspace for partial sums and flags. No workspace is used if both are 0.
+        Bytes of workspace for partial sums and for flags. No workspace is used if both are 0.
     rows_bytes : int
-        Memory for copied rows.
+        Bytes of memory for copied rows.
     """
 
     grid: int | tuple[int, ...]
@@ -82,11 +82,11 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """One launch of a kernel.
+    """Arguments of one launch of a kernel.
 
-    template, config: the kernel; ``config`` has ``entry``, ``threads`` and ``smem_bytes``. parameters: in the kernel's
-    order, each a number, bytes, At, Map or Value. cluster: CTAs of a cluster, 1 without clusters. early: arrays that
-    the kernel may read before the previous kernel has ended.
+    template, config: the kernel. ``config`` has ``entry``, ``threads`` and ``smem_bytes``. parameters: in the kernel's
+    order, each a number, bytes, At, Map or Value. cluster: number of CTAs per cluster, or 1 without clusters. early:
+    names of arrays that the kernel may read before the previous kernel has ended.
     """
 
     template: str
@@ -98,12 +98,12 @@ class Arguments:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
+        """Bytes of dynamic shared memory per CTA."""
         return max(int(self.config.smem_bytes), self.sizes.shared_bytes)
 
     @property
     def maps(self) -> list[Map]:
-        """The tensor maps, in the order of the parameters, with the fields of Sizes."""
+        """Tensor maps in parameter order, with the fields of Sizes."""
         values, maps = iter(self.sizes.fields), []
         for parameter in self.parameters:
             if isinstance(parameter, Map):
@@ -111,11 +111,11 @@ class Arguments:
         return maps
 
     def kernel(self, target: Target) -> Kernel:
-        """Return the kernel, compiled or found in the cache."""
+        """Return the kernel from the cache, or compile it."""
         return load_kernel(self.template, self.config, target)
 
     def at(self, addresses: Mapping[str, int], encode: Callable[[AnySpec], Any]) -> list[Any]:
-        """Return the arguments with these addresses, null for missing arrays. ``encode`` makes tensor maps."""
+        """Return the arguments with these addresses, or null for missing arrays. ``encode`` encodes tensor maps."""
         maps, values = iter(self.maps), []
         for parameter in self.parameters:
             if isinstance(parameter, Map):
@@ -145,12 +145,12 @@ class Arguments:
         target : Target
             Target of the kernel.
         arrays : mapping of str to ArrayInfo
-            The arrays by name, in host memory. A missing array has the address 0.
+            Arrays in host memory, by name. A missing array has the address 0.
         kernel : Kernel, optional
             The compiled kernel.
         **options
-            Options of ``EmulatedModule.launch``. A programmatic dependent runs as if the previous kernel wrote all
-            arrays but the early ones, unless ``produced_by_previous`` names them.
+            Options of ``EmulatedModule.launch``. By default, a programmatic dependent runs as if the previous kernel
+            wrote all arrays except the early ones. ``produced_by_previous`` names other arrays.
         """
         reached = {name: host_bytes(info) for name, info in arrays.items() if info.size_elems}
         given: dict[str, Any] = {"arrays": tuple(reached.values()), "target": target}
@@ -162,7 +162,7 @@ class Arguments:
 
 
 def with_fields(tensor_map: Map, values: Sequence[int]) -> Map:
-    """Return the map with these values of its sized fields."""
+    """Return the map with these values for its size-dependent fields."""
     if not values:
         return tensor_map
     spec: Any = tensor_map.spec
@@ -188,9 +188,9 @@ def map_over(
 ) -> Map:
     """Return a tiled map over a named array.
 
-    ``info`` describes its shape, strides and dtype. ``box``: elements of each axis, in NumPy order. ``dtype``: the TMA
-    type, by default the array's. ``axes``: the array's axes from innermost to outermost. ``options``: other fields of
-    TiledSpec. Raises DescriptorError, which counts axes as the array does.
+    ``info``: shape, strides and dtype of the array. ``box``: number of elements along each axis, in NumPy order.
+    ``dtype``: TMA type, by default the array's. ``axes``: the array's axes from innermost to outermost. ``options``:
+    other fields of TiledSpec. Raises DescriptorError, which numbers axes in the array's order.
     """
     kind = tma_type(info.dtype) if dtype is None else tma_type(dtype)
     spec = TiledSpec.from_strided(

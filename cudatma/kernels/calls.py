@@ -1,4 +1,4 @@
-"""Cache of an operation's calls. It serves repeated calls and calls that differ only in sizes."""
+"""Cache of an operation's calls, for repeated calls and for calls that differ only in sizes."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from cudatma.kernels.plans import NO_SPACES, Launch, Plan
 from cudatma.kernels.tuning import pinned_scope
 from cudatma.library_streams import current_stream, stream_handle, working_on
 
-#: Calls and plans that an operation keeps: a call takes some 2 KB.
+#: Maximum number of calls and of plans that are cached per operation. A call takes about 2 KB.
 _MAX_CALLS, _MAX_PLANS = 4096, 512
 #: Maximum number of plans that are tried for new sizes.
 _MAX_PLANS_OF_SHAPE = 4
 
 
 class Calls(Generic[P, C]):
-    """The calls and plans of one operation, a part of the Runtime."""
+    """Calls and plans of one operation, held by the Runtime."""
 
-    #: choice.forget() drops it.
+    #: choice.forget() drops this cache.
     holds_choices = True
 
     def __init__(self, operation: Operation[P, C]) -> None:
         self._operation = operation
         self.calls: Cache[Call] = Cache(_MAX_CALLS)
         self.plans: Cache[Plan[P, C]] = Cache(_MAX_PLANS)
-        #: A shape may have several plans: a window that is longer than a sequence excludes none of its keys.
+        #: A shape may have several plans. For example, a window that is longer than a sequence excludes none of its
+        #: keys.
         self._shapes: Cache[tuple[_Shape, ...]] = Cache(_MAX_PLANS)
 
     def plan(self, problem: P, device: int) -> Plan[P, C]:
-        """Return the plan of a problem on a device; create it at its first use."""
+        """Return the plan of a problem on a device, and create it at the first use."""
         context.require_no_fork()
         key = device, self._operation.plan_key(problem), wants_debug(None), pinned_scope.get()
         plan = self.plans.get(key)
@@ -48,7 +49,7 @@ class Calls(Generic[P, C]):
     def keep(
         self, key: tuple[Any, ...], plan: Plan[P, C], launch: Launch, checked: Checked[P], dtypes: tuple[Any, Any]
     ) -> None:
-        """Keep a call, and its shape for calls with other sizes.
+        """Cache a call, and its shape for calls with other sizes.
 
         ``dtypes``: dtypes of out and lse in the arrays' library.
         """
@@ -72,7 +73,7 @@ class Calls(Generic[P, C]):
             self._shapes.put(shape_key, (shape, *others[: _MAX_PLANS_OF_SHAPE - 1]))
 
     def resized_call(self, key: tuple[Any, ...]) -> Call | None:
-        """Return and keep the call, if it differs from a known one only in sizes."""
+        """Return and cache the call if it differs from a cached call only in sizes, otherwise return None."""
         operation = self._operation
         shape_key = _shape_key(operation, key)
         shapes = None if shape_key is None else self._shapes.get(shape_key)
@@ -108,11 +109,11 @@ def calls_of(operation: Operation[P, C]) -> Calls[P, C]:
 
 
 class _Common(NamedTuple):
-    """The properties that calls of one shape have in common.
+    """Properties that all calls of one shape have in common.
 
-    address: returns the address of an array. present: indexes of the inputs that such a call has.
-    alignment_masks: as Operation.alignment_masks(). dtypes: dtypes of out and lse, as objects of the library. places:
-    zeros, one for each address of a launch.
+    address: function that returns the address of an array. present: indices of the inputs that such a call has. masks:
+    as from Operation.masks(). dtypes: dtypes of out and lse, as objects of the library. places: list of zeros, one for
+    each address of a launch.
     """
 
     library: str
@@ -125,7 +126,7 @@ class _Common(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """A call whose sizes may change: its plan and its problem."""
+    """Plan and problem of a call whose sizes may change."""
 
     common: _Common
     plan: Plan[Any, Any]
@@ -134,7 +135,7 @@ class _Shape(NamedTuple):
 
 
 class Call:
-    """A launch, and the checks that a repeated call still needs: alignment and overlap."""
+    """Launch, and the checks of alignment and overlap that a repeated call still needs."""
 
     __slots__ = ("_common", "_launch", "_lse", "_reads", "_shape", "_single", "_written")
 
@@ -148,8 +149,8 @@ class Call:
     ) -> None:
         """Prepare the checks of a repeated call.
 
-        ``shape`` and ``lse`` are the shapes of the results, None for a missing result. ``spans``: for a call with
-        ``out``, the first byte and the end of each input and of out, relative to its address.
+        ``shape`` and ``lse`` are the shapes of the results, or None for a missing result. ``spans``: for a call with
+        ``out``, first byte and end of each input and of out, relative to the address of the array.
         """
         self._common, self._launch, self._shape, self._lse = common, launch, shape, lse
         # Most calls launch one kernel without a workspace.
@@ -160,7 +161,7 @@ class Call:
             self._reads = [(at, common.alignment_masks[at], *span) for at in common.present if (span := spans[at])]
 
     def run(self, inputs: tuple[Any, ...], out: Any, stream: Any, weight: Weight | None) -> Any:
-        """Launch; return the results, or NotImplemented if check() must validate the addresses."""
+        """Launch and return the results, or return NotImplemented if check() must validate the addresses."""
         library, device, address, present, alignment_masks, dtypes, places = self._common
         places, result, reads = places[:], len(inputs), self._reads
         try:
@@ -197,9 +198,9 @@ class Call:
         return done
 
 
-#: Functions that return the address of an array, by its library.
+#: Functions that return the address of an array, keyed by its library.
 _ADDRESS: dict[str, Callable[[Any], int]] = {"cupy": attrgetter("data.ptr"), "torch": methodcaller("data_ptr")}
-#: Library of each array class seen so far. This is no state of a Runtime: the library of a class never changes.
+#: Library of each array class seen so far. A Runtime need not hold this, because the library of a class never changes.
 libraries: dict[type, str] = {}
 
 
@@ -220,11 +221,11 @@ def library_of(array: Any) -> str:
 
 
 def facts_of(library: str, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return shape, strides, dtype and device of each array, one after the other.
+    """Return shape, strides, dtype and device of each array in one tuple, or None if check() must validate the arrays.
 
-    None if they are not all of one library, if torch records or computes a derivative, or if a tensor is lazily negated
-    or conjugated, which check() refuses. Reads the few attributes that a launch depends on and nothing else:
-    describe() costs more than a launch.
+    The function returns None if the arrays belong to different libraries, if torch records or computes a derivative, or
+    if a tensor is lazily negated or conjugated. It reads only the attributes that a launch depends on, because
+    describe() takes longer than a launch.
     """
     facts: list[Any] = []
     kind, is_torch = arrays[0].__class__, library == "torch"
@@ -256,7 +257,7 @@ _NO_FACTS = (None, None, None, None)
 
 
 def _shape_key(operation: Operation[P, C], key: tuple[Any, ...]) -> Hashable:
-    """Return a call's key without the sizes of the axes that are not fixed; None if the call has no such key."""
+    """Return a call's key without the sizes of the axes that are not fixed, or None if the call has no such key."""
     fixed_axes, joins = operation.fixed_axes, operation.joins_axes
     if not fixed_axes:
         return None
@@ -283,7 +284,7 @@ def _shape_key(operation: Operation[P, C], key: tuple[Any, ...]) -> Hashable:
 
 
 def _span(shape: Sequence[int] | None, strides_bytes: Sequence[int], itemsize: int) -> tuple[int, int] | None:
-    """Return the first byte and the end of an array, relative to its first element; None without an array."""
+    """Return the first byte and the end of an array, relative to its first element, or None without an array."""
     if shape is None:
         return None
     low, end = 0, itemsize

@@ -19,20 +19,21 @@ from cudatma.errors import ArgumentError, ArgumentTypeError
 
 
 @lru_cache(maxsize=64)
-def _typed_fields(kind: type) -> tuple[tuple[str, type], ...]:
+def _typed_fields(kind: Any) -> tuple[tuple[str, type], ...]:
     types = {"int": int, "str": str, "bool": bool}
     return tuple((field.name, types[str(field.type)]) for field in fields(kind) if str(field.type) in types)
 
 
 def check_field_types(value: Any) -> None:
     """Raise ArgumentTypeError for a dataclass field declared as int, str or bool whose value has another type."""
-    for name, kind in _typed_fields(type(value)):
+    cls: Any = type(value)
+    for name, kind in _typed_fields(cls):
         if type(given := getattr(value, name)) is not kind:
             raise ArgumentTypeError(name, type(given).__name__, kind.__name__)
 
 
 def checked_flag(value: Any, field: str) -> bool:
-    """Return a bool for a bool or NumPy's bool. Raises ArgumentTypeError."""
+    """Return a Python or NumPy bool as a bool. Raises ArgumentTypeError for other types."""
     if not isinstance(value, (bool, np.bool_)):
         raise ArgumentTypeError(field, type(value).__name__, "bool")
     return bool(value)
@@ -48,7 +49,7 @@ def check_backend(info: ArrayInfo, field: str, chosen: str) -> None:
 
 
 def check_place(info: ArrayInfo, field: str, first: ArrayInfo, first_field: str, function: str) -> None:
-    """Raise ArgumentError unless an array is on the device of the call's first one, and requires no gradient."""
+    """Raise ArgumentError unless an array is on the device of the call's first array and requires no gradient."""
     if info.device != first.device:
         where = f"{place_name(first.device)}, where {first_field} is"
         raise ArgumentError(f"{field}.device", place_name(info.device), where)
@@ -94,14 +95,14 @@ def has_tangents() -> bool:
 
 
 def real_number(value: Any, field: str) -> float:
-    """Return a number in the kernels' precision. Raises ArgumentTypeError for other types."""
+    """Return a real number as a float. Raises ArgumentTypeError for other types."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(field, type(value).__name__, "a real number")
     return as_fp32(value, field)
 
 
 def checked_count(value: Any, field: str, allowed: str) -> int:
-    """Return a whole number of at least 0. Raises ArgumentError, and ArgumentTypeError for other types."""
+    """Return an integer that must be at least 0. Raises ArgumentError, or ArgumentTypeError for other types."""
     try:
         count = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
@@ -114,7 +115,7 @@ def checked_count(value: Any, field: str, allowed: str) -> int:
 
 
 def as_fp32(value: Any, field: str) -> float:
-    """Return a number rounded to fp32. Raises ArgumentError for one beyond double precision."""
+    """Return a number rounded to fp32. Raises ArgumentError if it exceeds double precision."""
     try:
         return ctypes.c_float(float(value)).value
     except OverflowError as error:

@@ -66,11 +66,11 @@ def menu(us: NDArray[np.float64], ms: NDArray[np.int64], shared: NDArray[np.bool
     Parameters
     ----------
     us : array of shape (configurations, len(ms))
-        Predicted microseconds; inf where a configuration cannot run.
+        Predicted times in microseconds, inf where a configuration cannot run.
     ms : array of int64, sorted, starting with 1
         The first M of each interval.
     shared : array of bool, shape (configurations,)
-        Configurations that the menus of many shapes hold.
+        Whether the menus of many shapes contain each configuration.
     """
     chosen, has_power, first = np.zeros(len(ms), np.int64), _has_power(ms), 1
     for limits in _SHARED_RANGES if shared.any() else _RANGES:
@@ -93,8 +93,8 @@ def _smallest(
 ) -> NDArray[np.int64]:
     """Return a menu with the smallest loss that its limit allows.
 
-    ``losses`` holds the allowed loss at each M; inf means the range's own. Remaining places go to shared kernels, which
-    other shapes need anyway.
+    ``losses`` holds the allowed loss at each M, or inf to use the allowed loss of the range. Shared kernels fill the
+    remaining places, because other shapes need them anyway.
     """
     cheapest = us.min(axis=0)
     excess = (us / cheapest - 1)[:, np.isfinite(cheapest)]
@@ -129,7 +129,7 @@ def _cover(able: NDArray[np.float32], weights: NDArray[np.float64]) -> list[int]
 
 #: Maximum number of cached tables, about 20 KB each.
 _MAX_TABLES = 1024
-#: M of the first tables; a larger M doubles it.
+#: Largest M of a new table. It is doubled until the table covers a larger M.
 _MIN_MAX_M = LAST_M
 #: Each M up to _SINGLE has an interval of its own. Intervals have _STEP values of M up to _FINE and 2 * _STEP up to
 #: _MIN_MAX_M; beyond, their length doubles with each doubling of M.
@@ -146,37 +146,37 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceTable:
-    """The choices of a shape for M = 1 to max_m; ``starts[i]`` is the first M of ``choices[i]``."""
+    """Choices for one shape and M from 1 to max_m. ``starts[i]`` is the first M of ``choices[i]``."""
 
     max_m: int
     starts: Sequence[int]
     choices: Sequence[Choice]
 
     def choice(self, m: int) -> Choice:
-        """Return the choice for M rows, at most ``max_m``."""
+        """Return the choice for M rows. M must be at most ``max_m``."""
         return self.choices[bisect_right(self.starts, m) - 1]
 
     def at(self, m: int) -> Any:
-        """Return the configuration for M rows, at most ``max_m``."""
+        """Return the configuration for M rows. M must be at most ``max_m``."""
         return self.choices[bisect_right(self.starts, m) - 1].config
 
     def ms_up_to(self, m: int) -> list[int]:
-        """Return values of M from 1 to m, one at least for each interval and, up to 8192, each number of tiles.
+        """Return values of M from 1 to m: at least one in each interval and, up to 8192, one for each number of tiles.
 
-        Tiles have multiples of 8 rows.
+        The number of rows of a tile is a multiple of 8.
         """
         starts = self.starts[: bisect_right(self.starts, m)]
         return sorted({*starts, *range(_STEP, min(m, _MIN_MAX_M), _STEP), m})
 
     def configs_up_to(self, m: int) -> list[Any]:
-        """Return the configurations that M from 1 to m use, each once."""
+        """Return the distinct configurations for M from 1 to m."""
         return list(dict.fromkeys(choice.config for choice in self.choices[: bisect_right(self.starts, m)]))
 
 
 class Tables(Cache[ChoiceTable]):
-    """Tables by shape, GPU and the variable that names the tuning file, a part of the Runtime."""
+    """Cached tables of a Runtime, keyed by shape, GPU and the environment variable that names the tuning file."""
 
-    #: forget() drops it.
+    #: forget() drops this cache.
     holds_choices = True
 
     def __init__(self) -> None:
@@ -184,9 +184,9 @@ class Tables(Cache[ChoiceTable]):
 
 
 def choose(family: Family[P, S], problem: P, gpu: Gpu, memo: dict[Any, Any], key: Any = "table") -> S:
-    """Return the pinned configuration, or else the one in the table of the problem's shape.
+    """Return the pinned configuration if there is one, otherwise the one in the table for the problem's shape.
 
-    ``memo`` keeps the table under a key, for all problems of the shape.
+    ``memo`` stores the table under ``key``, so that all problems of this shape use the same table.
     """
     table: ChoiceTable | None = memo.get(key)
     if table is None or problem.m > table.max_m or pinned_scope.get() is not None:
@@ -200,14 +200,15 @@ def choose(family: Family[P, S], problem: P, gpu: Gpu, memo: dict[Any, Any], key
 
 
 def choose_by_cost(family: Family[P, S], problem: P, gpu: Gpu) -> S:
-    """Return the configuration by the cost model alone. Deterministic; looks at no device and no file."""
+    """Return the configuration that the cost model chooses. The result depends on no device and no file."""
     return cast("S", _table(family, problem, gpu, problem.m, NOTHING).at(problem.m))
 
 
 def choice_table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int) -> ChoiceTable:
-    """Return the table of the problem's shape, which covers ``max_m`` and more. Ignores what is pinned.
+    """Return the table for the problem's shape, which covers at least ``max_m`` rows.
 
-    Raises what ``Family.times`` raises, and ArgumentError if no kernel runs on the GPU's target.
+    Pinned configurations are ignored. Raises what ``Family.times`` raises, and ArgumentError if no kernel runs on the
+    GPU's target.
     """
     return _table(family, problem, gpu, max_m, os.environ.get(FILE_VARIABLE))
 
@@ -262,7 +263,7 @@ def _with_entries(family: Family[P, S], shape: Any, gpu: Gpu, predicted: ChoiceT
 
 
 def _merged(max_m: int, starts: Sequence[int], choices: Sequence[Choice]) -> ChoiceTable:
-    """Return a table in which no two neighbours are the same choice."""
+    """Return a table in which adjacent intervals have different choices."""
     kept = [0]
     for i in range(1, len(starts)):
         choice, previous = choices[i], choices[kept[-1]]
@@ -282,7 +283,7 @@ def _starts(max_m: int) -> NDArray[np.int64]:
     return np.array(sorted(starts))
 
 
-#: Share of different tiles in a short list; the rest are variants of the two best.
+#: Fraction of a short list that holds different tiles. The other entries are variants of the two best tiles.
 _TILES = 2 / 3
 #: A configuration predicted to be slower than the first by more than this factor is not measured.
 _HOPELESS = 1.25
@@ -300,9 +301,9 @@ class Decision(Generic[S]):
 def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
     """Return the configuration for a problem on a GPU, and the reason.
 
-    The result does not change while the process lives, unless forget() is called. Precedence: a pinned configuration, a
-    tuning entry (the user's, then the shipped one), the cheapest kernel of the menu. A problem with a constraint uses
-    the menu only.
+    A pinned configuration takes precedence over a tuning entry, and a tuning entry over the cheapest kernel of the
+    menu. The user's tuning entries take precedence over the shipped ones. A problem with a constraint uses the menu
+    only. The result stays the same until the process ends or calls forget().
     """
     if (config := pinned_config(family, problem, gpu)) is not None:
         return Decision(config, "pinned", "pinned by the caller")
@@ -331,7 +332,7 @@ class Listed(Generic[S]):
 
     @property
     def label(self) -> str:
-        """The kernel and the CTAs per SM, which its name may omit: unique among a problem's configurations."""
+        """Kernel name and CTAs per SM, which the name may omit. Labels of a problem's configurations are unique."""
         ctas = f" x{self.config.ctas_per_sm}" if self.config.ctas_per_sm > 1 else ""
         return f"{self.entry}{ctas}"
 

@@ -1,4 +1,4 @@
-"""Preset and KernelConfig: what the configurations of gemm, attention and marlin_gemm have in common."""
+"""Preset and KernelConfig, the base classes for the configurations of gemm, attention and marlin_gemm."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ class Preset:
     summary : str
         Description in lists of kernels.
     template : str, default ""
-        The version whose template this one shares; "" if it has its own.
+        Version whose template this version shares, or "" if it has its own template.
     loader : {"threads", "cp_async", "consumers", "producer_warp"}, default "producer_warp"
-        What loads operands into shared memory: all threads by plain loads, all threads by cp.async, a consumer thread
-        by TMA, or a warp that does nothing else.
+        How operands are loaded into shared memory: by all threads with plain loads, by all threads with cp.async, by a
+        consumer thread with TMA, or by a dedicated producer warp with TMA.
     schedule : {"one_tile", "persistent", "pingpong", "stream_k"}, default "one_tile"
-        A CTA computes one tile; one tile after the other; its two warpgroups each compute a tile, in turn; or CTAs
-        divide the tiles of the last wave.
+        How tiles are assigned. Each CTA computes one tile ("one_tile") or several tiles in turn ("persistent"). With
+        "pingpong", the two warpgroups of a CTA alternate, each computing its own tile. With "stream_k", CTAs divide the
+        tiles of the last wave.
     mma : {"scalar", "wgmma", "mma_sync"}, default "wgmma"
-        The instruction that multiplies.
+        Instruction that multiplies.
     allowed : mapping of str to sequence
-        The allowed values of a config's fields, by name. A field that is not listed is checked elsewhere.
+        Allowed values of a config's fields, by name. A field that is not listed is checked elsewhere.
     """
 
     summary: str
@@ -50,30 +51,30 @@ class Preset:
 
 
 class KernelConfig(ABC):
-    """Base of a family's config: one flat, frozen dataclass for all kernels of the family.
+    """Base class of a family's config, which is one flat, frozen dataclass for all kernels of the family.
 
-    A family supplies what is abstract here. Its ``__post_init__`` validates the fields. ``check()`` raises an error if
-    the config does not fit a problem or a target.
+    A family implements the abstract methods and properties, and validates the fields in ``__post_init__``. ``check()``
+    raises an error if the config does not support a problem or a target.
 
     Attributes
     ----------
     version : str
         A key of ``presets``.
     tile_m, tile_n : int
-        A CTA's tile.
+        Tile size of a CTA.
     stages : int
-        Stages of the ring.
+        Number of stages of the ring.
     cluster_m, cluster_n : int
-        CTAs of a cluster along M and N, which share loads.
+        Number of CTAs of a cluster along M and N, which share loads.
     cluster_k : int
-        CTAs of a cluster that divide K.
+        Number of CTAs of a cluster that divide K.
     ctas_per_sm : int
-        CTAs that share an SM.
+        Number of CTAs that share an SM.
     """
 
     __slots__ = ()
 
-    #: The name of the public function.
+    #: Name of the public function.
     function: ClassVar[str]
     presets: ClassVar[Mapping[str, Preset]]
     #: Increment this when a kernel's time changes by more than 2 %, the smallest gain for which a tuning entry ships.
@@ -109,27 +110,27 @@ class KernelConfig(ABC):
     @property
     @abstractmethod
     def features(self) -> tuple[str, ...]:
-        """Features that the target must have."""
+        """Names of the features that the target must have."""
 
     @property
     @abstractmethod
     def consumer_warps(self) -> int:
-        """Warps that compute."""
+        """Number of warps that compute."""
 
     @property
     @abstractmethod
     def producer_warps(self) -> int:
-        """Warps that only load."""
+        """Number of warps that only load."""
 
     @property
     @abstractmethod
     def struct_members(self) -> Mapping[str, Member]:
-        """The members of ``Problem`` that the family's kernels may read, in the order of the struct."""
+        """Members of ``Problem`` that the family's kernels may read, in the order of the struct."""
 
     @property
     @abstractmethod
     def problem_names(self) -> tuple[str, ...]:
-        """The members of ``Problem`` that this kernel reads, in any order."""
+        """Names of the members of ``Problem`` that this kernel reads, in any order."""
 
     @property
     @abstractmethod
@@ -157,17 +158,17 @@ class KernelConfig(ABC):
 
     @abstractmethod
     def adapted(self, problem: Any) -> Any:
-        """Return the same tile for another problem's fields, or None if its gain does not carry over."""
+        """Return this tile with the fields of another problem, or None if its gain does not carry over."""
 
     @abstractmethod
     def cost_at(self, m: Any, problem: Any, gpu: Gpu) -> Cost:
-        """Return the predicted time. ``m``, an int or int64 array, replaces the problem's M."""
+        """Return the predicted time for M = ``m``, an int or int64 array. The problem's own M is ignored."""
 
     # The version.
 
     @property
     def preset(self) -> Preset:
-        """The version's row of ``presets``."""
+        """Preset of this version."""
         return self.presets[self.version]
 
     @property
@@ -177,7 +178,7 @@ class KernelConfig(ABC):
     # Validity.
 
     def check_values(self) -> None:
-        """Raise ArgumentError for an unknown version, and for a field with a value that its preset does not list."""
+        """Raise ArgumentError for an unknown version, or for a value that the preset does not allow."""
         if not isinstance(self.version, str) or self.version not in self.presets:
             raise ArgumentError("version", self.version, ", ".join(self.presets))
         for name, values in self.preset.allowed.items():
@@ -205,7 +206,7 @@ class KernelConfig(ABC):
 
     @property
     def problem_members(self) -> tuple[Member, ...]:
-        """The members of ``Problem`` that the kernel reads, in the order of the struct."""
+        """Members of ``Problem`` that the kernel reads, in the order of the struct."""
         return in_order(self.struct_members, self.problem_names)
 
     @property
@@ -214,29 +215,29 @@ class KernelConfig(ABC):
 
     @property
     def cluster(self) -> int:
-        """CTAs of a cluster that share loads."""
+        """Number of CTAs of a cluster that share loads."""
         return self.cluster_m * self.cluster_n
 
     @property
     def cluster_tile_m(self) -> int:
-        """Rows of M of a cluster's tile."""
+        """Number of rows in a cluster's tile."""
         return self.tile_m * self.cluster_m
 
     @property
     def cluster_tile_n(self) -> int:
-        """Columns of N of a cluster's tile."""
+        """Number of columns in a cluster's tile."""
         return self.tile_n * self.cluster_n
 
     @property
     def launch_cluster(self) -> int:
-        """CTAs of a cluster of the launch."""
+        """Number of CTAs per cluster of the launch."""
         return self.cluster * self.cluster_k
 
     @property
     def threads(self) -> int:
         return 32 * (self.consumer_warps + self.producer_warps)
 
-    # Shared memory: an array of slots for each operand, then the epilogue's parts, then the barriers.
+    # Shared memory contains an array of slots for each operand, then the arrays of the epilogue, then the barriers.
 
     def smem_layout(self) -> list[tuple[str, int, int]]:
         """Return (name, offset, bytes) of each array."""
@@ -248,15 +249,15 @@ class KernelConfig(ABC):
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
+        """Bytes of dynamic shared memory per CTA."""
         return self._slot_bytes * self.stages + self._epilogue_bytes
 
     def max_stages(self, smem_bytes: int) -> int:
-        """Return the number of stages that this much shared memory holds; 0 or less if it holds none."""
+        """Return the number of stages that fit in ``smem_bytes``, which is 0 or negative if none fits."""
         return (smem_bytes - self._epilogue_bytes) // self._slot_bytes
 
     def with_longest_ring(self: C, smem_bytes: int, max_stages: int) -> C | None:
-        """Return the config with the most stages that shared memory holds; None if it does not hold two."""
+        """Return the config with the most stages that fit in shared memory, or None if two do not fit."""
         stages = min(max_stages, self.max_stages(smem_bytes))
         if stages < 2:
             return None
@@ -277,12 +278,12 @@ class KernelConfig(ABC):
         return self.cost_at(problem.m, problem, gpu)
 
     def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
-        """Yield changes of fields that are worth measuring for the same tile: by default, shorter rings."""
+        """Yield changes of fields that are worth measuring without changing the tile, by default shorter rings."""
         yield from ({"stages": self.stages - fewer} for fewer in (1, 2))
 
     @property
     def notes(self) -> list[str]:
-        """Lines of the opening comment of the generated source, after the fields."""
+        """Lines that follow the fields in the opening comment of the generated source."""
         stage = [f"  {size:6d} B  {name}" for name, size in self.stage_layout()]
         return [
             f"{self.consumer_warps} warps consume, {self.producer_warps} produce; a CTA takes {self.smem_bytes} B.",

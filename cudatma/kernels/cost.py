@@ -15,17 +15,17 @@ from cudatma.target import Target
 
 S = TypeVar("S")
 
-#: A shorter ring loads nothing while a stage is computed. The cost model ignores the ring.
+#: Minimum number of stages. A shorter ring loads nothing while a stage is computed, which the cost model ignores.
 MIN_STAGES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Predicted microseconds of one launch with operands cold in L2. Their sum is ``us``.
+    """Predicted microseconds of one launch with operands cold in L2. The sum of all terms is ``us``.
 
-    launch_us: launch, first loads, last stores. sm_us: the main loop of the busiest SM. reduction_us: exchange of
-    partial sums among the CTAs of a grid or a cluster. memory_us, tensor_us: time of the memory and of all tensor cores
-    that the SMs' work does not hide. For many M at once, each is an array.
+    launch_us: launch, first loads and last stores. sm_us: mainloop of the busiest SM. reduction_us: exchange of partial
+    sums among the CTAs of a grid or a cluster. memory_us, tensor_us: time of memory and of all tensor cores that the
+    work of the SMs does not hide. Each term is an array if it was computed for many M at once.
     """
 
     launch_us: float
@@ -40,7 +40,7 @@ class Cost:
 
     @property
     def bound(self) -> str:
-        """The largest term: ``"launch"``, ``"sm"``, ``"reduction"``, ``"memory"`` or ``"tensor"``."""
+        """Name of the largest term: ``"launch"``, ``"sm"``, ``"reduction"``, ``"memory"`` or ``"tensor"``."""
         return max((f.name for f in fields(self)), key=lambda name: float(getattr(self, name))).removesuffix("_us")
 
     def as_dict(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def runs(config: Any, problem: Any, target: Target) -> bool:
 
 
 def no_kernel(problem: Any, gpu: Gpu) -> ArgumentError:
-    """Return the error for a problem, of a family with versions, that no kernel serves."""
+    """Return the error for a problem that no kernel supports. The problem's family must have versions."""
     if not problem.version:
         return ArgumentError("problem", problem.description, f"one that a kernel for {gpu.target} serves")
     allowed = f"one with a kernel for {problem.description}"
@@ -68,9 +68,10 @@ def no_kernel(problem: Any, gpu: Gpu) -> ArgumentError:
 def cheapest_first(
     times: Callable[[Any, NDArray[np.int64], Gpu], Sequence[tuple[S, NDArray[np.float64]]]], problem: Any, gpu: Gpu
 ) -> list[tuple[S, float]]:
-    """Return (config, microseconds) of the configurations that ``Family.times`` gives a problem, the cheapest first.
+    """Return (config, microseconds) for each configuration that ``Family.times`` returns, the cheapest first.
 
-    If tiles differ only in their rows and cut M into the same number of tiles, only the cheapest is listed.
+    Of configurations that differ only in tile_m and divide M into the same number of tiles, only the cheapest is
+    listed.
     """
     ranked = [(config, float(us[0])) for config, us in times(problem, np.array([problem.m]), gpu) if us[0] < np.inf]
     ranked.sort(key=lambda pair: round(pair[1], 6))

@@ -1,13 +1,13 @@
-"""``run()`` takes a call from its arrays to a launch.
+"""The path of a call from its arrays to a launch, which ``run()`` implements.
 
-The first level that recognizes a call serves it. The levels differ only in what earlier calls left in the cache:
+The first level that recognizes a call handles it. The levels differ only in how much of earlier calls they reuse:
 
-1. A call with the layouts and options of an earlier one: its launch, with other addresses.
-2. A call that differs from an earlier one in sizes only: the plan of the shape, with new sizes and addresses.
-3. Any other call: the family's checks, configuration and arguments, and a new plan.
+1. A call with the layouts and options of an earlier call reuses its launch with other addresses.
+2. A call that differs from an earlier call in sizes only reuses the plan of the shape with new sizes and addresses.
+3. Any other call runs the family's checks, configuration and arguments, and creates a plan.
 
-calls.py is the cache of the first two levels, and plans.py holds plans. Only this module knows backends and the order
-of streams.
+calls.py implements the cache for the first two levels, and plans.py implements plans. Only this module handles backends
+and stream ordering.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cudatma.library_streams import stream_handle
 from cudatma.runtime.streams import order_after_producers
 from cudatma.target import Target
 
-#: Called with each validated call instead of launching it; set by warm_up().
+#: Function that receives each validated call instead of launching it. warm_up() sets it.
 intercept: ContextVar[Callable[[Operation[Any, Any], Checked[Any], int, Weight | None], None] | None]
 intercept = ContextVar("cudatma_intercept", default=None)
 
@@ -52,31 +52,32 @@ def run(
     workspace: Workspace | None = None,
     size_options: tuple[int, ...] = (),
 ) -> Any:
-    """Compute an operation; return ``out``, (out, lse), or None for an operation without a result.
+    """Compute an operation, and return ``out``, (out, lse), or None for an operation without a result.
 
     Parameters
     ----------
     operation : Operation
-        What to compute.
+        The operation to compute.
     inputs : tuple
-        Arrays in the operation's order, None for those that the call lacks.
+        Arrays in the operation's order, with None for arrays that are not given.
     out : array or None
         The result. Default: a new array.
     options : tuple
-        Further arguments, part of the call's key. Options that compare equal must have the same meaning (1 == True). If
-        one is unhashable, check() validates every call.
+        Further arguments, which are part of the call's key. Options that compare equal must have the same meaning
+        (1 == True). If an option is not hashable, check() validates every call.
     stream : stream, optional
         Default: the current stream of the first array's library.
     backend : str, optional
-        ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``. Default: ``$CUDATMA_BACKEND``, else ``"auto"``.
+        ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``. Default: ``$CUDATMA_BACKEND`` if it is set, otherwise
+        ``"auto"``.
     weight : Weight, optional
-        Arrays that stay from call to call.
-    resource : object, optional
-        The object that the operation works with besides arrays: a PackedWeight, or the Group of an all-reduce.
+        Arrays that are the same in many calls.
+    subject : object, optional
+        Object against which check() validates the call, for example a weight.
     workspace : Workspace, optional
-        Default: the stream's own; during capture, one per graph branch.
-    size_options : tuple of int
-        Options that count as sizes. check() receives them before the other options.
+        Default: the stream's workspace; during capture, one per graph branch.
+    numbers : tuple of int
+        Options that are sizes. check() receives them before the other options.
     """
     key = None
     if backend is None and workspace is None and debug_scope.get() is None and pinned_scope.get() is None:
@@ -113,7 +114,7 @@ def _run_checked(
     workspace: Workspace | None,
     key: tuple[Any, ...] | None,
 ) -> Any:
-    """Compute an operation with all checks, and keep its launch for later calls."""
+    """Compute an operation with all checks, and cache its launch for later calls."""
     chosen = backend_for(operation.name, backend)
     given = operation.check(inputs, out, options, resource)
     first = next(info for info in (*given.arrays, given.out) if info is not None)
@@ -125,7 +126,7 @@ def _run_checked(
     check_backend(first, field, chosen)
     handle = None if device is None else stream_handle(stream, library_for(first, given.out), device)
     if device is None and stream is not None:
-        stream_handle(stream, first.kind, 0)  # an invalid stream is an error on the host, too
+        stream_handle(stream, first.kind, 0)  # an invalid stream is an error on the host as well
     result = given.out
     if result is None and given.shape is not None:
         out = empty_like_library(first, given.shape, given.dtype, handle)
@@ -171,14 +172,14 @@ def emulate(
 ) -> Any:
     """Run a call's launches on the emulator, and return the report of the last one.
 
-    ``arrays`` holds inputs, results and a weight's arrays by name, in host memory. ``target``: by default
-    default_target(). ``options``: options of ``EmulatedModule.launch``. Raises HazardError, CompileError.
+    ``arrays`` contains inputs, results and a weight's arrays by name. They must be in host memory. ``target``:
+    default_target() by default. ``options``: options of ``EmulatedModule.launch``. Raises HazardError, CompileError.
     """
     target = default_target() if target is None else target
     gpu = imagined_gpu(target, operation.emulated_sm_count)
     config = operation.configure(problem, gpu, {})
     kernels = operation.kernels(problem, config)
-    # The emulator does not model occupancy: one CTA fits on an SM unless the config plans for more.
+    # The emulator does not model occupancy, so one CTA runs per SM unless the config requests more.
     resident = tuple([gpu.sm_count * ctas_on_sm(kernel_config, 1) for _, kernel_config in kernels])
     report = None
     arrays = dict(arrays)
@@ -190,7 +191,7 @@ def emulate(
 
 
 def host_workspace(sizes: Sizes) -> dict[str, ArrayInfo]:
-    """Return workspace in host memory for one launch. Flags are 0; everything else is NaN in every type."""
+    """Return a workspace in host memory for one launch. Flags are 0, and all other bytes are NaN in every type."""
     needed = {PARTIALS: sizes.partials_bytes, FLAGS: sizes.flags_bytes, ROWS: sizes.rows_bytes}
     return {
         name: describe(np.full(nbytes, 0 if name == FLAGS else 0xFF, np.uint8))
@@ -207,10 +208,10 @@ def launch_of(
     named: Mapping[str, ArrayInfo] | None = None,
     weight: Weight | None = None,
 ) -> Launch:
-    """Return the launches of a problem on a device; compile and load missing kernels, and keep the plan.
+    """Return the launches of a problem on a device. Missing kernels are compiled and loaded, and the plan is cached.
 
-    ``named``: the arrays of the call, at whose addresses tensor maps are encoded. Raises LaunchError if a kernel is
-    missing and the stream is under capture, CompileError, DriverError.
+    ``named``: arrays of the call, whose addresses the tensor maps contain. Raises LaunchError if a kernel is
+    missing and the stream is being captured, CompileError, DriverError.
     """
     return calls_of(operation).plan(problem, device).load(problem, stream, named or {}, weight)
 

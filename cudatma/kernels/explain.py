@@ -1,4 +1,4 @@
-"""Explain why a problem gets its configuration, for people and for programs, for all families."""
+"""Explain why a problem gets its configuration, for all families."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
 from cudatma.kernels.schedule import Schedule, schedule
 from cudatma.target import Target
 
-#: Candidates that an explanation lists.
+#: Maximum number of candidates that an explanation lists.
 _LISTED = 8
-#: Columns of a table. An entry takes some 60 columns, and a wrapped table is hard to read.
+#: Width of a table in characters. An entry takes about 60, and a wrapped table is hard to read.
 _WIDTH = 160
-#: The terms of a Cost in words.
+#: Description of each term of a Cost.
 _TERMS = {
     "launch": "launch",
     "sm": "main loop",
@@ -34,7 +34,7 @@ _TERMS = {
 def explained_gpu(device: int | None, target: str | Target | None) -> Gpu:
     """Return the GPU of a call's arrays, or an imagined GPU if ``target`` is given or the arrays are on the host.
 
-    By default, arrays on the host imagine a GPU of default_target(). Raises TargetError.
+    By default, the imagined GPU for host arrays has the target that default_target() returns. Raises TargetError.
     """
     if target is None and device is not None:
         return gpu_of(device)
@@ -43,22 +43,22 @@ def explained_gpu(device: int | None, target: str | Target | None) -> Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a problem runs as it does. ``str()`` is for people, ``as_dict()`` for programs.
+    """Explanation of a problem's configuration. Use ``str()`` to read it, and ``as_dict()`` to process it.
 
     Parameters
     ----------
     family : Family
-        The kernels of the function.
+        Family of the function's kernels.
     problem : Problem
         The computation.
     gpu : Gpu
-        The GPU, installed or imagined.
+        The installed or imagined GPU.
     decision : Decision
         The configuration, its source, and the reason.
     schedule : Schedule
-        How the work is divided.
+        Division of the work among CTAs.
     prediction : Cost
-        Time by the cost model.
+        Time that the cost model predicts.
     candidates : tuple of Listed
         The cheapest configurations, and the chosen one.
     considered : int
@@ -76,7 +76,7 @@ class Explanation:
 
     @property
     def kernel(self) -> str:
-        """The kernel's name in its family: for Marlin ``"skinny"``, ``"wgmma"`` or ``"mma_sync"``."""
+        """Name of the kernel in its family, for example ``"skinny"``, ``"wgmma"`` or ``"mma_sync"`` for Marlin."""
         return str(self.config.version)
 
     @property
@@ -86,16 +86,16 @@ class Explanation:
 
     @property
     def m(self) -> int:
-        """Rows of x."""
+        """Number of rows of x."""
         return int(self.problem.m)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the explanation for JSON.
+        """Return the explanation as a dict that can be serialized to JSON.
 
         Returns
         -------
         dict
-            Plain data.
+            The explanation as plain data.
         """
         return {
             "layer": {name: value for name, value in self.problem.as_json().items() if name != "m"},
@@ -168,9 +168,9 @@ def explained(
 ) -> Explanation:
     """Explain what a family runs for a problem with sizes m, n and k.
 
-    ``launched`` returns the launched config for a chosen one, by default ``Family.launched``. ``divide``: whether tiles
-    may be divided. ``cut`` returns the schedule of a config that does not follow from the three sizes. Raises the
-    errors of decide().
+    ``launched``: function that returns the launched config for a chosen config, by default ``Family.launched``.
+    ``divide``: whether tiles may be divided. ``cut``: function that returns the schedule of a config if the schedule
+    does not follow from the three sizes. Raises the errors of decide().
     """
     launched = launched or family.launched
     decision = decide(family, problem, gpu)
@@ -196,7 +196,7 @@ def explained(
 
 
 def table_text(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a title and rows below their columns' names, without colours or markup."""
+    """Return a table with a title and column names, without colors or markup."""
     try:
         from rich.console import Console
         from rich.table import Table

@@ -1,8 +1,8 @@
-"""The protocols of a kernel family, on which the shared parts of kernels/ are written.
+"""Protocols that a kernel family implements, and on which the shared code in kernels/ depends.
 
-A family defines a computation (Problem), the configurations that can run it with their predicted costs, and the place
-of its measured exceptions. Choosing, tuning, explaining, dumping and launching are written once, for all families.
-docs/howto/add_a_kernel.md describes one.
+A family defines a computation (Problem), the configurations that can run it with their predicted costs, and the file of
+its measured exceptions. All families share the code that chooses, tunes, explains, dumps and launches.
+docs/howto/add_a_kernel.md describes how to write a family.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MAX_EXTENT = 2**31 - 1
 
 
 class Problem(Protocol):
-    """A computation: a frozen dataclass.
+    """A computation, as a frozen dataclass.
 
     m: the size that changes from call to call. n, k: the other two sizes of a product. fixed: everything else that the
-    choice depends on; problems with the same ``fixed`` share a choice table. constraint: why only some configurations
-    may serve, in words; empty without a constraint. description: the problem in words. as_json(): its form in tuning
-    entries.
+    choice depends on; problems with the same ``fixed`` share a choice table. constraint: reason in words why only some
+    configurations may serve, or "" if all may. description: the problem in words. as_json(): the form in which tuning
+    entries store the problem.
     """
 
     @property
@@ -53,10 +53,10 @@ S = TypeVar("S", bound=KernelConfig)
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A field of a problem besides its sizes, for command lines.
+    """Command-line option for a field of a problem other than its sizes.
 
-    name: the field's name in as_json(). default: the value if the option is not given; for a bool, the flag takes no
-    value. allowed: allowed values; empty for any number that the problem takes. help: the text of --help.
+    name: name of the field in as_json(). default: value if the option is not given; the flag of a bool takes no value.
+    allowed: allowed values, or empty to allow every number that the problem accepts. help: text of --help.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The flag on command lines. It has the name of the public functions' argument: --causal, not --is-causal."""
+        """Flag on command lines, named like the argument of the public function: --causal, not --is-causal."""
         return "--" + self.name.removeprefix("has_").removeprefix("is_").replace("_", "-")
 
 
@@ -78,7 +78,10 @@ _Copied = TypeVar("_Copied")
 
 
 def resized_copy(problem: _Copied, **sizes: Any) -> _Copied:
-    """Return a copy of a frozen dataclass without slots with other values of these fields, skipping its checks."""
+    """Return a copy of a frozen dataclass with other values for these fields, without checking them.
+
+    The class may not have slots.
+    """
     copy: _Copied = object.__new__(problem.__class__)
     copy.__dict__.update(problem.__dict__, **sizes)
     return copy
@@ -92,51 +95,54 @@ def _never(config: object) -> bool:
     return False
 
 
-#: The configurations that may serve a shape, and their predicted microseconds at each M.
+#: Configurations that may serve a shape, and their predicted microseconds at each M.
 Times = Sequence[tuple[S, NDArray[np.float64]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Family(Generic[P, S]):
-    """A kernel family: everything that the shared code of choosing, tuning and explaining uses.
+    """A kernel family, as the shared code for choosing, tuning and explaining sees it.
 
     Attributes
     ----------
     name : str
+        Name of the family.
     config : type
-        The class of its configs.
+        Class of the family's configs.
     kernels : tuple of str
-        Names of the kernels, ``version`` in their configs.
+        Names of the kernels, which are ``version`` in their configs.
     read_problem : callable
-        Returns the problem of a tuning entry's JSON.
+        Returns the problem for a tuning entry's JSON.
     times : callable
-        ``times(problem, ms, gpu)`` returns every configuration that may serve problems of this shape, each once, with
-        its predicted microseconds at each M of the int64 array ``ms``; inf where it cannot run. ``problem.m`` is
-        ignored. ``times(problem, [m], gpu)`` agrees with ``config.cost()`` at M. Of equal times, the first wins.
-        Configurations that take at least 25 % longer than the cheapest at every M may be missing. Raises the errors of
-        a call with this shape: TargetError or ArgumentError.
+        ``times(problem, ms, gpu)`` returns each configuration that may serve problems of this shape once, with its
+        predicted microseconds at each M of the int64 array ``ms``, or inf where it cannot run. ``problem.m`` is
+        ignored. ``times(problem, [m], gpu)`` agrees with ``config.cost()`` at M. Of configurations with equal times,
+        the first wins. Configurations that take at least 25 % longer than the cheapest one at every M may be missing.
+        Raises TargetError or ArgumentError if a call with this shape would raise it.
     trial : str
-        Object reference, ``"module:class"``, of a Trial (sample.py), which the tuner creates with a device's ordinal.
+        Object reference, ``"module:class"``, to a Trial (sample.py), which the tuner creates for a device ordinal.
     index : tuple of str
         Fields that a tuning entry and a problem must share for the entry to serve the problem.
     problem_fields : tuple of str
         Fields of a config that come from the problem.
     table : Path, optional
-        File of the measured exceptions that ship.
+        File of the shipped measured exceptions.
     options : tuple of Option
-        Fields of a problem besides m, n and k that command lines take.
+        Command-line options for fields of a problem other than m, n and k.
     launched : callable
-        Returns the compiled config for a chosen one.
+        Returns the config that is compiled for a chosen config.
     versions : Versions, optional
-        Versions of its kernels that a caller may name.
+        Versions of the family's kernels that a caller may name.
     sizes : str
-        Names of k and n in command lines; "" for the sizes of a layer.
+        Names of k and n on command lines, or "" for the sizes of a layer.
     with_m : callable
         ``with_m(problem, m)`` returns the problem with another M. By default, its field ``m`` is replaced.
     shape : callable, optional
-        Returns the problem for which the choice table of a problem is built. By default, the same one with ``m`` = 1.
+        Returns the problem for which the choice table of a problem is built. By default, it is the problem with
+        ``m`` = 1.
     is_shared : callable
-        Whether menus prefer a config because many shapes use it, so that they need fewer kernels together.
+        Returns whether menus prefer a config because many shapes use it, so that all shapes together need fewer
+        kernels.
     """
 
     name: str

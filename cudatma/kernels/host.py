@@ -1,4 +1,4 @@
-"""NumPy views of arrays in host memory of any library."""
+"""NumPy views of host arrays of any library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cudatma.arrays import ArrayInfo
 
 
 def host_bytes(info: ArrayInfo) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return all bytes from an array's first to its last element, including gaps between rows."""
+    """Return all bytes from the first to the last element of an array, including gaps between rows."""
     low, end = info.extent
     if low == end:
         return np.empty(0, np.uint8)

@@ -1,8 +1,9 @@
-"""A struct that a launch passes to its kernel by value: its members, and its bytes on the device. Pure.
+"""Members and device layout of the struct that a launch passes to its kernel by value. Pure.
 
 A kernel's config names the members that the kernel reads. The template declares the struct from them
-(``parts/problem.cuh.j2``), and ``pack()`` lays out the values as C does. MEMBERS belong to kernels that compute tiles
-of a result: sizes, schedule, raster, rows. ``parts/schedule.cuh.j2`` and ``parts/store_vector.cuh.j2`` read them.
+(``parts/problem.cuh.j2``), and ``pack()`` lays out the values as C does. MEMBERS are for kernels that compute tiles of
+a result. They describe sizes, schedule, raster order and rows. ``parts/schedule.cuh.j2`` and
+``parts/store_vector.cuh.j2`` read them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _ORDER = ("u32", "float", "Divisor", "u64")
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member. type: its type in the template: u32, u64, float or Divisor. meaning: its comment."""
+    """Member of a struct. type: u32, u64, float or Divisor. meaning: comment in the template."""
 
     name: str
     type: str
@@ -41,12 +42,12 @@ class Member:
 
     @property
     def declaration(self) -> str:
-        """The member in CUDA, padded so that comments line up."""
+        """Declaration in CUDA, padded so that comments line up."""
         return f"{self.type} {self.name};".ljust(32)
 
 
-#: Rows of the result in a raster group of tiles. A wave computes a group column by column, so that both operands stay
-#: in L2.
+#: Number of rows of the result in a raster group of tiles. A wave computes a group column by column, so that the tiles
+#: of both operands stay in L2.
 _RASTER_GROUP_M = 2048
 MEMBERS: dict[str, Member] = {
     member.name: member
@@ -81,7 +82,8 @@ def _structure(members: tuple[Member, ...]) -> type[ctypes.Structure]:
 def pack(members: tuple[Member, ...], values: Mapping[str, Any]) -> bytes:
     """Return the bytes of the struct, with each member at its alignment, as in C.
 
-    ``values`` holds each value by name, for a divisor the number that it divides by. Other names are ignored.
+    ``values`` contains each value by name. The value of a divisor is the number by which it divides. Other names are
+    ignored.
     """
     return packer(members)(values)
 
@@ -89,7 +91,7 @@ def pack(members: tuple[Member, ...], values: Mapping[str, Any]) -> bytes:
 def packer(members: tuple[Member, ...], fixed: Mapping[str, Any] | None = None) -> Callable[[Mapping[str, Any]], bytes]:
     """Return pack() specialized for these members, which takes one or two microseconds.
 
-    ``fixed`` holds values that stay from call to call; the function does not look them up.
+    ``fixed`` contains values that are the same in every call. The function does not look them up.
     """
     structure, layout, at = _structure(members), "<", 0
     flat: list[Any] = []
@@ -131,7 +133,7 @@ def size_bytes(members: tuple[Member, ...]) -> int:
 
 
 def in_order(known: Mapping[str, Member], names: Iterable[str]) -> tuple[Member, ...]:
-    """Return the members with these names: 32-bit ones, divisors, then 64-bit ones, each in the order of ``known``."""
+    """Return the members with these names: 32-bit members, divisors, then 64-bit members, each in ``known``'s order."""
     selected = set(names)
     members = [member for member in known.values() if member.name in selected]
     return tuple(sorted(members, key=lambda member: _ORDER.index(member.type)))
@@ -142,7 +144,8 @@ def work_values(
 ) -> dict[str, Any]:
     """Return every member's value by name.
 
-    ``output_pitch`` is in elements. ``output_vectors``: whether the rows of the result are aligned to 16 bytes.
+    ``output_pitch``: row pitch of the result in elements. ``output_vectors``: whether rows of the result are aligned to
+    16 bytes.
     """
     raster_m = min(max(1, _RASTER_GROUP_M // tile_m), work.tiles_m)
     stream_stages, stream_extra = divmod(work.stream_units, work.work_ranges)

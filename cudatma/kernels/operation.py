@@ -1,4 +1,4 @@
-"""Operation: the interface that a family implements for a public function. ``run()`` in engine.py calls it."""
+"""Operation, the interface that a family implements for a public function. ``run()`` in engine.py calls it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from cudatma.kernels.gpu import H200, Gpu
 
 P = TypeVar("P", bound=Hashable)
 C = TypeVar("C", bound=Hashable)
-#: Names of the results, and of memory from the engine.
+#: Names of the results, and of memory that the engine provides.
 RESULTS, SPACES = ("out", "lse"), (PARTIALS, FLAGS, ROWS)
 
 
 class Checked(NamedTuple, Generic[P]):
     """A valid call.
 
-    problem: the computation; None for a result without elements. arrays: the inputs in the operation's order. out: the
-    caller's result, or None to allocate one. shape, dtype: shape and dtype of the result; a shape of None means no
-    result. lse: shape of a second result in fp32, or None.
+    problem: the computation, or None if the result has no elements. arrays: inputs in the operation's order. out: the
+    caller's result, or None to allocate one. shape, dtype: shape and dtype of the result; the shape is None if there is
+    no result. lse: shape of a second result in fp32, or None.
     """
 
     problem: P
@@ -33,10 +33,10 @@ class Checked(NamedTuple, Generic[P]):
 
 
 class Weight(NamedTuple):
-    """Arrays that stay from call to call.
+    """Arrays that are the same in many calls.
 
-    format: the part that a plan depends on, hashed by identity. addresses: in the order of the operation's
-    ``weight_arrays``. arrays: the same arrays by name.
+    format: properties that a plan depends on, hashed by identity. addresses: addresses in the order of the operation's
+    ``weight_arrays``. arrays: the arrays by name.
     """
 
     format: Hashable
@@ -45,13 +45,13 @@ class Weight(NamedTuple):
 
 
 class Operation(ABC, Generic[P, C]):
-    """The interface of a public function: a family implements it, and run() calls it.
+    """Interface between run() and a family. There is one operation for each public function.
 
-    A problem is frozen and hashable and holds no address. All methods except check(), reference(),
-    with_readable_inputs() and compute_without_kernel() depend on their arguments only.
+    A problem must be frozen and hashable, and may not contain addresses. All methods except check(), reference(),
+    with_readable_inputs() and compute_without_kernel() must depend on their arguments only.
     """
 
-    #: The public function.
+    #: Name of the public function.
     name: ClassVar[str]
     #: Names of the inputs in the order of run(), and of a weight's arrays.
     inputs: ClassVar[tuple[str, ...]]
@@ -59,10 +59,10 @@ class Operation(ABC, Generic[P, C]):
     #: The number of trailing axes of each input and of out that are part of a shape. The leading axes may differ from
     #: call to call. None: all axes are part of the shape.
     fixed_axes: ClassVar[tuple[int | None, ...]] = ()
-    #: Whether a launch treats the leading axes as one, which requires that they follow each other without gaps.
-    #: If not, resized() checks the strides of all axes but the last leading one.
+    #: Whether a launch treats the leading axes as one axis, which requires that there are no gaps between them.
+    #: Otherwise resized() checks the strides of all axes except the last leading one.
     joins_axes: ClassVar[bool] = True
-    #: SMs of the emulated GPU.
+    #: Number of SMs of the emulated GPU.
     emulated_sm_count: ClassVar[int] = H200.sm_count
 
     @property
@@ -76,18 +76,18 @@ class Operation(ABC, Generic[P, C]):
         return {name: info for name, info in arrays.items() if info is not None}
 
     def addresses(self, named: Mapping[str, ArrayInfo]) -> list[int]:
-        """Return the addresses of these arrays in the order of ``names``, 0 for a missing array."""
+        """Return the addresses of these arrays in the order of ``names``, with 0 for a missing array."""
         return [info.pointer if (info := named.get(name)) else 0 for name in self.names]
 
     @abstractmethod
     def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[P]:
-        """Validate a call. ``options`` and ``resource`` are run()'s. Raises ArgumentError, ArgumentTypeError."""
+        """Validate a call. ``options`` and ``resource``: as in run(). Raises ArgumentError, ArgumentTypeError."""
 
     @abstractmethod
     def configure(self, problem: P, gpu: Gpu, memo: dict[Any, Any]) -> C:
         """Return the configuration for a problem, in constant time for a new M of a known shape.
 
-        Equal configurations should be the same object. ``memo`` is kept for problems of the same plan_key().
+        Equal configurations should be the same object. All problems with the same plan_key() receive the same ``memo``.
         """
 
     @abstractmethod
@@ -96,16 +96,16 @@ class Operation(ABC, Generic[P, C]):
 
     @abstractmethod
     def arguments(self, problem: P, config: C, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Arguments, ...]:
-        """Return the launches in order, if any. ``resident`` holds the CTAs of each kernel that run at a time."""
+        """Return the launches in order. ``resident``: number of CTAs of each kernel that run at the same time."""
 
     @abstractmethod
     def reference(self, problem: P, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Compute the result with NumPy. The arrays are in host memory."""
+        """Compute the result with NumPy. The arrays must be in host memory."""
 
     def sizes_for(self, problem: P, config: C, gpu: Gpu, resident: tuple[int, ...]) -> Callable[[P], tuple[Sizes, ...]]:
-        """Return a function from any problem with this one's plan_key() to the sizes of its arguments().
+        """Return a function that returns the Sizes of any problem with the same plan_key().
 
-        The arguments of such problems differ in nothing else.
+        The arguments() of such problems may differ only in their Sizes.
         """
         return lambda problem: tuple([launch.sizes for launch in self.arguments(problem, config, gpu, resident)])
 
@@ -118,21 +118,21 @@ class Operation(ABC, Generic[P, C]):
     ) -> tuple[P, tuple[int, ...], tuple[int, ...] | None] | None:
         """Return the problem with other sizes and the shapes of its results, or None if check() must validate the call.
 
-        ``shapes`` describes the inputs and out, None for arrays that the call lacks, and so does ``strides_bytes`` if
-        ``joins_axes`` is False. Only leading axes differ from the call with this problem, and an axis of one element
-        remains one. ``size_options``: as in run().
+        ``shapes`` contains the shapes of the inputs and of out, with None for arrays that are not given. If
+        ``joins_axes`` is False, ``strides_bytes`` contains their strides. Only leading axes differ from the call with
+        this problem, and an axis of one element still has one element. ``size_options``: as in run().
         """
         return None
 
     def kernels_up_to(self, checked: Checked[P], max_m: int, gpu: Gpu) -> Iterable[tuple[str, Any]]:
-        """Yield (template, config) of every kernel that calls like this one, with any size up to a bound, may launch.
+        """Yield (template, config) of every kernel that calls like this one may launch at sizes up to ``max_m``.
 
-        Kernels may be repeated. Only operations that warm_up() supports implement this.
+        Kernels may be repeated. Only operations that warm_up() supports implement this method.
         """
         raise NotImplementedError
 
     def problems_up_to(self, checked: Checked[P], max_m: int, gpu: Gpu) -> Iterable[P]:
-        """Yield problems of this call's plan_key(), whose launches are prepared for sizes up to a bound."""
+        """Yield the problems with this call's plan_key() whose launches are prepared for sizes up to ``max_m``."""
         return (checked.problem,)
 
     def alignment_masks(self, problem: P) -> tuple[int, ...]:

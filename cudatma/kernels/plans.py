@@ -1,4 +1,4 @@
-"""The plan of a shape: its kernels and marshalled arguments on a device, which all sizes of the shape share."""
+"""Plans, which contain the kernels and marshalled arguments that all sizes of a shape share on a device."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cudatma.kernels.replay import Replay
 from cudatma.kernels.workspace import Workspace, is_capturing, stream_workspace
 from cudatma.target import Target, detect
 
-#: Addresses of the workspace for launches that use none.
+#: Workspace addresses for launches that use no workspace.
 NO_SPACES = (0,) * len(SPACES)
 
 
 class Launch(NamedTuple):
-    """The launches of a call without addresses and stream. partials_bytes: None without a workspace."""
+    """Launches of a call without addresses and stream. partials_bytes: bytes, or None if no workspace is used."""
 
     replays: tuple[Replay, ...]
     sizes: tuple[Sizes, ...]
@@ -32,7 +32,7 @@ class Launch(NamedTuple):
     def run(self, addresses: list[int], stream: int, weight: Weight | None, workspace: Workspace | None = None) -> None:
         """Launch with the arrays of the call at these addresses, in the order of Operation.names.
 
-        The caller does not change the list later.
+        The caller may not modify the list afterwards.
         """
         weight_addresses = weight.addresses if weight else ()
         if self.partials_bytes is None:
@@ -53,21 +53,21 @@ class Launch(NamedTuple):
 
 
 class _Loaded(NamedTuple):
-    """The kernels of a configuration on a device. sizes_of: returns the sizes of a problem's launches."""
+    """Loaded kernels of a configuration on a device. sizes_of: returns the sizes of a problem's launches."""
 
     config: Any
     replays: tuple[Replay, ...]
     sizes_of: Callable[[Any], tuple[Sizes, ...]]
 
 
-#: Configurations that a plan finds by their identity.
+#: Maximum number of configurations that a plan finds by identity.
 _MAX_CONFIGS = 512
 #: An aligned address for tensor maps whose array does not exist yet.
 _ANY_ADDRESS = 1 << 20
 
 
 class Plan(Generic[P, C]):
-    """The loaded kernels and marshalled arguments for calls that differ in sizes and addresses only."""
+    """Loaded kernels and marshalled arguments for calls that differ only in sizes and addresses."""
 
     __slots__ = ("_by_identity", "_gpu", "_loaded", "_memo", "_operation", "_target", "device")
 
@@ -80,16 +80,16 @@ class Plan(Generic[P, C]):
         self._memo: dict[Any, Any] = {}
 
     def loaded_launch(self, problem: P) -> Launch | None:
-        """Return the launches of a problem whose kernels are loaded, else None."""
+        """Return the launches of a problem if its kernels are loaded, otherwise None."""
         config = self._operation.configure(problem, self._gpu, self._memo)
         loaded = self._by_identity.get(id(config)) or self._lookup(config)
         return None if loaded is None else self._launch(problem, loaded)
 
     def load(self, problem: P, stream: int, named: Mapping[str, ArrayInfo], weight: Weight | None) -> Launch:
-        """Return the launches of a problem; compile and load missing kernels.
+        """Return the launches of a problem, and compile and load missing kernels.
 
-        ``named``: the arrays of the call, at whose addresses tensor maps are encoded. Raises LaunchError if a kernel is
-        missing and the stream is under capture.
+        ``named``: arrays of the call, whose addresses the tensor maps contain. Raises LaunchError if a kernel is
+        missing and the stream is being captured.
         """
         operation, gpu, target = self._operation, self._gpu, self._target
         config = operation.configure(problem, gpu, self._memo)
@@ -125,7 +125,7 @@ class Plan(Generic[P, C]):
                 self._by_identity.clear()
             self._by_identity[id(config)] = loaded._replace(
                 config=config
-            )  # keeps the object alive, and so its identity
+            )  # keeps the object alive, so that its id stays in use
         return loaded
 
     def _launch(self, problem: P, loaded: _Loaded) -> Launch:
@@ -138,12 +138,12 @@ class Plan(Generic[P, C]):
 
 
 def ctas_on_sm(config: Any, occupancy: int) -> int:
-    """Return the CTAs of a kernel that share an SM: ``ctas_per_sm``, or all that fit for a config without it."""
+    """Return the number of CTAs per SM: ``ctas_per_sm`` of the config if it has one, otherwise the occupancy."""
     return int(getattr(config, "ctas_per_sm", occupancy))
 
 
 def _loaded_kernel(template: str, config: Any, target: Target, device: int, stream: int, function: str) -> Any:
-    """Return a loaded kernel. Raises LaunchError if the stream is under capture and the kernel is not loaded."""
+    """Return a loaded kernel. Raises LaunchError if the kernel is not loaded and the stream is being captured."""
     kernel = known_kernel(template, config, target)
     if (kernel is None or not kernel.is_loaded(device)) and is_capturing(device, stream):
         allowed = f"a stream that captures nothing, for the first {function} of this kind"

@@ -1,7 +1,7 @@
-"""Every kernel by name: its template, and the configs that represent it in dumps, goldens and compile checks.
+"""Registry of every kernel: its template, and the configs that represent it in dumps, goldens and compile checks.
 
-Each version in the PRESETS of gemm, attention and marlin_gemm is a kernel; every other kernel has an entry below.
-Functions are given as object references, ``"package.module:name"``, so that a module is imported when it is needed.
+Each version in the PRESETS of gemm, attention and marlin_gemm is a kernel. Every other kernel has an entry below.
+Functions are given as object references, ``"package.module:name"``, so that modules are imported only when needed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ class KernelEntry:
     Attributes
     ----------
     name : str
+        Name of the kernel.
     template : str
         Path below ptx_templates/.
     source : str
-        Reference to a function of a Target that returns the representative configs, none if the target cannot run the
-        kernel. A config has ``entry``, ``threads``, ``smem_bytes`` and ``check_target(target)``; reports also show its
-        ``smem_layout()`` and ``stage_layout()``.
+        Reference to a function that takes a Target and returns the representative configs, or none if the target cannot
+        run the kernel. A config has ``entry``, ``threads``, ``smem_bytes`` and ``check_target(target)``. Reports also
+        show its ``smem_layout()`` and ``stage_layout()``.
     summary : str
+        One-line description.
     emulated : str, default ""
-        Reference to a function of a Target and of sizes, its keyword arguments, that returns a Sample.
+        Reference to a function that takes a Target and sizes as keyword arguments, and returns a Sample.
     version : str, default ""
-        First argument of both functions; "" if they take none.
+        First argument of ``source`` and ``emulated``, or "" if they take no version.
     """
 
     name: str
@@ -53,7 +55,7 @@ class KernelEntry:
 
     @property
     def sample(self) -> Callable[..., Any] | None:
-        """``sample(target, **sizes) -> Sample``: the kernel with random operands; None if it has no sample."""
+        """Function ``sample(target, **sizes) -> Sample`` with random operands, or None if the kernel has no sample."""
         return self._function(self.emulated) if self.emulated else None
 
     def _function(self, reference: str) -> Callable[..., Any]:
@@ -195,7 +197,7 @@ REGISTRY: dict[str, KernelEntry] = {
     )
 }
 
-#: References to the families whose configurations are chosen, by name.
+#: References to the families whose configurations are chosen, keyed by name.
 FAMILIES = {
     "marlin": "cudatma.kernels.marlin.choose:MARLIN",
     "gemm": "cudatma.kernels.gemm.choose:GEMM",
@@ -204,13 +206,13 @@ FAMILIES = {
 
 
 def family(name: str) -> Family[Any, Any]:
-    """Return a family by its name, a key of FAMILIES."""
+    """Return the family with this name, which must be a key of FAMILIES."""
     kernel_family: Family[Any, Any] = resolve_name(FAMILIES[name])
     return kernel_family
 
 
 def kernel(name: str) -> KernelEntry:
-    """Return the entry of a kernel. Raises ArgumentError, which lists the known kernels, for an unknown name."""
+    """Return the entry of a kernel. For an unknown name, raises an ArgumentError that lists the known kernels."""
     if name not in REGISTRY:
         raise ArgumentError("kernel", name, ", ".join(REGISTRY), "`cudatma dump --list` shows them with their configs")
     return REGISTRY[name]

@@ -12,24 +12,25 @@ from cudatma.descriptor import check_target, codec, driver
 from cudatma.kernels.arguments import Arguments, At, Map, Sizes, Value, with_fields
 from cudatma.runtime.launch import Kernel, LaunchPlan
 
-#: (argument's 64-bit words, index of the array, offset from its first byte); a tensor map begins with its address.
+#: (64-bit words of the argument, index of the array, offset from the array's first byte). A tensor map begins with its
+#: address.
 _Word = tuple[Any, int, int]
 
 
 class _Agreement(dict[Any, bool]):
-    """Whether the codec agrees with the driver, by kind of map; a part of the Runtime."""
+    """Results of comparing the codec with the driver, keyed by kind of tensor map and stored in the Runtime."""
 
 
 class Replay:
-    """A launch on a device that can be repeated with other addresses and sizes.
+    """Launch on a device that can be repeated with other addresses and sizes.
 
-    Keeps no array alive. Safe from many threads: each launch takes a set of marshalled arguments for itself, and a set
-    is added when several threads launch at the same time.
+    The object keeps no array alive. Several threads may use it: each launch takes exclusive use of one set of
+    marshalled arguments, and another set is created if several threads launch at the same time.
 
     Parameters
     ----------
     arguments : Arguments
-        The launch. Later sizes belong to the same shape and configuration.
+        Arguments of the launch. Later sizes must belong to the same shape and configuration.
     kernel : Kernel
         The compiled kernel, which is loaded at its first use.
     device : int
@@ -38,7 +39,7 @@ class Replay:
         Names of the arrays whose addresses are passed to ``run()``.
     addresses : mapping of str to int
         Current addresses of all arrays, from which the driver encodes tensor maps.
-    spaces, weight_arrays : sequence of str, optional
+    spaces, steady : sequence of str, optional
         Names of arrays whose addresses seldom change: the workspace, and a weight's arrays.
     """
 
@@ -66,10 +67,11 @@ class Replay:
         spaces: tuple[int, ...] = (),
         weight_addresses: tuple[int, ...] = (),
     ) -> None:
-        """Launch on a stream, by its handle, with arrays at these addresses, which the caller does not change later.
+        """Launch on the stream with this handle, with arrays at these addresses.
 
-        ``spaces`` holds the addresses of the workspace. Passing the same ``sizes``, ``spaces`` or ``weight_addresses``
-        object again skips their update. Raises DriverError, LaunchError (a forked process), PipelineHang (debug).
+        ``spaces`` and ``weight_addresses`` contain the addresses of the workspace and of the weight. The caller may not
+        modify ``addresses`` afterwards. If ``sizes``, ``spaces`` or ``weight_addresses`` is the same object as in the
+        previous launch, its update is skipped. Raises DriverError, LaunchError (a forked process), PipelineHang (debug).
         """
         try:
             instance = self._idle.pop()
@@ -101,7 +103,7 @@ class Replay:
 
 
 class _Instance:
-    """One set of marshalled arguments, which one thread uses at a time."""
+    """One set of marshalled arguments, used by one thread at a time."""
 
     __slots__ = (
         *("_given", "_maps", "_plan", "_smem_bytes", "_values", "addresses", "by_driver", "launch", "sizes"),
@@ -163,7 +165,7 @@ class _Instance:
     def copy(self) -> _Instance:
         """Return another set of arguments for the same launch."""
         copy = _Instance(*self._given, plan=self._plan.twin())
-        # Another thread may be changing the arguments that were copied.
+        # Another thread may be modifying the arguments that were copied.
         copy.sizes = None
         copy.resize(self._given[0].sizes)
         return copy
@@ -190,7 +192,7 @@ class _Instance:
 
 
 class _SizedMap:
-    """A tensor map among the arguments, and the values of its sized fields."""
+    """Tensor map among the arguments, with the values of its size-dependent fields."""
 
     __slots__ = (
         *("_agrees", "_bytes", "_device", "_kind", "_map", "_place", "_pointer", "_write", "_written"),
@@ -198,7 +200,7 @@ class _SizedMap:
     )
 
     def __init__(self, tensor_map: Map, value: Any, place: tuple[int, int], device: int) -> None:
-        """Read the first values. ``place``: the group of the array's name, and its index there."""
+        """Read the first values. ``place``: group of the array's name, and index of the name in this group."""
         spec: Any = tensor_map.spec
         self._map, self._place, self._device = tensor_map, place, device
         self.count = len(tensor_map.sized)
@@ -211,7 +213,7 @@ class _SizedMap:
         self._agrees = False
 
     def write(self) -> None:
-        """Write the fields. The first result of each kind of map is compared with the driver's."""
+        """Write the fields. For each kind of map, the first result is compared with the driver's."""
         if not self._agrees:
             agreement: dict[Any, bool] = context.runtime().part(_Agreement)
             agrees = agreement.get(self._kind)
@@ -227,7 +229,7 @@ class _SizedMap:
         self._write(self.fields)
 
     def encode(self, addresses: tuple[Sequence[int], ...]) -> None:
-        """Write the address, which may belong to another allocation, and new fields by the driver."""
+        """Encode the map with the driver for a new address, which may be in another allocation, and new fields."""
         group, at = self._place
         address = addresses[group][at] + self._map.offset_bytes
         if self.fields != self._written:

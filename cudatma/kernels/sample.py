@@ -1,4 +1,4 @@
-"""Random operands for registry kernels, which `cudatma emulate NAME` runs on the emulator and the tuner launches."""
+"""Random operands for kernels that `cudatma emulate NAME` runs on the emulator, and for kernels that the tuner runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 #: Limits of relative_error() for one rounding to the dtype after fp32 accumulation.
 LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
-#: Bytes of all copies of an operand, several times any L2, so that each copy evicts another one. The maximum number of
-#: copies of a tiny operand fits L2, but its loads take no time either.
+#: Total bytes of all copies of an operand. They are several times the size of any L2, so that each copy evicts another
+#: one. The maximum number of copies of a tiny operand fits in L2, but loads of such an operand take no time anyway.
 _ROTATION_BYTES, _MIN_COPIES, _MAX_COPIES = 350_000_000, 2, 200
-#: Number of random values, which are repeated. A prime number, so that no two rows or columns are equal.
+#: Number of random values that are repeated. It is prime, so that no two rows or columns are equal.
 _POOL = 1_048_573
 
 #: launch(i) enqueues a kernel that reads the i-th copy.
@@ -30,10 +30,11 @@ Launch = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One launch.
+    """One launch with random operands.
 
-    title: a line that describes it. kernel: compiled. run: launches it on the emulator, with the options of
-    ``EmulatedModule.launch``. error: relative_error() of the last schedule, against float64. limit: its maximum.
+    title: one-line description. kernel: the compiled kernel. run: function that launches the kernel on the emulator,
+    and takes the options of ``EmulatedModule.launch``. error: relative_error() of the last schedule, compared with
+    float64. limit: maximum allowed error.
     """
 
     title: str
@@ -44,7 +45,7 @@ class Sample:
 
 
 def sample_dtype(dtype: str) -> np.dtype[Any]:
-    """Return NumPy's dtype of this name. Raises ArgumentError for another name."""
+    """Return the NumPy dtype with this name. Raises ArgumentError for an unknown name."""
     try:
         return np.dtype(dtype)
     except TypeError as error:
@@ -57,12 +58,12 @@ def relative_error(result: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]
 
 
 class Trial(Protocol):
-    """A family's operands on a device.
+    """Random operands of a family on a device, for the tuner.
 
-    out: the result of every launch. copies: number of copies of the operand that stays cold. prepare(problem): creates
-    the operands; those of the previous problem may be freed. launcher(candidate, copies, stream): loads the candidate's
-    kernel and returns a function that launches it on one of ``copies`` copies, as a call of the family's function
-    would. Raises LaunchError if the call would launch another kernel.
+    out: result of every launch. copies: number of copies of the operand that must be cold in L2. prepare(problem):
+    creates the operands, and may free those of the previous problem. launcher(candidate, copies, stream): loads the
+    candidate's kernel, and returns a function that launches it on one of ``copies`` copies in the same way as a call of
+    the family's function. It raises LaunchError if the call would launch another kernel.
     """
 
     @property
@@ -76,12 +77,12 @@ class Trial(Protocol):
 
 
 def cold_copies(size_bytes: int) -> int:
-    """Return the number of copies of an operand that keeps each of them cold."""
+    """Return the number of copies of an operand that keeps each copy cold in L2."""
     return min(_MAX_COPIES, max(_MIN_COPIES, _ROTATION_BYTES // size_bytes + 1))
 
 
 def in_turn(launches: Sequence[Callable[[], None]]) -> Launch:
-    """Return a function that calls the i-th of these functions, modulo their number."""
+    """Return a function of i that calls ``launches[i % len(launches)]``."""
 
     def launch(index: int) -> None:
         launches[index % len(launches)]()
@@ -90,9 +91,9 @@ def in_turn(launches: Sequence[Callable[[], None]]) -> Launch:
 
 
 def random_rows(rows: int, columns: int, dtype: str, seed: int) -> Any:
-    """Return (rows, columns) normally distributed fp16 or bf16 values on CuPy's current device.
+    """Return a (rows, columns) array of normally distributed fp16 or bf16 values on CuPy's current device.
 
-    Rows begin at multiples of 16 bytes, as TMA requires. ``seed`` differs between operands.
+    Rows begin at multiples of 16 bytes, as TMA requires. Each operand should have another ``seed``.
     """
     import cupy
 

@@ -1,4 +1,4 @@
-"""How a problem is cut into tiles, and tiles into the work ranges of CTAs: waves, stream-K, cluster split-K. Pure."""
+"""Divide a problem into tiles, and tiles into the work ranges of CTAs: waves, stream-K and cluster split-K. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, Protocol, overload
 from cudatma.errors import ArgumentError
 
 _U32 = ctypes.c_uint32
-#: Work units have 32 bits on the device, with room for sums of them.
+#: Maximum number of work units. They have 32 bits on the device, and sums of two numbers must not overflow.
 _MAX_UNITS = 2**31 - 1
-#: Maximum size of fp32 partial sums of one SM's CTAs in a workspace: a tile of 128 x 256.
+#: Maximum bytes of fp32 partial sums per SM in a workspace, which hold a tile of 128 x 256.
 PARTIALS_PER_SM_BYTES = 128 * 256 * 4
-#: Room for the flags of one SM's CTAs: up to 4 CTAs of 16 warp tiles.
+#: Bytes of flags per SM, enough for 4 CTAs of 16 warp tiles.
 FLAGS_PER_SM_BYTES = 4 * 16 * 4
 
 
 class DivisorStruct(ctypes.Structure):
-    """``cudatma::Divisor``: divides 0 .. 2^31 - 1 by ``d`` with a multiplication.
+    """``cudatma::Divisor``, which divides numbers from 0 to 2^31 - 1 by ``d`` with a multiplication.
 
     [Granlund, Montgomery, "Division by Invariant Integers using Multiplication", theorem 4.2]
     """
@@ -30,17 +30,18 @@ class DivisorStruct(ctypes.Structure):
 def divisor(d: int) -> tuple[int, int]:
     """Return (multiplier, shift) of a DivisorStruct for 1 <= d < 2^31.
 
-    The multiplier is 2^(31 + shift) / d, rounded up; 2^shift is at least d.
+    The multiplier is 2^(31 + shift) / d, rounded up, where 2^shift is at least d.
     """
     shift = (d - 1).bit_length()
     return -(-(1 << (31 + shift)) // d), shift
 
 
 class TiledConfig(Protocol):
-    """The members of a config that whole_tiles() reads.
+    """Members of a config that whole_tiles() reads.
 
-    tile_k: elements of K in a stage. cluster: CTAs of a cluster that share loads. cluster_tile_m, cluster_tile_n: tile
-    of the cluster. cluster_k: CTAs that divide K. launch_cluster: CTAs of a cluster of the launch.
+    tile_k: number of elements of K per stage. cluster: number of CTAs of a cluster that share loads. cluster_tile_m,
+    cluster_tile_n: tile size of the cluster. cluster_k: number of CTAs that divide K. launch_cluster: number of CTAs
+    per cluster of the launch. is_persistent: whether a CTA computes several tiles.
     """
 
     @property
@@ -58,12 +59,12 @@ class TiledConfig(Protocol):
 
 
 class DividingConfig(TiledConfig, Protocol):
-    """The members of a config that schedule() reads.
+    """Members of a config that schedule() reads.
 
-    partial_bytes: fp32 sums that one CTA may leave in the workspace, 0 if tiles are never divided. loaded_stage_bytes:
-    bytes that one CTA loads for a stage. division(others, tiles_m): the cost of dividing tiles for a CTA, once, and the
-    time of a stage of a divided tile, both in stages of whole tiles; ``others`` CTAs share a tile with the one that
-    stores it, in ``tiles_m`` rows of tiles.
+    partial_bytes: maximum bytes of fp32 sums that one CTA stores in the workspace, or 0 if tiles are never divided.
+    loaded_stage_bytes: bytes that one CTA loads per stage. division(others, tiles_m): a CTA's one-time cost for
+    dividing tiles, and the time of a stage of a divided tile, in units of a stage of a whole tile. ``others``: number
+    of CTAs that share a tile with the CTA that stores it. ``tiles_m``: number of rows of tiles.
     """
 
     @property
@@ -77,10 +78,11 @@ class DividingConfig(TiledConfig, Protocol):
 class Schedule:
     """The number of CTAs, and the division of tiles into work ranges.
 
-    ctas: grid size. tiles_m, tiles_n: output tiles; a cluster of ``cluster`` CTAs computes adjacent ones at a time.
-    k_iterations: stages of a tile. stream_tiles: tiles whose K is divided among all clusters; the rest are assigned
-    whole. work_ranges: clusters. stream_units: stages of the divided tiles. partial_ctas: CTAs that need a slot in the
-    workspace, 0 if no tile is divided.
+    ctas: grid size. tiles_m, tiles_n: number of output tiles along M and N. A cluster of ``cluster`` CTAs computes
+    adjacent tiles at a time. k_iterations: number of stages per tile. stream_tiles: number of tiles whose K is divided
+    among all clusters; all other tiles are assigned whole. work_ranges: number of clusters. stream_units: total number
+    of stages of the divided tiles. partial_ctas: number of CTAs that need a slot in the workspace, or 0 if no tile is
+    divided.
     """
 
     ctas: int
@@ -108,7 +110,7 @@ def ceil_div(a: int, b: int) -> int: ...
 @overload
 def ceil_div(a: Any, b: Any) -> Any: ...
 def ceil_div(a: Any, b: Any) -> Any:
-    """Return a / b, rounded up, of ints or of arrays of ints."""
+    """Return a / b, rounded up, for ints or arrays of ints."""
     return -(-a // b)
 
 
@@ -116,9 +118,9 @@ def ceil_div(a: Any, b: Any) -> Any:
 class Assignment:
     """A division of tiles, and its longest work range.
 
-    stream_tiles: tiles whose K is divided; 0 if all are whole. whole_stages, divided_stages: stages of the longest work
-    range in whole tiles and in divided ones. others: maximum number of CTAs that share a divided tile with the one that
-    stores it.
+    stream_tiles: number of tiles whose K is divided, or 0 if all tiles are whole. whole_stages, divided_stages: number
+    of stages of the longest work range in whole tiles and in divided tiles. others: maximum number of CTAs that share a
+    divided tile with the CTA that stores it.
     """
 
     stream_tiles: int
@@ -128,11 +130,12 @@ class Assignment:
 
 
 def assignments(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> list[Assignment]:
-    """Return the ways to assign tiles to ``resident`` CTAs or clusters that run at the same time.
+    """Return the possible assignments of tiles to ``resident`` CTAs or clusters that run at the same time.
 
-    All tiles are whole, or the tiles of the partial wave are divided, together with a full wave or alone. Together, few
-    CTAs share a tile. Alone, more CTAs are at the same place in K and share data in L2. With one row of tiles no CTA
-    shares weights, and alone was always slower (docs/lab/marlin.md, "The partial wave").
+    All tiles are whole, or the tiles of the partial wave are divided, either together with a full wave or alone. If
+    they are divided together with a full wave, few CTAs share a tile. If they are divided alone, more CTAs are at the
+    same position in K and share data in L2. With one row of tiles no CTAs share weights, so that dividing the partial
+    wave alone was always slower (docs/lab/marlin.md, "The partial wave").
     """
     waves, rest = divmod(tiles, resident)
 
@@ -149,10 +152,10 @@ def assignments(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> l
 
 
 def shortest(options: list[Assignment], division: Callable[[int], tuple[float, float]]) -> Assignment:
-    """Return the assignment with the shortest longest range; of equal ones the first.
+    """Return the assignment whose longest work range is the shortest, and the first of equal assignments.
 
-    A kernel whose divided stages take no longer therefore divides a full wave, too. ``division``: DividingConfig's, as
-    a function of ``others``.
+    A kernel whose divided stages take no longer than whole ones therefore also divides a full wave. ``division``:
+    DividingConfig.division() as a function of ``others``.
     """
 
     def stages(option: Assignment) -> float:
@@ -165,9 +168,7 @@ def shortest(options: list[Assignment], division: Callable[[int], tuple[float, f
 
 
 def whole_tiles(config: TiledConfig, m: int, n: int, k: int, resident_ctas: int | None = None) -> Schedule:
-    """Cut an (m, n, k) problem into tiles, which are assigned whole.
-
-    ``resident_ctas``: CTAs that run at a time, each of which computes several tiles; None for one tile per CTA.
+    """Divide an (m, n, k) problem into tiles, and assign whole tiles to ``resident_ctas`` CTAs at a time.
 
     Raises ArgumentError if K has fewer stages than CTAs that divide it.
     """
@@ -190,13 +191,14 @@ def schedule(
     divide: bool = True,
     eager: bool = False,
 ) -> Schedule:
-    """Cut an (m, n, k) problem for ``resident_ctas`` CTAs, in whole clusters, that run at the same time.
+    """Divide an (m, n, k) problem among ``resident_ctas`` CTAs, in whole clusters, that run at the same time.
 
-    Full waves of tiles are assigned whole, and so are the tiles of the last, partial wave if dividing them does not pay
-    (``config.division()``). Otherwise their K is divided, together with that of one full wave or, with several rows of
-    tiles, alone: the stages of work ranges differ by at most one. ``divide`` False assigns every tile whole, as batch
-    invariance requires. ``eager``: divide as soon as partial sums are fewer bytes than the saved loads, so that small
-    problems have divided tiles.
+    Tiles of full waves are assigned whole. Tiles of the last, partial wave are also assigned whole if dividing them
+    does not reduce the time (``config.division()``). Otherwise their K is divided, together with that of one full wave
+    or, with several rows of tiles, alone. The numbers of stages of work ranges then differ by at most one.
+
+    ``divide``: whether tiles may be divided. Batch invariance requires False. ``eager``: whether to divide tiles as
+    soon as partial sums have fewer bytes than the saved loads, so that small problems have divided tiles.
     """
     if not config.partial_bytes:
         return whole_tiles(config, m, n, k)
@@ -212,6 +214,6 @@ def schedule(
     )
     ranges = min(resident, tiles)
     if chosen.stream_tiles and tiles < resident:
-        # Fewer ranges often take no longer: the longest stays the same, and fewer tiles are divided.
+        # Fewer ranges often take no longer, because the longest range stays the same and fewer tiles are divided.
         ranges = ceil_div(tiles * k_iterations, chosen.divided_stages)
     return Schedule(ranges * cluster, tiles_m, tiles_n, k_iterations, chosen.stream_tiles, cluster)

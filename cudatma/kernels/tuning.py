@@ -1,18 +1,18 @@
 """Configurations that take precedence over the cost model: pinned by the caller, or measured.
 
-Measured exceptions are tuning entries, first of the user's file, then of the shipped table. Each file is read once per
-process. An entry was measured for one problem. It also serves nearby values of M, by nearest(): the tile then cuts M
-into the same number of tiles, and the work is the same. If no entry of the same problem serves, an entry with the same
-index fields (for Marlin K and N) does, adapted to the rest of the problem if its tile fits: the work is divided in the
-same way.
+Measured exceptions are tuning entries. Entries in the user's file take precedence over entries in the shipped table.
+Each file is read once per process. An entry was measured for one problem. It also serves nearby values of M (see
+nearest()) if its tile divides M into the same number of tiles, because the work is then the same. If no entry for the
+same problem serves, an entry with the same index fields (K and N for Marlin) is adapted to the other fields of the
+problem, because the work is divided in the same way.
 
-A file is validated when it is read, and writing it loses nothing::
+A file is validated when it is read, and writing it preserves all entries::
 
     {"schema": 5, "sections": [{"gpu": {..}, "entries": [{family, problem, kernel, revision, config, us, rule_us}]}]}
 
-A section holds the measurements of one class of GPUs; sections of other GPUs stay unchanged. An entry is valid for its
-kernel, config and the kernel's ``revision``, which is raised whenever the kernel's timing changes. ``us`` and
-``rule_us`` are the times of the entry and of the cost model's choice in the same run.
+A section holds the measurements for one class of GPUs. Sections of other GPUs are not changed. An entry is valid for
+its kernel, its config and the kernel's ``revision``, which is incremented whenever the kernel's timing changes. ``us``
+and ``rule_us`` are the times of the entry and of the cost model's choice in the same run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from cudatma.target import Target, get_target
 
 SCHEMA = 5
 FILE_VARIABLE = "CUDATMA_TUNE_FILE"
-#: Value of the variable that disables all tuning entries, including the shipped ones.
+#: Value of the environment variable that disables all tuning entries, including the shipped ones.
 NOTHING = "none"
 _LOCK_SECONDS = 60.0
 
@@ -67,7 +67,7 @@ class GpuClass:
 class Entry(Generic[P, S]):
     """The fastest configuration with correct results for one problem.
 
-    us: its time. rule_us: time of the configuration that the cost model chooses.
+    us: time of this configuration. rule_us: time of the configuration that the cost model chooses.
     """
 
     problem: P
@@ -76,7 +76,7 @@ class Entry(Generic[P, S]):
     rule_us: float
 
     def as_json(self, family: Family[P, S]) -> dict[str, Any]:
-        """Return the entry as stored in the file, with the configuration's fields that differ from their defaults."""
+        """Return the entry as stored in the file. Fields of the config that have their defaults are left out."""
         others = (*family.problem_fields, "version")
         values = {f.name: (getattr(self.config, f.name), f.default) for f in _fields(family.config)}
         config = {name: value for name, (value, default) in values.items() if name not in others and value != default}
@@ -87,10 +87,10 @@ class Entry(Generic[P, S]):
 
 
 def user_file() -> Path | None:
-    """Return the path of the user's file, or None if the variable is "none".
+    """Return the path of the user's tuning file, or None if $CUDATMA_TUNE_FILE is "none".
 
-    The path is $CUDATMA_TUNE_FILE, else cudatma/tuned.json in $XDG_DATA_HOME or ~/.local/share. Raises ArgumentError
-    for a relative path.
+    The path is $CUDATMA_TUNE_FILE if it is set. Otherwise it is cudatma/tuned.json in $XDG_DATA_HOME, or in
+    ~/.local/share if that is not set. Raises ArgumentError if $CUDATMA_TUNE_FILE is a relative path.
     """
     named = os.environ.get(FILE_VARIABLE, "")
     if named == NOTHING:
@@ -107,9 +107,9 @@ def user_file() -> Path | None:
 
 
 def entries_for(path: Path, family: Family[P, S], gpu: Gpu) -> list[dict[str, Any]]:
-    """Return a family's entries of a file for this class of GPU, not yet parsed. An absent file has none.
+    """Return a family's unparsed entries in a file for this class of GPUs. A missing file has no entries.
 
-    Raises OSError; ValueError, with the reason, for a file that holds no tuning entries.
+    Raises OSError, or ValueError with the reason if the file is not a tuning file.
     """
     try:
         sections = read_sections(path)
@@ -121,7 +121,7 @@ def entries_for(path: Path, family: Family[P, S], gpu: Gpu) -> list[dict[str, An
 
 
 def parse_entry(raw: Mapping[str, Any], family: Family[P, S], target: Target) -> Entry[P, S]:
-    """Parse an entry. Raises ArgumentError, ArgumentTypeError, TargetError or KeyError if it cannot be run."""
+    """Parse an entry. Raises ArgumentError, ArgumentTypeError, TargetError or KeyError for an unusable entry."""
     problem = family.read_problem(raw)
     revision, kernel = _typed(raw, "revision", int), _typed(raw, "kernel", str)
     if kernel not in family.kernels:
@@ -154,12 +154,13 @@ def _parse_config(kernel: type[S], raw: Mapping[str, Any], given_by_problem: Map
     given: dict[str, Any] = {name: _typed(raw, name, kinds[name]) for name in raw} | dict(given_by_problem)
     missing = [f.name for f in _fields(kernel) if f.name not in given and f.default is MISSING]
     if missing:
-        raise ArgumentError("config", "no " + ", ".join(missing), f"every field of {kernel.__name__} without a default")
+        allowed = f"a value for each required field of {kernel.__name__}"
+        raise ArgumentError("config", "no " + ", ".join(missing), allowed)
     return kernel(**given)
 
 
 def _typed(raw: Any, name: str, kind: type) -> Any:
-    """Return a value of exactly this type; JSON's true is not an int."""
+    """Return a value that must have exactly this type. JSON's true is not an int."""
     value = raw[name]
     if type(value) is not kind:
         raise ArgumentTypeError(name, type(value).__name__, kind.__name__)
@@ -174,7 +175,7 @@ def _microseconds(raw: Any, name: str) -> float:
 
 
 def read_sections(path: Path) -> list[dict[str, Any]]:
-    """Return the sections of a file. Raises ValueError, with the reason, for a file that holds no tuning entries."""
+    """Return the sections of a file. Raises ValueError with the reason if the file is not a tuning file."""
     try:
         content = json.loads(read_regular(path).decode())
     except RecursionError as error:
@@ -203,10 +204,11 @@ def _is_section(section: object) -> bool:
 
 
 def store_entry(path: Path, gpu: GpuClass, family: Family[P, S], entry: Entry[P, S]) -> None:
-    """Put an entry into the file, in place of an older one for the same problem; other entries stay.
+    """Store an entry in the file, and replace an older entry for the same problem. Other entries are kept.
 
-    Writes a temporary file and renames it, under a lock, because many runs may share a file. An unreadable file is
-    renamed first, with a TuneFileWarning. Raises OSError, CacheError (a lock that never comes free).
+    The function holds a lock while it writes a temporary file and renames it, because several runs may share the file.
+    An invalid file is first renamed, with a TuneFileWarning. Raises OSError, or CacheError if the lock is never
+    released.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.with_name(f"{path.name}.lock"), _LOCK_SECONDS):
@@ -224,7 +226,7 @@ def store_entry(path: Path, gpu: GpuClass, family: Family[P, S], entry: Entry[P,
 def put_entry(
     sections: list[dict[str, Any]], gpu: dict[str, Any], raw: dict[str, Any], problem_fields: Sequence[str]
 ) -> None:
-    """Put an entry's JSON into the section of this GPU, in place of one with the same problem fields."""
+    """Put an entry's JSON into the section of this GPU, and replace an entry with the same problem fields."""
     section = next((section for section in sections if section["gpu"] == gpu), None)
     if section is None:
         section = {"gpu": gpu, "entries": []}
@@ -266,7 +268,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def usable_entries(path: Path, family: Family[P, S], gpu: Gpu) -> tuple[list[Entry[P, S]], list[str]]:
-    """Return the usable entries and, for each unusable one, the reason. Bad content never raises."""
+    """Return the usable entries, and the reason for each unusable entry. Invalid content does not raise an error."""
     try:
         raws = entries_for(path, family, gpu)
     except (OSError, ValueError) as error:
@@ -290,11 +292,11 @@ def entry_fault(error: Exception) -> str:
     return f"missing {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
 
 
-#: The configuration that pinned() holds.
+#: Configuration that pinned() has set.
 pinned_scope: ContextVar[Any] = ContextVar("pinned configuration", default=None)
 #: Entries with this number of tiles or more serve up to twice their M, because one more tile changes little.
 _MANY_TILES = 8
-#: An entry's M may be larger than the M that it serves by this factor.
+#: Maximum ratio of an entry's M to the M that it serves.
 _LARGER_M = 1.25
 
 
@@ -307,13 +309,14 @@ def pinned(config: object) -> Iterator[None]:
     Parameters
     ----------
     config : KernelConfig
-        A config of gemm, marlin_gemm or attention; a version that decodes serves attention_decode. Other functions, and
+        A config of gemm, marlin_gemm or attention. A decode version applies to attention_decode. Other functions, and
         calls whose options determine the configuration, choose as usual.
 
     Raises
     ------
     ArgumentTypeError
-        If ``config`` is not a KernelConfig. A call that the config does not fit raises ArgumentError or TargetError.
+        If ``config`` is not a KernelConfig. A call that the config does not support raises ArgumentError or
+        TargetError.
     """
     if not isinstance(config, KernelConfig):
         raise ArgumentTypeError("config", type(config).__name__, "a config of gemm, attention or marlin_gemm")
@@ -325,10 +328,10 @@ def pinned(config: object) -> Iterator[None]:
 
 
 def pinned_config(family: Family[P, S], problem: P, gpu: Gpu, versions: Collection[str] | None = None) -> S | None:
-    """Return the pinned config if it is one of these versions, by default the family's kernels.
+    """Return the pinned config if its version is one of ``versions``, by default the family's kernels.
 
     Returns None if no such config is pinned, or if the problem has a constraint. Raises ArgumentError or TargetError if
-    the config does not fit the problem.
+    the config does not support the problem.
     """
     config = pinned_scope.get()
     if not isinstance(config, family.config) or problem.constraint:
@@ -344,7 +347,7 @@ def pinned_config(family: Family[P, S], problem: P, gpu: Gpu, versions: Collecti
 
 
 def entry_points(family: Family[P, S], problem: P, gpu: Gpu) -> list[int]:
-    """Return, sorted, the values of M at which another tuning entry may begin to serve a problem of this shape."""
+    """Return the sorted values of M at which another tuning entry may begin to serve a problem of this shape."""
     if problem.constraint or os.environ.get(FILE_VARIABLE) == NOTHING:
         return []
     raw = problem.as_json()
@@ -352,7 +355,7 @@ def entry_points(family: Family[P, S], problem: P, gpu: Gpu) -> list[int]:
     entries = [entry for path, _ in _files(family) for entry in _entries(path, family, gpu, index)]
     measured = {entry.problem.m for entry in entries}
     points = {point for m in measured for point in (math.ceil(m / _LARGER_M), m, 2 * m)}
-    # The entry with the nearest M serves other problems, so that the next one begins half-way.
+    # Other problems use the entry with the nearest M, so that the next entry begins half-way.
     points |= {half for a in measured for b in measured if a < b for half in (ceil_div(a + b, 2), (a + b) // 2 + 1)}
     for entry in entries:
         tiles = ceil_div(entry.problem.m, entry.config.tile_m)
@@ -362,9 +365,10 @@ def entry_points(family: Family[P, S], problem: P, gpu: Gpu) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """An entry and the file that it comes from.
+    """Entry and the file that contains it.
 
-    shipped: the file is cudatma's own. exact: the entry differs from the problem in M alone; otherwise it was adapted.
+    shipped: whether the file ships with cudatma. exact: whether the entry differs from the problem in M alone.
+    Otherwise the entry was adapted.
     """
 
     entry: Entry[Any, Any]
@@ -374,9 +378,9 @@ class Match:
 
 
 def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Match | None:
-    """Return the tuning entry that serves a problem, the user's before a shipped one; None if none does.
+    """Return the tuning entry that serves a problem, or None. The user's entries precede the shipped ones.
 
-    Damaged files raise nothing: a TuneFileWarning names each ignored part once per process.
+    An invalid file does not raise an error. A TuneFileWarning names each ignored part once per process.
     """
     if os.environ.get(FILE_VARIABLE) == NOTHING:
         return None
@@ -409,7 +413,7 @@ def every_entry_config(family: Family[P, S], problem: P, gpu: Gpu) -> Iterator[S
 
 
 def _adapted_entry(entries: Sequence[Entry[Any, Any]], problem: Any, target: Target) -> Entry[Any, Any] | None:
-    """Return an entry of another problem with the same index, with its config adapted to this one."""
+    """Return an entry for another problem with the same index, with its config adapted to this problem."""
     by_fixed: dict[Any, list[Entry[Any, Any]]] = {}
     for entry in entries:
         by_fixed.setdefault(entry.problem.fixed, []).append(entry)
@@ -428,11 +432,12 @@ def _adapted_entry(entries: Sequence[Entry[Any, Any]], problem: Any, target: Tar
 
 
 def nearest(entries: Sequence[Entry[Any, Any]], m: int) -> Entry[Any, Any] | None:
-    """Return the entry that serves M, among entries that differ in M alone; None if none does.
+    """Return the entry that serves M among entries that differ in M alone, or None.
 
-    An entry serves M if its tile cuts its own M into the same number of tiles; an entry for a larger M only if that is
-    at most a quarter larger, because the cost model cuts tiles to M. An entry of 8 tiles and more serves up to twice
-    its M. The entry with the largest M that does not exceed M comes first, then the one with the smallest M above it.
+    An entry serves M if its tile divides M into as many tiles as the entry's own M. An entry for a larger M must also
+    be at most a quarter larger, because the cost model fits tiles to M. An entry with 8 or more tiles serves up to
+    twice its M. The entry with the largest M that does not exceed M has precedence, then the one with the smallest
+    larger M.
     """
     serving = [entry for entry in entries if _serves(entry, m)]
     below = [entry for entry in serving if entry.problem.m <= m]
@@ -465,9 +470,9 @@ def shipped(family: Family[Any, Any]) -> Path | None:
 
 
 class _Read:
-    """The contents of tuning files and the warnings about them, a part of the Runtime. Each file is read once."""
+    """Contents of tuning files and warnings about them, held by the Runtime. Each file is read once."""
 
-    #: choice.forget() drops it.
+    #: choice.forget() drops this cache.
     holds_choices = True
 
     def __init__(self) -> None:
@@ -482,7 +487,7 @@ def _read() -> _Read:
 
 
 def _by_index(path: Path, family: Family[Any, Any], gpu: Gpu) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """Return a file's entries by their index fields; _entries() parses the few that a problem needs."""
+    """Return a file's unparsed entries, keyed by their index fields. _entries() parses those that a problem needs."""
     read, key = _read(), (path, family, gpu)
     by_index = read.by_index.get(key)
     if by_index is not None:
@@ -505,7 +510,7 @@ def _by_index(path: Path, family: Family[Any, Any], gpu: Gpu) -> dict[tuple[Any,
 
 
 def _entries(path: Path, family: Family[Any, Any], gpu: Gpu, index: tuple[Any, ...]) -> list[Entry[Any, Any]]:
-    """Return the usable entries of one index."""
+    """Return the usable entries with these index fields."""
     read, key = _read(), (path, family, gpu, index)
     entries = read.entries.get(key)
     if entries is not None:

@@ -1,4 +1,4 @@
-"""The version of a family's kernel that a call selects: its argument, else an environment variable, else a file."""
+"""Selection of a kernel version, by a call's argument, by an environment variable, or by a file, in this order."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ else:
 FILE = "cudatma.toml"
 ANY = "auto"
 _CALL = "the call"
-#: The sections of the file: families whose kernels have versions.
+#: Sections of the file, one for each family whose kernels have versions.
 SECTIONS = ("gemm", "attention")
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The versions of a family's kernels, by name.
+    """Versions of a family's kernels, by name.
 
-    family: its section in cudatma.toml. variable: its environment variable.
+    family: name of the section in cudatma.toml. variable: name of the environment variable.
     """
 
     family: str
@@ -38,9 +38,9 @@ class Versions:
     def chosen(self, version: object) -> tuple[str, str]:
         """Return the selected version, "" for any, and the place that selects it.
 
-        ``version`` is the call's. ``"auto"`` leaves the selection to the variable, and then to ``version`` in the
-        family's section of cudatma.toml in the working directory, else in $XDG_CONFIG_HOME/cudatma or
-        ~/.config/cudatma. The file is read once per process. Raises ArgumentError.
+        ``version`` is the argument of the call. ``"auto"`` selects the version in the environment variable if it is
+        set, otherwise ``version`` in the family's section of cudatma.toml. This file is in the working directory,
+        otherwise in $XDG_CONFIG_HOME/cudatma or ~/.config/cudatma. It is read once per process. Raises ArgumentError.
         """
         if not isinstance(version, str) or version != ANY:
             return self._known("version", version), _CALL
@@ -68,9 +68,9 @@ class Versions:
 
 
 class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
-    """Name the place that selects the version in errors about it, unless it is the call.
+    """Add to errors about the version the place that selects it, unless this is the call.
 
-    ``selected_by``: from chosen().
+    ``selected_by``: place that chosen() returned.
     """
 
     __slots__ = ("_selected_by",)
@@ -87,7 +87,7 @@ class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
 
 
 class _File(NamedTuple):
-    """The file that names versions, a part of the Runtime. path: "" without a file."""
+    """Contents of the file that selects versions, held by the Runtime. path: path of the file, or "" without a file."""
 
     path: str
     content: dict[str, Any]

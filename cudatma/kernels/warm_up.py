@@ -17,9 +17,10 @@ from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.operation import Checked, Operation, Weight
 from cudatma.target import Target, detect
 
-#: Up to this many kernels are compiled in this process: starting a worker takes as long as compiling one.
+#: Maximum number of kernels that are compiled in this process, because starting a worker takes as long as compiling
+#: one.
 _FEW_KERNELS = 2
-#: Largest bound.
+#: Largest allowed max_m.
 LARGEST_M = 1 << 17
 _FUNCTIONS = ("attention", "attention_decode", "attention_varlen", "gemm", "marlin_gemm")
 _log = logging.getLogger(__name__)
@@ -35,8 +36,8 @@ def warm_up(
 ) -> None:
     """Compile and load every kernel that calls of a function may need.
 
-    Afterwards no call with operands of this kind, these options and sizes up to ``max_m`` compiles anything. Kernels
-    that the cache lacks are compiled in parallel. Nothing is launched. Results have the same bits with and without
+    Afterwards, no call with operands of this kind, these options and sizes up to ``max_m`` compiles anything. Kernels
+    that are not in the cache are compiled in parallel. Nothing is launched. Results have the same bits with and without
     warm-up.
 
     Parameters
@@ -44,27 +45,28 @@ def warm_up(
     function : callable
         ``gemm``, ``attention``, ``attention_varlen``, ``attention_decode`` or ``marlin_gemm``.
     operands : sequence
-        The positional arguments of one such call, on a CUDA device, with two rows or more, so that their layout is
-        unambiguous. Their contents do not matter.
+        Positional arguments of one such call, on a CUDA device. They must have two or more rows, so that their layout
+        is unambiguous. Their contents do not matter.
     max_m : int
-        The bound, 1 to 131072. ``gemm`` and ``marlin_gemm``: rows of a or x, counted over all matrices that share b.
-        Attention: queries and keys of a sequence; the number of sequences has no bound.
+        Upper bound, 1 to 131072. For ``gemm`` and ``marlin_gemm``, it limits the number of rows of a or x, counted over
+        all matrices that share b. For attention, it limits the number of queries and of keys per sequence, but not the
+        number of sequences.
     progress : bool, optional
         Show a progress bar on stderr while kernels compile. Default: only if stderr is a terminal.
     **options
-        Keyword arguments of the calls, arrays among them. ``backend`` and ``stream`` have no effect.
+        Keyword arguments of the calls, including arrays. ``backend`` and ``stream`` are ignored.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        As the call would, and if ``max_m`` is out of range.
+        If the call would raise this error, or if ``max_m`` is out of range.
     TargetError, CompileError, DriverError
-        If a kernel does not exist for the GPU, compile, or load.
+        If no kernel exists for the GPU, or it does not compile or load.
 
     Notes
     -----
-    Calls may differ from this one in the sizes that the bound covers, and in alignment and pitch of a or x. Calls with
-    other options, dtypes, head dims or numbers of heads, or with another layout of b, need a warm-up of their own.
+    Calls may differ from this one in the sizes that ``max_m`` limits, and in alignment and pitch of a or x. Calls with
+    other options, dtypes, head dims or numbers of heads, or with another layout of b, need a separate warm-up.
 
     Examples
     --------
@@ -105,7 +107,7 @@ def prepare(
 
 
 def check_max_m(max_m: Any) -> None:
-    """Raise ArgumentError or ArgumentTypeError unless this is a bound that warm_up() takes."""
+    """Raise ArgumentError or ArgumentTypeError unless ``max_m`` is an int in the range of warm_up()."""
     if type(max_m) is not int:
         raise ArgumentTypeError("max_m", type(max_m).__name__, "int")
     if not 1 <= max_m <= LARGEST_M:
@@ -113,9 +115,10 @@ def check_max_m(max_m: Any) -> None:
 
 
 def compile_and_load(kernels: Iterable[tuple[str, Any]], device: int, progress: bool | None = None) -> None:
-    """Load kernels, given as (template, config); compile those that the cache lacks in parallel, with a progress bar.
+    """Load kernels, given as (template, config), and compile in parallel those that are not in the cache.
 
-    One process compiles at a time; others that use the same cache wait for it, and then find its kernels.
+    One process compiles at a time. Other processes that use the same cache wait until it ends, and then find its
+    kernels.
     """
     context.require_no_fork()
     target, unique = detect(device), dict.fromkeys(kernels)
@@ -135,7 +138,7 @@ def _missing(kernels: Iterable[tuple[str, Any]], target: Target) -> list[tuple[s
 
 @contextmanager
 def _bar(total: int, show: bool | None) -> Iterator[Callable[[Any, CompileError | None], None]]:
-    """Show how many of ``total`` kernels are compiled; yield the function that compile_all() calls after each."""
+    """Show a progress bar for ``total`` kernels, and yield the function that compile_all() calls after each kernel."""
     from rich.console import Console  # import only in a process that compiles
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

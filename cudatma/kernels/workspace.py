@@ -1,10 +1,10 @@
-"""Device memory for partial sums and for rows of activations: a workspace for each stream and each branch of a graph.
+"""Device memory for partial sums and for rows of activations. Each stream and each graph branch has a workspace.
 
-CTAs that share a tile store fp32 partial sums and a flag in it, and persistent CTAs of attention count tiles in the
-first flag. A kernel leaves all flags zero. Two launches that may run at the same time must not share a workspace. It
-belongs to a stream or to a branch of a graph, unless the caller passes one. A capture uses memory that was reserved
-outside of captures. Activations that TMA cannot load in place are first copied to rows (marlin/permute_columns.py),
-whose memory grows to the largest batch that needs it.
+CTAs that share a tile store fp32 partial sums and a flag in the workspace, and persistent CTAs of attention count tiles
+in the first flag. Every kernel leaves all flags zero. Two launches that may run at the same time must not share a
+workspace. A workspace belongs to a stream or to a graph branch, unless the caller passes one. A capture uses memory
+that was reserved outside of captures. Activations that TMA cannot load in place are first copied to rows
+(marlin/permute_columns.py), whose memory grows to the largest batch that needs it.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class ActivationRows:
 
 
 class Workspace:
-    """Partial sums and flags for one launch at a time on a device, 128.25 KiB for each SM.
+    """Memory for the partial sums and flags of one launch at a time on a device, 128.25 KiB per SM.
 
-    Streams and branches of graphs have a workspace of their own; pass one as ``workspace=`` to use another. Memory is
-    freed with the object: keep it while a captured graph uses it.
+    Each stream and each graph branch has its own workspace. Pass ``workspace=`` to use another one. The memory is freed
+    with the object, so keep the object while a captured graph uses it.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ class Workspace:
         Parameters
         ----------
         partials_bytes, flags_bytes : int
-            What the launch needs.
+            Bytes that the launch needs.
         """
         if partials_bytes > self.partials_bytes or flags_bytes > self.flags_bytes:
             raise LaunchError(
@@ -239,7 +239,7 @@ class _Slab:
             self.back.clear()
 
     def part(self, nbytes: int, for_rows: bool) -> _Part:
-        """Reuse a returned part, else cut a new one; the caller ensures that enough is left."""
+        """Reuse a returned part, or cut a new one. The caller must ensure that enough memory is left."""
         self.used_bytes += nbytes
         if back := self.back.get((nbytes, for_rows)):
             return _Part(self, back.pop(), nbytes, for_rows)
@@ -318,7 +318,7 @@ class _Reserve:
             return parts[-1]
 
     def put_back(self, parts: list[_Part]) -> None:
-        """Put back the parts of a graph that was destroyed: no kernel writes there any more."""
+        """Put back the parts of a destroyed graph. No kernel may still write to them."""
         with self._lock:
             for part in parts:
                 part.slab.used_bytes -= part.nbytes
@@ -518,7 +518,7 @@ def workspace_bytes(device: int = 0) -> WorkspaceBytes:
 
 
 def release_workspaces() -> None:
-    """Drop the workspaces of all streams; free the memory reserved for captures and the memory of destroyed graphs.
+    """Drop the workspaces of all streams, and free the memory of destroyed graphs and the reserve for captures.
 
     Notes
     -----

@@ -59,7 +59,7 @@ class AllReduceConfig:
         if not 2 <= self.ranks <= MAX_RANKS:
             raise ArgumentError("ranks", self.ranks, f"2 to {MAX_RANKS}")
         if self.threads % 32 or not 32 <= self.threads <= 1024:
-            raise ArgumentError("threads", self.threads, "a multiple of 32, 32 to 1024")
+            raise ArgumentError("threads", self.threads, "a multiple of 32 from 32 to 1024")
 
     @property
     def is_bf16(self) -> bool:
@@ -67,7 +67,7 @@ class AllReduceConfig:
 
     @property
     def batch(self) -> int:
-        """Packets of each rank, four registers each, that a thread holds without spilling."""
+        """Number of packets of each rank, four registers each, that a thread holds without spilling."""
         return max(1, 4 // self.ranks)
 
     @property
@@ -81,9 +81,9 @@ class AllReduceConfig:
 
 @dataclass(frozen=True, slots=True)
 class Inbox:
-    """The layout of the memory in which a rank receives: state, then packets [slot][rank][packet].
+    """Layout of the memory in which a rank receives: the state, followed by packets [slot][rank][packet].
 
-    ranks: ranks of the group. message_bytes: size of the longest message.
+    ranks: number of ranks in the group. message_bytes: bytes of the longest message.
     """
 
     ranks: int
@@ -91,7 +91,7 @@ class Inbox:
 
     @property
     def slot_packets(self) -> int:
-        """Packets of each rank in a slot."""
+        """Number of packets of each rank per slot."""
         return ceil_div(self.message_bytes, PACKET_WORDS * WORD_BYTES)
 
     @property
@@ -142,7 +142,7 @@ class Problem(NamedTuple):
 
 
 class AllReduceInPlace(Operation[Problem, AllReduceConfig]):
-    """The sum of the messages of all ranks, in place.
+    """In-place sum of the messages of all ranks, as an operation.
 
     ``resource`` is the Group. The only option is a number that is unique to the group.
     """
@@ -176,8 +176,8 @@ class AllReduceInPlace(Operation[Problem, AllReduceConfig]):
     ) -> tuple[Arguments, ...]:
         """Return the launch, a programmatic dependent.
 
-        The grid depends on the GPU alone, because each CTA counts launches. All CTAs fit on the GPU at once: a CTA that
-        waits for a peer must not keep another one from sending to that peer.
+        The grid depends on the GPU alone, because each CTA counts launches. All CTAs must be co-resident, because a CTA
+        that waits for a peer may not keep another CTA from sending to that peer.
         """
         sizes = Sizes(min(gpu.sm_count, _MAX_CTAS), (problem.words,), programmatic=True)
         return (Arguments(TEMPLATE, config, (problem.group.member, At("x"), Value(0)), sizes),)

@@ -1,4 +1,4 @@
-"""Launch arguments of attention, attention_varlen and attention_decode, and the sizes in them."""
+"""Launch arguments of attention, attention_varlen and attention_decode, and the fields that depend on sizes."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _LOG2_E = 1.4426950408889634
 #: A distance larger than any length.
 _FAR = 1 << 30
 _COUNTER_BYTES = 4
-#: Maximum bytes of keys and values of a raster group of several heads, and the factor by which the last group may have
-#: more heads. [H100, docs/lab/attention.md]
+#: Maximum bytes of the keys and values in a raster group of several heads, and the maximum ratio of heads in the last
+#: group to heads in the other groups. [H100, docs/lab/attention.md]
 _GROUP_BYTES, _LAST_GROUPS = 4 << 20, 4
-#: Maximum number of parts of a sequence's keys. Microseconds of adding up each part, and of beginning and ending a CTA.
+#: Maximum number of parts of a sequence's keys, microseconds to add each part, and microseconds to begin and end a CTA.
 #: [H200, attention_decode of 2 to 1024 tiles]
 _MAX_PARTS, _PART_US, _CTA_US = 64, 0.14, 0.4
-#: Arrays of the parameters that have another name.
+#: Array of each parameter whose name differs from the array's.
 _ARRAYS = {"output_rows": "out", "tile_counter": FLAGS, "counters": FLAGS, "partials": PARTIALS}
 #: Axes whose strides are members of the struct, by the suffixes of the members' names.
 _AXES = {"batch": 0, "pitch": 1, "head": 2}
 
 
 def launch_arguments(problem: Problem, config: AttentionConfig, target: Target, sizes: Sizes) -> Arguments:
-    """Return the launch of a kernel of any of the functions. Raises TargetError, ArgumentError."""
+    """Return the launch of a kernel for any of the three functions. Raises TargetError, ArgumentError."""
     config.check_target(target)
     parameters: list[Any] = []
     for name in config.parameter_names:
@@ -92,7 +92,8 @@ def decode_sizes(
 ) -> Callable[[DecodeProblem], Sizes]:
     """Return a function that returns the sizes of every problem with the plan_key of this one.
 
-    ``parts``: CTAs that share a tile, as far as blocks and workspace allow; 0 for the fastest number.
+    ``parts``: number of CTAs that share a tile, limited by the number of blocks and by the workspace, or 0 for the
+    fastest number.
     """
     group, page_size, tile_m, tile_n = problem.group, problem.page_size, config.tile_m, config.tile_n
     fixed = {
@@ -154,9 +155,10 @@ def decode_sizes(
 def _fastest_parts(
     tiles: int, blocks: int, max_parts: int, block_bytes: int, sm_count: int, bytes_per_us: float
 ) -> int:
-    """Return the number of parts, up to ``max_parts``, with the least time if each sequence fills its capacity.
+    """Return the fastest number of parts, up to ``max_parts``, if each sequence fills its capacity.
 
-    The CTAs of the busiest SM load at the SM's share of the memory's rate; then the parts are added up.
+    The time is the sum of two terms. The CTAs of the busiest SM load keys and values at this SM's share of the memory
+    bandwidth; the partial results are added afterwards.
     """
     # A division into parts never loads fewer bytes, and all other terms grow with the parts.
     min_us = tiles * blocks * block_bytes / bytes_per_us
@@ -175,8 +177,8 @@ def _fastest_parts(
 def _overlaps(problem: DecodeProblem) -> bool:
     """Return whether the launch is a programmatic dependent.
 
-    A launch with a large e4m3 cache takes up to 4 % longer while the previous kernel ends. No other launch takes
-    longer, and small ones gain up to 9 %. [H100, docs/lab/attention.md]
+    A launch with a large e4m3 cache takes up to 4 % longer if it overlaps with the previous kernel. No other launch
+    takes longer, and small launches are up to 9 % faster. [H100, docs/lab/attention.md]
     """
     if not problem.has_fp8_cache:
         return True
@@ -185,7 +187,7 @@ def _overlaps(problem: DecodeProblem) -> bool:
 
 
 def _bounds(problem: Problem) -> tuple[int, int]:
-    """Return the distances from a query's position to the first and the last key that it sees, _FAR without a limit."""
+    """Return the distances from a query to the first and the last key that it sees, or _FAR without a limit."""
     left, right = problem.limits
     if left is None or left >= problem.k_length - 1:
         left = _FAR
@@ -195,7 +197,10 @@ def _bounds(problem: Problem) -> tuple[int, int]:
 
 
 def raster(config: AttentionConfig, problem: Problem) -> tuple[int, int]:
-    """Return the heads of q, of the whole batch, in a raster group of causal tiles, and the first of the last group."""
+    """Return the number of heads per raster group of causal tiles, and the index of the last group's first head.
+
+    Heads of q are counted over the whole batch.
+    """
     group, kv_heads = problem.group, problem.batch * problem.kv_heads
     kv_bytes = 2 * problem.k_length * (config.head_dim + config.v_head_dim)
     in_group = min(kv_heads, max(1, _GROUP_BYTES // kv_bytes))
@@ -208,7 +213,7 @@ def _struct_and_fields(
     """Return a function that returns the struct's bytes and the sized fields of the tensor maps.
 
     The function takes a problem's members of the struct, its layouts, scale and softcap. ``fixed`` holds the members
-    that are equal in all problems with one plan_key, and ``layouts`` belongs to one of them.
+    that are equal in all problems with one plan_key. ``layouts`` are the layouts of one of these problems.
     """
     fixed, strides = dict(fixed), []
     for member in config.problem_members:
@@ -239,12 +244,12 @@ def _struct_and_fields(
 
 
 def _array_of(name: str) -> str:
-    """Return the array of the parameter q_map, k_map, v_map or output_map."""
+    """Return the name of the array for the parameter q_map, k_map, v_map or output_map."""
     return name.removesuffix("_map").replace("output", "out")
 
 
 def _map(array: str, layout: Layout, dtype: str, box: tuple[int, int, int, int], swizzle: str) -> Map:
-    """Return a map of (batch, length, heads, dim). Heads are outside of rows in any order of strides."""
+    """Return a tensor map over (batch, length, heads, dim). The heads axis precedes the rows for any strides."""
     _, _, heads, dim = layout.shape
     length, batch, head_bytes, batch_bytes = _fields(layout)
     dims, strides = (dim, length, heads, batch), (layout.strides_bytes[1], head_bytes, batch_bytes)
@@ -254,6 +259,6 @@ def _map(array: str, layout: Layout, dtype: str, box: tuple[int, int, int, int],
 
 
 def _fields(layout: Layout) -> tuple[int, int, int, int]:
-    """Return the sized fields of a map: length, batch, and bytes from one head and from one sequence to the next."""
+    """Return the size-dependent fields of a map: length, batch, stride between heads, and stride between sequences."""
     (batch, length, _, _), (batch_bytes, row, head, _) = layout
     return length, batch, head, batch_bytes if batch > 1 else row

@@ -52,36 +52,39 @@ def attention(
     backend: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """Compute softmax(scale q k^T) v for each head, in fp32, rounded once.
+    """Compute softmax(scale q k^T) v for each head.
 
-    The function has no backward pass: tensors that require grad raise while torch records. The result has the same bits
-    in every call.
+    The computation uses fp32 and rounds once. The result has the same bits in every call. The function has no backward
+    pass, so it raises for tensors that require grad while torch records.
 
     Parameters
     ----------
     q : array (batch, q_length, heads, dim)
         Queries in fp16 or bf16: CuPy, torch, DLPack or ``__cuda_array_interface__``; NumPy on the emulator. The last
-        dimension is contiguous; the other strides are multiples of 16 bytes, so a transposed view is read in place.
+        dimension must be contiguous, and the other strides must be multiples of 16 bytes. A transposed view is not
+        copied.
     k : array (batch, k_length, kv_heads, dim)
-        Keys. ``heads`` is a multiple of ``kv_heads``: neighboring heads of q share a head of k and v.
+        Keys. ``heads`` must be a multiple of ``kv_heads``. Neighboring heads of q share a head of k and v.
     v : array (batch, k_length, kv_heads, v_dim)
-        Values. ``dim`` is 32, 64, 96, 128, 192 or 256; ``v_dim`` is the same, or 128 for 192.
+        Values. ``dim`` must be 32, 64, 96, 128, 192 or 256. ``v_dim`` must be equal to ``dim``, or 128 if ``dim`` is
+        192.
     causal : bool, default False
-        Query i sees keys up to i + k_length - q_length, so that the last query sees all.
+        Let query i see keys up to i + k_length - q_length, so that the last query sees all keys.
     scale : float, optional
-        Factor of the products, above 0. Default: 1 / sqrt(dim).
+        Positive factor by which q k^T is multiplied. Default: 1 / sqrt(dim).
     window : (left, right), optional
-        A query sees keys from ``left`` before its own position to ``right`` after it; None for no limit.
+        Number of keys before and after its own position that a query sees. None means no limit.
     softcap : float, optional
-        Logits x become softcap tanh(x / softcap).
+        Cap of the logits. Each logit x becomes softcap tanh(x / softcap).
     sink : array (heads,), optional
-        Logits in fp32, one for each head, of one more key that all queries see and whose value is zero.
+        One fp32 logit per head. It belongs to an additional key that all queries see and whose value is zero.
     out : array (batch, q_length, heads, v_dim), optional
         The result. Default: a new array of q's library.
     return_lse : bool, default False
         Also return the logarithm of the sum of the exponentials of each query's logits.
     version : str, default "auto"
-        Version of the kernel (docs/design/attention.md). The environment or a file may set it too (kernels/version.py).
+        Version of the kernel (docs/design/attention.md). The environment or a file can also set it
+        (kernels/version.py).
     backend : str, optional
         As for ``marlin_gemm``.
     stream : stream, optional
@@ -90,16 +93,17 @@ def attention(
     Returns
     -------
     out : array (batch, q_length, heads, v_dim)
-        A query that sees no key has a result of zeros.
+        The result. It is zero for a query that sees no key.
     lse : array (batch, heads, q_length)
-        Only with ``return_lse``: the logarithms in fp32. A query that sees no key has -inf, or the head's sink.
+        The logarithms in fp32, returned only with ``return_lse``. The value for a query that sees no key is the head's
+        sink if there is one, otherwise -inf.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        For arguments that do not fit each other.
+        If arguments are invalid or do not match each other.
     TargetError
-        If no kernel serves the problem on the GPU.
+        If no kernel supports the problem on the GPU.
     LaunchError, CompileError, DriverError, HazardError
         As for ``marlin_gemm``.
 
@@ -136,38 +140,39 @@ def attention_varlen(
     backend: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """Compute attention() of sequences of different lengths, each by itself.
+    """Compute attention over a batch of variable-length sequences, independently for each sequence.
 
     Parameters
     ----------
     q : array (total_q, heads, dim)
-        Queries of all sequences, one sequence after the other.
+        Concatenated queries of all sequences.
     k : array (total_k, kv_heads, dim)
-        Keys.
+        Concatenated keys.
     v : array (total_k, kv_heads, v_dim)
-        Values.
+        Concatenated values.
     cu_seqlens_q, cu_seqlens_k : int32 array (sequences + 1,)
-        Sequence i has the rows cu_seqlens[i] to cu_seqlens[i + 1]. The offsets begin with 0, never fall, and end with
-        the total. Offsets in device memory are read by the kernel, which limits them to the totals, and lengths to the
-        maxima; rows of the result that then belong to no sequence are not written.
+        Offsets of the sequences. Sequence i has the rows from cu_seqlens[i] up to, but not including, cu_seqlens[i +
+        1]. Offsets must start at 0, be nondecreasing, and end at the total number of rows. Offsets in host memory are
+        checked. The kernel clamps offsets in device memory to the total number of rows, and sequence lengths to the
+        maximum lengths. It does not write rows of the result that then belong to no sequence.
     max_seqlen_q, max_seqlen_k : int
-        Upper bounds of the sequences' lengths.
+        Upper bounds on the sequence lengths.
     causal, scale, window, softcap, sink, out, return_lse, backend, stream : optional
         As for attention(). ``lse`` is (heads, total_q).
 
     Returns
     -------
-    array (total_q, heads, v_dim), or that and lse
-        As attention().
+    array (total_q, heads, v_dim), or (out, lse)
+        As for attention().
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, TargetError, LaunchError, CompileError, DriverError, HazardError
-        As attention().
+        As for attention().
 
     Notes
     -----
-    SM90 runs version a3, SM120 version mma_sync.
+    SM90 runs version a3; SM120 runs version mma_sync.
     """
     kinds = kinds_of(window, causal, scale, softcap, return_lse, max_seqlen_q, max_seqlen_k)
     options = VarlenOptions(max_seqlen_q, max_seqlen_k, causal, window, scale, softcap, return_lse, kinds)
@@ -199,20 +204,20 @@ def attention_explain(
     q, k, v, causal, scale, window, softcap, sink, out, return_lse, version : arguments
         As for attention().
     backend, stream : optional
-        As for attention(), without effect.
+        Accepted as in attention(), but ignored.
     target : str or Target, optional
-        Target of an imagined GPU, such as "sm_120a". Default: the arrays' GPU; for host arrays an H200, or a GPU of
-        $CUDATMA_TARGET.
+        Target of an imagined GPU, such as "sm_120a". Default: the GPU of the arrays. For host arrays, the default is a
+        known GPU of $CUDATMA_TARGET, or an H200.
 
     Returns
     -------
     Explanation
-        ``str()`` is for people, ``as_dict()`` for programs.
+        Use ``str()`` to read it, and ``as_dict()`` to process it.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, TargetError
-        As attention() does, and if there is nothing to compute.
+        As for attention(), and if there is nothing to compute.
     """
     name, selected_by = VERSIONS.chosen(version)
     options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "return_lse": return_lse}
@@ -237,7 +242,7 @@ def attention_explain(
 
 
 class AttentionOptions(NamedTuple):
-    """The options of attention(), which are part of a call's key. ``kinds``: from kinds_of()."""
+    """Options of attention(), which are part of a call's key. ``kinds`` comes from kinds_of()."""
 
     causal: Any
     window: Any
@@ -249,7 +254,7 @@ class AttentionOptions(NamedTuple):
 
 
 class VarlenOptions(NamedTuple):
-    """The options of attention_varlen(). The first two count as sizes."""
+    """Options of attention_varlen(). The first two are sizes."""
 
     max_seqlen_q: Any
     max_seqlen_k: Any
@@ -262,14 +267,14 @@ class VarlenOptions(NamedTuple):
 
 
 def named_options(options: Any) -> dict[str, Any]:
-    """Return the options that a check takes, by name."""
+    """Return the options of a check function by name."""
     named: dict[str, Any] = options._asdict()
     del named["kinds"]
     return named
 
 
 def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
-    """Return the types of options, because 1 may be valid where the equal value True is not."""
+    """Return the types of options. They distinguish 1, which may be valid, from the equal value True."""
     kinds = [option.__class__ for option in options]
     if isinstance(window, tuple):
         kinds += [side.__class__ for side in window]
@@ -277,14 +282,14 @@ def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
 
 
 def fill_empty(arrays: Mapping[str, ArrayInfo], stream: int | None) -> None:
-    """Write zeros to ``out``, and -inf or the heads' sinks to ``lse``, on a device on the stream with this handle."""
+    """Fill ``out`` with zeros, and ``lse`` with -inf or the sinks. ``stream``: handle, or None for host arrays."""
     _fill(arrays["out"], 0.0, stream)
     if "lse" in arrays:
         _fill(arrays["lse"], arrays.get("sink", -math.inf), stream)
 
 
 def _fill(info: ArrayInfo, value: float | ArrayInfo, stream: int | None) -> None:
-    """Write a number, or one for each head (the last dimension but one), to all elements of an array."""
+    """Fill an array with a number, or with one number per head, which is the second-to-last dimension."""
     if info.device is None:
         host_array(info)[...] = host_array(value)[:, None] if isinstance(value, ArrayInfo) else value
         return
@@ -306,17 +311,17 @@ def _fill(info: ArrayInfo, value: float | ArrayInfo, stream: int | None) -> None
 
 
 class AttentionOperation(Operation[P, AttentionConfig]):
-    """The base of the operations of attention, whose launches have one kernel each."""
+    """Base of the attention operations. Each call launches one kernel."""
 
     joins_axes: ClassVar[bool] = False
 
     @abstractmethod
     def lengths(self, problem: P, shapes: Sequence[Any], size_options: tuple[int, ...]) -> tuple[int, int, int] | None:
-        """Return the batch, q_length and k_length of resized(), or None if check() must validate the call."""
+        """Return batch, q_length and k_length for resized(), or None if check() must validate the call."""
 
     @abstractmethod
     def configs(self, problem: P, gpu: Gpu) -> Iterator[AttentionConfig]:
-        """Yield every configuration that may serve the problem with other sizes, but the same kinds of limits."""
+        """Yield every configuration that may serve the problem at other sizes, if the kinds of limits are the same."""
 
     @abstractmethod
     def sizes_for(
@@ -344,7 +349,7 @@ class AttentionOperation(Operation[P, AttentionConfig]):
         return (15, 15, 15, *(3,) * (len(self.inputs) - 3), 15)
 
     def plan_key(self, problem: P) -> Hashable:
-        """Return everything except sizes that a kernel and its tensor maps depend on."""
+        """Return the fields other than sizes that a kernel and its tensor maps depend on."""
         return problem.plan_key
 
     def compute_without_kernel(self, problem: P, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
@@ -355,22 +360,22 @@ class AttentionOperation(Operation[P, AttentionConfig]):
         return True
 
     def kernels(self, problem: P, config: AttentionConfig) -> tuple[tuple[str, Any], ...]:
-        """Return the one kernel."""
+        """Return the kernel of a call."""
         return ((config.template, config),)
 
     def arguments(
         self, problem: P, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...]
     ) -> tuple[Arguments, ...]:
-        """Return the one launch."""
+        """Return the launch of a call."""
         (sizes,) = self.sizes_for(problem, config, gpu, resident)(problem)
         return (launch_arguments(problem, config, get_target(gpu.target), sizes),)
 
     def reference(self, problem: P, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Compute the result in float64, rounded once."""
+        """Compute the result in float64, and round once."""
         reference(problem, arrays)
 
     def kernels_up_to(self, checked: Checked[P], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
-        """Yield the kernels for each kind of limits that lengths up to ``max_m`` can have."""
+        """Yield the kernels for each kind of mask that is possible for lengths up to ``max_m``."""
         problem = checked.problem
         problem.check_not_empty()
         for is_causal, has_window in problem.limits.kinds_up_to(max_m):
@@ -386,7 +391,7 @@ class Attention(AttentionOperation[Problem]):
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, None, 2)
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[Problem]:
-        """Validate a call. options: AttentionOptions."""
+        """Validate a call. ``options``: AttentionOptions."""
         return check_attention(*inputs, out=out, **named_options(options))
 
     def lengths(
@@ -402,12 +407,12 @@ class Attention(AttentionOperation[Problem]):
         return choose(ATTENTION, problem, gpu, memo, key)
 
     def configs(self, problem: Problem, gpu: Gpu) -> Iterator[AttentionConfig]:
-        """Yield all candidates: there are few, and most serve some lengths and batch."""
+        """Yield all candidates. There are few, and almost every candidate is the best one at some size."""
         yield from (config for config, _ in times(problem, np.ones(1, np.int64), gpu))
         yield from every_entry_config(ATTENTION, problem, gpu)
 
     def problems_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterable[Problem]:
-        """Return problems of all numbers of queries for which the configuration may differ."""
+        """Return one problem for each number of queries at which the configuration may change."""
         table = choice_table(ATTENTION, checked.problem, gpu, max_m)
         return [checked.problem.with_queries(m) for m in table.starts if m <= max_m]
 
@@ -420,20 +425,20 @@ class Attention(AttentionOperation[Problem]):
 
 
 class AttentionVarlen(Attention):
-    """attention_varlen as an operation. The longest lengths are size options."""
+    """attention_varlen as an operation. The numbers of a call are the maximum lengths."""
 
     name: ClassVar[str] = VARLEN
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "sink")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, 0, 0, None, 2)
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[Problem]:
-        """Validate a call. options: the fields of VarlenOptions."""
+        """Validate a call. ``options``: VarlenOptions."""
         return check_varlen(*inputs, out=out, **named_options(VarlenOptions(*options)))
 
     def lengths(
         self, problem: Problem, shapes: Sequence[Any], size_options: tuple[int, ...]
     ) -> tuple[int, int, int] | None:
-        """Return the number of sequences and the longest lengths."""
+        """Return the number of sequences and the maximum lengths."""
         q, k, _, q_offsets, k_offsets = shapes[:5]
         max_q, max_k = size_options
         if q_offsets != k_offsets or max_q.__class__ is not int or max_k.__class__ is not int or max_q < 1 or max_k < 1:

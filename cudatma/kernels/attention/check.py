@@ -1,4 +1,4 @@
-"""The checks of attention, attention_varlen and attention_decode, which turn a call's arguments into a Problem."""
+"""Argument checks of attention, attention_varlen and attention_decode, which convert a call into a Problem."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cudatma.kernels.operation import Checked
 ATTENTION, VARLEN, DECODE = "attention", "attention_varlen", "attention_decode"
 #: Largest softcap. Other numbers are below 2**127, so that their products with log2(e) are finite.
 _MAX_SOFTCAP, _MAX_NUMBER = 4096, 2.0**127
-#: Names of the dimensions in error messages, by their number.
+#: Names of the dimensions in error messages, keyed by the number of dimensions.
 _AXES = {4: "(batch, length, heads, dim)", 3: "(total length, heads, dim)"}
 
 
@@ -43,7 +43,7 @@ def check_attention(
     version: str = "",
     **options: Any,
 ) -> Checked[Problem]:
-    """Validate a call of attention(). ``version`` is "" for any. ``options``: as for _checked().
+    """Validate a call of attention(). ``version``: name, or "" for any. ``options``: as for _checked().
 
     Raises ArgumentError, ArgumentTypeError.
     """
@@ -67,7 +67,9 @@ def check_varlen(
     out: Any = None,
     **options: Any,
 ) -> Checked[Problem]:
-    """Validate a call of attention_varlen(). Only offsets in host memory are checked. ``options``: as for _checked().
+    """Validate a call of attention_varlen(). Offsets in device memory are not checked.
+
+    ``options``: as for _checked().
 
     Raises ArgumentError, ArgumentTypeError.
     """
@@ -104,7 +106,7 @@ def check_decode(
     out: Any = None,
     **options: Any,
 ) -> Checked[DecodeProblem]:
-    """Validate a call of attention_decode(). Only lengths and pages in host memory are checked.
+    """Validate a call of attention_decode(). Lengths and pages in device memory are not checked.
 
     ``options``: as for _checked().
 
@@ -163,10 +165,10 @@ def _checked(
     return_lse: Any = False,
     **fields: Any,
 ) -> Checked[Any]:
-    """Return a valid call, after the checks that all functions share.
+    """Run the checks that all functions share, and return the valid call.
 
-    ``arrays``: q, k and v. ``others``: the other inputs, in the operation's order. ``sizes``: batch, q_length and
-    k_length. ``fields``: other fields of the problem, whose class is ``kind``.
+    ``kind``: class of the problem. ``arrays``: q, k and v. ``others``: the other inputs, in the operation's order.
+    ``sizes``: batch, q_length and k_length. ``fields``: other fields of the problem.
     """
     q, k, v = arrays.values()
     *outer, length, heads, head_dim = q.shape
@@ -216,7 +218,7 @@ def _checked(
 
 
 def _operands(function: str, arrays: Mapping[str, Any], rank: int = 4, has_batch: bool = True) -> dict[str, ArrayInfo]:
-    """Return q, k and v, by their names in the call, after comparing them with each other."""
+    """Compare q, k and v with each other, and return them by their names in the call."""
     is_cache = function == DECODE
     infos = {}
     for name, array in arrays.items():
@@ -241,10 +243,10 @@ def _operands(function: str, arrays: Mapping[str, Any], rank: int = 4, has_batch
 def check_shapes(
     q: Sequence[int], k: Sequence[int], v: Sequence[int], *, has_batch: bool = True, is_cache: bool = False
 ) -> None:
-    """Raise ArgumentError unless the shapes of q, k and v fit each other.
+    """Raise ArgumentError unless the shapes of q, k and v match each other.
 
-    ``has_batch``: the first dimension of k and v is q's batch. ``is_cache``: the function calls them k_cache and
-    v_cache.
+    ``has_batch``: whether the first dimension of k and v must equal q's batch. ``is_cache``: whether the function calls
+    k and v k_cache and v_cache.
     """
     *_, heads, dim = q
     *_, kv_heads, k_dim = k
@@ -272,7 +274,7 @@ def check_shapes(
 
 
 def _addressable(info: ArrayInfo, field: str) -> Layout:
-    """Return the layout of an array. Raises ArgumentError if TMA cannot address it, because nothing is copied."""
+    """Return the layout of an array. Raises ArgumentError if TMA cannot address the array without a copy."""
     if info.size_elems:
         *outer, across = info.strides_bytes
         if info.shape[-1] > 1 and across != info.dtype.itemsize:
@@ -290,7 +292,7 @@ def _addressable(info: ArrayInfo, field: str) -> Layout:
 
 
 def _layout(shape: tuple[int, ...], strides_bytes: Sequence[int], dtype: np.dtype[Any]) -> Layout:
-    """Return a layout with four axes. Axes of one element have the strides of a dense array."""
+    """Return a four-axis layout, in which every axis of one element has the stride of a dense array."""
     dense = dense_strides(shape, dtype)
     strides = tuple([s if extent > 1 else d for extent, s, d in zip(shape, strides_bytes, dense, strict=True)])
     return Layout(shape, strides) if len(shape) == 4 else Layout((1, *shape), (shape[0] * strides[0], *strides))
@@ -306,10 +308,10 @@ def _plain_array(
     allowed: str = "",
     also_allowed: str = "",
 ) -> ArrayInfo:
-    """Return an array of contiguous elements on q's device.
+    """Check that an array is contiguous and on q's device, and return it.
 
-    ``shapes``: its allowed shapes, ``allowed`` in words; () for any. ``also_allowed``: what the caller may pass instead
-    of an array, in words.
+    ``shapes``: allowed shapes, or () for any. ``allowed``: the shapes in words. ``also_allowed``: what the caller may
+    pass instead of an array, in words.
     """
     try:
         info = describe(array, field)
@@ -334,7 +336,10 @@ def _checked_sink(sink: Any, q: ArrayInfo, function: str) -> ArrayInfo | None:
 
 
 def _checked_kv_scale(scale: Any, field: str, cache: ArrayInfo, q: ArrayInfo) -> tuple[float, ArrayInfo | None]:
-    """Return a scale as a number, or as 1 and the array of scales that the kernel reads, one or one for each head."""
+    """Return (number, None) for a scale that is a number, or (1, array) for an array that the kernel reads.
+
+    The array must have one element, or one element per head.
+    """
     if scale is None:
         return 1.0, None
     if cache.dtype.name != CACHE_TYPE:
@@ -348,14 +353,14 @@ def _checked_kv_scale(scale: Any, field: str, cache: ArrayInfo, q: ArrayInfo) ->
 
 
 def _step(scales: ArrayInfo | None) -> int:
-    """Return the elements from the scale of a head to the next one."""
+    """Return the number of elements from the scale of one head to that of the next."""
     return int(scales is not None and scales.size_elems > 1)
 
 
 def _checked_softcap(softcap: Any, scale: float) -> float:
-    """Return softcap in fp32, 0 for none.
+    """Return softcap in fp32, or 0 for no cap.
 
-    Kernels multiply by scale / softcap and compute tanh with an error of 2**-22, which a larger cap would amplify.
+    Kernels multiply by scale / softcap and compute tanh with an error of 2**-22. A larger cap would amplify this error.
     """
     if softcap is None:
         return 0.0
@@ -368,7 +373,7 @@ def _checked_softcap(softcap: Any, scale: float) -> float:
 
 
 def _positive(value: Any, field: str, remedy: str) -> float:
-    """Return a number in fp32."""
+    """Return a positive number rounded to fp32."""
     number = real_number(value, field)
     if not 0 < number < _MAX_NUMBER:
         raise ArgumentError(field, value, "a number above 0 and below 2**127", remedy)

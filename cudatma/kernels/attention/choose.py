@@ -35,14 +35,15 @@ from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gpu import Gpu
 from cudatma.target import Target, get_target
 
-#: Maximum number of useful stages. The rings of keys and of values are separate, so that two are enough.
+#: Maximum number of useful stages. Two are enough, because keys and values have separate rings.
 _MAX_STAGES = 4
-#: The versions that "auto" chooses from on targets with wgmma, and on others. Of versions with equal predicted times
-#: the first one is chosen.
+#: Versions that "auto" chooses from, on targets with wgmma and on other targets. Of versions with equal predicted
+#: times, the first one is chosen.
 _LADDER, _MMA_SYNC = ("a4", "a3", "a2", "a1"), ("mma_sync",)
-#: Stages of attention_decode(): a tile with enough stages precedes a tile with two. More than the maximum gain nothing.
+#: Preferred and maximum number of stages of attention_decode(). A tile with enough stages precedes a tile with two
+#: stages. More stages than the maximum gain nothing.
 _ENOUGH_DECODE_STAGES, _MAX_DECODE_STAGES = 3, 8
-#: Representative sizes of pages: none, smaller than a block, a block, and not divisible into boxes.
+#: Representative page sizes: no pages, less than a block, one block, and a size that is not divisible into boxes.
 _DUMPED_PAGES, _DUMPED_FP8_PAGES = (0, 16, 64, 5), (0, 16, 64, 8)
 
 
@@ -72,9 +73,9 @@ def _lacking(preset: AttentionPreset, problem: Problem) -> list[KernelOption]:
 
 
 def _with_longest_ring(config: AttentionConfig, target: Target) -> AttentionConfig | None:
-    """Return the config with the longest ring that fits shared memory, None if two stages do not fit.
+    """Return the config with the longest ring that fits in shared memory, or None if two stages do not fit.
 
-    Versions without a producer keep two, so that several CTAs share an SM.
+    Versions without a producer keep two stages, so that several CTAs share an SM.
     """
     smem_bytes = target.smem_share_bytes(config.ctas_per_sm)
     if config.producer_warps:
@@ -85,8 +86,9 @@ def _with_longest_ring(config: AttentionConfig, target: Target) -> AttentionConf
 def _pays(config: AttentionConfig, problem: Problem, target: Target) -> bool:
     """Return whether a config is worth ranking.
 
-    If several versions may serve, persistent CTAs replace a3's tiles of several warpgroups: a3 is up to 4.5 % faster in
-    4 of 48 measured calls, and slower in most [H100]. One slot of queries serves tiles that leave no room for two.
+    If several versions support the problem, a persistent version replaces a3's tiles of several warpgroups, because a3
+    is slower in most of 48 measured calls and up to 4.5 % faster in only 4 of them. [H100] A config with one slot of
+    queries is ranked only if its tile leaves no room for two.
     """
     if config.is_persistent:
         return config.q_stages > 1 or not runs(replace(config, q_stages=2), problem, target)
@@ -94,11 +96,11 @@ def _pays(config: AttentionConfig, problem: Problem, target: Target) -> bool:
 
 
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AttentionConfig]:
-    """Return each tile of each version, with as deep a ring as shared memory holds, and its predicted times.
+    """Return ``Family.times``: each tile of each version, with the longest ring that fits in shared memory.
 
-    The problem may name a version. Otherwise the ladder's versions compete, or mma_sync on targets without wgmma.
-    Raises TargetError if the target lacks a feature of the version, and ArgumentError if the version has no kernel for
-    the problem.
+    The problem may name a version. Otherwise all wgmma versions compete; targets without wgmma use mma_sync. Raises
+    TargetError if the target lacks a feature of the version, and ArgumentError if the version has no kernel for the
+    problem.
     """
     target = get_target(gpu.target)
     versions = (problem.version,) if problem.version else _LADDER if target.has_wgmma else _MMA_SYNC
@@ -139,7 +141,10 @@ ATTENTION: Family[Problem, AttentionConfig] = Family(
 
 
 def decode_config(problem: DecodeProblem, target: Target, version: str = "") -> AttentionConfig:
-    """Return the kernel for a problem of attention_decode(), independent of sizes. ``version`` "" means any."""
+    """Return the kernel for a problem of attention_decode(). It does not depend on sizes.
+
+    ``version``: name of a version, or "" for any.
+    """
     if not version:
         version = "decode_fp8" if problem.has_fp8_cache else "decode" if target.has_wgmma else "decode_mma_sync"
     fields = tuple(getattr(problem, name) for name in PROBLEM_FIELDS)
@@ -148,9 +153,9 @@ def decode_config(problem: DecodeProblem, target: Target, version: str = "") -> 
 
 @lru_cache(maxsize=1024)
 def _decode_config(version: str, fields: tuple[Any, ...], page_size: int, target: Target) -> AttentionConfig:
-    """Return the first tile whose ring has enough stages, else the first one that fits.
+    """Return the first tile whose ring has enough stages, or the first one that fits if there is none.
 
-    ``fields``: the values of PROBLEM_FIELDS. ``page_size``: 0 without pages.
+    ``fields``: values of PROBLEM_FIELDS. ``page_size``: number of keys per page, or 0 without pages.
     """
     given = dict(zip(PROBLEM_FIELDS, fields, strict=True))
     fitting: list[AttentionConfig] = []
@@ -173,7 +178,8 @@ def _decode_config(version: str, fields: tuple[Any, ...], page_size: int, target
 def dump_configs(version: str, target: Target) -> list[AttentionConfig]:
     """Return representative configs of a version for dumps and compile checks.
 
-    Each pair of head dims has every other tile, or one tile of versions without a producer. DUMPED_OPTIONS take turns.
+    Each pair of head dims gets every other tile, or one tile of versions without a producer. The configs cycle through
+    DUMPED_OPTIONS.
     """
     preset = PRESETS[version]
     if preset.is_decode:
@@ -195,12 +201,12 @@ def dump_configs(version: str, target: Target) -> list[AttentionConfig]:
                 if longest is not None:
                     longest.check(problem, target)
                     dumped.append(longest)
-    # Sequences of different lengths change little, so that a few configs represent them.
+    # Variable-length sequences change little in the kernel, so that a few configs represent them.
     return dumped + [replace(config, is_varlen=True) for config in dumped[::4] if True in preset.allowed["is_varlen"]]
 
 
 def _decode_dump_configs(version: str, target: Target) -> list[AttentionConfig]:
-    """Return each pair of head dims, each set of options, and each way to load that calls of the version use."""
+    """Return configs that cover each pair of head dims, each set of options, and each load path of a version."""
     is_fp8, dumped = PRESETS[version].kv_bytes == 1, []
     for index, (head_dim, v_head_dim) in enumerate(HEAD_DIMS):
         dtype = tuple(OPERAND_TYPES)[index % 2]
@@ -213,6 +219,6 @@ def _decode_dump_configs(version: str, target: Target) -> list[AttentionConfig]:
 
 
 def dumped_options(index: int) -> dict[str, Any]:
-    """Return the fields of one of DUMPED_OPTIONS, in turn."""
+    """Return the fields of DUMPED_OPTIONS[index], modulo their number."""
     names = DUMPED_OPTIONS[index % len(DUMPED_OPTIONS)]
     return {option.field: option.name in names for option in OPTIONS}

@@ -1,4 +1,4 @@
-"""AttentionConfig: a configuration of attention's kernels. PRESETS describes the versions."""
+"""Configurations of attention's kernels. PRESETS describes the versions."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from cudatma.pipeline import MBARRIER_BYTES
 
 
 class Tile(NamedTuple):
-    """The ranked fields of a configuration: m queries, blocks of n keys, and CTAs per SM."""
+    """Fields of a configuration that the choice ranks: m queries per tile, n keys per block, and CTAs per SM."""
 
     m: int
     n: int
     ctas_per_sm: int = 1
 
 
-#: Tiles by the head dims of q and k, and of v.
+#: Tiles, keyed by (head_dim, v_head_dim).
 Tiles = Mapping[tuple[int, int], tuple[Tile, ...]]
 
 
@@ -59,8 +59,9 @@ Tiles = Mapping[tuple[int, int], tuple[Tile, ...]]
 class AttentionPreset(Preset):
     """A version of the kernel of attention() or attention_decode().
 
-    is_decode: whether attention_decode() launches it. kv_bytes: bytes of an element of k and v. tiles: the tiles that
-    the choice ranks; of equal ones, the first wins. clocks: clocks of the cost model for each tile_m.
+    is_decode: whether attention_decode() launches this version. kv_bytes: bytes per element of k and v. tiles: tiles
+    that the choice ranks; of tiles with equal cost, the first one wins. clocks: clocks of the cost model for each
+    tile_m.
     """
 
     is_decode: bool = False
@@ -90,8 +91,8 @@ _DECODE_TILES: Tiles = dict.fromkeys(
 _WIDE_TILES = (Tile(m=128, n=64), Tile(m=64, n=64))
 #: Tiles of versions without a producer. [H100, attention_tiles.json]
 _SIMPLE_TILES: Tiles = {dims: _WIDE_TILES if dims[0] > 64 else (Tile(m=64, n=64),) for dims in HEAD_DIMS}
-#: Tiles of versions with a producer and wgmma. The registers of a thread hold scores and probabilities of a block, and
-#: the output.
+#: Tiles of versions with a producer and wgmma. The registers of a thread must hold its share of the scores and
+#: probabilities of a block, and of the output.
 _PRODUCER_TILES: Tiles = {
     (32, 32): (Tile(m=192, n=128), Tile(m=128, n=192), Tile(m=128, n=128)),
     (64, 64): (
@@ -109,14 +110,14 @@ _PRODUCER_TILES: Tiles = {
     (192, 128): (Tile(m=128, n=128), Tile(m=128, n=112), Tile(m=128, n=96)),
     (256, 256): (Tile(m=128, n=80), Tile(m=128, n=64)),
 }
-#: Tiles by mma.sync, within 99 KB.
+#: Tiles of the mma.sync version, which fit in 99 KB of shared memory.
 _MMA_SYNC_TILES: Tiles = {
     (32, 32): (Tile(m=128, n=128), Tile(m=64, n=64)),
     **dict.fromkeys([(64, 64), (96, 96), (128, 128)], (Tile(m=128, n=64), Tile(m=64, n=64))),
     **dict.fromkeys([(192, 192), (192, 128), (256, 256)], (Tile(m=64, n=32),)),
 }
-#: Clocks are fitted to benchmarks/results/attention_tiles.json. For mma.sync they are estimates for a GeForce, whose
-#: tensor cores have an eighth of the rate.
+#: Clocks are fitted to benchmarks/results/attention_tiles.json. The clocks of mma.sync are estimates for a GeForce,
+#: whose tensor cores have one eighth of the rate.
 PRESETS: Mapping[str, AttentionPreset] = {
     "scalar": AttentionPreset(
         summary="attention, scalar loops: the baseline",
@@ -216,10 +217,11 @@ VERSIONS = Versions(
 _WARPGROUP_ROWS = 64
 #: Minimum number of rows of a box: the swizzle repeats every 8 rows.
 MIN_BOX_ROWS = 8
-#: Registers for scores, probabilities and output that ptxas does not spill, by consumer warpgroups; fewer if scores are
-#: capped.
+#: Number of registers for scores, probabilities and output that ptxas does not spill, keyed by the number of consumer
+#: warpgroups. Capped scores leave fewer registers.
 _MAX_HELD, _MAX_HELD_WITH_CAP = {1: 176, 2: 200, 3: 128}, {1: 160, 2: 188, 3: 120}
-#: Registers of a thread after setmaxnreg, by consumer warpgroups. One warpgroup needs them only if CTAs share the SM.
+#: Number of registers per thread after setmaxnreg, keyed by the number of consumer warpgroups. A single warpgroup needs
+#: setmaxnreg only if CTAs share the SM.
 _CONSUMER_REGISTERS, _PRODUCER_REGISTERS = {1: 208, 2: 240, 3: 160}, {1: 40, 2: 24, 3: 32}
 
 
@@ -228,10 +230,11 @@ class AttentionConfig(KernelConfig):
     """A configuration of a version's template.
 
     version: a key of PRESETS. dtype, head_dim, v_head_dim, and the options from is_causal to has_sink: as in Problem.
-    tile_m: queries of a CTA's tile, 64 for each consumer warpgroup. tile_n: keys of a stage. stages: stages of the
-    ring. q_stages: tiles of queries in shared memory. ctas_per_sm: CTAs on an SM. is_varlen: whether sequences of
-    different lengths follow each other. is_paged: whether the cache consists of pages. box_rows: keys of a TMA box, all
-    in one page of the cache; 0 if cp.async copies each row. Raises ArgumentError, ArgumentTypeError.
+    tile_m: number of queries in a CTA's tile, 64 per consumer warpgroup. tile_n: number of keys per stage. stages:
+    number of stages of the ring. q_stages: number of query tiles in shared memory. ctas_per_sm: number of CTAs per SM.
+    is_varlen: whether variable-length sequences are concatenated. is_paged: whether the cache consists of pages.
+    box_rows: number of keys in a TMA box, all of them in one page of the cache, or 0 if cp.async copies each row.
+    Raises ArgumentError, ArgumentTypeError.
     """
 
     version: str
@@ -304,7 +307,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def preset(self) -> AttentionPreset:
-        """The row of PRESETS."""
+        """Preset of this version."""
         return PRESETS[self.version]
 
     @property
@@ -313,7 +316,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Features that the target must have."""
+        """Names of the features that the target must have."""
         tma = ("tma",) if self.preset.loader in ("consumers", "producer_warp") else ()
         mma = () if self.preset.mma == "scalar" else (self.preset.mma, "stmatrix")
         return ("griddepcontrol", *tma, *mma, *(("setmaxnreg",) if self.reallocates_registers else ()))
@@ -324,7 +327,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of an element of k and v."""
+        """Bytes per element of k and v."""
         return self.preset.kv_bytes
 
     @property
@@ -334,7 +337,10 @@ class AttentionConfig(KernelConfig):
 
     @property
     def reallocates_registers(self) -> bool:
-        """Whether consumers take registers from a producer warpgroup, and overlap softmax with products."""
+        """Whether setmaxnreg moves registers from a producer warpgroup to the consumers.
+
+        The consumers then overlap softmax with MMAs.
+        """
         return self.preset.loader == "producer_warp" and self.has_wgmma and not self.is_decode
 
     @property
@@ -344,12 +350,12 @@ class AttentionConfig(KernelConfig):
 
     @property
     def options(self) -> tuple[KernelOption, ...]:
-        """The options of the generated kernel."""
+        """Options of the generated kernel."""
         return tuple(option for option in OPTIONS if getattr(self, option.field))
 
     @property
     def has_upper(self) -> bool:
-        """Whether queries do not see all later keys."""
+        """Whether the mask limits the keys after a query's position."""
         return self.is_causal or self.has_window
 
     @property
@@ -363,7 +369,7 @@ class AttentionConfig(KernelConfig):
         names += [f"paged{self.box_rows}" if self.by_tma else "rows"] if self.is_paged else []
         return f"attention_{'_'.join(names)}"
 
-    # Parameters of a launch.
+    # Launch parameters.
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -397,14 +403,14 @@ class AttentionConfig(KernelConfig):
 
     @property
     def struct_members(self) -> Mapping[str, Member]:
-        """The members of ``Problem``, in the order of the struct."""
+        """Members of ``Problem``, in the order of the struct."""
         return DECODE_MEMBERS if self.is_decode else MEMBERS
 
     # Warps and registers.
 
     @property
     def warpgroups(self) -> int:
-        """Consumer warpgroups."""
+        """Number of consumer warpgroups."""
         return int(ceil_div(self.tile_m, _WARPGROUP_ROWS))
 
     @property
@@ -413,12 +419,12 @@ class AttentionConfig(KernelConfig):
 
     @property
     def producer_warps(self) -> int:
-        """Warps that load. setmaxnreg acts on whole warpgroups."""
+        """Number of producer warps. It is 4 with setmaxnreg, which acts on whole warpgroups."""
         return (4 if self.reallocates_registers else 1) if self.preset.loader == "producer_warp" else 0
 
     @property
     def consumer_registers(self) -> int:
-        """Registers of a consumer thread after setmaxnreg; 0 without setmaxnreg."""
+        """Number of registers per consumer thread after setmaxnreg, or 0 without setmaxnreg."""
         is_set = self.reallocates_registers and (self.warpgroups > 1 or self.ctas_per_sm > 1)
         return _CONSUMER_REGISTERS[self.warpgroups] if is_set else 0
 
@@ -428,14 +434,14 @@ class AttentionConfig(KernelConfig):
 
     @property
     def held_registers(self) -> int:
-        """Registers of a consumer thread for the scores and the probabilities of a block, and the output."""
+        """Number of registers per consumer thread for the output and for the scores and probabilities of a block."""
         return self.tile_n // 2 + self.tile_n // 4 + self.v_head_dim // 2
 
     # Operands and their boxes.
 
     @property
     def mma_type(self) -> str:
-        """The type of q in the names of MMAs."""
+        """Type of q, as MMA instructions name it."""
         return OPERAND_TYPES[self.dtype]
 
     @property
@@ -444,44 +450,44 @@ class AttentionConfig(KernelConfig):
 
     @property
     def span_bytes(self) -> int:
-        """The widest swizzle that divides the rows of all operands."""
+        """Bytes of the widest swizzle that divides the rows of all operands."""
         return math.gcd(self.kv_bytes * self.head_dim, self.kv_bytes * self.v_head_dim, 128)
 
     @property
     def span(self) -> int:
-        """Elements of a span."""
+        """Number of elements in a row of the swizzle."""
         return self.span_bytes // self.kv_bytes
 
     @property
     def swizzle(self) -> str:
-        """The swizzle's name in a tensor map."""
+        """Name of the swizzle in a tensor map."""
         return f"{self.span_bytes}B"
 
     @property
     def q_box(self) -> tuple[int, int, int, int]:
-        """Sequences, rows, heads and columns of a box of q and of the result."""
+        """Box size of q and of the result as (sequences, rows, heads, columns)."""
         return (1, self.tile_m, 1, self.span)
 
     @property
     def kv_box(self) -> tuple[int, int, int, int]:
-        """Sequences or pages, keys, heads and columns of a box of k and v."""
+        """Box size of k and v as (sequences or pages, keys, heads, columns)."""
         return (1, self.box_rows if self.is_decode else self.tile_n, 1, self.span)
 
     @property
     def tile_k(self) -> int:
-        """Keys of a stage: the products of a tile run along them."""
+        """Number of keys per stage, along which the MMAs of a tile proceed."""
         return self.tile_n
 
     @property
     def partial_row_bytes(self) -> int:
-        """Bytes of a row in attention_decode()'s workspace: sums, their maximum and the sum of exponentials."""
+        """Bytes per row of attention_decode()'s workspace: output sums, maximum logit and sum of exponentials."""
         return 4 * (self.v_head_dim + 2)
 
     # Shared memory.
 
     @property
     def block_bytes(self) -> tuple[int, int]:
-        """Bytes of a block of keys and of a block of values."""
+        """Bytes of a block of keys, and bytes of a block of values."""
         row_bytes = self.kv_bytes * self.tile_n
         return row_bytes * self.head_dim, row_bytes * self.v_head_dim
 
@@ -490,7 +496,7 @@ class AttentionConfig(KernelConfig):
         return sum(self.block_bytes)
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        """Return (name, bytes) of the queries, whose memory the results reuse, and of what belongs to them."""
+        """Return (name, bytes) of the queries and the arrays that accompany them. The result reuses their memory."""
         slots = self.q_stages * MBARRIER_BYTES
         if self.preset.mma == "scalar":
             return ()
@@ -525,21 +531,21 @@ class AttentionConfig(KernelConfig):
     # Choosing and tuning.
 
     def ctas(self, problem: Problem, sm_count: int) -> int:
-        """Return the CTAs of a launch: one per tile, or one per SM if they are persistent."""
+        """Return the number of CTAs of a launch: one per tile, or one per SM if they are persistent."""
         tiles = problem.batch * problem.heads * int(ceil_div(problem.q_length, self.tile_m))
         return min(tiles, sm_count) if self.is_persistent else tiles
 
     def variants(self, problem: Problem) -> Iterator[Mapping[str, Any]]:
-        """Yield the fields of a shorter ring."""
+        """Yield the fields that shorten the ring."""
         if self.stages > 2:
             yield {"stages": self.stages - 1}
 
     def adapted(self, problem: Problem) -> AttentionConfig | None:
-        """Return the same tile for another dtype and other options."""
+        """Return this tile with the problem's dtype and options."""
         if (problem.head_dim, problem.v_head_dim) != (self.head_dim, self.v_head_dim):
             return None
         return replace(self, **{name: getattr(problem, name) for name in PROBLEM_FIELDS})
 
     def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
-        """Return the predicted time. ``m``, an int or int64 array, replaces the problem's M."""
+        """Return the predicted time for M = ``m``, an int or int64 array. The problem's own M is ignored."""
         return cost_at(self, m, problem, gpu)

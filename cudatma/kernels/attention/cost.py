@@ -1,6 +1,6 @@
 """Predict the time of attention's kernels on a GPU, in order to rank every tile of every version. Pure.
 
-``m`` is an int or an int64 array: a shape's choice table evaluates each tile at all M at once.
+``m`` is an int or an int64 array, because a choice table evaluates each tile at all M at once.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import get_target
 
-#: Multiplications per clock of an SM's tensor cores. [H100 white paper]
+#: Number of multiplications per clock of an SM's tensor cores. [H100 white paper]
 _MACS = 2048
-#: CTAs that fit the registers of an SM, by their warpgroups. [a1 and a2 with 96 registers per thread]
+#: Number of CTAs that fit in the registers of an SM, keyed by their number of warpgroups. [a1 and a2 with 96 registers
+#: per thread]
 _MAX_CTAS: Mapping[int, int] = {1: 5, 2: 2}
 #: Microseconds of a launch. [H100]
 _LAUNCH_US = 1.0
@@ -32,8 +33,9 @@ _CLOCK = 0.886
 class Clocks:
     """Cycles that an SM takes for a tile of ``tile_m`` queries, with ``q_stages`` slots of queries.
 
-    around: prologue and epilogue. products: multiple of the ideal tensor-core time. scores: per 2^14 scores. block: per
-    block. start: per launch. shared: exponent of the speedup when CTAs share an SM, 0 for none.
+    around: cycles for the prologue and the epilogue. products: multiple of the ideal tensor-core time. scores: cycles
+    per 2^14 scores. block: cycles per block. start: cycles per launch. shared: exponent of the speedup when CTAs share
+    an SM, or 0 for no speedup.
     """
 
     tile_m: int
@@ -47,7 +49,7 @@ class Clocks:
 
 
 def cost_at(config: Any, m: Any, problem: Problem, gpu: Gpu) -> Cost:
-    """Return the predicted time with ``m`` queries, an int or an int64 array, instead of the problem's.
+    """Return the predicted time for ``m`` queries, an int or an int64 array. The problem's own number is ignored.
 
     The SM with the most work, or the longest tile, determines the time.
     """
@@ -55,7 +57,7 @@ def cost_at(config: Any, m: Any, problem: Problem, gpu: Gpu) -> Cost:
     k_length = m if problem.keys == 0 else problem.k_length
     keys = 1.0 * ceil_div(k_length, tile_n) * tile_n
     if problem.is_causal:
-        # A triangle of keys is skipped. Tiles end at their last query, in whole blocks.
+        # A causal tile skips the keys after its last query, in whole blocks.
         beyond = tile_m + tile_n - math.gcd(tile_m, tile_n)
         keys = np.minimum(keys, keys - 0.5 * np.minimum(keys, m) + 0.5 * beyond)
     clocks = clocks_of(config)
@@ -83,12 +85,12 @@ def _tile_clocks(config: Any, clocks: Clocks, keys: Any) -> Any:
 
 
 def _waves(config: Any, clocks: Clocks, tiles: Any, gpu: Gpu) -> tuple[Any, Any]:
-    """Return the waves of tiles of an SM, and the waves of tiles that share it at a time."""
+    """Return the number of waves of tiles per SM, and the number of waves if the SM runs several tiles at a time."""
     if config.reallocates_registers and not config.is_causal:
-        # Tiles take the same time, and all SMs wait for the last ones.
+        # All tiles take the same time, so that all SMs wait for the last wave.
         share = np.minimum(config.ctas_per_sm, ceil_div(tiles, gpu.sm_count))
         return 1.0 * ceil_div(tiles, gpu.sm_count * share) * share, 1.0
-    # Several CTAs share an SM, so that waves have fractions.
+    # Waves may be fractions, because several CTAs share an SM.
     tiles_per_sm = np.maximum(1.0, tiles / gpu.sm_count)
     if not clocks.shared:
         return tiles_per_sm, 1.0

@@ -1,4 +1,4 @@
-"""attention_decode: attention of a few new queries to a cache of keys and values."""
+"""attention_decode: attention of a few new queries over a cache of keys and values."""
 
 from __future__ import annotations
 
@@ -38,43 +38,44 @@ def attention_decode(
     backend: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """Compute attention() of new queries to a cache that already holds their keys and values.
+    """Compute attention of new queries over a cache that already holds their keys and values.
 
-    The keys of a sequence are divided among CTAs by the capacity, and partial results are added in a fixed order, so
-    that the result has the same bits in every call.
+    CTAs divide the keys of a sequence depending on the capacity alone, and partial results are added in a fixed order,
+    so that the result has the same bits in every call.
 
     Parameters
     ----------
     q : array (batch, q_length, heads, dim)
-        The last queries of each sequence, each of which sees the keys up to its own.
+        The last queries of each sequence. Each query sees the keys up to its own.
     k_cache : array (batch, capacity, kv_heads, dim), or (pages, page_size, kv_heads, dim) with a page_table
-        Keys of q's dtype, or float8_e4m3fn; pages then have a multiple of 8 keys.
+        Keys in q's dtype, or in float8_e4m3fn. The page size of a float8_e4m3fn cache must be a multiple of 8 keys.
     v_cache : array, as k_cache with v_dim
         Values.
     seqlens : int32 array (batch,)
-        Keys of each sequence, including the new ones. The kernel reads them and the page table, so that a captured
-        graph sees their contents when it runs. In device memory, lengths are limited to 0 and the capacity.
+        Number of keys of each sequence, including the new ones. The kernel reads the lengths and the page table, so
+        that a captured graph uses their contents at replay. Lengths in device memory are clamped to the range 0 to
+        capacity.
     page_table : int32 array (batch, pages), optional
-        Element [i, j] is the page of keys j page_size to (j + 1) page_size of sequence i. Keys and values of a page
-        outside of the cache are zeros. Entries of pages after a sequence's end are not read.
+        Element [i, j] is the page that holds keys j page_size up to, but not including, (j + 1) page_size of sequence
+        i. Keys and values of a page outside of the cache are zeros. Entries after a sequence's end are not read.
     k_scale, v_scale : float or fp32 array, optional
-        Factors of an e4m3 cache: a number, or an array of one element or of one for each head of the cache.
+        Scales of an e4m3 cache: a number, or an array with one element or with one element per head of the cache.
     scale, window, softcap, sink, out, return_lse, backend, stream : optional
         As for attention(). ``lse`` is (batch, heads, q_length).
 
     Returns
     -------
-    array (batch, q_length, heads, v_dim), or that and lse
-        As attention().
+    array (batch, q_length, heads, v_dim), or (out, lse)
+        As for attention().
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, TargetError, LaunchError, CompileError, DriverError, HazardError
-        As attention().
+        As for attention().
 
     Notes
     -----
-    TMA loads pages of a multiple of 8 keys; other pages are copied row by row.
+    TMA loads pages whose size is a multiple of 8 keys. Other pages are copied row by row.
     """
     k_number, k_array = _factor(k_scale)
     v_number, v_array = _factor(v_scale)
@@ -85,7 +86,7 @@ def attention_decode(
 
 
 class DecodeOptions(NamedTuple):
-    """The options of attention_decode(). k_scale, v_scale: scales that are numbers. kinds: from kinds_of()."""
+    """Options of attention_decode(). k_scale, v_scale: scales that are numbers. kinds: result of kinds_of()."""
 
     window: Any
     scale: Any
@@ -121,7 +122,7 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
     def lengths(
         self, problem: DecodeProblem, shapes: Sequence[Any], size_options: tuple[int, ...]
     ) -> tuple[int, int, int] | None:
-        """Return the number of sequences, of queries, and of keys that a sequence may have."""
+        """Return the number of sequences, the number of queries, and the maximum number of keys per sequence."""
         q, k, _, seqlens, table = shapes[:5]
         batch, length = q[:2]
         if seqlens[0] != batch or (k if table is None else table)[0] != batch:
@@ -131,7 +132,7 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
         return (batch, length, k[1] * table[1]) if k[1] == problem.page_size else None
 
     def configure(self, problem: DecodeProblem, gpu: Gpu, memo: dict[Any, Any]) -> AttentionConfig:
-        """Return the kernel for a problem: the pinned one, or else decode_config()'s."""
+        """Return the pinned kernel if there is one, otherwise the one that decode_config() chooses."""
         config: AttentionConfig | None = memo.get("config")
         if config is None:
             config = memo["config"] = _chosen(problem, gpu)

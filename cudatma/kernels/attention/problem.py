@@ -1,4 +1,4 @@
-"""Problem and DecodeProblem: the computation of a call, without addresses."""
+"""Problem and DecodeProblem, which describe the computation of a call without addresses."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, counted
 from cudatma.kernels.family import MAX_EXTENT, resized_copy
 from cudatma.kernels.launch_struct import Member
 
-#: Types of q, k, v and the result, and their names in wgmma.
+#: Types of q, k, v and the result, mapped to their names in wgmma.
 OPERAND_TYPES = {"float16": "f16", "bfloat16": "bf16"}
-#: The other type of a cache of keys and values, in attention_decode().
+#: Additional type for the cache of attention_decode().
 CACHE_TYPE = "float8_e4m3fn"
-#: Head dims of q and k, and of v.
+#: Supported pairs (head_dim, v_head_dim).
 HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
 #: Steps of rounded_up() between two powers of two.
 _STEPS = 8
@@ -25,8 +25,8 @@ _STEPS = 8
 class KernelOption(NamedTuple):
     """An option of the public functions that changes the kernel.
 
-    field: the bool of Problem and of AttentionConfig. name: its part of the kernel's entry. words: its description.
-    parameters: launch parameters. members: members of the struct that the kernel reads.
+    field: name of the bool in Problem and in AttentionConfig. name: suffix in the kernel's entry. words: description.
+    parameters: launch parameters that the option adds. members: members of the struct that the option adds.
     """
 
     field: str
@@ -39,7 +39,7 @@ class KernelOption(NamedTuple):
 _UPPER = Member("upper", "u32", "query i sees keys below i + upper, a signed number")
 _LOWER = Member("lower", "u32", "query i sees keys from i + lower on, a signed number")
 _CAP_SCALE = Member("cap_scale", "float", "scale of the scores in the cap's tanh")
-#: In the order of names in an entry.
+#: All options, in the order of their names in an entry.
 OPTIONS = (
     KernelOption(field="is_causal", name="causal", words="causal", members=(_UPPER,)),
     KernelOption(field="has_window", name="window", words="window", members=(_UPPER, _LOWER)),
@@ -62,34 +62,37 @@ def check_kind(fields: Any) -> None:
 
 
 def rounded_up(size: int) -> int:
-    """Return the size in eight steps per octave: exact up to 16, else at most an eighth more, at most MAX_EXTENT."""
+    """Round a size up to one of eight steps per octave, and clamp it to MAX_EXTENT.
+
+    Sizes up to 16 are exact. The result exceeds a larger size by at most an eighth.
+    """
     step = 1 << max(0, (size - 1).bit_length() - 1 - (_STEPS - 1).bit_length())
     return min(-(-size // step) * step, MAX_EXTENT)
 
 
 def size_class(batch: int, q_length: int, k_length: int, is_varlen: bool) -> tuple[int, int]:
-    """Return the keys and the batch as far as the choice of a configuration depends on them.
+    """Return rounded numbers of keys and of sequences, on which the choice of a configuration depends.
 
-    The first number is 0 if ``k_length`` equals ``q_length``, so that both change together. Otherwise it is
-    ``k_length``, rounded up to eight steps an octave and at least 2. The number of varlen sequences is rounded up, too:
-    their lengths differ, so that tiles are counted roughly anyway.
+    The first number is 0 if ``k_length`` equals ``q_length``, so that both lengths change together. Otherwise it is
+    ``k_length``, rounded up to eight steps per octave and at least 2. The number of variable-length sequences is also
+    rounded up, because their number of tiles is only an estimate.
     """
     keys = 0 if q_length == k_length else rounded_up(max(2, k_length))
     return keys, rounded_up(batch) if is_varlen else batch
 
 
 class Layout(NamedTuple):
-    """The layout of q, k, v or the result: (batch, length, heads, dim), with contiguous elements.
+    """Layout (batch, length, heads, dim) of q, k, v or the result, with contiguous elements.
 
-    Varlen sequences form a batch of one. The batch of a paged cache is its pages. An axis of one element has the stride
-    of a dense array.
+    Variable-length sequences form a batch of one. The batch axis of a paged cache counts its pages. An axis of one
+    element has the stride of a dense array.
     """
 
     shape: tuple[int, ...] = (0, 0, 0, 0)
     strides_bytes: tuple[int, ...] = (0, 0, 0, 0)
 
     def resized(self, shape: tuple[int, ...], strides_bytes: Sequence[int]) -> Layout | None:
-        """Return the layout with another batch and length and the same pitch; None if TMA cannot address it."""
+        """Return the layout with another batch and length and the same pitch, or None if TMA cannot address it."""
         _, row, _, element = self.strides_bytes
         if len(shape) == 3:
             shape, strides_bytes = (1, *shape), (0, *strides_bytes)
@@ -107,7 +110,10 @@ class Layout(NamedTuple):
 
     @property
     def is_disjoint(self) -> bool:
-        """Whether each axis steps over all elements of the axes with smaller strides, so that no two share a byte."""
+        """Whether no two elements share a byte.
+
+        Each axis must step over all elements of the axes with smaller strides.
+        """
         end = self.strides_bytes[-1]
         for stride, extent in sorted(zip(self.strides_bytes, self.shape, strict=True)):
             if extent > 1:
@@ -118,10 +124,10 @@ class Layout(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """The keys that a query sees.
+    """Range of the keys that a query sees.
 
     Query i of a sequence is at position p = i + k_length - q_length, which aligns the last query with the last key. It
-    sees keys p - left to p + right; None means no limit.
+    sees keys p - left to p + right. None means no limit.
     """
 
     left: int | None = None
@@ -130,7 +136,7 @@ class Mask(NamedTuple):
     def kind(self, q_length: int, k_length: int) -> tuple[bool, bool]:
         """Return whether the mask is causal and whether it has a window.
 
-        A limit that excludes no key of sequences with at most these lengths does not count.
+        A limit that excludes no key of sequences with at most these lengths is ignored.
         """
         left, right = self
         has_left = left is not None and left < k_length - 1
@@ -139,12 +145,12 @@ class Mask(NamedTuple):
         return right == 0, has_left or right > 0
 
     def kinds_up_to(self, length: int) -> set[tuple[bool, bool]]:
-        """Return the kinds for all lengths up to this one."""
+        """Return the kinds of the mask for all lengths up to ``length``."""
         return {self.kind(*lengths) for lengths in product((1, length), repeat=2)}
 
 
 class Layouts(NamedTuple):
-    """The layouts of a call's arrays."""
+    """Layouts of a call's arrays."""
 
     q: Layout = Layout()
     k: Layout = Layout()
@@ -158,38 +164,39 @@ P = TypeVar("P", bound="Problem")
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for resized_copy()
 class Problem:
-    """out (batch, q_length, heads, v_head_dim) = softmax(scale q k^T) v, for each head by itself.
+    """One computation of out (batch, q_length, heads, v_head_dim) = softmax(scale q k^T) v, separately for each head.
 
     Attributes
     ----------
     batch, q_length, k_length : int
-        Sequences, and the queries and keys of each, or of the longest one.
+        Number of sequences, and number of queries and keys of each sequence, or of the longest one.
     heads, kv_heads : int
-        Heads of q, and of k and v, each of which ``heads // kv_heads`` heads of q share.
+        Number of heads of q, and number of heads of k and v. ``heads // kv_heads`` heads of q share each head of k and
+        v.
     head_dim, v_head_dim : int
-        Head dims of q and k, and of v and the result.
+        Head dim of q and k, and head dim of v and the result.
     dtype : str
         One of OPERAND_TYPES.
     is_causal, has_window : bool
         Whether a query sees no later key, and whether another limit excludes keys.
     has_softcap, has_sink, has_lse : bool
-        Whether logits are capped, whether heads have sinks, and whether lse is a result.
+        Whether logits are capped, whether heads have sinks, and whether the call returns lse.
     is_varlen : bool
-        Whether the sequences have different lengths and follow one another.
+        Whether the sequences have variable lengths and are concatenated.
     version : str
-        A version of the kernel, "" for any.
+        Version of the kernel, or "" for any.
     scale, softcap : float
-        Factor of the products of q and k, and the cap of the logits, 0 for none.
+        Factor by which q k^T is multiplied, and cap of the logits, or 0 for no cap.
     limits : Mask
-        The keys that queries see. A limit that excludes no key makes the problem neither causal nor windowed.
+        Keys that queries see. A limit that excludes no key makes the problem neither causal nor windowed.
     layouts : Layouts
-        Layouts of the arrays. The choice of a configuration ignores ``scale`` and all fields after it: problems of
-        tuning files have NO_LAYOUTS. Sizes may be 0 in a problem with layouts.
+        Layouts of the arrays. The choice of a configuration ignores ``scale`` and all fields after it, so that problems
+        in tuning files have NO_LAYOUTS. Sizes may be 0 in a problem with layouts.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        For a field that is out of range.
+        If a field is out of range.
     """
 
     batch: int
@@ -229,10 +236,10 @@ class Problem:
 
     @classmethod
     def of(cls: type[P], *, q_length: int, head_dim: int, dtype: str, **fields: Any) -> P:
-        """Return a problem with defaults for the other fields.
+        """Return a problem with defaults for fields that are not given.
 
-        It has one sequence and one head, the same number of keys and queries, and equal head dims and numbers of heads,
-        unless ``fields`` differ.
+        By default, there is one sequence and one head, and the numbers of keys and queries, the two head dims, and the
+        two numbers of heads are equal.
         """
         heads = fields.get("heads", 1)
         given = {"batch": 1, "heads": heads, "kv_heads": heads, "k_length": q_length, "v_head_dim": head_dim}
@@ -240,14 +247,14 @@ class Problem:
 
     @property
     def group(self) -> int:
-        """Heads of q that share one of k and v."""
+        """Number of heads of q that share one head of k and v."""
         return self.heads // self.kv_heads
 
     # The call.
 
     @property
     def has_keys(self) -> bool:
-        """Whether a query may see a key, so that a kernel is needed."""
+        """Whether any query may see a key. Otherwise no kernel is needed."""
         return bool(self.batch and self.q_length and self.k_length and self.layouts.k.shape[0])
 
     def check_not_empty(self) -> None:
@@ -259,10 +266,10 @@ class Problem:
     def resized(
         self: P, batch: int, q_length: int, k_length: int, shapes: Sequence[Any], strides_bytes: Sequence[Any]
     ) -> P | None:
-        """Return the problem with other sizes.
+        """Return the problem with other sizes, or None if it may be invalid or its limits are of another kind.
 
-        The shapes and strides begin with q, k and v and end with out, which is None if the caller does not give it.
-        Returns None if other kinds of limits exclude keys, or if the problem may be invalid.
+        ``shapes`` and ``strides_bytes`` begin with q, k and v and end with out. The entries for out are None if the
+        caller passes no out.
         """
         kind = self.limits.kind(q_length, k_length)
         if kind != (self.is_causal, self.has_window):
@@ -291,7 +298,7 @@ class Problem:
 
     @property
     def plan_key(self) -> tuple[Any, ...]:
-        """Everything except sizes and factors that a kernel and its tensor maps depend on."""
+        """Fields other than sizes, scale and softcap that a kernel and its tensor maps depend on."""
         kept = [value for name, value in vars(self).items() if name not in _SIZES + _OF_A_CALL]
         return (*kept, *[layout.strides_bytes[1] for layout in self.layouts])
 
@@ -299,47 +306,47 @@ class Problem:
 
     @property
     def m(self) -> int:
-        """Queries of a sequence: the size that changes from call to call."""
+        """Number of queries per sequence, the size that changes from call to call."""
         return self.q_length
 
     @property
     def n(self) -> int:
-        """Columns of a head of the result."""
+        """Number of columns per head of the result."""
         return self.v_head_dim
 
     @property
     def k(self) -> int:
-        """Keys of a sequence."""
+        """Number of keys per sequence."""
         return self.k_length
 
     @property
     def keys(self) -> int:
-        """The class of ``k_length``: see size_class()."""
+        """Size class of ``k_length``, as size_class() returns it."""
         return size_class(self.batch, self.q_length, self.k_length, self.is_varlen)[0]
 
     @property
     def fixed(self) -> tuple[Any, ...]:
-        """Everything except ``q_length`` that the choice depends on."""
+        """Fields other than ``q_length`` that the choice depends on."""
         sizes = size_class(self.batch, self.q_length, self.k_length, self.is_varlen)
         return (*sizes, *[value for name, value in vars(self).items() if name not in _SIZES + _OF_A_CALL])
 
     def with_queries(self, q_length: int) -> Problem:
-        """Return the problem with another ``q_length``; ``k_length`` follows if both were equal."""
+        """Return the problem with another ``q_length``. If both lengths were equal, ``k_length`` changes as well."""
         return replace(self, q_length=q_length, k_length=q_length if self.keys == 0 else self.k_length)
 
     def shape(self) -> Problem:
-        """Return the problem with one query that ``fixed`` describes."""
+        """Return the problem with one query that has the same ``fixed``."""
         keys, batch, *_ = self.fixed
         return replace(self, batch=batch, q_length=1, k_length=keys or 1, layouts=NO_LAYOUTS)
 
     @property
     def constraint(self) -> str:
-        """Why only some configurations may serve, in words; empty without a constraint."""
+        """Reason in words why only some configurations may serve, or "" if all may."""
         return f"version {self.version} is selected" if self.version else ""
 
     @property
     def description(self) -> str:
-        """The problem in words."""
+        """Description of the problem in words."""
         dims = str(self.head_dim) if self.head_dim == self.v_head_dim else f"{self.head_dim}/{self.v_head_dim}"
         queries = "1 query" if self.q_length == 1 else f"{self.q_length} queries"
         parts = [f"{queries}, {counted(self.k_length, 'key')}, head dim {dims}, {self.dtype}"]
@@ -350,13 +357,13 @@ class Problem:
         return ", ".join([*parts, *(words for name, words in kinds.items() if getattr(self, name))])
 
     def as_json(self) -> dict[str, Any]:
-        """Return the problem as tuning entries store it."""
+        """Return the problem in the form that tuning entries store."""
         kept = {name: value for name, value in vars(self).items() if name not in ("version", *_OF_A_CALL)}
         return {"m": self.m, "n": self.n, "k": self.k, "keys": self.keys} | kept
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Problem:
-        """Return the problem of a tuning entry, or of m, n, k and options of a command line.
+        """Return the problem of a tuning entry, or of the sizes m, n and k and the options of a command line.
 
         Raises KeyError, ArgumentError, ArgumentTypeError.
         """
@@ -367,7 +374,7 @@ class Problem:
         return cls.of(**given)
 
 
-#: Flags.
+#: Fields that are flags.
 _FLAGS = ("is_causal", "has_window", "has_softcap", "has_sink", "has_lse", "is_varlen")
 #: Sizes, which differ between problems of one plan.
 _SIZES = ("batch", "q_length", "k_length")
@@ -377,11 +384,11 @@ _OF_A_CALL = ("scale", "softcap", "limits", "layouts", "k_scale", "v_scale")
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeProblem(Problem):
-    """A Problem with keys and values in a cache: ``k_length`` is the number of keys that a sequence may have.
+    """A Problem whose keys and values are in a cache. ``k_length`` is the maximum number of keys per sequence.
 
-    page_size: keys of a page, 0 without pages. has_fp8_cache: whether keys and values are e4m3. k_scale, v_scale:
-    factors of an e4m3 cache, 1 if the kernel reads them from an array. k_scale_step, v_scale_step: elements from the
-    scale of a head of the cache to the next one, 0 for one scale.
+    page_size: number of keys per page, or 0 without pages. has_fp8_cache: whether keys and values are e4m3. k_scale,
+    v_scale: scales of an e4m3 cache, or 1 if the kernel reads them from an array. k_scale_step, v_scale_step: number of
+    elements from the scale of one head to that of the next, or 0 for a single scale.
     """
 
     page_size: int = 0

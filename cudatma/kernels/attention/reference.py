@@ -1,4 +1,4 @@
-"""The reference of attention and attention_decode: NumPy in float64, rounded once."""
+"""NumPy reference of attention and attention_decode, which computes in float64 and rounds once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 
 def reference(problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
-    """Write out, and lse if the arrays contain it. All arrays are in host memory."""
+    """Write ``out``, and ``lse`` if the arrays contain it. All arrays must be in host memory."""
     named = {name: host_array(info) for name, info in arrays.items()}
     options = problem.scale, problem.limits, problem.softcap, named.get("sink")
     for q, k, v, out, lse in _sequences(problem, named):
@@ -30,7 +30,7 @@ def reference(problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
 
 
 def _sequences(problem: Problem, named: Mapping[str, Array]) -> Iterator[tuple[Any, ...]]:
-    """Yield q, k, v, out and lse of each sequence; lse is None if the call has none."""
+    """Yield q, k, v, out and lse of each sequence. lse is None if the call returns none."""
     q, k, v, out = (named[name] for name in ("q", "k", "v", "out"))
     lse = named.get("lse")
     if problem.is_varlen:
@@ -56,8 +56,8 @@ def attend(
 ) -> tuple[Array, Array]:
     """Return the result (q_length, heads, v_head_dim) and lse (heads, q_length) of one sequence in float64.
 
-    q is (q_length, heads, head_dim); k and v have kv_heads; sink is (heads,). The result of a query that sees no key is
-    zeros, and its lse is -inf or the sink.
+    The shape of q is (q_length, heads, head_dim), k and v have kv_heads heads, and sink has the shape (heads,). For a
+    query that sees no key, the result is zero and lse is -inf or the sink.
     """
     (q_length, heads, _), (k_length, kv_heads, v_head_dim) = q.shape, v.shape
     sinks = np.full(heads, -np.inf) if sink is None else sink.astype(np.float64)
@@ -82,14 +82,14 @@ def attend(
 
 
 def _visible_range(positions: Array, mask: Mask, k_length: int) -> tuple[int, int]:
-    """Return the first key that any of these queries sees, and the end of the range."""
+    """Return the index of the first key that any of these queries sees, and the index after the last one."""
     first = 0 if mask.left is None else max(0, int(positions[0]) - mask.left)
     end = k_length if mask.right is None else min(k_length, int(positions[-1]) + mask.right + 1)
     return first, max(first, end)
 
 
 def _visible(positions: Array, keys: Array, mask: Mask) -> Array:
-    """Return whether each query sees each key."""
+    """Return a boolean matrix (queries, keys) that is True where a query sees a key."""
     distance = keys - positions[:, None]
     visible = np.ones(distance.shape, bool)
     if mask.left is not None:
@@ -100,7 +100,10 @@ def _visible(positions: Array, keys: Array, mask: Mask) -> Array:
 
 
 def _softmax(logits: Array, sinks: Array) -> tuple[Array, Array]:
-    """Return weights and lse along the last axis with one more logit; zeros and -inf if all logits are -inf."""
+    """Return softmax weights and lse along the last axis, with the sinks as additional logits.
+
+    If all logits are -inf, the weights are zero and lse is -inf.
+    """
     largest = np.maximum(logits.max(-1, keepdims=True), sinks)
     offset = np.where(np.isneginf(largest), 0, largest)
     weights = np.exp(logits - offset)
@@ -109,7 +112,7 @@ def _softmax(logits: Array, sinks: Array) -> tuple[Array, Array]:
 
 
 def _scaled(cache: Array, scale: Any, min_scale: float = -np.inf) -> Array:
-    """Return the cache in float64, by heads, with scales of at least ``min_scale``."""
+    """Return the cache in float64, multiplied by the scale of each head, which is at least ``min_scale``."""
     factors = np.float64(scale) if isinstance(scale, float) else scale.astype(np.float64).reshape(-1, 1)
     scaled: Array = cache.astype(np.float64) * np.maximum(factors, min_scale)
     return scaled

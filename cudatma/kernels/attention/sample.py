@@ -1,4 +1,4 @@
-"""Random operands: small launches of attention and attention_decode for the emulator, and operands for the tuner."""
+"""Random operands for small launches of attention and attention_decode on the emulator, and for the tuner."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_ro
 from cudatma.kernels.tuning import pinned
 from cudatma.target import Target
 
-#: Small tiles of each version.
+#: Small tile of each version.
 SMALL: dict[str, dict[str, Any]] = {
     "scalar": {"tile_m": 32, "tile_n": 32},
     "a1": {"tile_m": 64, "tile_n": 64},
@@ -46,7 +46,8 @@ SMALL: dict[str, dict[str, Any]] = {
 def small_config(version: str, problem: Problem | None = None, **fields: Any) -> AttentionConfig:
     """Return a configuration of a version with its small tile and shortest ring.
 
-    dtype, head dims and options come from ``problem``, by default fp16, 64 and none. ``fields`` replace other fields.
+    dtype, head dims and options come from ``problem``. By default, they are fp16, 64 and no options. ``fields`` replace
+    other fields.
     """
     given: dict[str, Any] = {"dtype": "float16", "head_dim": 64, "v_head_dim": 64}
     if problem is not None:
@@ -56,7 +57,7 @@ def small_config(version: str, problem: Problem | None = None, **fields: Any) ->
     )
 
 
-#: A cap, and a window, for problems that do not state their size.
+#: Softcap and window for problems that have only the flags.
 _SOFTCAP, _WINDOW = 30.0, 256
 
 
@@ -74,10 +75,10 @@ def sample(
     causal: bool = True,
     sm_count: int = 2,
 ) -> Sample:
-    """Return a launch of softmax(q k^T / sqrt(head_dim)) v on a GPU with ``sm_count`` SMs, whose CTAs take several
-    tiles.
+    """Return a launch of softmax(q k^T / sqrt(head_dim)) v on a GPU with ``sm_count`` SMs.
 
-    Raises ArgumentError, ArgumentTypeError, TargetError, CompileError, and DriverError without NVRTC.
+    Each CTA computes several tiles. Raises ArgumentError, ArgumentTypeError, TargetError, CompileError, and DriverError
+    without NVRTC.
     """
     sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "q_length": q_length, "k_length": k_length}
     Problem.of(**sizes, head_dim=head_dim, dtype=dtype)  # raises for impossible sizes
@@ -93,7 +94,7 @@ def sample(
 def _sample(
     title: str, operation: Any, checked: Checked[Any], config: AttentionConfig, target: Target, sm_count: int
 ) -> Sample:
-    """Return the launch of a call in host memory."""
+    """Return the launch of a call on host arrays."""
     (arguments,) = operation.arguments(checked.problem, config, imagined_gpu(target, sm_count), ())
     arrays, space = operation.named(checked), host_workspace(arguments.sizes)
     out = host_array(arrays["out"])
@@ -126,7 +127,9 @@ def decode_sample(
     dtype: str = "float16",
     sm_count: int = 4,
 ) -> Sample:
-    """Return a launch of q_length new queries to up to k_length keys, in pages unless page_size is 0.
+    """Return a launch with q_length new queries per sequence and up to k_length keys.
+
+    The cache has pages of ``page_size`` keys, or no pages if ``page_size`` is 0.
 
     Raises ArgumentError, ArgumentTypeError, TargetError, CompileError, and DriverError without NVRTC.
     """
@@ -151,7 +154,7 @@ def decode_sample(
 
 
 class AttentionTrial:
-    """A Trial (kernels/sample.py). Raises DriverError without CuPy or a GPU."""
+    """Trial of attention (kernels/sample.py). Raises DriverError without CuPy or a GPU."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -193,7 +196,7 @@ class AttentionTrial:
         )
 
     def launcher(self, candidate: Listed[AttentionConfig], copies: int, stream: int) -> Launch:
-        """Load the candidate's kernel. Return launch(i), which enqueues it on the i-th copy of k and v."""
+        """Load the candidate's kernel, and return a function launch(i) that enqueues it on the i-th copy of k and v."""
         arrays = self._arrays[:copies]
         with pinned(candidate.config):
             launch = launch_of(ATTENTION_CALL, self._problem, self.device, stream, arrays[0])
@@ -201,11 +204,11 @@ class AttentionTrial:
 
 
 def _operand(shape: tuple[int, ...], dtype: str, seed: int) -> ArrayInfo:
-    """Return normally distributed numbers."""
+    """Return an array of normally distributed numbers."""
     return _shaped(random_rows(math.prod(shape[:3]), shape[3], dtype, seed), shape)
 
 
 def _shaped(rows: Any, shape: tuple[int, ...]) -> ArrayInfo:
-    """Return contiguous rows as (batch, length, heads, dim)."""
+    """Return contiguous rows in the shape (batch, length, heads, dim)."""
     info = describe(rows)
     return replace(info, shape=shape, strides_bytes=dense_strides(shape, info.dtype))

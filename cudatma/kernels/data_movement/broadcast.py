@@ -1,4 +1,4 @@
-"""Broadcast an array to several copies: a cluster loads every tile once, and each of its CTAs writes one copy.
+"""Broadcast an array to several copies. A cluster loads every tile once, and each of its CTAs writes one copy.
 
 [PTX ISA, cp.async.bulk, .multicast::cluster]
 """
@@ -58,7 +58,10 @@ class BroadcastConfig(CopyRing):
 
     @property
     def ring(self) -> PipelineSpec:
-        """One tile per stage. One thread of each CTA releases a slot to all CTAs of the cluster, which send to it."""
+        """Ring with one tile per stage.
+
+        One thread of each CTA releases a slot to all CTAs of the cluster, because they all send to it.
+        """
         tile = Operand("tile", self.stage_bytes, self.stage_bytes)
         return PipelineSpec(self.stages, (tile,), consumer_arrivals=1, cluster=self.copies)
 
@@ -79,14 +82,14 @@ class BroadcastConfig(CopyRing):
 
 
 def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
-    """Copy an array several times; each tile is read once.
+    """Copy an array several times, but read each tile only once.
 
     Parameters
     ----------
     src : array
-        The source, in C order without gaps. Its address and size are multiples of 16 bytes.
+        The source, in C order without gaps. Its address and size must be multiples of 16 bytes.
     copies : int
-        Number of copies, 1 and up. Clusters of 8, 4 and 2 CTAs make them; ``copy`` makes a single one that remains.
+        Number of copies, at least 1. Clusters of 8, 4 and 2 CTAs write them; ``copy`` writes a single remaining copy.
     out : array (copies, ...), optional
         The result, in C order. Default: a new array.
     stream : stream, optional
@@ -102,7 +105,7 @@ def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, bac
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As ``copy``; TargetError on SM120, which has no multicast.
+        As for ``copy``. Raises TargetError on SM120, which has no multicast.
 
     Examples
     --------
@@ -118,7 +121,7 @@ class _Problem(NamedTuple):
 
 
 class Broadcast(Movement[_Problem]):
-    """broadcast() as an operation. Its option is the number of copies."""
+    """broadcast() as an operation. The option is the number of copies."""
 
     name: ClassVar[str] = "broadcast"
 
@@ -143,7 +146,7 @@ BROADCAST = Broadcast()
 
 
 def plan_broadcast(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits) -> tuple[Arguments, ...]:
-    """Return a launch for each eight copies, then for four, two and one.
+    """Return one launch for every eight copies, followed by launches for four, two and one remaining copies.
 
     Raises DescriptorError if bulk copies cannot read or write the arrays.
     """

@@ -1,4 +1,4 @@
-"""The configs of the templates of copies and reductions: for boxes, for runs of bytes, and for plain code."""
+"""Configs for the templates of copies and reductions, which move boxes, runs of bytes, or single elements."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def coordinates(rank: int) -> str:
 class WindowConfig(CopyRing):
     """A configuration of ``kernels/window_copy.cu.j2``: boxes by tensor maps. The launch passes the size of a box.
 
-    op: "copy", or a reduction of REDUCE_TYPES. rank: axes, 1..5. stage_bytes: maximum size of a box. stages, in_flight:
-    as in CopyRing. load_cache, store_cache: L2 policies of CACHES; the stores of a reduction have none. Raises
-    ArgumentError.
+    op: "copy", or a reduction in REDUCE_TYPES. rank: number of axes, 1 to 5. stage_bytes: maximum bytes of a box.
+    stages, in_flight: as in CopyRing. load_cache, store_cache: L2 policies in CACHES; stores of a reduction have no
+    policy. Raises ArgumentError.
     """
 
     op: str
@@ -127,8 +127,8 @@ class RunConfig(CopyRing):
 class PlainConfig:
     """A configuration of ``kernels/plain_copy.cu.j2``: plain loads and stores.
 
-    element_bytes: 1, 2, 4 or 8. rank: axes. index_bits: 32 for fewer than 2**31 elements, which makes the divisions
-    cheaper, else 64. Raises ArgumentError.
+    element_bytes: 1, 2, 4 or 8. rank: number of axes. index_bits: 32 for fewer than 2**31 elements, so that divisions
+    are cheaper, otherwise 64. Raises ArgumentError.
     """
 
     element_bytes: int

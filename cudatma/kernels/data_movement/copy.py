@@ -1,4 +1,4 @@
-"""Copies by TMA, whole arrays as runs of bytes and windows of 1 to 5 axes as boxes, or by plain loads and stores.
+"""Copy arrays by TMA, as runs of bytes or as windows of 1 to 5 axes in boxes, or by plain loads and stores.
 
 [PTX ISA, cp.async.bulk, cp.async.bulk.tensor]
 """
@@ -52,22 +52,21 @@ def copy(
         The source, with any strides and any dtype of plain bytes: CuPy, torch, DLPack or ``__cuda_array_interface__``;
         NumPy on the emulator. The launch waits for the stream that ``__cuda_array_interface__`` names.
     out : array, optional
-        The result, with the window's shape and the source's dtype, and any strides by which no two elements share
-        memory. It shares no bytes with the window. Default: a new C-ordered array of the source's library, allocated on
-        the stream of the launch.
+        The result, with the window's shape and the source's dtype. Its elements may not share memory with each other or
+        with the window. Default: a new C-ordered array of the source's library, allocated on the stream of the launch.
     offset : sequence of int, optional
-        The window's first element, one int for each axis. It may be negative with ``pad``. Default: 0.
+        First element of the window, one int per axis. It may be negative with ``pad``. Default: 0.
     shape : sequence of int, optional
-        Shape of the window. Default: up to the source's end.
+        Shape of the window. Default: up to the end of the source.
     pad : {"zeros", "nan"}, optional
-        Fill value for elements outside of the source; ``"nan"`` for float16, bfloat16, float32 and float64. Default: a
-        window that leaves the source is an error.
+        Fill value for elements outside of the source. ``"nan"`` requires float16, bfloat16, float32 or float64.
+        Default: raise an error if the window exceeds the source.
     cache : {"evict_first", "evict_last", "evict_normal"}, optional
-        L2 policy of loads and stores. Default: the GPU's.
+        L2 policy of loads and stores. Default: the default policy of the GPU.
     via : {"auto", "tma", "plain"}, default "auto"
         How to copy. ``"tma"`` raises DescriptorError where TMA cannot copy: addresses, pitches, the window's first byte
-        and the result's rows must be multiples of 16 bytes, the elements of a row must follow each other, and at most
-        five axes may remain after merging. ``"plain"`` uses plain loads and stores. ``"auto"`` uses TMA where it can.
+        and the result's rows must be multiples of 16 bytes, rows must be contiguous, and at most five axes may remain
+        after merging. ``"plain"`` uses plain loads and stores. ``"auto"`` uses TMA where possible.
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional
@@ -81,15 +80,15 @@ def copy(
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        For wrong arguments.
+        If an argument is invalid.
     DescriptorError
-        With ``via="tma"``, if TMA cannot copy the window.
+        If TMA cannot copy the window and ``via`` is ``"tma"``.
     LaunchError
-        For a first call inside a graph capture, and in a forked process.
+        If a graph capture contains the first call, or if the process was forked.
     TargetError, CompileError, DriverError
         If no kernel exists for the GPU, or it does not compile or load.
     HazardError
-        On the emulator.
+        If the emulator finds a hazard.
 
     Examples
     --------
@@ -101,7 +100,7 @@ def copy(
 
 
 class _Problem(NamedTuple):
-    """The layouts of a copy. ``fill``: the type whose NaN fills elements outside of the source, None for zeros."""
+    """Layouts of a copy. ``fill``: type whose NaN fills elements outside of the source, or None for zeros."""
 
     src: ArrayInfo
     out: ArrayInfo
@@ -178,7 +177,8 @@ def check_window(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (offset, shape) with one int for each axis. Raises ArgumentError, ArgumentTypeError.
 
-    If the window misses the source, the offset is replaced by the nearest one that does so, too, to keep it small.
+    If the window contains no element of the source, the offset is replaced with the nearest one for which this is also
+    true, so that offsets stay small.
     """
     if pad is not None:
         check_choice("pad", pad, PADS)
@@ -199,7 +199,7 @@ def check_window(
 
 
 def nan_type(info: ArrayInfo, pad: str | None) -> TmaType | None:
-    """Return the element type that is filled with NaN, None for zeros. Raises ArgumentError if the dtype has no NaN."""
+    """Return the type whose NaN is the fill value, or None for zeros. Raises ArgumentError if the dtype has no NaN."""
     if pad != "nan":
         return None
     kind = tma_type(info.dtype) if info.dtype.itemsize in (2, 4, 8) and info.dtype.kind in "fV" else None
@@ -223,7 +223,7 @@ def part_of(info: ArrayInfo, starts: Sequence[int], extents: Sequence[int]) -> A
 
 
 def copy_on_host(src: ArrayInfo, out: ArrayInfo, starts: Sequence[int], nan: bool) -> None:
-    """Copy the window with NumPy; fill with NaN or zeros outside of the source."""
+    """Copy the window with NumPy, and fill elements outside of the source with NaN or zeros."""
     result = host_array(out)
     result[...] = np.array(np.nan, out.dtype) if nan else np.zeros((), out.dtype)
     axes = [Axis(*each, 0, 0) for each in zip(starts, out.shape, src.shape, strict=True)]

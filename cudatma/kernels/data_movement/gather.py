@@ -1,4 +1,4 @@
-"""Gather boxes of an array at given places, or in a grid where they may overlap; each is an entry of the result.
+"""Gather boxes of an array at given positions, or in a grid of boxes that may overlap. Each is an entry of the result.
 
 [PTX ISA, cp.async.bulk.tensor]
 """
@@ -39,8 +39,8 @@ _INT32 = 1 << 31
 class GatherConfig(CopyRing):
     """A configuration of ``kernels/gather_boxes.cu.j2``.
 
-    rank: axes of the source, 1..5. places: "table" if an array holds the starts of the boxes, "grid" if they form a
-    grid. stage_bytes: maximum size of a box. stages, in_flight: as in CopyRing. Raises ArgumentError.
+    rank: number of axes of the source, 1 to 5. places: "table" if an array holds the starts of the boxes, "grid" if
+    they form a grid. stage_bytes: maximum bytes of a box. stages, in_flight: as in CopyRing. Raises ArgumentError.
     """
 
     rank: int
@@ -81,20 +81,20 @@ def gather(
     Parameters
     ----------
     src : array
-        The source, with 1 to 5 axes. Its pitches and address are multiples of 16 bytes; its elements have 1, 2, 4 or 8
-        bytes and follow each other in the last axis.
+        The source, with 1 to 5 axes. Pitches and address must be multiples of 16 bytes, elements must have 1, 2, 4 or 8
+        bytes, and the last axis must be contiguous.
     starts : array (boxes, axes) of int
-        First element of each box, inside or outside of the source; the last one of each is a multiple of 16 bytes. A
-        list or host array is checked and uploaded. An array on the device is int32 in C order.
+        First element of each box, inside or outside of the source. The start along the last axis must be a multiple of
+        16 bytes. A list or host array is checked and uploaded. An array on the device must be int32 in C order.
     box : sequence of int
-        Shape of a box: at most 256 elements an axis, rows a multiple of 16 bytes.
+        Shape of a box, at most 256 elements per axis. Rows must be a multiple of 16 bytes.
     out : array (boxes, ...), optional
         The result, in C order. Default: a new array.
     pad : {"zeros", "nan"}, default "zeros"
         Fill value for elements outside of the source.
     check : bool, default True
-        Read starts on the device back to check them, which waits for the device. With False a start off 16 bytes traps
-        and loses the context.
+        Read starts on the device back to check them, which waits for the device. Without the check, a start that is not
+        a multiple of 16 bytes traps, and the context is lost.
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional
@@ -108,7 +108,7 @@ def gather(
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As ``copy``; DescriptorError where TMA cannot read the source.
+        As for ``copy``. Raises DescriptorError if TMA cannot read the source.
 
     Examples
     --------
@@ -134,17 +134,17 @@ def halo_tiles(
     stream: Any = None,
     backend: str | None = None,
 ) -> Any:
-    """Return all tiles of an array with a border of their neighbours' elements.
+    """Return all tiles of an array, each with a border of elements of its neighbors.
 
     Parameters
     ----------
     src : array
         The source, as in ``gather``.
     tile, halo : sequence of int
-        Elements of a tile, and of its border on each side, for each axis. The tile with twice its halo is a box as in
-        ``gather``; tile and halo of the last axis are multiples of 16 bytes.
+        Number of elements of a tile, and of its border on each side, for each axis. The tile with twice its halo must
+        be a valid box of ``gather``. Tile and halo of the last axis must be multiples of 16 bytes.
     out : array (tiles of axis 0, .., tile[0] + 2 halo[0], ..), optional
-        The result, in C order, with ceil(n / tile) tiles an axis. Default: a new array.
+        The result, in C order, with ceil(n / tile) tiles per axis. Default: a new array.
     pad : {"zeros", "nan"}, default "zeros"
         Fill value for elements outside of the source.
     stream : stream, optional
@@ -160,16 +160,16 @@ def halo_tiles(
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As ``copy``.
+        As for ``copy``.
     """
     return run(HALO_TILES, (src,), out, as_key(tile, halo, pad), stream=stream, backend=backend)
 
 
 class _Problem(NamedTuple):
-    """The layouts of a call, and its boxes.
+    """Layouts and boxes of a call.
 
-    fill: the type whose NaN is filled in, None for zeros. grid: (start, step, tiles) of each axis; empty if a table
-    holds the starts of the boxes.
+    fill: type whose NaN fills elements outside of the source, or None for zeros. grid: (start, step, tiles) of each
+    axis, or empty if a table holds the starts of the boxes.
     """
 
     src: ArrayInfo
@@ -186,7 +186,7 @@ class Gather(Movement[_Problem]):
     inputs: ClassVar[tuple[str, ...]] = ("src", "starts")
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
-        """Validate a call. Its table has been checked."""
+        """Validate a call. The caller must have checked the table."""
         info, table, (box, pad) = described(inputs[0], "src"), describe(inputs[1], "starts"), options
         size, fill = check_box(info, box), check_pad(info, pad)
         shape = (table.shape[0], *size)
@@ -253,7 +253,7 @@ def check_box(info: ArrayInfo, box: Sequence[int], field: str = "box") -> tuple[
 
 
 def check_pad(info: ArrayInfo, pad: str) -> TmaType | None:
-    """Return the type whose NaN is filled in, None for zeros."""
+    """Return the type whose NaN fills elements outside of the source, or None for zeros."""
     check_choice("pad", pad, PADS)
     return nan_type(info, pad)
 
@@ -278,9 +278,9 @@ def plan_boxes(
 ) -> Arguments:
     """Return the launch for boxes that begin at the rows of the array "starts", or in a grid.
 
-    ``fill``: the type whose NaN is filled in, None for zeros. ``grid``: (start, step, tiles) of each axis in NumPy
-    order; empty for a table. Raises DescriptorError if TMA cannot read the source, ArgumentError if shared memory does
-    not hold two boxes.
+    ``fill``: type whose NaN fills elements outside of the source, or None for zeros. ``grid``: (start, step, tiles) of
+    each axis in NumPy order, or empty for a table. Raises DescriptorError if TMA cannot read the source, and
+    ArgumentError if two boxes do not fit in shared memory.
     """
     if not src.size_elems:
         raise DescriptorError("src.shape", src.shape, "an array with elements", "fill the result yourself")

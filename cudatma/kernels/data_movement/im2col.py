@@ -1,4 +1,4 @@
-"""The columns of a convolution by TMA's im2col mode: each pixel of the result with all inputs of its filter.
+"""Arrange the columns of a convolution by TMA's im2col mode: for each output pixel, all inputs of the filter.
 
 [PTX ISA, cp.async.bulk.tensor, .im2col]
 """
@@ -69,7 +69,7 @@ class Im2colCopyConfig(CopyRing):
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """Size of the images, taps of the filter, stride, padding and dilation, each with one value for a spatial axis."""
+    """Image size, number of filter taps, stride, padding and dilation, each with one value per spatial axis."""
 
     size: tuple[int, ...]
     taps: tuple[int, ...]
@@ -79,7 +79,7 @@ class Convolution:
 
     @property
     def out(self) -> tuple[int, ...]:
-        """Pixels of the result; none if the filter does not fit."""
+        """Number of output pixels along each axis, or an empty tuple if the filter does not fit."""
         return tuple(
             max(0, (size + 2 * pad - step * (taps - 1) - 1) // stride + 1)
             for size, taps, stride, pad, step in zip(
@@ -99,15 +99,16 @@ def im2col(
     stream: Any = None,
     backend: str | None = None,
 ) -> Any:
-    """Arrange the columns of a convolution: each pixel of the result with all inputs that its filter meets.
+    """Arrange the columns of a convolution. For each output pixel, the result contains all inputs of the filter.
 
     Parameters
     ----------
     src : array (images, [depth, [height,]] width, channels)
-        The images, channels last and a multiple of 16 bytes, with elements of 1, 2, 4 or 8 bytes.
+        The images in channels-last order, with elements of 1, 2, 4 or 8 bytes. The channels must be a multiple of 16
+        bytes.
     kernel, stride, padding, dilation : int or sequence of int
-        One value, or one for each spatial axis. A stride is at most 8. The padding is zeros, on both sides. padding and
-        dilation * (kernel - 1) - padding are below 32768, 128 or 16 for one, two or three spatial axes.
+        One value, or one value per spatial axis. A stride must be at most 8. Zeros are padded on both sides. padding
+        and dilation * (kernel - 1) - padding must be below 32768, 128 or 16 for one, two or three spatial axes.
     out : array (images, out depth, .., kernel depth, .., channels), optional
         The result, in C order, so that ``out.reshape(pixels, -1) @ weight.reshape(-1, filters)`` is the convolution.
         Default: a new array.
@@ -124,7 +125,7 @@ def im2col(
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As ``copy``; DescriptorError beyond the limits of TMA.
+        As for ``copy``. Raises DescriptorError if the convolution exceeds a TMA limit.
 
     Examples
     --------

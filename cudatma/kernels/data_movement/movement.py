@@ -1,4 +1,4 @@
-"""The Operation of this package: its configuration is the launches themselves."""
+"""Base class of this package's operations, whose configurations are the launches themselves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Movement(Operation[P, tuple[Arguments, ...]]):
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("src",)
-    #: Few CTAs, so that their rings wrap around in small arrays.
+    #: Few CTAs, so that their rings wrap even for small arrays.
     emulated_sm_count: ClassVar[int] = 2
 
     @abstractmethod
@@ -76,10 +76,10 @@ def checked(
     shape: tuple[int, ...],
     *others: Any,
 ) -> Checked[P]:
-    """Return a valid call. The result is the caller's, or a new array in C order.
+    """Return a valid call. The result is ``out`` if it is given, otherwise a new array in C order.
 
-    ``make``: the problem's class, whose fields are the layouts of source and result, and ``others``. ``arrays``: the
-    inputs, the source first.
+    ``make``: class of the problem, whose fields are the layouts of source and result, and ``others``. ``arrays``:
+    inputs, beginning with the source.
     """
     src = arrays[0]
     new = ArrayInfo(0, shape, dense_strides(shape, src.dtype), src.dtype, None, None, "layout")

@@ -47,7 +47,7 @@ def tensor_map(
 
 
 def chunk_place(address: int) -> str:
-    """Return the place of an address in a 16-byte chunk, in words."""
+    """Return a description of an address's position in its 16-byte chunk."""
     return f"byte {address % TMA_ALIGNMENT_BYTES} of a 16-byte chunk"
 
 
@@ -85,7 +85,7 @@ def run_plan(
 
 
 def _run_setting(limits: LaunchLimits, op: str, nbytes: int) -> Setting:
-    """Return the measured ring if every CTA has a segment, else the usual ring, or one of small slots."""
+    """Return the measured ring if every CTA has a segment, otherwise the usual ring or a ring with small slots."""
     for setting in (rings.RUN if op == "copy" else rings.REDUCTIONS, Setting()):
         if nbytes >= setting.ctas(limits.ctas) * setting.slot(limits.target):
             return setting
@@ -153,7 +153,7 @@ def window_plan(
 
 
 def _policies(setting: Setting, op: str, cache: str) -> tuple[str, str]:
-    """Return the L2 policies of loads and stores for a call's ``cache``; stores of reductions have none."""
+    """Return the L2 policies of loads and stores for a call's ``cache``. Stores of reductions have no policy."""
     load, store = (cache, cache) if cache else (setting.load_cache, setting.store_cache)
     return load, store if op == "copy" else ""
 
@@ -161,9 +161,9 @@ def _policies(setting: Setting, op: str, cache: str) -> tuple[str, str]:
 def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], limits: LaunchLimits, fill: int = 0) -> Arguments:
     """Return the launch that copies any window element by element.
 
-    ``fill``: the bits of elements outside of the source. Elements that are not aligned to their size, or whose size the
-    hardware does not have, are copied in smaller parts. These can only be filled with zeros; otherwise, DescriptorError
-    is raised.
+    ``fill``: bits of elements outside of the source. Elements that are not aligned to their size, or whose size the
+    hardware does not support, are copied in smaller parts, which can only be filled with zeros. Raises DescriptorError
+    for another fill value.
     """
     parts = [window.itemsize, window.source, window.destination]
     parts += [stride for axis in window.axes for stride in (axis.source_stride, axis.destination_stride)]

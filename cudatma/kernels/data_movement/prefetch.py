@@ -1,4 +1,4 @@
-"""Prefetch of an array, or of a window of one, into L2; nothing signals its completion.
+"""Prefetch an array, or a window of an array, into L2. Nothing signals its completion.
 
 [PTX ISA, cp.async.bulk.prefetch, cp.async.bulk.prefetch.tensor]
 """
@@ -35,8 +35,8 @@ TEMPLATE = "kernels/prefetch.cu.j2"
 class PrefetchConfig:
     """A configuration of ``kernels/prefetch.cu.j2``.
 
-    rank: axes of the tensor map, 1..5; 0 for a run of bytes in segments of segment_bytes, a multiple of 16. Raises
-    ArgumentError.
+    rank: number of axes of the tensor map, 1 to 5, or 0 for a run of bytes. segment_bytes: bytes per segment of a run,
+    a multiple of 16. Raises ArgumentError.
     """
 
     rank: int
@@ -76,15 +76,15 @@ def prefetch(
     stream: Any = None,
     backend: str | None = None,
 ) -> None:
-    """Prefetch a window of an array into L2; nothing signals its completion.
+    """Prefetch a window of an array into L2. Nothing signals its completion.
 
     Parameters
     ----------
     src : array
-        The array, as in ``copy``. Of a run of bytes, whole 16-byte chunks are prefetched. Of any other window, address
-        and pitches must be multiples of 16 bytes, and the elements of a row must follow each other.
+        The array, as in ``copy``. If the window is one run of bytes, its whole 16-byte chunks are prefetched. Otherwise
+        address and pitches must be multiples of 16 bytes, and rows must be contiguous.
     offset, shape : sequence of int, optional
-        The window, as in ``copy``, inside of the source.
+        The window, as in ``copy``. It must be inside of the source.
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional
@@ -93,7 +93,7 @@ def prefetch(
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As ``copy``; DescriptorError for a window that TMA cannot read.
+        As for ``copy``. Raises DescriptorError if TMA cannot read the window.
     """
     run(PREFETCH, (src,), None, as_key(offset, shape), stream=stream, backend=backend)
 
@@ -105,7 +105,7 @@ class _Problem(NamedTuple):
 
 
 class Prefetch(Movement[_Problem]):
-    """prefetch() as an operation without a result. Its options are offset and shape."""
+    """prefetch() as an operation without a result. The options are offset and shape."""
 
     name: ClassVar[str] = "prefetch"
 
@@ -115,7 +115,7 @@ class Prefetch(Movement[_Problem]):
         return Checked(_Problem(layout(info), *window), (info,), None, None, None)
 
     def plan(self, problem: _Problem, limits: LaunchLimits) -> tuple[Arguments, ...]:
-        """Return the launch; none for a run without a whole chunk.
+        """Return the launch, or an empty tuple for a run without a whole 16-byte chunk.
 
         Raises DescriptorError if TMA cannot read the window.
         """
@@ -150,7 +150,7 @@ class Prefetch(Movement[_Problem]):
         return (Arguments(TEMPLATE, PrefetchConfig(len(box)), (load, *places, prod(tiles)), sizes),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Do nothing: a prefetch has no result."""
+        """Do nothing, because a prefetch has no result."""
 
 
 PREFETCH = Prefetch()

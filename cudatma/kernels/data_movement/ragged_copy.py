@@ -1,7 +1,7 @@
-"""Copy many 2D arrays of any shapes in one launch: the kernel edits tensor maps while it uses other ones.
+"""Copy many 2D arrays of any shapes in one launch. The kernel edits tensor maps while it uses other tensor maps.
 
-Each CTA copies consecutive boxes, of several arrays. For each array it writes address, sizes and pitch into a tensor
-map and publishes the map, while copies of boxes of earlier arrays are still outstanding. Source: PTX ISA,
+Each CTA copies consecutive boxes of several arrays. For each array, it writes address, sizes and pitch to a tensor map
+and publishes the map while copies of boxes of earlier arrays are still in flight. Source: PTX ISA,
 "tensormap.replace", "tensormap.cp_fenceproxy"; CUDA C++ Programming Guide, "Modifying a Tensor Map".
 """
 
@@ -92,33 +92,36 @@ class RaggedCopyConfig(BoxRing):
 
 
 class RaggedCopy:
-    """Copies of many 2D arrays into others of the same shapes, in one launch; made once, run as often as needed.
+    """Copy of many 2D arrays to arrays of the same shapes in one launch, which can be run repeatedly.
 
-    Two runs at a time would share tensor maps: order them, or make two objects. run() can be captured into a graph.
+    Runs of one object share tensor maps, so they may not overlap. Order them on a stream, or create several objects.
+    run() can be captured into a graph.
 
     Parameters
     ----------
     sources, destinations : sequence of array (rows, columns)
         Arrays in pairs of one shape, all of one dtype of 1, 2, 4 or 8 bytes, on one device: CuPy, torch, DLPack or
-        ``__cuda_array_interface__``, whose producers' streams the host waits for here; NumPy on the emulator. Rows are
-        contiguous; their pitch, length and base are multiples of 16 bytes. An array may be empty. No destination shares
-        a byte with another array. The object keeps all arrays alive.
+        ``__cuda_array_interface__``; NumPy on the emulator. The constructor waits for the streams that
+        ``__cuda_array_interface__`` names. Rows must be contiguous, and their pitch, length and base must be multiples
+        of 16 bytes. Arrays may be empty. No destination may share a byte with another array. The object keeps all
+        arrays alive.
     config : RaggedCopyConfig, optional
         The kernel, with the arrays' element size. Default: the usual box and ring.
     backend : str, optional
-        ``"cuda"``, ``"emulator"`` or ``"auto"``, as in ``marlin_gemm``; no reference exists.
+        ``"cuda"``, ``"emulator"`` or ``"auto"``, as in ``marlin_gemm``. There is no reference.
     target : Target or str, optional
         Target of the kernel for host arrays.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, TargetError, CompileError, DriverError
-        Before anything is launched.
+        If an argument is invalid, or if no kernel exists for the GPU, or it does not compile or load. Nothing is
+        launched before an error is raised.
 
     Notes
     -----
-    All maps have what the driver sets for the first pair's allocations: on SM100 and SM120, whose driver looks at their
-    size, take arrays from one pool.
+    All tensor maps have the properties that the driver sets for the allocations of the first pair. On SM100 and SM120
+    the driver takes the size of an allocation into account, so allocate the arrays from one pool.
     """
 
     def __init__(
@@ -132,7 +135,7 @@ class RaggedCopy:
     ) -> None:
         chosen = backend_for("ragged_copy", backend)
         if chosen == "reference":
-            raise ArgumentError("backend", chosen, "auto, cuda, emulator", "numpy.copyto copies host arrays")
+            raise ArgumentError("backend", chosen, "auto, cuda, emulator", "use numpy.copyto for host arrays")
         pairs = _check_pairs(sources, destinations)
         self.kind = pairs[0][0].kind if pairs else "numpy"
         self.device = pairs[0][0].device if pairs else None
@@ -177,7 +180,7 @@ class RaggedCopy:
         return Replay(self._arguments, self.kernel, device, _ARRAYS, named), addresses
 
     def run(self, *, stream: Any = None) -> None:
-        """Copy all arrays; return at once on a GPU.
+        """Copy all arrays. On a GPU, return without waiting for the copy.
 
         Parameters
         ----------
@@ -242,8 +245,8 @@ def ragged_copy(
 ) -> Sequence[Any]:
     """Copy each of many 2D arrays into its destination by TMA, in one launch.
 
-    The call waits until the copy is done, because the tensor maps in device memory end with it. Make a RaggedCopy for a
-    copy that is repeated.
+    The call waits until the copy has completed, because it frees the tensor maps in device memory. Use RaggedCopy to
+    repeat a copy.
 
     Parameters
     ----------
@@ -262,7 +265,7 @@ def ragged_copy(
     Raises
     ------
     ArgumentError, ArgumentTypeError, TargetError, CompileError, DriverError, HazardError
-        As ``RaggedCopy``.
+        As for ``RaggedCopy``.
     """
     copy = RaggedCopy(sources, destinations, backend=backend)
     copy.run(stream=stream)
@@ -291,7 +294,8 @@ def _arguments(
 def _check_pairs(sources: Sequence[Any], destinations: Sequence[Any]) -> list[tuple[ArrayInfo, ArrayInfo]]:
     """Return all arrays.
 
-    Raises ArgumentError unless pairs fit each other, all are alike, and no destination is shared.
+    Raises ArgumentError unless the arrays of each pair match, all pairs have the same dtype and device, and no
+    destination shares memory with another array.
     """
     for field, arrays in (("sources", sources), ("destinations", destinations)):
         if not isinstance(arrays, Sequence) or isinstance(arrays, str | bytes):

@@ -1,4 +1,4 @@
-"""Reductions by TMA: each element of a destination becomes op(old, new) in L2; no SM reads it.
+"""Reductions by TMA, which replace each element of a destination with op(old, new) in L2. No SM reads the destination.
 
 [PTX ISA, cp.reduce.async.bulk, cp.reduce.async.bulk.tensor]
 """
@@ -55,17 +55,18 @@ def reduce_into(
     stream: Any = None,
     backend: str | None = None,
 ) -> Any:
-    """Reduce an array into a window of another by TMA: ``dst[window] = op(dst[window], src)``.
+    """Reduce an array into a window of another array by TMA: ``dst[window] = op(dst[window], src)``.
 
-    Each element is atomic by itself: several reductions into one array may run at a time, in no fixed order.
+    The reduction of each element is atomic, so that several reductions into one array may run at the same time, in no
+    fixed order.
 
     Parameters
     ----------
     dst : array
-        The array that changes. TMA alone does this: addresses, pitches and rows of the part in both arrays are
-        multiples of 16 bytes.
+        The array that changes. Addresses, pitches and rows of the window in both arrays must be multiples of 16 bytes,
+        because TMA reduces.
     src : array
-        The operand, with dst's dtype and number of axes. Elements outside of dst are left out.
+        The operand, with dst's dtype and number of axes. Elements that fall outside of dst are ignored.
     op : str
         ``"add"`` (uint32, int32, uint64, int64, float16, bfloat16, float32, float64), ``"min"`` and ``"max"`` (the same
         integers, float16, bfloat16), ``"and"``, ``"or"`` and ``"xor"`` (any integers and bool), or, for uint32,
@@ -87,7 +88,7 @@ def reduce_into(
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As ``copy``; DescriptorError where TMA cannot reduce.
+        As for ``copy``. Raises DescriptorError if TMA cannot reduce the arrays.
 
     Examples
     --------

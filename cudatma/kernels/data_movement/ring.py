@@ -1,8 +1,7 @@
-"""The rings of the copies: slots that one thread loads and stores, and boxes that one thread loads and another one
-stores.
+"""Rings of the copies. In a CopyRing, one thread loads and stores; in a BoxRing, one thread loads and another stores.
 
-The device side of the first is ``parts/copy_ring.cuh.j2``: a TmaPipeline without `empty` barriers, because the thread
-that refills a slot knows from its own bulk groups that the slot has been stored. Source: PTX ISA,
+``parts/copy_ring.cuh.j2`` implements a CopyRing on the device. It is a TmaPipeline without `empty` barriers, because
+the thread that refills a slot also waits for the bulk groups that store the slot. Source: PTX ISA,
 "cp.async.bulk.wait_group". A Setting determines the bytes that a copy keeps in flight. RUN, BOXES and REDUCTIONS were
 chosen by measurement; `cudatma bench data_movement --search` times others.
 """
@@ -31,8 +30,8 @@ _MAX_BOX = 256
 class CopyRing:
     """Base of the configs whose kernel copies work units, boxes or segments, through ``parts/copy_ring.cuh.j2``.
 
-    stages: slots, 2 or more. in_flight: stores that may still read their slots when the next load is issued, fewer than
-    stages. stage_bytes: bytes of a slot, a multiple of 128, and maximum size of a work unit.
+    stages: number of slots, at least 2. in_flight: number of stores that may still read their slots when the next load
+    is issued, less than stages. stage_bytes: bytes per slot, a multiple of 128, and maximum bytes of a work unit.
     """
 
     __slots__ = ()
@@ -56,7 +55,7 @@ class CopyRing:
 
     @property
     def ring(self) -> PipelineSpec:
-        """One work unit per stage."""
+        """Ring with one work unit per stage."""
         unit = Operand("unit", self.stage_bytes, self.stage_bytes, SLOT_ALIGNMENT)
         return PipelineSpec(self.stages, (unit,), consumer_arrivals=0)
 
@@ -97,7 +96,7 @@ def slot_bytes(payload_bytes: int) -> int:
 
 
 def stages_for(target: Target, stage_bytes: int, ctas_per_sm: int = CTAS_PER_SM, max_stages: int = MAX_STAGES) -> int:
-    """Return the number of slots of a CTA if ``ctas_per_sm`` CTAs share an SM; at least 2."""
+    """Return the number of slots per CTA, at least 2, if ``ctas_per_sm`` CTAs share an SM."""
     return max(MIN_STAGES, min(max_stages, target.smem_share_bytes(ctas_per_sm) // (stage_bytes + MBARRIER_BYTES)))
 
 
@@ -108,10 +107,10 @@ def usual_ring(target: Target, slot_bytes: int = SLOT_BYTES) -> tuple[int, int, 
 
 
 class BoxRing:
-    """Base of the configs whose kernel copies boxes with one thread that loads and one that stores.
+    """Base of the configs whose kernel copies boxes with one thread that loads and another thread that stores.
 
-    element_bytes: bytes of an element, 1, 2, 4 or 8. box_rows, box_columns: elements of one box, at most 256 each; a
-    row of the box is a multiple of 16 bytes. stages: boxes in flight, 2 or more.
+    element_bytes: bytes per element, 1, 2, 4 or 8. box_rows, box_columns: number of rows and columns of a box, at most
+    256 each; a row must be a multiple of 16 bytes. stages: number of boxes in flight, at least 2.
     """
 
     __slots__ = ()
@@ -136,7 +135,10 @@ class BoxRing:
 
     @property
     def ring(self) -> PipelineSpec:
-        """One box per stage: one thread loads it, and one stores it. A load fills the whole slot."""
+        """Ring with one box per stage. One thread loads the box, and another thread stores it.
+
+        Each load fills a whole slot.
+        """
         box_bytes = self.box_rows * self.box_columns * self.element_bytes
         return PipelineSpec(self.stages, (Operand("tile", box_bytes, box_bytes),))
 
@@ -169,11 +171,11 @@ class BoxRing:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The ring of a copy, and the number of CTAs.
+    """Ring of a copy, and number of CTAs.
 
-    slot_bytes: maximum size of a slot. ctas_per_sm: CTAs that share an SM. max_stages: slots of a CTA, if shared memory
-    holds them. in_flight: stores that may still read their slots; 0 for half of the slots. load_cache, store_cache: L2
-    policies of a call that does not name any, "" for the GPU's default. Raises ArgumentError.
+    slot_bytes: maximum bytes per slot. ctas_per_sm: number of CTAs per SM. max_stages: number of slots per CTA if they
+    fit in shared memory. in_flight: number of stores that may still read their slots, or 0 for half of the slots.
+    load_cache, store_cache: L2 policies of a call that names none, or "" for the GPU's default. Raises ArgumentError.
     """
 
     slot_bytes: int = SLOT_BYTES
@@ -192,7 +194,7 @@ class Setting:
             raise ArgumentError("in_flight", self.in_flight, "0 or more", "0 is half of the slots")
 
     def slot(self, target: Target) -> int:
-        """Return the bytes of a slot on a target, which are fewer if two slots of slot_bytes do not fit."""
+        """Return the bytes per slot on a target, which are less than slot_bytes if two such slots do not fit."""
         share = target.smem_share_bytes(self.ctas_per_sm) // 2 - MBARRIER_BYTES
         return min(self.slot_bytes, share - share % SLOT_ALIGNMENT)
 
@@ -202,7 +204,7 @@ class Setting:
         return stages, min(self.in_flight or stages // 2, stages - 1)
 
     def ctas(self, usual: int) -> int:
-        """Return the CTAs of a launch for which kernels with CTAS_PER_SM would have ``usual`` CTAs."""
+        """Return the number of CTAs of a launch that would have ``usual`` CTAs with CTAS_PER_SM per SM."""
         return max(1, usual * self.ctas_per_sm // CTAS_PER_SM)
 
 

@@ -73,20 +73,21 @@ class RowsConfig(CopyRing):
 
 
 def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
-    """Gather rows of a matrix: ``out[i] = src[rows[i]]``, zeros if the source has no such row.
+    """Gather rows of a matrix: ``out[i] = src[rows[i]]``, or zeros if the source has no such row.
 
     Parameters
     ----------
     src : array (rows, columns)
-        The source, with elements of 1, 2, 4 or 8 bytes. Pitch, address and the result's rows are multiples of 16 bytes.
+        The source, with elements of 1, 2, 4 or 8 bytes. Pitch, address and the result's rows must be multiples of 16
+        bytes.
     rows : array (count,) of int
-        Row numbers of 32 bits: a list, a host array, or int32 on the device.
+        32-bit row indices: a list, a host array, or an int32 array on the device.
     out : array (count, columns), optional
         The result, in C order. Default: a new array.
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional
-        As in ``marlin_gemm``. The emulator runs the target of $CUDATMA_TARGET.
+        As in ``marlin_gemm``. The emulator uses the target in $CUDATMA_TARGET.
 
     Returns
     -------
@@ -96,7 +97,7 @@ def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, bac
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As ``copy``; TargetError without gather4, which sm_100 and sm_120 have.
+        As for ``copy``. Raises TargetError without gather4, which sm_100 and sm_120 support.
 
     Examples
     --------
@@ -110,14 +111,14 @@ def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, bac
 
 
 def scatter_rows(dst: Any, rows: Any, src: Any, *, stream: Any = None, backend: str | None = None) -> Any:
-    """Scatter rows of a matrix: ``dst[rows[i]] = src[i]``. Rows that dst does not have are left out.
+    """Scatter rows of a matrix: ``dst[rows[i]] = src[i]``. Rows that do not exist in dst are skipped.
 
     Parameters
     ----------
     dst : array (rows, columns)
-        The array that changes, as the source of ``gather_rows``.
+        The array that changes. The requirements are those for the source of ``gather_rows``.
     rows : array (count,) of int
-        Row numbers as in ``gather_rows``. If a row is named twice, either source row may be stored.
+        Row indices as in ``gather_rows``. If an index occurs twice, either source row may be stored.
     src : array (count, columns)
         The rows, of the dtype of ``dst``.
     stream : stream, optional
@@ -133,7 +134,7 @@ def scatter_rows(dst: Any, rows: Any, src: Any, *, stream: Any = None, backend: 
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As ``copy``; TargetError without scatter4, which sm_100 has.
+        As for ``copy``. Raises TargetError without scatter4, which sm_100 supports.
     """
     info = _matrix(src, "src")
     index = int_table(rows, None, info, False, "rows").on_device(info, dst, stream)
@@ -187,7 +188,7 @@ class ScatterRows(Movement[_Problem]):
         return checked(_Problem, (info, index), into, into.shape, index.shape[0])
 
     def plan(self, problem: _Problem, limits: LaunchLimits) -> tuple[Arguments, ...]:
-        """Return the launch; none without rows."""
+        """Return the launch, or an empty tuple if there are no rows."""
         return (plan_rows("scatter", *problem, limits),) if problem.src.size_elems else ()
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:

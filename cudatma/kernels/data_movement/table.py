@@ -1,4 +1,4 @@
-"""Small tables of ints that a kernel reads. Lists and host arrays are uploaded for one launch."""
+"""Small tables of integers that a kernel reads. Lists and host arrays are uploaded for one launch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _WORDS = "signed 32-bit integers"
 class Table(NamedTuple):
     """A table of ints.
 
-    values: its rows, None if only the device knows them. given: the array on the device, None for a table that is
-    uploaded.
+    values: rows of the table, or None if they are only on the device. given: array on the device, or None if the table
+    has to be uploaded.
     """
 
     values: NDArray[np.int32] | None
@@ -31,7 +31,7 @@ class Table(NamedTuple):
     def on_device(self, src: ArrayInfo, out: object, stream: object) -> Any:
         """Return the table as an int32 array of the source's library and device.
 
-        An upload is allocated and copied in the order of the call's stream. ``out``: the call's.
+        An upload is allocated and copied in the order of the call's stream. ``out``: argument of the call.
         """
         words = self.values
         if self.given is not None or words is None:
@@ -81,7 +81,7 @@ def int_table(values: Any, columns: int | None, src: ArrayInfo, check: bool, fie
         if table.size:
             low, high = int(table.min()), int(table.max())
             if low < -_INT32 or high >= _INT32:
-                raise ArgumentError(field, f"{shown(low)}..{shown(high)}", _WORDS)
+                raise ArgumentError(field, f"{shown(low)} to {shown(high)}", _WORDS)
         return Table(table.astype(np.int32, order="C"), None)
     if on_device.device != src.device or on_device.dtype != np.int32 or not on_device.is_contiguous:
         got = f"{on_device.dtype} on device {on_device.device}"
@@ -96,7 +96,7 @@ def _check_shape(got: tuple[int, ...], columns: int | None, shape: str, field: s
 
 
 def _read(info: ArrayInfo) -> NDArray[np.int32]:
-    """Return the values of a table on the device, in the order of its library's stream."""
+    """Read the values of a table on the device. The read is ordered on the current stream of the table's library."""
     owner: Any = info.owner
     if info.kind == "torch":
         values = owner.cpu().numpy()

@@ -61,10 +61,10 @@ def tile_copy(src: Any, dst: Any, *, stages: int = 4, stream: Any = None, backen
     ----------
     src, dst : array (rows, columns)
         The source and the result, of one shape and dtype, on one device: CuPy, torch, DLPack or
-        ``__cuda_array_interface__``; NumPy on the emulator. Rows are contiguous, their pitch and length multiples of
-        16 bytes, elements 1, 2, 4 or 8 bytes.
+        ``__cuda_array_interface__``; NumPy on the emulator. Rows must be contiguous, their pitch and length must be
+        multiples of 16 bytes, and elements must have 1, 2, 4 or 8 bytes.
     stages : int, default 4
-        Boxes in flight, 2 and up.
+        Number of boxes in flight, at least 2.
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional
@@ -78,7 +78,7 @@ def tile_copy(src: Any, dst: Any, *, stages: int = 4, stream: Any = None, backen
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As ``copy``.
+        As for ``copy``.
     """
     return run(TILE_COPY, (src,), dst, as_key(stages), stream=stream, backend=backend)
 
@@ -103,7 +103,7 @@ class TileCopy(Movement[_Problem]):
             raise ArgumentError("dst", got, f"as src: {allowed}")
         check_written(into, info, "dst")
         stages = checked_count(options[0], "stages", "an int, 2 or more")
-        # The reference refuses a ring that fits no target.
+        # The reference raises for a ring that fits no target.
         largest = max(TARGETS.values(), key=lambda target: target.smem_per_block_bytes)
         TileCopyConfig(info.dtype.itemsize, stages=stages).ring.check_fits(largest)
         return checked(_Problem, (info,), into, into.shape, stages)

@@ -1,4 +1,4 @@
-"""The transpose of each matrix of a batch, through shared memory: TMA loads and stores it.
+"""Transpose each matrix of a batch through shared memory, which TMA loads and stores.
 
 [PTX ISA, cp.async.bulk.tensor, ldmatrix, stmatrix]
 """
@@ -44,9 +44,10 @@ _MAX_TILES = 1 << 31
 class TransposeConfig:
     """A configuration of ``kernels/transpose.cu.j2``.
 
-    element_bytes: 1, 2, 4 or 8. squares_y, squares_x: squares of a tile, down and across, whose side is 128 bytes of
-    elements. stages: slots of the ring that loads fill. transposed_tiles: tiles that stores read. warps: warps that
-    transpose tiles. raster_group: rows of tiles that are taken column by column. Raises ArgumentError.
+    element_bytes: 1, 2, 4 or 8. squares_y, squares_x: number of squares per tile, down and across. The side of a square
+    is 128 bytes of elements. stages: number of slots that loads fill. transposed_tiles: number of tiles that stores
+    read. warps: number of warps that transpose. raster_group: number of rows of tiles that are processed column by
+    column. Raises ArgumentError.
     """
 
     element_bytes: int
@@ -80,12 +81,12 @@ class TransposeConfig:
 
     @property
     def side(self) -> int:
-        """Elements in 128 bytes."""
+        """Number of elements in 128 bytes."""
         return LINE_BYTES // self.element_bytes
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Rows and columns of a tile."""
+        """Number of rows and number of columns of a tile."""
         return self.squares_y * self.side, self.squares_x * self.side
 
     @property
@@ -100,7 +101,7 @@ class TransposeConfig:
 
     @property
     def ring(self) -> PipelineSpec:
-        """One tile per stage. Each warp that transposes releases it."""
+        """Ring with one tile per stage. Each warp that transposes releases the stage."""
         size = self.squares_x * self.in_panel_bytes
         tile = Operand("tile", size, size, alignment=_PANEL_ALIGNMENT)
         return PipelineSpec(self.stages, (tile,), consumer_arrivals=self.warps)
@@ -165,11 +166,11 @@ def transpose(src: Any, *, out: Any = None, via: str = "auto", stream: Any = Non
         The source, of any dtype of plain bytes: CuPy, torch, DLPack or ``__cuda_array_interface__``; NumPy on the
         emulator.
     out : array (..., columns, rows), optional
-        The result, of the source's dtype, which shares no bytes with the source. Default: a new C-ordered array.
+        The result, of the source's dtype. It may not share bytes with the source. Default: a new C-ordered array.
     via : {"auto", "tma", "plain"}, default "auto"
-        How to copy. ``"tma"`` raises DescriptorError where TMA cannot: elements must have 1, 2, 4 or 8 bytes, pitches
-        and rows of both arrays must be multiples of 16 bytes, and the batch axes must merge into one. ``"plain"`` uses
-        plain loads and stores. ``"auto"`` copies as ``copy`` does where TMA cannot transpose.
+        How to copy. ``"tma"`` raises DescriptorError if TMA cannot transpose: elements must have 1, 2, 4 or 8 bytes,
+        pitches and rows of both arrays must be multiples of 16 bytes, and the batch axes must merge into one.
+        ``"plain"`` uses plain loads and stores. ``"auto"`` uses ``copy`` if TMA cannot transpose.
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional
@@ -183,7 +184,7 @@ def transpose(src: Any, *, out: Any = None, via: str = "auto", stream: Any = Non
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As ``copy``.
+        As for ``copy``.
 
     Examples
     --------
@@ -229,7 +230,7 @@ def exchanged(info: ArrayInfo) -> ArrayInfo:
 
 
 def plan_transpose(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits, via: str = "auto") -> Arguments:
-    """Return the launch. Raises DescriptorError if ``via`` is "tma" and TMA cannot."""
+    """Return the launch. Raises DescriptorError if ``via`` is "tma" and TMA cannot transpose."""
     if via != "plain":
         try:
             return tile_plan(src, out, limits)
@@ -240,7 +241,7 @@ def plan_transpose(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits, via: st
 
 
 def tile_plan(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits, config: TransposeConfig | None = None) -> Arguments:
-    """Return the launch that transposes tiles by tensor maps. Raises DescriptorError if TMA cannot."""
+    """Return the launch that transposes tiles by TMA. Raises DescriptorError if TMA cannot transpose."""
     size = src.dtype.itemsize
     if size not in _CUDA_TYPES:
         raise DescriptorError("dtype", str(src.dtype), "elements of 1, 2, 4 or 8 bytes", "view it as bytes")

@@ -19,8 +19,8 @@ _MAX_BOX = 256
 class Axis:
     """An axis of a window.
 
-    start: first element of the window in the source, may be negative. extent: elements of the window, 1 or more. size:
-    elements of the source. source_stride, destination_stride: bytes.
+    start: index of the window's first element in the source, which may be negative. extent: number of elements of the
+    window, at least 1. size: number of elements of the source. source_stride, destination_stride: strides in bytes.
     """
 
     start: int
@@ -31,17 +31,17 @@ class Axis:
 
     @property
     def lead(self) -> int:
-        """Elements of the window before the source begins."""
+        """Number of elements of the window before the source begins."""
         return min(self.extent, max(0, -self.start))
 
     @property
     def first(self) -> int:
-        """First element of the source that is in the window."""
+        """Index of the first element of the source that is in the window."""
         return max(0, self.start)
 
     @property
     def body(self) -> int:
-        """Elements of the window that are in the source."""
+        """Number of elements of the window that are in the source."""
         return max(0, min(self.size, self.start + self.extent) - self.first)
 
     @property
@@ -75,7 +75,7 @@ class Window:
 
     @property
     def first_byte(self) -> int:
-        """Address of the first copied element. Undefined unless has_body."""
+        """Address of the first copied element. It is undefined unless has_body is True."""
         return self.source + sum(axis.first * axis.source_stride for axis in self.axes)
 
     @property

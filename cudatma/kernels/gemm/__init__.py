@@ -1,1 +1,1 @@
-"""Dense GEMM: fp16, bf16 or fp8 operands in a TMA ring, fp32 accumulation, with wgmma (SM90) or mma.sync (SM120)."""
+"""Dense GEMM in fp16, bf16 and fp8 with fp32 accumulation."""

@@ -1,4 +1,4 @@
-"""Arguments of a dense GEMM's launch."""
+"""Launch arguments of the dense GEMM."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_TILES = 4096
 
 
 def gemm_arguments(problem: Problem, config: GemmConfig, gpu: Gpu) -> Arguments:
-    """Return the launch for a problem whose layout is the configuration's. Raises TargetError, ArgumentError."""
+    """Return the launch. The problem must have the configuration's layout. Raises TargetError, ArgumentError."""
     config.check_target(get_target(gpu.target))
     if problem.operands == NO_OPERANDS:
         raise ArgumentError("problem.operands", None, "the layouts of the arrays")
@@ -36,10 +36,10 @@ def gemm_arguments(problem: Problem, config: GemmConfig, gpu: Gpu) -> Arguments:
 
 
 def _parameter(name: str, problem: Problem, config: GemmConfig) -> Map | At | Value:
-    """Return the argument of a parameter. M is a dimension of every tensor map except B's."""
+    """Return the argument for a parameter. M is a dimension of every tensor map except B's."""
     m, n, k, operands = problem.m, problem.n, problem.k, problem.operands
     if name == "output_map" and not _is_stored_by_tma(problem, config):
-        name = "b_map"  # The kernel does not use the map, but it must be valid.
+        name = "b_map"  # the kernel does not use the map, but the map must be valid
     if name == "a_map":
         swizzle = config.swizzle(config.is_a_k_major)
         dims, axis = ((k, m), 1) if config.is_a_k_major else ((m, k), 0)
@@ -63,7 +63,7 @@ def _parameter(name: str, problem: Problem, config: GemmConfig) -> Map | At | Va
 def _matrices(
     dims: tuple[int, int], matrix: Matrix, problem: Problem, box: tuple[int, ...], dtype: str, swizzle: Any = "none"
 ) -> TiledSpec:
-    """Return the map of a batch of matrices. ``dims`` begins with the innermost dimension, ``box`` with the batch."""
+    """Return the tensor map of a batch of matrices. ``dims`` begins with the innermost axis; ``box`` with the batch."""
     kind = tma_type("uint8" if dtype.startswith("float8") else dtype)
     strides = matrix.pitch_bytes, matrix.batch_bytes if problem.batch > 1 else matrix.pitch_bytes
     dims_of_batch = *dims, problem.batch
@@ -71,7 +71,7 @@ def _matrices(
 
 
 def sizes_for(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[[Problem], Sizes]:
-    """Return a function from any problem with this one's plan_key to its sizes.
+    """Return a function that returns the sizes of any problem with the same plan_key.
 
     Values of M with the same number of tiles differ in one word of the struct and in the tensor maps.
     """
@@ -92,7 +92,7 @@ def sizes_for(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[[Probl
 
 
 def _sizes_of_tiles(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[[int], Sizes]:
-    """Return a function from M to the sizes, for every M that has the problem's number of tiles."""
+    """Return a function from M to the sizes, for every M that gives the same number of tiles as the problem."""
     operands, element, out_bytes = problem.operands, config.element_bytes, config.out_bytes
     by_tma = _is_stored_by_tma(problem, config)
     box_rows = config.a_box_rows(problem.m)
@@ -121,7 +121,7 @@ def _sizes_of_tiles(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[
     members, names = config.problem_members, config.parameter_names
     struct, at = pack(members, values), offsets(members)["m"]
     head, tail = struct[:at], struct[at + 4 :]
-    # The CTAs of a single wave take more than half of an SM's shared memory, so that CTAs of the next kernel do not
+    # The CTAs of a single wave take more than half of an SM's shared memory, so that no two CTAs of the next kernel
     # share an SM.
     shared = get_target(gpu.target).smem_share_bytes(2) + 1 if work.ctas <= gpu.sm_count else 0
     programmatic = not is_bound_by_memory(problem)
@@ -137,10 +137,10 @@ def _sizes_of_tiles(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[
 
 
 def is_bound_by_memory(problem: Problem) -> bool:
-    """Return whether there are few rows or columns, and operands that L2 does not hold.
+    """Return whether there are few rows or columns and the operands do not fit in L2.
 
-    Such a launch is not a programmatic dependent: while the previous kernel ends, CTAs would be placed where SMs become
-    free, and share the paths to memory unevenly. [H200]
+    Such a launch is not a programmatic dependent. While the previous kernel ends, its CTAs would be placed on SMs as
+    these become free, and would share memory bandwidth unevenly. [H200]
     """
     m, n = problem.m, problem.n
     nbytes = problem.batch * element_bytes(problem.dtype) * problem.k * (m + n)

@@ -1,4 +1,4 @@
-"""The configurations of the dense GEMM that may serve a problem, and their predicted times."""
+"""Configurations of the dense GEMM that may serve a problem, and their predicted times."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from cudatma.target import Target, get_target
 
 
 class Tile(NamedTuple):
-    """The ranked fields of a configuration.
+    """Fields of a configuration that the choice ranks.
 
-    k: tile_k for elements of two bytes. for_last_wave: whether the tile serves only products of few waves, because it
-    may leave fewer SMs idle in their last wave.
+    k: tile_k for 2-byte elements. for_last_wave: whether the tile is ranked only for products with few waves, because
+    it may leave fewer SMs idle in the last wave.
     """
 
     m: int
@@ -48,7 +48,7 @@ class Tile(NamedTuple):
     for_last_wave: bool = False
 
 
-#: Tiles in order of preference: of equal predicted times, the first one wins.
+#: Tiles in order of preference. Of tiles with equal predicted times, the first one wins.
 _TILES = (
     Tile(m=64, n=64, k=128, warpgroups=1),
     Tile(m=64, n=64, warpgroups=1),
@@ -65,7 +65,7 @@ _TILES = (
     Tile(m=256, n=192, warpgroups=2),
     Tile(m=256, n=208, warpgroups=2),
 )
-#: The tiles for the last wave are those with a multiple of 16 columns that are the fastest for some product.
+#: Tiles for the last wave. Each has a multiple of 16 columns and is the fastest for some product.
 #: [benchmarks/results/gemm_tiles*.json]
 _TILES_OF = {
     "v3": (
@@ -94,25 +94,25 @@ _TILES_OF = {
         Tile(m=128, n=256, warpgroups=2),
     ),
 }
-#: Number of waves of tiles of 128 x 256 from which idle SMs in the last wave cost little.
+#: Number of waves of 128 x 256 tiles from which idle SMs in the last wave cost little.
 _MANY_WAVES = 8
-#: The versions that "auto" chooses from on targets with wgmma, and on others. No other version is 2 % faster for a
-#: measured product, except that version v5 is 10 % faster at 256 x 8192 x 28672 on an H100; the cost model would take
-#: version v6 all the same. [H100, H200]
+#: Versions that "auto" chooses from, on targets with wgmma and on other targets. No other version is 2 % faster for a
+#: measured product, with one exception: version v5 is 10 % faster at 256 x 8192 x 28672 on an H100, but the cost model
+#: would still choose version v6. [H100, H200]
 _LADDER, _LADDER_OF_SCALES, _MMA_SYNC = ("v6", "v7", "v5", "v4", "v3"), ("v5", "v4"), ("mma_sync",)
-#: Clusters that share loads may use every tile if rows split sectors, because they read a shared operand half as often.
-#: Otherwise they use the first tile if TMA reads A's block scales (0.2 to 3 % faster than version v4 on an
-#: H100), else the second one (1 to 3 % faster on an H200).
+#: Tiles of clusters that share loads. If rows split sectors, such clusters may use every tile, because they read a
+#: shared operand half as often. Otherwise they use the first of these tiles if TMA reads A's block scales (0.2 to 3 %
+#: faster than version v4 on an H100), and the second one if not (1 to 3 % faster on an H200).
 _TILE_OF_CLUSTERS, _WIDE_TILE_OF_CLUSTERS = Tile(m=256, n=128, warpgroups=2), Tile(m=256, n=160, warpgroups=2)
 _EVERY_M = np.ones(1, np.bool_)
 
 
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmConfig]:
-    """Return each tile of each version, with as deep a ring as shared memory holds, and its predicted times.
+    """Return ``Family.times``: each tile of each version, with the longest ring that fits in shared memory.
 
-    The problem may name a version. Otherwise several versions with wgmma compete, or mma_sync on targets without wgmma.
-    Raises TargetError if the target lacks a feature of the version or of the operands, and ArgumentError if the version
-    has no kernel for the problem.
+    The problem may name a version. Otherwise several wgmma versions compete; targets without wgmma use mma_sync. Raises
+    TargetError if the target lacks a feature of the version or of the operands, and ArgumentError if the version has no
+    kernel for the problem.
     """
     configs: list[tuple[GemmConfig, NDArray[np.float64]]] = []
     kind = [getattr(problem, name) for name in PROBLEM_FIELDS]
@@ -159,21 +159,22 @@ def _tiles_for(problem: Problem, version: str) -> tuple[Tile, ...]:
 
 
 def _serves(problem: Problem, tile: Tile, ms: NDArray[np.int64], gpu: Gpu) -> NDArray[np.bool_]:
-    """Return the M at which the tile is worth ranking.
+    """Return whether the tile is worth ranking at each M.
 
-    A tile for the last wave serves products of few waves whose M is more than half of its rows.
+    A tile for the last wave is ranked for products with few waves whose M exceeds half of the tile's rows.
     """
     if not tile.for_last_wave:
         return _EVERY_M
     has_few_waves = problem.batch * ms * problem.n <= _MANY_WAVES * gpu.sm_count * 128 * 256
     serves = has_few_waves & (tile.m < 2 * np.maximum(ms, 64))
-    # Three warpgroups on few columns read more than L2 sends, unless all CTAs run at once and read the same data.
+    # Three warpgroups on few columns need more bandwidth than L2 has, unless all CTAs run at once and read the same
+    # data.
     tiles = problem.batch * ceil_div(ms, tile.m) * ceil_div(problem.n, tile.n)
     return np.asarray(serves & (tiles <= gpu.sm_count) if tile.warpgroups == 3 else serves)
 
 
 def _is_divided(config: GemmConfig, problem: Problem) -> bool:
-    """Return whether CTAs may divide K of a problem."""
+    """Return whether CTAs may divide the K of a problem."""
     return not problem.batch_invariant and (config.cluster_k - 1) * config.tile_k < problem.k
 
 
@@ -193,7 +194,7 @@ def _candidates(
 
 
 def _tile_configs(version: str, tile: Tile, *kind: Any) -> Iterator[GemmConfig]:
-    """Yield a version's configurations of a tile with the shortest ring; none if the version does not have the tile."""
+    """Yield a version's configurations of a tile with the shortest ring, if the version supports the tile."""
     fields = dict(zip(PROBLEM_FIELDS, kind, strict=True))
     for cluster_k in PRESETS[version].allowed["cluster_k"]:
         with contextlib.suppress(ArgumentError):
@@ -211,7 +212,7 @@ def _tile_configs(version: str, tile: Tile, *kind: Any) -> Iterator[GemmConfig]:
 
 
 def _with_longest_ring(configs: Iterable[GemmConfig], target: Target) -> Iterator[GemmConfig]:
-    """Yield the configurations that run on a target, with the longest ring that fits shared memory."""
+    """Yield the configurations that run on a target, with the longest ring that fits in shared memory."""
     for config in configs:
         if (stages := config.useful_stages(target)) >= 2:
             with contextlib.suppress(ArgumentError, TargetError):
@@ -244,7 +245,7 @@ GEMM: Family[Problem, GemmConfig] = Family(
 def dump_configs(version: str, target: Target) -> list[GemmConfig]:
     """Return the configurations of a version that dumps and compile checks cover.
 
-    Each tile occurs once, and each layout, dtype and epilogue, and fp8 with block scales if the version supports them.
+    They contain each tile, layout, dtype and epilogue, and fp8 with block scales if the version supports them.
     """
 
     def configs(*kind: Any) -> list[GemmConfig]:

@@ -1,4 +1,4 @@
-"""GemmConfig: a configuration of the dense GEMM's kernels. PRESETS describes the versions."""
+"""Configurations of the dense GEMM's kernels. PRESETS describes the versions."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from cudatma.target import Target
 class GemmPreset(Preset):
     """A version of gemm's kernel.
 
-    cluster: CTAs of a cluster that share the loads of the operand with the larger tile. has_block_scales: whether the
-    kernel has a main loop for fp8 with block scales.
+    cluster: number of CTAs of a cluster that share the loads of the operand with the larger tile. has_block_scales:
+    whether the kernel has a mainloop for fp8 with block scales.
     """
 
     cluster: int = 1
@@ -53,7 +53,7 @@ _ALLOWED: Mapping[str, Sequence[int]] = {
     "cluster_k": (1,),
     "ctas_per_sm": (1,),
 }
-#: Every version by its name: in calls, dumps, tuning files and docs/design/gemm.md.
+#: Every version by its name. Calls, dumps, tuning files and docs/design/gemm.md use these names.
 PRESETS: Mapping[str, GemmPreset] = {
     "v1": GemmPreset(
         summary="dense GEMM, wgmma, version v1: operands by cp.async", loader="cp_async", allowed=_ALLOWED
@@ -106,25 +106,27 @@ WITH_BLOCK_SCALES = tuple(version for version, preset in PRESETS.items() if pres
 VERSIONS = Versions("gemm", "CUDATMA_GEMM_VERSION", tuple(PRESETS))
 
 _SPAN_BYTES = 128
-#: More stages gain nothing.
+#: Maximum number of useful stages.
 _MAX_USEFUL_STAGES = 8
-#: Shared memory beyond which L1 has 28 KiB instead of 60 KiB, too little for block scales. Tiles of 256 x 128 are then
-#: 12 % slower at K of 16384, 11 % at 7168, and not at 1536. [H100]
+#: Maximum bytes of shared memory that leave 60 KiB to L1. The next size leaves 28 KiB, which is too little for block
+#: scales: tiles of 256 x 128 are then 12 % slower at K = 16384, 11 % slower at 7168, and not slower at 1536. [H100]
 _MAX_BYTES_BESIDE_L1 = 195 << 10
 #: fp32 sums of a thread. A persistent wgmma kernel without an epilogue has registers for more.
 MAX_SUMS, _MAX_SUMS_WITHOUT_EPILOGUE = 128, 208
-#: Columns of a tile of three warpgroups and a producer, whose threads have 128 registers, including the sums.
+#: Maximum number of columns in a tile of three warpgroups with a producer. Their threads have 128 registers, including
+#: those for the sums.
 _MAX_COLUMNS_OF_THREE = 192
-#: Registers of a thread after setmaxnreg: a consumer's by the number of warpgroups, and a producer's. The producer is
-#: then a whole warpgroup. Without setmaxnreg two consumer warpgroups and a producer have 168.
+#: Number of registers per thread after setmaxnreg: of a consumer, keyed by the number of consumer warpgroups, and of a
+#: producer, which is then a whole warpgroup. Without setmaxnreg, threads of two consumer warpgroups and a producer have
+#: 168.
 _CONSUMER_REGISTERS, _PRODUCER_REGISTERS = {1: 232, 2: 240}, 24
-#: Maximum time in ns that a wait for a stage may sleep. The barrier wakes the thread earlier.
+#: Maximum time in ns that a thread may be suspended while it waits for a stage. The barrier wakes it earlier.
 _SUSPEND_NS = 10_000_000
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 
 
 def _clusters(version: str, tile_m: int, tile_n: int) -> tuple[int, int]:
-    """Return cluster_m and cluster_n of a tile."""
+    """Return cluster_m and cluster_n for a tile."""
     cluster = PRESETS[version].cluster
     return (1, cluster) if tile_m > tile_n else (cluster, 1)
 
@@ -134,11 +136,11 @@ class GemmConfig(KernelConfig):
     """A configuration of a version's template.
 
     version: a key of PRESETS. dtype, layout, out_dtype, epilogue, block_scales, scales_by_tma: as in Problem. tile_m,
-    tile_n: tile of a CTA, or of a warpgroup if the schedule is "pingpong". tile_k: elements of K in a stage. stages:
-    stages of the ring. warpgroups: consumer warpgroups of a tile, which divide it along M; with mma.sync, in both
-    directions. cluster_m: CTAs of a cluster along M, which share loads of B. cluster_n: CTAs along N, which share loads
-    of A. cluster_k: CTAs of a cluster that divide K. ctas_per_sm: CTAs on an SM. Raises ArgumentError,
-    ArgumentTypeError.
+    tile_n: tile size of a CTA, or of a warpgroup if the schedule is "pingpong". tile_k: number of elements of K per
+    stage. stages: number of stages of the ring. warpgroups: number of consumer warpgroups per tile, which divide the
+    tile along M, or in both directions with mma.sync. cluster_m: number of CTAs of a cluster along M, which share loads
+    of B. cluster_n: number of CTAs of a cluster along N, which share loads of A. cluster_k: number of CTAs of a cluster
+    that divide K. ctas_per_sm: number of CTAs per SM. Raises ArgumentError, ArgumentTypeError.
     """
 
     version: str
@@ -162,12 +164,12 @@ class GemmConfig(KernelConfig):
     presets: ClassVar[Mapping[str, GemmPreset]] = PRESETS
     struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
     revision: ClassVar[int] = 7
-    #: No tile is divided among CTAs that do not form a cluster.
+    #: Only the CTAs of a cluster divide a tile.
     partial_bytes: ClassVar[int] = 0
 
     @classmethod
     def of(cls, version: str, **fields: Any) -> GemmConfig:
-        """Return a configuration of a version, with its smallest clusters if the fields do not name any."""
+        """Return a configuration of a version, with the version's smallest clusters unless ``fields`` name others."""
         cluster_m, cluster_n = _clusters(version, fields["tile_m"], fields["tile_n"])
         clusters = {
             "cluster_m": cluster_m,
@@ -214,7 +216,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Features that the target must have."""
+        """Names of the features that the target must have."""
         names = ["cluster"] if self.launch_cluster > 1 else []
         names += ["multicast"] if self.cluster > 1 else []
         names += ["tma", "wgmma", "stmatrix"] if self.has_wgmma else ["tma", "mma_sync"]
@@ -226,7 +228,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def preset(self) -> GemmPreset:
-        """The row of PRESETS."""
+        """Preset of this version."""
         return PRESETS[self.version]
 
     @property
@@ -250,7 +252,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def suspend_ns(self) -> int:
-        """Maximum time in ns that a wait for a slot may sleep; 0 leaves it to the GPU."""
+        """Maximum time in ns that a thread may be suspended while it waits for a slot. 0 selects the GPU's default."""
         return _SUSPEND_NS if self.stores_asynchronously else 0
 
     @property
@@ -267,21 +269,21 @@ class GemmConfig(KernelConfig):
         kinds += ["tma"] if self.ring_has_scales else []
         return f"gemm_{self.version}_{'_'.join(kinds)}_{tile}"
 
-    # Operands and result.
+    # Operands and the result.
 
     @property
     def mma_type(self) -> str:
-        """The type of A and B in the names of MMAs."""
+        """Type of A and B, as MMA instructions name it."""
         return OPERAND_TYPES[self.dtype]
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element of A and B."""
+        """Bytes per element of A and B."""
         return element_bytes(self.dtype)
 
     @property
     def result_dtype(self) -> str:
-        """The dtype of C."""
+        """Name of C's dtype."""
         return self.out_dtype or default_result(self.dtype)
 
     @property
@@ -305,7 +307,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def ring_has_scales(self) -> bool:
-        """Whether TMA loads A's block scales into the stages. Threads of warpgroups with 64 rows load their own."""
+        """Whether TMA loads A's block scales with each stage. Otherwise threads of 64-row warpgroups load their own."""
         return self.scales_by_tma and self.tile_m > WGMMA_M * self.warpgroups
 
     @property
@@ -318,7 +320,7 @@ class GemmConfig(KernelConfig):
         """Whether K is contiguous in B; otherwise N is."""
         return self.layout[1] == "C"
 
-    # Parameters of a launch.
+    # Launch parameters.
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -354,15 +356,15 @@ class GemmConfig(KernelConfig):
 
     @property
     def producer_warps(self) -> int:
-        """Warps that load. setmaxnreg acts on whole warpgroups."""
+        """Number of producer warps. setmaxnreg requires a whole warpgroup."""
         return (4 if self.consumer_registers else 1) if self.preset.loader == "producer_warp" else 0
 
     @property
     def consumer_registers(self) -> int:
-        """Registers of a consumer thread after setmaxnreg; 0 without setmaxnreg."""
+        """Number of registers per consumer thread after setmaxnreg, or 0 without setmaxnreg."""
         if self.has_wgmma:
             return _CONSUMER_REGISTERS[2] if self.is_persistent and self.consumer_warps == 8 else 0
-        # Two warps with 64 x 64 sums and a third warp exceed the registers of a quarter of an SM.
+        # Two warps with 64 x 64 sums and a third warp need more registers than one quarter of an SM has.
         if self.warp_m * self.warp_n < 64 * 64 or self.warpgroups * self.ctas_per_sm == 1:
             return 0
         return _CONSUMER_REGISTERS[self.warpgroups]
@@ -373,7 +375,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def warps_n(self) -> int:
-        """Warps along N of a tile with mma.sync. Nearly square parts minimize the warps' reads."""
+        """Number of warps along N with mma.sync. Nearly square parts minimize the operands that warps read."""
         fits = [n for n in (1, 2, 4, 8) if n <= self.consumer_warps and self.tile_n // n >= 32]
         return min(fits, key=lambda n: self.tile_m * n // self.consumer_warps + self.tile_n // n)
 
@@ -383,41 +385,44 @@ class GemmConfig(KernelConfig):
 
     @property
     def warp_m(self) -> int:
-        """Rows of a warp's part of the tile."""
+        """Number of rows of the tile per warp."""
         return self.tile_m // self.warps_m
 
     @property
     def warp_n(self) -> int:
-        """Columns of a warp's part of the tile."""
+        """Number of columns of the tile per warp."""
         return self.tile_n // self.warps_n
 
     # Clusters.
 
     @property
     def shares_a(self) -> bool:
-        """Whether the CTAs of a cluster are neighbors along N and share loads of A; otherwise along M, and of B."""
+        """Whether the CTAs of a cluster are neighbors along N and share loads of A.
+
+        Otherwise they are neighbors along M and share loads of B.
+        """
         return self.cluster_n > 1
 
-    # Boxes of TMA.
+    # TMA boxes.
 
     @property
     def span(self) -> int:
-        """Elements of A and B in a row of the 128-byte swizzle."""
+        """Number of elements of A or B in a row of the 128-byte swizzle."""
         return _SPAN_BYTES // self.element_bytes
 
     @property
     def span_k(self) -> int:
-        """Elements of K in a row of a box of a K-major operand."""
+        """Number of elements of K per row in a box of a K-major operand."""
         return min(self.span, self.tile_k)
 
     @property
     def slot_n(self) -> int:
-        """Columns of B in a slot; whole boxes if B is N-major."""
+        """Number of columns of B per slot, rounded up to whole boxes if B is N-major."""
         return self.tile_n if self.is_b_k_major else ceil_div(self.tile_n, self.span) * self.span
 
     @property
     def loaded_rows(self) -> tuple[int, int]:
-        """Rows of A's tile and of B's, transposed, that one CTA loads."""
+        """Number of rows of A's tile, and of rows of B's transposed tile, that one CTA loads."""
         return self.tile_m // self.cluster_n, self.slot_n // self.cluster_m
 
     @property
@@ -426,28 +431,28 @@ class GemmConfig(KernelConfig):
 
     @property
     def max_a_box_rows(self) -> int:
-        """Rows of A in a box if A has enough."""
+        """Number of rows in a box of A if A has enough rows."""
         return self.loaded_rows[0] if self.is_a_k_major else self.span
 
     def a_box_rows(self, m: int) -> int:
-        """Return the rows of A in a box: a multiple of 8, and no more than A has."""
+        """Return the number of rows in a box of A, which is at most M rounded up to a multiple of 8."""
         return min(self.max_a_box_rows, ceil_div(m, 8) * 8)
 
     def a_box(self, m: int) -> tuple[int, int, int]:
-        """Return matrices, rows and columns of a box of A with M rows, or of A transposed if it is M-major."""
+        """Return the box size (matrices, rows, columns) of A with M rows, or of A transposed if A is M-major."""
         if not self.is_a_k_major:
             return (1, self.tile_k // self.cluster_n, self.a_box_rows(m))
         return (1, self.a_box_rows(m), self.span_k)
 
     @property
     def b_box(self) -> tuple[int, int, int]:
-        """Matrices, rows and columns of a box of B transposed, or of B if it is N-major."""
+        """Box size (matrices, rows, columns) of B transposed, or of B if B is N-major."""
         if not self.is_b_k_major:
             return (1, self.tile_k // self.cluster_m, self.span)
         return (1, self.loaded_rows[1], self.span_k)
 
     def boxes_bytes(self, a_box_rows: int) -> int:
-        """Return the bytes that the boxes of a stage deliver to a CTA. ``a_box_rows``: rows of each box of A."""
+        """Return the bytes that the boxes of a stage deliver to a CTA. ``a_box_rows``: number of rows in a box of A."""
         rows = a_box_rows * (self.tile_m // self.max_a_box_rows)
         scales = 4 * self.tile_m if self.ring_has_scales else 0
         return self.element_bytes * self.tile_k * (rows + self.slot_n) + scales
@@ -458,7 +463,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def staged_n(self) -> int:
-        """Columns of the result that are staged at a time, at most those that a CTA stores."""
+        """Number of columns of the result that are staged at a time, at most as many as a CTA stores."""
         return min(_SPAN_BYTES // self.out_bytes, self.tile_n // self.cluster_k)
 
     @property
@@ -468,15 +473,18 @@ class GemmConfig(KernelConfig):
 
     @property
     def stages_whole_tile(self) -> bool:
-        """Whether block scales leave shared memory for a whole tile.
+        """Whether a kernel with block scales stages a whole tile of the result in shared memory.
 
-        With elements of 4 bytes, it would cost a stage.
+        A tile of 4-byte elements would cost a stage of the ring.
         """
         return self.ring_has_scales and self.stores_by_tma and self.out_bytes == 2
 
     @property
     def staging_buffers(self) -> int:
-        """Buffers of 64 rows x 128 bytes of a warpgroup. With two, TMA reads one while the other is filled."""
+        """Number of staging buffers, 64 rows x 128 bytes each, per warpgroup.
+
+        With two buffers, TMA reads one while the warpgroup fills the other.
+        """
         if self.stages_whole_tile:
             return self.tile_m // (WGMMA_M * self.warpgroups) * self.tile_n // self.staged_n
         return 2 if self.stores_by_tma else 1
@@ -488,7 +496,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def output_box(self) -> tuple[int, int, int]:
-        """Matrices, rows and columns of a box that TMA stores for a warpgroup."""
+        """Size (matrices, rows, columns) of a box that TMA stores for a warpgroup."""
         return (1, self.tile_m // self.warpgroups if self.stages_whole_tile else WGMMA_M, self.staged_n)
 
     # Shared memory.
@@ -500,7 +508,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def a_scale_slot_bytes(self) -> int:
-        """Bytes of a slot for the scales of A's rows."""
+        """Bytes per slot for the scales of A's rows."""
         return align_up(4 * self.tile_m, 1024)
 
     @property
@@ -528,7 +536,7 @@ class GemmConfig(KernelConfig):
         ]
 
     def useful_stages(self, target: Target) -> int:
-        """Return the number of stages that are useful and fit shared memory; less than 2 if the tile does not fit."""
+        """Return the number of useful stages that fit in shared memory. It is below 2 if the tile does not fit."""
         share = target.smem_share_bytes(self.ctas_per_sm)
         if self.block_scales and not self.ring_has_scales:
             share = min(share, _MAX_BYTES_BESIDE_L1)
@@ -543,9 +551,9 @@ class GemmConfig(KernelConfig):
         return whole_tiles(self, m, problem.n, problem.k, resident_ctas)
 
     def adapted(self, problem: Problem) -> GemmConfig:
-        """Return the same tile for another kind of problem."""
+        """Return this tile with the fields of another problem."""
         return replace(self, **{name: getattr(problem, name) for name in PROBLEM_FIELDS})
 
     def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
-        """Return the predicted time. ``m``, an int or int64 array, replaces the problem's M."""
+        """Return the predicted time for M = ``m``, an int or int64 array. The problem's own M is ignored."""
         return cost_model(self, gpu)(m, problem)

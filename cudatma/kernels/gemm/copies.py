@@ -21,16 +21,16 @@ from cudatma.kernels.gemm.matrices import as_rows, letter_of, why_copied
 from cudatma.kernels.gpu import Gpu
 from cudatma.pipeline import align_up
 
-#: Numbers of rows for layouts_up_to(), besides the bound: one row, and numbers that are and are not a multiple of 16
-#: bytes. An aligned address far from 0.
+#: Numbers of rows for layouts_up_to(), in addition to the bound: one row, and row counts that are and are not a
+#: multiple of 16 bytes. The address is aligned and far from 0.
 _ROWS, _FAR = (1, 2, 8, 16), 1 << 50
 
 
 def readable(info: ArrayInfo, field: str, backend: str, stream: int | None) -> ArrayInfo:
-    """Return an operand (batch, rows, columns), or a copy that the kernels can read.
+    """Return an operand (batch, rows, columns), or a copy of it if the kernels cannot read it.
 
-    The copy uses the launch's stream; None on the host. Raises the errors of copy(), and LaunchError if the stream is
-    under capture, because the graph would keep the address of memory that is freed.
+    ``stream``: the launch's stream, on which the copy runs, or None on the host. Raises the errors of copy(), and
+    LaunchError if the stream is being captured, because the graph would keep the address of freed memory.
     """
     letter = letter_of(info, field)
     why = why_copied(info, letter)
@@ -54,15 +54,15 @@ def readable(info: ArrayInfo, field: str, backend: str, stream: int | None) -> A
 
 
 def copied(**operands: ArrayInfo) -> str:
-    """Return the operands that readable() copies and the reasons, in words."""
+    """Return a description of the operands that readable() copies, with the reasons."""
     reasons = {field: why_copied(info, letter_of(info, field)) for field, info in operands.items()}
     return "; ".join(f"{field} is copied first: it has {why}" for field, why in reasons.items() if why)
 
 
 def _copy(rows: ArrayInfo) -> tuple[Movement[Any], tuple[Any, ...], ArrayInfo, ArrayInfo]:
-    """Return how rows are copied: the operation, its options, its source, and the layout of its result."""
+    """Return the operation that copies rows, its options, its source, and the layout of its result."""
     batch, count, columns = rows.shape
-    matrices = batch if rows.strides_bytes[0] else 1  # one matrix that serves the whole batch is copied once
+    matrices = batch if rows.strides_bytes[0] else 1  # copy a matrix that the whole batch shares only once
     kind = np.dtype(np.uint8) if rows.dtype.itemsize == 1 else rows.dtype  # CuPy has no fp8
     source = replace(rows, shape=(matrices, count, columns), dtype=kind)
     pitch = align_up(columns * kind.itemsize, TMA_ALIGNMENT_BYTES)
@@ -73,7 +73,7 @@ def _copy(rows: ArrayInfo) -> tuple[Movement[Any], tuple[Any, ...], ArrayInfo, A
 
 
 def copy_kernels(infos: Iterable[ArrayInfo], field: str, gpu: Gpu) -> Iterator[tuple[str, Any]]:
-    """Yield (template, config) of the kernels that copy operands with these layouts."""
+    """Yield (template, config) for each kernel that copies operands with these layouts."""
     for info in infos:
         letter = letter_of(info, field)
         if why_copied(info, letter):
@@ -84,9 +84,9 @@ def copy_kernels(infos: Iterable[ArrayInfo], field: str, gpu: Gpu) -> Iterator[t
 
 
 def layouts_up_to(a: ArrayInfo, max_m: int) -> Iterator[ArrayInfo]:
-    """Yield layouts of a with up to ``max_m`` rows, one for each case in which it is copied differently.
+    """Yield layouts of ``a`` with up to ``max_m`` rows, one for each way in which ``a`` may be copied.
 
-    The cases are aligned and misaligned rows, dense rows and rows with gaps, and a single row.
+    They cover aligned and misaligned rows, dense rows and rows with gaps, and a single row.
     """
     (batch, m, k), (step, down, across), element = a.shape, a.strides_bytes, a.dtype.itemsize
     for rows in sorted({*(count for count in _ROWS if count <= max_m), max_m}):

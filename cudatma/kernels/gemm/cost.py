@@ -1,10 +1,10 @@
-"""Predict the time of a configuration of the dense GEMM on a GPU, in order to rank the tiles of all versions. Pure.
+"""Predict the time of a dense GEMM on a GPU, in order to rank the tiles of all versions. Pure.
 
-Most factors were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``. The factors of split rows and of unused
-columns were fitted to ``gemm_middle.json``, and _UNHIDDEN_PART and the factors of block scales on H100s.
-tests/gemm/test_gemm.py bounds the loss of the choice.
+Most constants were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``. The constants for split rows and for
+unused columns were fitted to ``gemm_middle.json``. _UNHIDDEN_PART and the constants for block scales were fitted on
+H100s. tests/gemm/test_gemm.py bounds the loss of the choice.
 
-``m`` is an int or an int64 array: a shape's choice table evaluates each tile at all M at once.
+``m`` is an int or an int64 array, because a choice table evaluates each tile at all M at once.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from cudatma.kernels.gpu import IN_L2_BYTES, Gpu, clusters_at_once
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import get_target
 
-#: Microseconds of a launch by the schedule. CTAs of a cluster that share loads wait for each other, with block scales
-#: even longer [H100], and CTAs that divide K meet. [H200]
+#: Microseconds per launch, keyed by the schedule, and for clusters. CTAs of a cluster that share loads wait for each
+#: other, with block scales even longer [H100], and CTAs that divide K synchronize. [H200]
 _LAUNCH_US = {"one_tile": 0.3, "persistent": 0.5, "pingpong": 0.5}
 _CLUSTER_LAUNCH_US, _CLUSTER_LAUNCH_OF_SCALES_US, _CLUSTER_K_LAUNCH_US, _MMA_SYNC_LAUNCH_US = 0.9, 2.2, 0.5, 0.9
-#: Clocks between two stages in which a single warpgroup does not multiply, by the loader, and with a tile for each
-#: warpgroup.
+#: Clocks between two stages in which a single warpgroup does not multiply, keyed by the loader, and the same number for
+#: ping-pong warpgroups.
 _STAGE_GAPS, _PINGPONG_GAP = {"cp_async": 400, "consumers": 250, "producer_warp": 0}, 40
 #: Bytes of each operand that the tensor cores of an SM multiply per clock. [H100 white paper]
 _MAC_BYTES = 4096
-#: wgmmas reach this fraction of _MAC_BYTES if each counts with this number of additional columns.
+#: Fraction of _MAC_BYTES that wgmmas reach, and number of columns that is added to each wgmma in this model.
 _RATE_PART = 0.92
 _MORE_COLUMNS = 12
 #: Bytes per clock of shared memory, which wgmmas read and TMA writes.
 _SHARED_BYTES = 141
-#: Bytes per clock that an SM loads while it multiplies, and of columns that are in a box of B but not in the tile.
+#: Bytes per clock that an SM loads while it multiplies, and bytes per clock for columns of a box of B outside the tile.
 _LOADED_BYTES = 330
 _UNUSED_BYTES = 40
-#: Clocks that TMA takes for 128 bytes of a row that splits sectors of L2, and for 128 bytes of any other row.
+#: Clocks that TMA takes for 128 bytes of a row that splits L2 sectors, and for 128 bytes of any other row.
 _SPLIT_ROW_CLOCKS, _ROW_CLOCKS = 4.3, 2.2
 #: Bytes per clock that L2 sends if neighboring CTAs read different data, such as CTAs that divide K.
 _L2_BYTES = 6600
@@ -47,36 +47,36 @@ _LATENCY_CLOCKS = 2355
 #: Clocks of a stage's block scales, loaded by threads or by TMA, and of storing a thread's sum as 16 bits.
 _SCALES_CLOCKS, _RING_SCALES_CLOCKS = 168, 110
 _STORE_CLOCKS = 17.5
-#: Clocks until the CTAs of a cluster have met; bytes of sums that they send per clock.
+#: Clocks until the CTAs of a cluster have synchronized, and bytes of sums that they send per clock.
 _MEETING_CLOCKS = 380
 _SUMS_BYTES = 9.6
-#: A single wave on more than this fraction of the SMs leaves no SM to the next launch, which costs microseconds.
+#: A single wave on more than this fraction of the SMs leaves no SM for the next launch, at this cost in microseconds.
 _FULL_PART = 0.97
 _FULL_US = 1.0
-#: Reading operands overlaps with multiplying them. This fraction of the shorter time is not hidden.
+#: Reading operands overlaps with multiplying them, but this fraction of the shorter time is not hidden.
 #: [H100, gemm.json]
 _UNHIDDEN_PART = 0.17
-#: Tiles with this number of rows read the same columns one after the other. If L2 does not hold the operands, they take
-#: longer by this fraction of the time of reading them.
+#: Tiles with this number of rows read the same columns one after the other. If the operands do not fit in L2, the tiles
+#: take longer by this fraction of the time to read them.
 _DRIFT_PART = 0.23
 _DRIFTING_M = 64
-#: Clocks of an epilogue for each sum of a thread.
+#: Clocks of an epilogue per sum of a thread.
 _EPILOGUE_CLOCKS = {"none": 0, "linear": 10, "relu": 10, "gelu": 52, "gelu_tanh": 38, "silu": 36}
 
 
-#: Floating-point operations per clock of one warp with mma.sync [H200: 559 TFLOP/s of four warps per SM], and the
+#: Floating-point operations per clock and warp with mma.sync [H200: 559 TFLOP/s with four warps per SM], and the
 #: fraction of the tensor cores' rate that loads and waits leave (an estimate).
 _WARP_FLOPS, _BESIDE_LOADS = 535, 0.92
-#: The fraction of it that two CTAs of an SM reach; clocks of a stage in which its warps do not multiply. [H200]
+#: Fraction of the tensor cores' rate that two CTAs per SM reach, and clocks per stage without MMAs. [H200]
 _TWO_CTAS, _STAGE_CLOCKS = 0.94, 60
 #: Clocks until the first stage of a tile with mma.sync arrives.
 _FIRST_MMA_SYNC_STAGE_CLOCKS = 1900
-#: Bytes per clock that an SM reads from shared memory, from L2, and from L2 of a GeForce (estimate: 5 TB/s, 170 SMs),
-#: and that it stores.
+#: Bytes per clock that an SM reads from shared memory, from L2, and from the L2 of a GeForce (estimate: 5 TB/s, 170
+#: SMs), and bytes per clock that it stores.
 _SMEM_BYTES, _SM_L2_BYTES, _GEFORCE_L2_BYTES, _STORED_BYTES = 128, 56, 12, 32
 
 
-#: Predicts the time of a problem's launch at M, an int or an int64 array that replaces the problem's M.
+#: Predicts the time of a launch from M, an int or an int64 array, and a problem, whose own M is ignored.
 CostModel = Callable[[Any, Problem], Cost]
 
 
@@ -88,8 +88,8 @@ def cost_model(config: Any, gpu: Gpu) -> CostModel:
 def _wgmma_cost_model(config: Any, gpu: Gpu) -> CostModel:
     """Return the cost model of a kernel with wgmma.
 
-    Tiles run in waves. The tensor cores, the latency of loads, or L2 bound their stages. Terms that depend on no size
-    are computed once, because a table calls the model for every shape.
+    Tiles run in waves. The tensor cores, the load latency, or L2 bandwidth bounds each stage. Terms that depend on no
+    size are computed once, because a table calls the model for every shape.
     """
     is_pingpong = config.preset.schedule == "pingpong"
     cluster_k = config.cluster_k
@@ -119,7 +119,7 @@ def _wgmma_cost_model(config: Any, gpu: Gpu) -> CostModel:
         if a_is_split or b_is_split:
             a_clocks, b_clocks = (_SPLIT_ROW_CLOCKS if split else _ROW_CLOCKS for split in (a_is_split, b_is_split))
             clocks = max(clocks, (a_rows * a_clocks + b_rows * b_clocks) * k_bytes / 128)
-        if cluster_k > 1:  # L2 merges the loads of an operand whose rows all tiles read.
+        if cluster_k > 1:  # L2 merges the loads of an operand whose rows all tiles read
             rows = config.tile_m * (tiles_m > 1) + config.tile_n * (tiles_n > 1)
             ctas = np.minimum(tiles * cluster_k, gpu.sm_count)
             clocks = np.maximum(clocks, ctas * rows * k_bytes / _L2_BYTES)
@@ -128,7 +128,7 @@ def _wgmma_cost_model(config: Any, gpu: Gpu) -> CostModel:
         mainloop = waves * -(-problem.k // cluster_stage_k) * stage
         firsts = 1 if config.is_persistent else waves
         stores = waves * stored
-        if is_pingpong:  # the last tile's clocks, and what the other warpgroup's products do not hide
+        if is_pingpong:  # clocks of the last tile, and clocks that the other warpgroup's MMAs do not hide
             stores = stored + waves * np.maximum(0.0, stored - mainloop / waves) / 2
         around = stores + firsts * _FIRST_STAGE_CLOCKS
         mainloop_us = mainloop / gpu.sm_clock_mhz
@@ -156,11 +156,11 @@ def _launch_us(config: Any) -> float:
 
 
 def _multiplying_clocks(config: Any) -> float:
-    """Return the clocks that a stage in shared memory takes: of the tensor cores, or of shared memory."""
+    """Return the clocks of a stage that is in shared memory. The tensor cores or shared memory bound them."""
     k_bytes, wgmmas = config.element_bytes * config.tile_k, config.tile_m // WGMMA_M
     products = config.tile_m * (config.tile_n + _MORE_COLUMNS) * k_bytes / (_MAC_BYTES * _RATE_PART)
     scales = _RING_SCALES_CLOCKS if config.ring_has_scales else _SCALES_CLOCKS
-    # The other warpgroups multiply meanwhile. Scaling replaces the gap between two stages.
+    # The other warpgroups multiply at the same time. Scaling replaces the gap between two stages.
     one_gap = _PINGPONG_GAP if config.preset.schedule == "pingpong" else _STAGE_GAPS[config.preset.loader]
     gap = scales if config.block_scales else one_gap / config.warpgroups**2
     through_smem = k_bytes * (wgmmas * (WGMMA_M + config.tile_n) + config.tile_m + config.slot_n)
@@ -171,7 +171,7 @@ def _multiplying_clocks(config: Any) -> float:
 def _mma_sync_cost_model(config: Any, gpu: Gpu) -> CostModel:
     """Return the cost model of a kernel with mma.sync.
 
-    Tiles run in waves. The tensor cores, the warps' reads of shared memory, or the loads from L2 bound each stage.
+    Tiles run in waves. The tensor cores, reads of shared memory, or loads from L2 bound each stage.
     """
     tile_m, tile_n, tile_k, element_bytes = config.tile_m, config.tile_n, config.tile_k, config.element_bytes
     consumer_warps, ctas_per_sm = config.consumer_warps, config.ctas_per_sm

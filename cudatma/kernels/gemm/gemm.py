@@ -49,9 +49,9 @@ def gemm(
     backend: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """Compute c = activation(alpha a_scale b_scale a b + beta c + bias), summed in fp32 and rounded once.
+    """Compute c = activation(alpha a_scale b_scale a b + beta c + bias), accumulated in fp32 and rounded once.
 
-    The function has no backward pass: tensors that require grad raise while torch records.
+    The function has no backward pass, so it raises for tensors that require grad while torch records.
 
     Parameters
     ----------
@@ -59,26 +59,27 @@ def gemm(
         Left operand in fp16, bf16 or fp8 (float8_e4m3fn, float8_e5m2): CuPy, torch, DLPack or
         ``__cuda_array_interface__``; NumPy on the emulator.
     b : array (K, N) or (batch, K, N)
-        Right operand of the same dtype, library and device. One matrix may serve the whole batch.
+        Right operand, of a's dtype, library and device. A batch of a may share one matrix b.
     out : array (M, N) or (batch, M, N), optional
-        The result c, with contiguous rows. Default: a new array of a's library. ``beta`` needs it.
+        The result c, with contiguous rows. It is required if ``beta`` is not 0. Default: a new array of a's library.
     bias : array (N,), optional
-        Added to each row, of the result's dtype.
+        Bias of the result's dtype, which is added to each row.
     alpha, beta : float
-        Factors of the product and of the former values of ``out``.
+        Scalars that multiply the product and the previous values of ``out``.
     activation : str, optional
         ``"relu"``, ``"gelu"`` (by erf), ``"gelu_tanh"`` or ``"silu"``.
     out_dtype : dtype, optional
-        One of float16, bfloat16 and float32. Default: the dtype of ``out``, else of a, and bfloat16 for fp8.
+        One of float16, bfloat16 and float32. Default: the dtype of ``out`` if it is given, otherwise the dtype of a, or
+        bfloat16 for fp8.
     a_scale, b_scale : float or fp32 array, optional
-        One number, or one for each row (M,) and column (N,). For fp8 on SM90 also one for each block:
-        (M, ceil(K / 128)) and (ceil(K / 128), ceil(N / 128)), with the batch in front if they differ within it. TMA
-        reads the scales of a if those of neighboring rows are adjacent and each block's begin at a multiple of 16
-        bytes.
+        One number, or one scale per row (M,) and per column (N,). fp8 on SM90 also supports one scale per block, with
+        shapes (M, ceil(K / 128)) and (ceil(K / 128), ceil(N / 128)), preceded by the batch if the scales of matrices
+        differ. TMA reads the block scales of a if the scales of neighboring rows are adjacent and those of each block
+        of K begin at a multiple of 16 bytes.
     batch_invariant : bool, default False
-        Compute a row's bits independently of M.
+        Compute each row with the same bits at every M.
     version : {"auto", "v1", ..., "v7", "mma_sync"}
-        Version of the kernel (docs/design/gemm.md). The environment or a file may set it, too (kernels/version.py).
+        Version of the kernel (docs/design/gemm.md). The environment or a file can also set it (kernels/version.py).
     backend : str, optional
         As for ``marlin_gemm``.
     stream : stream, optional
@@ -92,20 +93,21 @@ def gemm(
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        For arguments that do not fit each other.
+        If arguments are invalid or do not match each other.
     TargetError
-        If no kernel serves the problem on the GPU.
+        If no kernel supports the problem on the GPU.
     LaunchError
-        In a graph capture, for a first call or an operand that has to be copied.
+        If a graph capture contains the first call, or a call that has to copy an operand.
     CompileError, DriverError, HazardError
-        If a kernel does not compile or load, or, on the emulator, has a hazard.
+        If a kernel does not compile or load, or if the emulator finds a hazard.
 
     Notes
     -----
-    Kernels read row-major and column-major operands whose rows or columns begin at multiples of 16 bytes; for fp8, a
-    row-major a and a column-major b. Other operands are copied first, as gemm_explain() reports.
+    Kernels read row-major and column-major operands whose rows or columns begin at multiples of 16 bytes. fp8 requires
+    a row-major a and a column-major b. Other operands are copied first, as gemm_explain() reports.
 
-    wgmma adds fp8 products with fewer bits than fp32 has; with block scales only within each 128 of K.
+    wgmma accumulates fp8 products with fewer bits than fp32 has. With block scales, this affects only the sums within
+    each 128 elements of K.
 
     Examples
     --------
@@ -133,7 +135,7 @@ class Gemm(Operation[Problem, GemmConfig]):
     def resized(
         self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], size_options: tuple[int, ...]
     ) -> tuple[Problem, tuple[int, ...], None] | None:
-        """Return the problem with another M, if it is a product of two matrices without block scales."""
+        """Return the problem with another M if it multiplies two matrices without block scales, otherwise None."""
         a, b, a_scale, _, _, out = shapes
         if problem.batch > 1 or len(b) > 2 or problem.block_scales:
             return None
@@ -141,7 +143,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         if m > MAX_EXTENT or (out is not None and out[:-1] != a[:-1]):
             return None
         if problem.layout[0] == "C" and m * element_bytes(problem.dtype) > problem.operands.a.pitch_bytes:
-            return None  # columns overlap, or the only column
+            return None  # the columns of a overlap, or there is only one
         if a_scale and a_scale[0] not in (1, m):
             return None
         return problem.with_m(m), (*a[:-1], problem.n), None
@@ -162,7 +164,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         return checked._replace(problem=replace(problem, operands=operands), arrays=(a, b, *checked.arrays[2:]))
 
     def plan_key(self, problem: Problem) -> Hashable:
-        """Return everything except M and the factors, which are in the struct."""
+        """Return every field except M, alpha and beta, which the struct contains."""
         return problem.fixed, problem.operands._replace(alpha=1.0, beta=0.0)
 
     def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> GemmConfig:
@@ -174,7 +176,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         return ((config.template, config),)
 
     def kernels_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
-        """Yield the kernels of each choice table that such calls use, and the copies of operands."""
+        """Yield the kernels of each choice table that such calls use, and the kernels that copy operands."""
         problem, named = _with_elements(checked), self.named(checked)
         a, b = named["a"], named["b"]
         layouts = list(layouts_up_to(a, max_m))
@@ -191,7 +193,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         yield from copy_kernels([b], "b", gpu)
 
     def problems_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterable[Problem]:
-        """Return problems of all values of M that differ in more than M, if resized() serves them."""
+        """Return problems for values of M up to ``max_m`` that resized() supports and that differ in more than M."""
         problem, operands = checked.problem, checked.problem.operands
         if not (operands.a.is_aligned and operands.b.is_aligned):
             return ()  # the launch reads copies of the operands, which have another plan
@@ -213,7 +215,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         return lambda problem: (sizes(problem),)
 
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Compute the result in fp32, rounded once."""
+        """Compute the result in fp32, and round once."""
         host = {name: host_array(info) for name, info in arrays.items()}
         a, b, out = host["a"].astype(np.float32), host["b"].astype(np.float32), host["out"]
         unit = np.ones((1, 1), np.float32)
@@ -261,20 +263,20 @@ def gemm_explain(
     a, b, out, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, version : arguments
         As for ``gemm``.
     backend, stream : optional
-        As for ``gemm``, without effect.
+        Accepted as in ``gemm``, but ignored.
     target : str or Target, optional
-        Target of an imagined GPU, such as ``"sm_120a"``. Default: the arrays' GPU; for host arrays an H200, or a GPU of
-        ``$CUDATMA_TARGET``.
+        Target of an imagined GPU, such as ``"sm_120a"``. Default: the GPU of the arrays. For host arrays, the default
+        is a known GPU of ``$CUDATMA_TARGET``, or an H200.
 
     Returns
     -------
     Explanation
-        The predicted time is the kernel's, without copies of operands.
+        The explanation. The predicted time does not include copies of operands.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, TargetError
-        As ``gemm`` does, and for a result without elements.
+        As for ``gemm``, and if the result has no elements.
 
     Examples
     --------
@@ -310,7 +312,7 @@ def _activated(x: Any, name: str) -> Any:
         return np.where(x < 0, np.float32(0), x)
     if name == "gelu":
         scaled = np.float32(0.5) * x * (1 + np.vectorize(math.erf, otypes=[np.float32])(x * np.float32(math.sqrt(0.5))))
-        return np.where(np.isneginf(x), np.float32(0), scaled)  # the kernels return this limit, too
+        return np.where(np.isneginf(x), np.float32(0), scaled)  # the kernels also return this limit
     if name == "gelu_tanh":
         return (
             np.float32(0.5) * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)))

@@ -1,4 +1,4 @@
-"""The layout of a batch of matrices in memory: row-major or column-major, and whether the kernels can read it."""
+"""Layouts of batches of matrices, which are row-major or column-major, and whether the kernels can read them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cudatma.pipeline import align_up
 
 
 class Matrix(NamedTuple):
-    """The layout of a batch of matrices with contiguous rows or columns.
+    """Layout of a batch of matrices with contiguous rows or columns.
 
-    pitch_bytes: from one row, or column, to the next. batch_bytes: from one matrix to the next, 0 for a single matrix.
-    is_aligned: whether every row begins at a multiple of 16 bytes.
+    pitch_bytes: bytes from one row, or column, to the next. batch_bytes: bytes from one matrix to the next, or 0 for a
+    single matrix. is_aligned: whether every row begins at a multiple of 16 bytes.
     """
 
     pitch_bytes: int = 0
@@ -24,7 +24,7 @@ class Matrix(NamedTuple):
 
 
 def matrix_of(info: ArrayInfo, letter: str, alignment: int = TMA_ALIGNMENT_BYTES) -> Matrix:
-    """Return the layout of (batch, rows, columns), which is row-major (R) or column-major (C).
+    """Return the layout of an array (batch, rows, columns). ``letter``: R for row-major, C for column-major.
 
     A single row has the pitch of a dense row, rounded up to the alignment.
     """
@@ -39,7 +39,7 @@ def matrix_of(info: ArrayInfo, letter: str, alignment: int = TMA_ALIGNMENT_BYTES
 
 
 def batched(info: ArrayInfo, batch: int) -> ArrayInfo:
-    """Return (batch, rows, columns), with stride 0 for one matrix that serves the whole batch."""
+    """Return the array as (batch, rows, columns), with stride 0 for a matrix that the whole batch shares."""
     if len(info.shape) == 2:
         return replace(info, shape=(batch, *info.shape), strides_bytes=(0, *info.strides_bytes))
     step = info.strides_bytes[0] if info.shape[0] == batch > 1 else 0
@@ -47,9 +47,9 @@ def batched(info: ArrayInfo, batch: int) -> ArrayInfo:
 
 
 def letter_of(info: ArrayInfo, field: str) -> str:
-    """Return R for row-major operands (.., rows, columns), C for column-major ones, and R for others.
+    """Return C for a column-major operand (.., rows, columns), and R for any other.
 
-    fp8 products need a row-major a and a column-major b. ``field`` is the operand's name.
+    For fp8, return the layouts that its products require: R for a, C for b. ``field``: name of the operand.
     """
     (rows, columns), (down, across), element = info.shape[-2:], info.strides_bytes[-2:], info.dtype.itemsize
     if element == 1:
@@ -60,7 +60,7 @@ def letter_of(info: ArrayInfo, field: str) -> str:
 
 
 def as_rows(info: ArrayInfo, letter: str) -> ArrayInfo:
-    """Return the matrices with contiguous rows: column-major ones transposed."""
+    """Return the matrices with contiguous rows, which are transposed if they are column-major."""
     if letter == "R":
         return info
     (batch, rows, columns), (step, down, across) = info.shape, info.strides_bytes
@@ -83,9 +83,9 @@ def why_copied(info: ArrayInfo, letter: str) -> str:
 
 
 def result_rows(info: ArrayInfo) -> ArrayInfo:
-    """Return the result (batch, M, N) with the strides of a dense array along axes of one element.
+    """Return the result (batch, M, N), in which axes of one element have the strides of a dense array.
 
-    Raises ArgumentError unless its rows are contiguous and no two of them overlap.
+    Raises ArgumentError unless rows are contiguous and do not overlap.
     """
     element = info.dtype.itemsize
     if not info.size_elems:
@@ -106,7 +106,7 @@ def result_rows(info: ArrayInfo) -> ArrayInfo:
 
 
 def folded(info: ArrayInfo) -> ArrayInfo:
-    """Return a batch whose matrices follow each other as one matrix with all rows."""
+    """Return the batch as one matrix with all rows. The matrices must follow each other without gaps."""
     batch, rows, columns = info.shape
     return replace(info, shape=(1, batch * rows, columns), strides_bytes=(0, *info.strides_bytes[1:]))
 
@@ -117,7 +117,7 @@ def follows(info: ArrayInfo) -> bool:
 
 
 def check_pointer(info: ArrayInfo, field: str) -> None:
-    """Raise ArgumentError unless an array begins at a multiple of its elements' size."""
+    """Raise ArgumentError unless an array is aligned to its element size."""
     if info.pointer % info.dtype.itemsize:
         allowed = f"a multiple of {info.dtype.itemsize} bytes"
         raise ArgumentError(f"{field}.pointer", hex(info.pointer), allowed, "copy it")

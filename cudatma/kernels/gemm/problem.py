@@ -1,4 +1,4 @@
-"""Problem: the computation of a call of gemm(). The checks of a call, and the members of the kernels' launch struct."""
+"""Problems of gemm(), the checks of its arguments, and the members of the kernels' launch struct."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.operation import Checked
 from cudatma.kernels.schedule import ceil_div
 
-#: Layouts of A and B: R is row-major, C column-major. In RC, K is contiguous in both, as in torch's linear.
+#: Layouts of A and B. R is row-major; C is column-major. With RC, K is contiguous in A and in B, as in torch's linear.
 LAYOUTS = ("RC", "RR", "CR", "CC")
-#: Dtypes of A and B with their names in wgmma, and dtypes of C.
+#: Dtypes of A and B, mapped to their names in wgmma, and dtypes of C.
 OPERAND_TYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 RESULT_TYPES = (*ACTIVATION_TYPES, "float32")
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
-#: Epilogues: nothing; alpha, beta, bias and scales; the same and an activation.
+#: Epilogues: none; "linear" for alpha, beta, bias and scales; or "linear" followed by an activation.
 EPILOGUES = ("none", "linear", *ACTIVATIONS)
-#: Elements of K, and of N, that share a scale.
+#: Number of elements of K, and of N, that share a block scale.
 SCALE_BLOCK = 128
-#: The fields that a problem and the configs of its kernels have in common.
+#: Fields that a problem and the configs of its kernels have in common.
 PROBLEM_FIELDS = ("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma")
-#: Rows of a wgmma.
+#: Number of rows of a wgmma.
 WGMMA_M = 64
 #: NumPy's dtypes of the result.
 NUMPY = {name: BFLOAT16 if name == "bfloat16" else np.dtype(name) for name in RESULT_TYPES}
@@ -86,7 +86,7 @@ def is_fp8(dtype: str) -> bool:
 
 
 def element_bytes(dtype: str) -> int:
-    """Return the size of an element of A and B."""
+    """Return the bytes per element of A and B."""
     return 1 if dtype.startswith("float8") else 2
 
 
@@ -96,7 +96,7 @@ def default_result(dtype: str) -> str:
 
 
 def check_kind(fields: Any) -> None:
-    """Check the fields of PROBLEM_FIELDS of a frozen dataclass, and make ``out_dtype`` empty if it is the default.
+    """Check the PROBLEM_FIELDS of a frozen dataclass, and set ``out_dtype`` to "" if it is the default.
 
     Raises ArgumentError, ArgumentTypeError.
     """
@@ -119,10 +119,10 @@ def check_kind(fields: Any) -> None:
 
 
 class Operands(NamedTuple):
-    """The facts about a call's arrays that a launch depends on, except sizes and addresses.
+    """Properties of a call's arrays that a launch depends on, except sizes and addresses.
 
-    a, b, out: layouts. scale_strides: elements from one scale to the next, by the names of the struct's members.
-    scale_rows: layout of A's block scales if TMA reads them. alpha, beta: factors.
+    a, b, out: layouts. scale_strides: number of elements from one scale to the next, by the names of the struct's
+    members. scale_rows: layout of A's block scales if TMA reads them. alpha, beta: scalars of the epilogue.
     """
 
     a: Matrix = Matrix()
@@ -134,19 +134,19 @@ class Operands(NamedTuple):
     beta: float = 0.0
 
 
-#: The operands of a problem that is not launched.
+#: Operands of a problem that is not launched.
 NO_OPERANDS = Operands()
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for resized_copy()
 class Problem:
-    """c (m, n) = a (m, k) b (k, n), ``batch`` times.
+    """A batch of ``batch`` products c (m, n) = a (m, k) b (k, n).
 
-    dtype: one of OPERAND_TYPES. layout: one of LAYOUTS. version: the kernel to run; "": any. out_dtype: one of
-    RESULT_TYPES, or "" for default_result(). epilogue: one of EPILOGUES. block_scales: each 1 x 128 of a and 128 x 128
-    of b has a scale. scales_by_tma: TMA can read the scales of a. batch_invariant: the bits of a row must not depend on
-    m. operands: additional facts for a launch; the choice of a configuration ignores them. Raises ArgumentError,
-    ArgumentTypeError.
+    dtype: one of OPERAND_TYPES. layout: one of LAYOUTS. version: version of the kernel, or "" for any. out_dtype: one
+    of RESULT_TYPES, or "" for default_result(). epilogue: one of EPILOGUES. block_scales: whether each 1 x 128 block of
+    a and each 128 x 128 block of b has a scale. scales_by_tma: whether TMA can read the scales of a. batch_invariant:
+    whether the bits of a row must be independent of m. operands: further properties that a launch depends on, but the
+    choice of a configuration does not. Raises ArgumentError, ArgumentTypeError.
     """
 
     m: int
@@ -173,19 +173,19 @@ class Problem:
 
     @property
     def result_dtype(self) -> str:
-        """The dtype of c."""
+        """Name of c's dtype."""
         return self.out_dtype or default_result(self.dtype)
 
     def with_m(self, m: int) -> Problem:
-        """Return the problem with another M, which the caller has checked."""
+        """Return the problem with another M. The caller must have checked M."""
         return resized_copy(self, m=m)
 
     @property
     def split_rows(self) -> tuple[bool, bool]:
-        """Whether every other row of a, and of b, begins in the middle of one of L2's 32-byte sectors.
+        """Whether every other row of a, and of b, begins in the middle of a 32-byte L2 sector.
 
-        TMA reads such rows at half the speed. Rows are assumed to be packed. False for a column-major a, whose sectors
-        depend on m.
+        TMA reads such rows at half the speed. Rows are assumed to be packed. The value for a column-major a is False,
+        because its sectors depend on m.
         """
         vector = TMA_ALIGNMENT_BYTES // element_bytes(self.dtype)
         b_row = self.k if self.layout[1] == "C" else self.n
@@ -193,17 +193,17 @@ class Problem:
 
     @property
     def fixed(self) -> tuple[Any, ...]:
-        """All fields except m that the configuration depends on."""
+        """Fields other than m that the choice depends on."""
         return _FIXED(self)
 
     @property
     def constraint(self) -> str:
-        """Why only some configurations may serve, in words; empty without a constraint."""
+        """Reason in words why only some configurations may serve, or "" if all may."""
         return f"version {self.version} is selected" if self.version else ""
 
     @property
     def description(self) -> str:
-        """The problem in words."""
+        """Description of the problem in words."""
         parts = [f"M = {self.m}, N = {self.n}, K = {self.k}, {self.dtype}, {self.layout}"]
         parts += [f"batch of {self.batch}"] if self.batch > 1 else []
         parts += [f"to {self.out_dtype}"] if self.out_dtype else []
@@ -213,7 +213,7 @@ class Problem:
         return ", ".join(parts)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the problem as tuning entries store it."""
+        """Return the problem in the form that tuning entries store."""
         return {name: getattr(self, name) for name in _FIELDS if name not in ("version", "operands")}
 
     @classmethod
@@ -230,10 +230,10 @@ _SCALE_STRIDES = ("a_scale_batch", "a_scale_row", "a_scale_k", "b_scale_batch", 
 
 
 class GemmOptions(NamedTuple):
-    """The options of gemm(), which are part of a call's key.
+    """Options of gemm(), which are part of a call's key.
 
-    a_scale, b_scale: scales that are numbers. kinds: classes of the numbers and the flag, because 1 may be valid where
-    the equal value True is not.
+    a_scale, b_scale: scales that are numbers. kinds: types of the numbers and of the flag. They distinguish 1, which
+    may be valid, from the equal value True.
     """
 
     alpha: Any
@@ -260,7 +260,7 @@ def call_of(
     batch_invariant: Any = False,
     version: str = "",
 ) -> tuple[tuple[Any, ...], GemmOptions]:
-    """Return the inputs and the options of run() for arguments of gemm(). Scales that are numbers are options."""
+    """Return the inputs and the options that run() takes for a call of gemm(). Scales that are numbers are options."""
     a_factor = b_factor = None
     if a_scale is not None and isinstance(a_scale, numbers.Real):
         a_factor, a_scale = a_scale, None
@@ -274,9 +274,9 @@ def call_of(
 def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Checked[Problem]:
     """Validate the arguments of gemm(), as call_of() returns them. Raises ArgumentError, ArgumentTypeError.
 
-    The arrays of the result are a (batch, M, K), b (batch, K, N), both scales, and bias. A matrix that serves the whole
-    batch has stride 0. A batch that shares b becomes one matrix with all rows of a if it can, which leaves fewer tiles
-    partly empty. The problem is None if the result has no elements.
+    The result's arrays are a (batch, M, K), b (batch, K, N), the two scales, and bias. A matrix that the whole batch
+    shares has stride 0. If possible, a batch that shares b is merged into one matrix with all rows of a, so that fewer
+    tiles are partly empty. The problem is None if the result has no elements.
     """
     a, b, *scales, bias = inputs
     activation, factors = options.activation, (options.a_scale, options.b_scale)
@@ -302,7 +302,7 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
         raise ArgumentError("a_scale.strides", a_scale and a_scale.strides_bytes, "rows within 16 GiB", "copy it")
     dtype = _result_type(options.out_dtype, result, left)
     bias = None if bias is None else describe(bias, "bias")
-    # Adding 0.0 turns -0.0 into 0.0, because equal options must mean the same.
+    # Adding 0.0 converts -0.0 to 0.0, because equal options must have the same meaning.
     alpha = real_number(options.alpha, "alpha") * factor + 0.0
     beta = real_number(options.beta, "beta") + 0.0
     if bias is not None:
@@ -364,7 +364,7 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
 def product_batch(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     """Return the batch of a product of these shapes: (batch,), or () for two matrices.
 
-    Raises ArgumentError unless the shapes fit each other.
+    Raises ArgumentError unless the shapes match each other.
     """
     if b[-2] != a[-1]:
         remedy = "its transposed view would fit: b.T, or b.mT of a batch" if b[-1] == a[-1] else ""
@@ -430,9 +430,9 @@ def _scale(value: Any, field: str) -> ArrayInfo | None:
 def _are_of_blocks(
     scales: Sequence[ArrayInfo | None], factors: Sequence[Any], sizes: tuple[int, int, int], batch: int
 ) -> bool:
-    """Return whether the scales are of blocks; if not, each is one for all, or one for each row or column.
+    """Return whether the scales are block scales. Otherwise, each is a single scale, or has one per row or column.
 
-    Raises ArgumentError for a scale of another shape, and if only one of the two is of blocks.
+    Raises ArgumentError for a scale of another shape, or if only one of the two is a block scale.
     """
     m, n, k = sizes
     blocks = ceil_div(k, SCALE_BLOCK), ceil_div(n, SCALE_BLOCK)
@@ -443,7 +443,7 @@ def _are_of_blocks(
     plain = [info is None or info.size_elems == 1 or info.shape in vectors for _, info, _, vectors, _ in cases]
     if all(plain):
         return False
-    # Report a scale whose shape is never allowed before one that does not fit the other scale.
+    # Report a scale whose shape is never allowed before one that does not match the other scale.
     for is_plain, (field, info, factor, vectors, shape) in sorted(zip(plain, cases, strict=True), key=itemgetter(0)):
         if info is None:
             raise ArgumentError(field, factor, f"an array of {shape}, because the other scale is of blocks")
@@ -455,7 +455,10 @@ def _are_of_blocks(
 
 
 def _scale_strides(a_scale: ArrayInfo | None, b_scale: ArrayInfo | None) -> dict[str, int]:
-    """Return the elements from one scale to the next, by the names of the struct's members; 0 along one element."""
+    """Return the number of elements from one scale to the next, by the names of the struct's members.
+
+    The stride of an axis with one element is 0.
+    """
     steps: list[int] = []
     for info in (a_scale, b_scale):
         axes = [(1, 0)] * 3 if info is None else [(1, 0)] * 3 + list(zip(info.shape, info.strides_bytes, strict=True))

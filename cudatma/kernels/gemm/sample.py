@@ -1,4 +1,4 @@
-"""Random operands: a small dense GEMM for the emulator, and operands for the tuner."""
+"""Random operands for a small dense GEMM on the emulator, and for the tuner."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def sample(
     stages: int = 3,
     sm_count: int = 2,
 ) -> Sample:
-    """Return a launch of y = a b, with multiples of 8 for m, n and k, on a GPU with ``sm_count`` SMs.
+    """Return a launch of y = a b on a GPU with ``sm_count`` SMs.
 
-    The CTAs take several tiles. Raises ArgumentError, ArgumentTypeError, TargetError, CompileError, and DriverError
-    without NVRTC.
+    m, n and k must be multiples of 8. Each CTA computes several tiles. Raises ArgumentError, ArgumentTypeError,
+    TargetError, CompileError, and DriverError without NVRTC.
     """
     if dtype not in LIMITS:
         raise ArgumentError("dtype", dtype, ", ".join(LIMITS), 'for fp8 call gemm(.., backend="emulator")')
@@ -88,7 +88,7 @@ def checked_call(a: Any, b: Any, out: Any = None, **options: Any) -> Checked[Pro
 
 
 class GemmTrial:
-    """A Trial (kernels/sample.py). Raises DriverError without CuPy or a GPU."""
+    """Trial of gemm (kernels/sample.py). Raises DriverError without CuPy or a GPU."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -103,7 +103,7 @@ class GemmTrial:
         return len(self._b)
 
     def prepare(self, problem: Problem) -> None:
-        """Create random a, and random b unless it exists."""
+        """Create a random a, and a random b unless the previous problem's b fits."""
         import cupy
 
         m, n, k = problem.m, problem.n, problem.k
@@ -118,7 +118,7 @@ class GemmTrial:
         self._options = _options(problem)
 
     def launcher(self, candidate: Listed[GemmConfig], copies: int, stream: int) -> Launch:
-        """Load the candidate's kernel. Return launch(i), which enqueues it on the i-th copy of b."""
+        """Load the candidate's kernel, and return a function launch(i) that enqueues it on the i-th copy of b."""
         named = [GEMM_CALL.named(checked_call(self._a, b, self.out, **self._options)) for b in self._b[:copies]]
         problem = checked_call(self._a, self._b[0], self.out, **self._options).problem
         with pinned(candidate.config):
@@ -127,7 +127,7 @@ class GemmTrial:
 
 
 def _operand(rows: int, columns: int, layout: str, problem: Problem, seed: int) -> ArrayInfo:
-    """Return a normally distributed matrix, row-major or column-major."""
+    """Return a row-major or column-major matrix of normally distributed values."""
     if layout == "C":
         turned = _operand(columns, rows, "R", problem, seed)
         return replace(turned, shape=turned.shape[::-1], strides_bytes=turned.strides_bytes[::-1])

@@ -1,4 +1,4 @@
-"""Arguments of a Marlin GEMM's launches: the GEMM, and the copy of activations that may precede it."""
+"""Launch arguments of the Marlin GEMM and of the copy kernel for activations that may precede it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cudatma.layout import Swizzle
 from cudatma.quantization.layout_v1 import group_count, part_shapes
 from cudatma.target import Target
 
-#: Parameters that are arrays, and the names of the arrays.
+#: Names of the arrays, keyed by parameter.
 _ARRAYS = {
     "weight": "qweight",
     "scales": "scales",
@@ -37,12 +37,12 @@ _ARRAYS = {
 }
 #: Arrays that kernels may read before the previous kernel has ended.
 _EARLY = ("qweight", "scales", "zeros", "perm", "bias")
-#: Elements of K in a row of the 128-byte swizzle.
+#: Number of elements of K in a row of the 128-byte swizzle.
 _SPAN = 64
 
 
 def gemm_arguments(problem: Problem, config: MarlinConfig, work: Schedule, target: Target) -> Arguments:
-    """Return the launch of the GEMM, which reads x, or the copied rows.
+    """Return the launch of the GEMM, which reads either x or the copied rows.
 
     Parameters
     ----------
@@ -72,10 +72,10 @@ def gemm_arguments(problem: Problem, config: MarlinConfig, work: Schedule, targe
 def sizes_for(
     problem: Problem, config: MarlinConfig, work_of: Callable[[int], Schedule], target: Target
 ) -> Callable[[Problem], Sizes]:
-    """Return a function from any problem with this one's plan_key to its sizes.
+    """Return a function that returns the sizes of any problem with the same plan_key.
 
-    ``work_of`` returns the schedule of M rows, which depends on the number of tiles only. Values of M with the same
-    number of tiles differ in one word of the struct and in the tensor map.
+    ``work_of`` returns the schedule for M rows. The schedule depends only on the number of tiles. Sizes for values of M
+    with the same number of tiles differ only in one word of the struct and in the tensor map.
     """
     if config.scale_form not in ("none", problem.scale_form):
         why = "the range of these scales decides (quantization/scale_range.py)"
@@ -128,7 +128,7 @@ def sizes_for(
 
 
 def x_pitch_bytes(problem: Problem) -> int:
-    """Return the bytes from one row of activations to the next, in the array that the GEMM reads."""
+    """Return the row pitch of the activations in the array that the GEMM reads."""
     return result_pitch_bytes(problem.layer.k) if problem.copies_x else _source_pitch_bytes(problem)
 
 
@@ -138,18 +138,18 @@ def _source_pitch_bytes(problem: Problem) -> int:
 
 
 def dependent_smem_bytes(config: MarlinConfig, target: Target) -> int:
-    """Return the dynamic shared memory of a CTA in a dependent launch.
+    """Return the bytes of dynamic shared memory per CTA in a dependent launch.
 
-    It is enlarged if more than ``ctas_per_sm`` CTAs would fit on an SM, including those of the previous launch. The
-    GPU places a dependent launch's CTAs on any SM that holds them: while CTAs of the previous launch still occupy SMs,
-    some would get too many and some none. Measured: 43 us instead of 30 (docs/lab/marlin.md).
+    The size is increased if more than ``ctas_per_sm`` CTAs, including those of the previous launch, would fit on an SM.
+    The GPU places the CTAs of a dependent launch on any SM with enough room. While CTAs of the previous launch still
+    occupy some SMs, the other SMs would get too many CTAs. Such a launch took 43 us instead of 30 (docs/lab/marlin.md).
     """
     too_much = target.smem_share_bytes(config.ctas_per_sm + 1) + 1
     return max(config.smem_bytes, min(target.smem_share_bytes(config.ctas_per_sm), too_much))
 
 
 def _weights(layer: LinearShape, config: MarlinConfig) -> Map:
-    """Return the map of the weights. A box is a whole tile, or a block of 64 columns."""
+    """Return the tensor map of the weights. A box is a whole tile, or a block of 64 columns."""
     if config.loads_weight_tiles:
         return _weight_tiles(layer, config, config.tile_n // 64)
     rows = part_shapes(layer.k, layer.n, layer.group_size)["qweight"][0]
@@ -157,23 +157,23 @@ def _weights(layer: LinearShape, config: MarlinConfig) -> Map:
 
 
 def _weight_tiles(layer: LinearShape, config: MarlinConfig, rows: int, *, half_rows: bool = False) -> Map:
-    """Return the map of whole tiles. Half rows serve N tiles that begin inside of a row of 64 columns of N."""
+    """Return the tensor map of whole tiles. N tiles that begin in the middle of a row of 64 columns need half rows."""
     blocks = ceil_div(layer.k, 64), ceil_div(layer.n, 64)
     return Map("qweight", weight_tile_map_spec(*blocks, config.tile_k // 64, rows, half_rows=half_rows))
 
 
 def _table(layer: LinearShape, config: MarlinConfig, name: str) -> Map:
-    """Return the map of scales or zero points."""
+    """Return the tensor map of scales or zero points."""
     shape = part_shapes(layer.k, layer.n, layer.group_size)[name]
     dtype = "uint8" if name == "zeros" else layer.dtype
     return Map(name, scale_map_spec(shape, dtype, config.scale_row, config.groups_per_stage))
 
 
 def _activations(problem: Problem, config: MarlinConfig) -> Map:
-    """Return the map of the activations. Each CTA of a cluster loads a part of the rows for all.
+    """Return the tensor map of the activations. Each CTA of a cluster loads some of the rows for all of its CTAs.
 
-    With several blocks per box, K is divided into blocks of 64, which arrive one after another. Raises DescriptorError
-    if K is not a multiple of 64 then.
+    If a box has several blocks, the map divides K into blocks of 64. Raises DescriptorError if K is then not a multiple
+    of 64.
     """
     k, pitch, rows = problem.layer.k, x_pitch_bytes(problem), config.loaded_m
     dims, strides, box = (k, problem.m), (pitch,), (_SPAN, rows)
@@ -195,6 +195,6 @@ def _activations(problem: Problem, config: MarlinConfig) -> Map:
 
 
 def copy_sizes(problem: Problem, config: PermuteColumnsConfig, resident_ctas: int) -> Sizes:
-    """Return the sizes of the launch that copies x to aligned rows in the order of the weight."""
+    """Return the sizes of the copy kernel's launch."""
     m, k = problem.m, problem.layer.k
     return permute_sizes(config, m, k, _source_pitch_bytes(problem), resident_ctas, programmatic=problem.programmatic)

@@ -101,7 +101,7 @@ def tile_rows(layer: LinearShape, m: int, tile_k: int) -> int:
 
 
 class _Division(NamedTuple):
-    """A division of N and K: the N tiles of a CTA, the CTAs that divide K, and the CTAs that share an SM."""
+    """Division of N and K: number of N tiles per CTA, number of CTAs that divide K, and number of CTAs per SM."""
 
     n_tiles: int
     cluster_k: int = 1
@@ -350,9 +350,10 @@ def _wgmma_candidates(layer: LinearShape, gpu: Gpu) -> tuple[list[MarlinConfig],
 
 
 def fitted(config: MarlinConfig, target: Target, max_stages: int = 0) -> MarlinConfig:
-    """Return the config with the most stages that shared memory holds, at most ``max_stages``, by default its own.
+    """Return the config with the most stages that fit in shared memory, at most ``max_stages``.
 
-    Raises ArgumentError if shared memory does not hold two, and TargetError if the target lacks a feature.
+    The default of ``max_stages`` is the config's number of stages. Raises ArgumentError if two stages do not fit, and
+    TargetError if the target lacks a feature.
     """
     config = config.with_longest_ring(target.smem_per_block_bytes, max_stages or config.stages) or config
     config.check_target(target)
@@ -392,10 +393,7 @@ MMA_SYNC_TILES = (
 
 
 def mma_sync_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
-    """Return this kernel's configurations with their predicted times.
-
-    A tile serves M only if no smaller tile_m covers M with as few tiles.
-    """
+    """Return ``Family.times`` of this kernel, without tiles that are taller than the minimum number of tiles needs."""
     target = get_target(gpu.target)
     if not target.has("mma_sync") or not target.has("tma"):
         return []

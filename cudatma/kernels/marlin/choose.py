@@ -32,10 +32,7 @@ _INVARIANT_TILE_MS, _MMA_SYNC_TILE_MS = (8, 16, 32, 64, 128, 256), (8, 16, 32, 6
 
 
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
-    """Return the configurations of every kernel with their predicted times.
-
-    If rows must not depend on M, each M has one configuration.
-    """
+    """Return ``Family.times`` of every kernel, or of one configuration for each M if results must not depend on M."""
     if problem.batch_invariant:
         return _invariant_times(problem, ms, gpu)
     # The mma.sync kernel is slower than the wgmma kernel at every M.
@@ -44,9 +41,9 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConf
 
 
 def launched(config: MarlinConfig) -> MarlinConfig:
-    """Return the config that is compiled for weights whose scales allow one multiply-add, as most do.
+    """Return the config that is compiled for weights whose scales allow one multiply-add.
 
-    quantization/scale_range.py defines the range of such scales.
+    Most weights have such scales. quantization/scale_range.py defines their range.
     """
     return config.in_form("as_stored")
 
@@ -71,17 +68,17 @@ MARLIN: Family[Problem, MarlinConfig] = Family(
 )
 
 
-#: decide() and choose_by_cost() of this family.
+#: The family for decide() and choose_by_cost().
 decide, choose_by_cost = partial(choice.decide, MARLIN), partial(choice.choose_by_cost, MARLIN)
 
 
 def _invariant_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
-    """Return the configs with which the bits of a result's row do not depend on M, if the schedule divides no tile.
+    """Return configs whose results have the same bits in each row at every M, if the schedule divides no tile.
 
-    A sum in floating point depends on its order. Here every instance of a kernel adds up K in the same order: one warp
-    or warpgroup computes its columns of W alone, 16 of K at a time from the first to the last, with weights that are
-    already scaled. No tile is divided among CTAs (``divide`` of schedule()), no K among warps, and the target alone
-    determines the kernel. This is slower if there are few tiles.
+    A floating-point sum depends on its order. Every instance of these kernels adds over K in the same order: one warp
+    or warpgroup computes its columns of W alone, from the first to the last element of K, 16 at a time, with weights
+    that are already scaled. No tile is divided among CTAs (``divide`` of schedule()), no K is divided among warps, and
+    the target alone determines the kernel. These configs are slower if there are few tiles.
     """
     target, layer = get_target(gpu.target), problem.layer
     uses_wgmma = target.has_wgmma and target.has_setmaxnreg
@@ -136,25 +133,25 @@ def marlin_explain(
     Parameters
     ----------
     w : PackedWeight, MarlinLinear or LinearShape
-        The weight, or its shape. A weight's scales decide whether scale and offset are one multiply-add (``_fused`` or
-        ``_shifted`` in the entry). A shape is explained with scales that allow it, as most do.
+        The weight, or its shape. The scales of a weight determine whether one multiply-add applies scale and offset
+        (``_fused`` or ``_shifted`` in the entry). A shape is explained for scales that allow it, as most do.
     m : int
-        Rows of x.
+        Number of rows of x.
     target : str or Target, optional
-        Target of an imagined GPU. Default: the GPU of the weight's device, or else the first GPU of this machine, or
-        else an H200 or a known GPU of $CUDATMA_TARGET.
+        Target of an imagined GPU. Default: the GPU of the weight's device if it has one, otherwise the first GPU of
+        this machine. On a machine without a GPU, the default is a known GPU of $CUDATMA_TARGET, or an H200.
     sm_count : int, optional
-        SMs of the imagined GPU. Default: those of the first known GPU of the target, 132 for sm_90a and 170 for
-        sm_120a.
+        Number of SMs of the imagined GPU. Default: that of the first known GPU of the target, 132 for sm_90a and 170
+        for sm_120a.
     device : int, optional
         Ordinal of an installed GPU, instead of ``target`` and ``sm_count``.
     batch_invariant : bool, default False
-        As in marlin_gemm.
+        Explain a call with ``batch_invariant=True``.
 
     Returns
     -------
     Explanation
-        ``str()`` is for people, ``as_dict()`` for programs.
+        Use ``str()`` to read it, and ``as_dict()`` to process it.
 
     Raises
     ------

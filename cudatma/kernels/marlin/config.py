@@ -1,4 +1,4 @@
-"""MarlinConfig: a configuration of marlin_gemm's kernels. PRESETS describes the kernels.
+"""Configurations of marlin_gemm's kernels, which PRESETS describes.
 
 Every kernel computes the transposed product, C^T = W^T X^T: N is the M dimension of the MMA, and M its N dimension.
 """
@@ -29,7 +29,7 @@ _PRODUCER_REGISTERS = 40
 
 #: Paths from global to shared memory. Calls choose TMA; docs/lab/marlin.md compares the two.
 LOAD_PATHS = ("tma", "cp_async")
-#: Allowed values of fields, unless a kernel replaces them. A field that a kernel does not use has one.
+#: Allowed values of fields, unless a kernel replaces them. A field that a kernel does not use has one allowed value.
 _ALLOWED: Mapping[str, Sequence[Any]] = {
     "stages": range(2, 17),
     "group_size": GROUP_SIZES,
@@ -49,7 +49,7 @@ _ALLOWED: Mapping[str, Sequence[Any]] = {
     "scale_load_path": ("tma",),
     "activation_load_path": ("tma",),
 }
-#: Every kernel by its name, called a version as in the other families: in dumps, tuning files and reports.
+#: Every kernel by its name. Dumps, tuning files and reports call the name a version, as in the other families.
 PRESETS: Mapping[str, Preset] = {
     "skinny": Preset(
         summary="W4A16 GEMM for small M, mma.sync, operands by TMA",
@@ -105,12 +105,13 @@ PRESETS: Mapping[str, Preset] = {
 }
 #: Columns of W in an N tile of the skinny kernel: two fragments of 16, which a warp holds.
 N_TILE = 32
-#: Columns of an mma: rows of x.
+#: Columns of an mma, which are rows of x.
 MMA_COLUMNS = 8
 _MAX_WARPS = 16
 _WARPGROUP_THREADS = 128
 _REGISTERS_PER_CTA = 65536
-#: A thread of four warpgroups has too few registers: in 91 layers at 13 values of M, none is 2 % faster. [H200]
+#: Maximum number of warpgroups. With four, a thread has too few registers: of 91 layers at 13 values of M, none is 2 %
+#: faster. [H200]
 _MAX_WARPGROUPS = 3
 #: Maximum number of accumulators of a thread: with wgmma, and for two or more warpgroups without setmaxnreg.
 _MAX_ACCUMULATORS, _MAX_PLAIN_ACCUMULATORS = 128, 96
@@ -118,7 +119,7 @@ _MAX_ACCUMULATORS, _MAX_PLAIN_ACCUMULATORS = 128, 96
 _WORKING_REGISTERS = 64
 #: wgmmas over a K of 64.
 _K16_PER_K64 = 4
-#: Staging bytes of all warpgroups in tiles of at most _SHORT_M rows; larger tiles have half of it.
+#: Staging bytes of all warpgroups for tiles of at most _SHORT_M rows. Larger tiles have half of these.
 _MAX_STAGING_BYTES, _SHORT_M = 20 * KIB, 128
 #: The 128-byte swizzle repeats after this number of rows, each with 64 elements of a row of x.
 _SWIZZLE_ROWS = 8
@@ -134,7 +135,7 @@ _WARPGROUPS = ((1, 1), (2, 1), (3, 1), (1, 2))
 
 
 def min_tile_m(tile_k: int) -> int:
-    """Return the smallest tile_m for a tile_k: a stage holds whole periods of the swizzle."""
+    """Return the smallest tile_m for a tile_k, because a stage must hold whole periods of the swizzle."""
     return max(1, _SWIZZLE_ROWS * 64 // tile_k)
 
 
@@ -142,26 +143,27 @@ def min_tile_m(tile_k: int) -> int:
 class MarlinConfig(KernelConfig):
     """A configuration of a kernel's template.
 
-    version: a key of PRESETS. dtype, group_size, has_zeros: as in LinearShape. tile_m, tile_n, tile_k: the tile of a
-    CTA and K of a stage; a tile_m below 8 repeats rows of x in the columns of the mma. stages: stages of the ring.
-    slice_k: warps, or warpgroups with wgmma, that compute the same columns and divide the K of each stage; their sums
-    are added up in shared memory. cluster_n: CTAs of a cluster along N that share loads of activations. cluster_k: CTAs
-    of a cluster that divide the K of a tile by whole stages and exchange sums. ctas_per_sm: CTAs on an SM.
-    consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0 without
-    setmaxnreg.
+    version: a key of PRESETS. dtype, group_size, has_zeros: as in LinearShape. tile_m, tile_n, tile_k: tile size of a
+    CTA, and elements of K per stage; if tile_m is below 8, rows of x are repeated in the columns of the mma. stages:
+    number of stages of the ring. slice_k: number of warps, or of warpgroups with wgmma, that compute the same columns
+    and divide the K of each stage; their sums are added in shared memory. cluster_n: number of CTAs of a cluster along
+    N that share loads of activations. cluster_k: number of CTAs of a cluster that divide the K of a tile into whole
+    stages and exchange sums. ctas_per_sm: number of CTAs per SM. consumer_registers: number of registers that
+    setmaxnreg moves from the producer's warpgroup to each consumer thread, or 0 without setmaxnreg.
 
-    Skinny only: deep_box: whether one box of three dimensions loads a stage's activations, which requires that K is a
-    multiple of 64.
+    Only the skinny kernel uses deep_box: whether one three-dimensional box loads a stage's activations. This requires a
+    K that is a multiple of 64.
 
-    wgmma only: warpgroups: warpgroups that divide N. mmas_per_commit: wgmmas of each accumulator in a commit group.
-    commits_in_flight: groups that the tensor cores work on while the next weights are dequantized. scale_form: scale
-    and offset of a weight in one multiply-add, in the form that quantization/scale_range.py returns for the scales, or
-    "none"; results have the same bits. pingpong: whether two warpgroups compute tiles in turn, so that one stores its
-    tile while the other multiplies.
+    Only the wgmma kernel uses these fields. warpgroups: number of warpgroups that divide N. mmas_per_commit: number of
+    wgmmas per accumulator in a commit group. commits_in_flight: number of commit groups that the tensor cores execute
+    while the next weights are dequantized. scale_form: form in which one multiply-add applies scale and offset to a
+    weight, as quantization/scale_range.py returns it for the scales, or "none"; all forms give the same bits. pingpong:
+    whether two warpgroups compute tiles in turn, so that one stores its tile while the other multiplies.
 
-    mma.sync only: warps_n: warps that divide N. scale_on: the operand of scales: fp32 sums of a group ("accumulator"),
-    dequantized weights ("weight"), or the result ("epilogue", with whole-column scales only). weight_load_path,
-    scale_load_path, activation_load_path: one of LOAD_PATHS; zero points come with the scales.
+    Only the mma.sync kernel uses these fields. warps_n: number of warps that divide N. scale_on: what the scales
+    multiply, the fp32 sums of a group ("accumulator"), dequantized weights ("weight"), or the result ("epilogue", only
+    with one scale per column). weight_load_path, scale_load_path, activation_load_path: one of LOAD_PATHS; zero points
+    use scale_load_path.
 
     Raises ArgumentError, ArgumentTypeError.
     """
@@ -266,8 +268,8 @@ class MarlinConfig(KernelConfig):
     def _check_groups(self) -> None:
         """Raise ArgumentError unless every commit group is complete when the next iteration begins.
 
-        Only inside of the loop's body does ptxas know the registers that a wgmma in flight reads. Otherwise it assigns
-        the registers of operand A to the next weights, and results are wrong.
+        ptxas tracks the registers that a wgmma in flight reads only within the body of the loop. Across iterations it
+        would assign the registers of operand A to the next weights, and results would be wrong.
         """
         groups = self.k64_per_warpgroup * self.groups_per_k64
         if groups < self.commits_in_flight + 1:
@@ -303,7 +305,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Features that the target must have."""
+        """Names of the features that the target must have."""
         names = ["tma", "shared_cta_destination", self.preset.mma, "griddepcontrol"]
         names += ["stmatrix"] if self.version != "skinny" else []
         names += ["setmaxnreg"] if self.consumer_registers else []
@@ -359,7 +361,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def is_fused(self) -> bool:
-        """Whether scale and offset of a weight are one multiply-add."""
+        """Whether one multiply-add applies scale and offset to a weight."""
         return self.scale_form != "none"
 
     @property
@@ -375,7 +377,7 @@ class MarlinConfig(KernelConfig):
         return self.has_wgmma and is_symmetric and not (self.is_bf16 and form == "shifted")
 
     def in_form(self, form: str) -> MarlinConfig:
-        """Return the config with this ``scale_form`` if it is allowed, else with "none".
+        """Return the config with this ``scale_form`` if it is allowed, otherwise with "none".
 
         Choosing and tuning ignore the form, because the bits of a result do not depend on it.
         """
@@ -384,7 +386,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def has_stage_scales(self) -> bool:
-        """Whether scales are loaded with their stage. The epilogue reads scales of whole columns once."""
+        """Whether scales are loaded with each stage. With one scale per column, the epilogue reads them instead."""
         return self.group_size != -1
 
     @property
@@ -393,24 +395,27 @@ class MarlinConfig(KernelConfig):
 
     @property
     def stage_group_size(self) -> int:
-        """Elements of K that share a scale in a stage: all of them if scales are of whole columns."""
+        """Number of elements of K in a stage that share a scale. With one scale per column, all of them do."""
         return self.group_size if self.has_stage_scales else self.tile_k
 
     @property
     def groups_per_stage(self) -> int:
-        """Rows of the scale table in a stage. A group longer than a stage's K is loaded again with the next stage."""
+        """Number of rows of the scale table per stage. A row whose group spans several stages is loaded with each."""
         return 1 if self.group_size == -1 else max(1, self.tile_k // self.group_size)
 
     @property
     def scale_row(self) -> int:
-        """Columns of a row of a stage's scales: whole rows of packed weights, because their order is permuted."""
+        """Number of scales per row of a stage.
+
+        Whole rows of packed weights are loaded, because the order of columns in each is permuted.
+        """
         return align_up(self.tile_n, 64)
 
-    # Parameters of a launch.
+    # Launch parameters.
 
     @property
     def has_workspace(self) -> bool:
-        """Whether CTAs add up partial sums through global memory."""
+        """Whether CTAs add partial sums through global memory."""
         return self.preset.schedule == "stream_k" and self.cluster_k == 1
 
     @property
@@ -461,8 +466,8 @@ class MarlinConfig(KernelConfig):
     def prefetch_stages(self, weight_bytes: int) -> int:
         """Return the number of stages whose weights a dependent launch loads before it waits for the previous launch.
 
-        With more stages, too many weights delay the first activations. [docs/lab/marlin.md, "Chains of
-        dependent launches"] Two are 0 to 4 % faster for long layers up to M = 16 with wgmma. [H200]
+        More stages would delay the first activations. [docs/lab/marlin.md, "Chains of dependent launches"] Two stages
+        are 0 to 4 % faster than one for long layers up to M = 16 with wgmma. [H200]
         """
         max_rows = 16 if self.has_wgmma and self.cluster_k == 1 else MMA_COLUMNS
         return 2 if self.tile_m < 8 or (self.tile_m <= max_rows and weight_bytes >= _LONG_BYTES) else 1
@@ -471,12 +476,15 @@ class MarlinConfig(KernelConfig):
 
     @property
     def warp_tiles(self) -> int:
-        """Parts of a tile that one warp, or several that divide K, compute. Each has a flag in the workspace."""
+        """Number of parts of a tile that one warp, or a group of warps that divide K, computes.
+
+        Each part has a flag in the workspace.
+        """
         return {"skinny": self.n_tiles, "wgmma": 4 * self.warpgroups, "mma_sync": self.warps_n}[self.version]
 
     @property
     def tiles_at_once(self) -> int:
-        """Tiles that the warpgroups of a CTA hold."""
+        """Number of tiles that the warpgroups of a CTA compute at the same time."""
         return 2 if self.pingpong else 1
 
     @property
@@ -485,7 +493,10 @@ class MarlinConfig(KernelConfig):
 
     @property
     def producer_warps(self) -> int:
-        """Warps that load: one thread issues TMA, cp.async needs many, and setmaxnreg acts on whole warpgroups."""
+        """Number of producer warps.
+
+        TMA needs one thread, cp.async needs many threads, and setmaxnreg needs a whole warpgroup.
+        """
         return 1 if self.all_tma and not self.consumer_registers else 4
 
     @property
@@ -498,12 +509,12 @@ class MarlinConfig(KernelConfig):
 
     @property
     def n_tiles(self) -> int:
-        """N tiles of a CTA of the skinny kernel, one for a warp or for warps that divide K."""
+        """Number of N tiles per CTA of the skinny kernel. One warp, or several that divide K, computes each."""
         return self.tile_n // N_TILE
 
     @property
     def whole_rows(self) -> int:
-        """Rows of packed weights, 64 columns of W each, that a CTA computes completely."""
+        """Number of rows of packed weights, 64 columns of W each, that a CTA computes completely."""
         return self.tile_n // 64
 
     @property
@@ -513,22 +524,22 @@ class MarlinConfig(KernelConfig):
 
     @property
     def stack(self) -> int:
-        """Accumulator tiles of 64 columns of W of a warpgroup."""
+        """Number of accumulator tiles per warpgroup. Each tile has 64 columns of W."""
         return self.tile_n // (64 * self.warpgroups)
 
     @property
     def warp_n(self) -> int:
-        """Columns of a warp, or of a warpgroup with wgmma."""
+        """Number of columns of W per warp, or per warpgroup with wgmma."""
         return self.tile_n // (self.warpgroups or self.warps_n)
 
     @property
     def accumulators(self) -> int:
-        """fp32 sums of a thread."""
+        """Number of fp32 sums per thread."""
         return self.tile_m * self.tile_n // (32 * self.warp_tiles)
 
     @property
     def fix_up_unroll(self) -> int:
-        """Partial sums whose loads are in flight together in a fix-up, in about 64 registers."""
+        """Number of partial sums that a fix-up loads at a time, in about 64 registers."""
         return max(1, 64 // self.accumulators)
 
     @property
@@ -537,14 +548,14 @@ class MarlinConfig(KernelConfig):
 
     @property
     def groups_per_k64(self) -> int:
-        """Commit groups over a K of 64."""
+        """Number of commit groups per 64 elements of K."""
         return _K16_PER_K64 // self.mmas_per_commit
 
     @property
     def release_k64(self) -> int:
-        """Index of the 64 of K in a stage after which the previous stage's slot is released.
+        """Index of the block of 64 elements of K in a stage after which the previous stage's slot is released.
 
-        All groups in flight then belong to this stage.
+        At that point, all commit groups in flight belong to the current stage.
         """
         return max(0, ceil_div(self.commits_in_flight, self.groups_per_k64) - 1)
 
@@ -570,33 +581,33 @@ class MarlinConfig(KernelConfig):
 
     @property
     def full_arrivals(self) -> int:
-        """Arrivals that complete a stage: one with expect_tx, and one of each thread that uses cp.async."""
+        """Number of arrivals that fill a stage: one with expect_tx, and one from each thread that uses cp.async."""
         return int(self.uses_tma) + self.producer_threads * self.uses_cp_async
 
     @property
     def empty_arrivals(self) -> int:
-        """Arrivals of consumer warps, in each CTA of the cluster, that release a slot."""
+        """Number of arrivals that release a slot. Consumer warps in every CTA of the cluster arrive."""
         return self.cluster_n * self.consumer_warps // self.tiles_at_once
 
     @property
     def transaction_bytes(self) -> int:
-        """Bytes that a stage's full barrier expects, including bytes outside of a tensor, which TMA fills in."""
+        """Number of bytes that a stage's full barrier expects, including out-of-bounds bytes that TMA fills."""
         paths = self._stage_load_paths
         return sum(size for name, size in self._stage_bytes() if paths[name] == "tma")
 
     @property
     def activation_box_blocks(self) -> int:
-        """Blocks of 64 of K in one load of activations."""
+        """Number of blocks of 64 elements of K per load of activations."""
         return self.tile_k // 64 if self.deep_box else 1
 
     @property
     def loads_weight_tiles(self) -> bool:
-        """Whether one load fills a whole tile's weights instead of 64 columns'."""
+        """Whether one load reads the weights of a whole tile instead of 64 columns."""
         return self.version != "mma_sync"
 
     @property
     def loaded_m(self) -> int:
-        """Rows of x that one CTA of the cluster loads for all."""
+        """Number of rows of x that one CTA loads for all CTAs of its cluster."""
         return self.tile_m // self.cluster_n
 
     @property
@@ -605,7 +616,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def loaded_stage_bytes(self) -> int:
-        """Weights and activations that one CTA loads for a stage; the CTAs of a cluster share the activations."""
+        """Bytes of weights and activations that one CTA loads per stage. CTAs of a cluster share the activations."""
         return self.weight_stage_bytes + self.activation_stage_bytes // self.cluster_n
 
     # Shared memory.
@@ -628,7 +639,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def zero_slot_bytes(self) -> int:
-        """Distance between slots of zero points: a TMA destination is aligned to 128 bytes."""
+        """Distance between slots of zero points, padded because a TMA destination must be aligned to 128 bytes."""
         return align_up(self.zero_stage_bytes, 128)
 
     def _stage_bytes(self) -> list[tuple[str, int]]:
@@ -660,19 +671,19 @@ class MarlinConfig(KernelConfig):
 
     @property
     def column_bytes(self) -> int:
-        """Bytes of partial sums of an N tile of the skinny kernel, which warps and CTAs add up in shared memory."""
+        """Bytes of the partial sums of an N tile, which warps and CTAs of the skinny kernel add in shared memory."""
         return N_TILE // 16 * max(MMA_COLUMNS, self.tile_m) // 8 * _FRAGMENT_BYTES
 
     @property
     def own_rows(self) -> int:
-        """Rows of the tile that one CTA of the cluster adds up and stores; the last CTAs may have fewer."""
+        """Number of rows of a tile that each CTA of the cluster reduces and stores. The last CTAs may have fewer."""
         return 8 * ceil_div(self.tile_m, 8 * self.cluster_k)
 
     @property
     def staging_rows(self) -> int:
-        """Rows that a warp or a warpgroup stores together.
+        """Number of rows that a warp or a warpgroup stores at a time.
 
-        More rows save barriers, but leave fewer bytes to the stages.
+        More rows save barriers, but leave fewer bytes for the stages.
         """
         if self.version == "mma_sync":
             return 8
@@ -685,7 +696,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def staging_pitch_bytes(self) -> int:
-        """Bytes of a row of a warp's or warpgroup's result, and 16 bytes that keep stmatrix free of bank conflicts."""
+        """Bytes per row of a warp's or warpgroup's result, with 16 bytes of padding against stmatrix bank conflicts."""
         return self.warp_n * 2 + 16
 
     @property
@@ -706,7 +717,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes of fp32 sums that a CTA may leave in the workspace; 0 if the kernel does not divide tiles."""
+        """Maximum bytes of fp32 sums that a CTA stores in the workspace, or 0 if the kernel does not divide tiles."""
         return self.tile_m * self.tile_n * 4 if self.has_workspace else 0
 
     @property
@@ -715,32 +726,33 @@ class MarlinConfig(KernelConfig):
         return wgmma_stage_clocks(self)
 
     def division(self, others: int, tiles_m: int) -> tuple[float, float]:
-        """Return the one-time cost of dividing tiles for a CTA, and the time of a divided stage, in stages of whole
-        tiles.
+        """Return a CTA's one-time cost for dividing tiles and the time of a divided stage.
 
-        ``others`` CTAs share a tile with the one that stores it; ``tiles_m`` counts rows of tiles. By default, storing
-        and loading partial sums takes about the time of stages with the same number of bytes.
+        The unit of both is the time of a stage of a whole tile. ``others`` is the number of CTAs that share a tile with
+        the CTA that stores it; ``tiles_m`` is the number of rows of tiles. By default, storing and loading partial sums
+        takes about as long as stages with the same number of bytes.
         """
         if self.has_wgmma:
             return wgmma_division(self, others, tiles_m)
         return self.partial_bytes // self.loaded_stage_bytes, 1.0
 
     def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
-        """Return the predicted time. ``m``, an int or int64 array, replaces the problem's M."""
+        """Return the predicted time for M = ``m``, an int or int64 array. The problem's own M is ignored."""
         return COST_MODELS[self.version](self, m, problem.n, problem.k, gpu)
 
     def adapted(self, problem: Problem) -> MarlinConfig | None:
-        """Return the same tile for weights of another dtype, with other groups or zero points.
+        """Return this tile for a problem with another dtype, other groups or other zero points, or None.
 
-        Returns None for a tile that was measured with zero points, because its gain comes from their cost, and for the
-        mma.sync kernel, whose ``scale_on`` and ring depend on the groups. Other gains come from the division of work.
+        A tile that was measured with zero points is not adapted, because its gain comes from their cost. A tile of the
+        mma.sync kernel is not adapted either, because ``scale_on`` and the ring depend on the groups. The gain of every
+        other tile comes from the division of work.
         """
         if self.has_zeros or self.version == "mma_sync":
             return None
         return replace(self, **{name: getattr(problem.layer, name) for name in PROBLEM_FIELDS})
 
     def variants(self, problem: Problem) -> Iterator[Mapping[str, Any]]:
-        """Yield changes of fields that are worth measuring for the same tile."""
+        """Yield changes of fields that are worth measuring without changing the tile."""
         if self.version == "skinny":
             yield from self._skinny_variants(problem.k)
             return
@@ -752,7 +764,7 @@ class MarlinConfig(KernelConfig):
     def _skinny_variants(self, k: int) -> Iterator[Mapping[str, Any]]:
         if k % 64 == 0:
             yield {"deep_box": not self.deep_box}
-        # A ring that wraps at least once; more outstanding weights delay the first stage.
+        # The ring must wrap at least once, because more outstanding weights delay the first stage.
         own_stages = ceil_div(ceil_div(k, self.cluster_k), self.tile_k)
         deepest = max(self.stages, min(_MAX_MEASURED_STAGES, own_stages - 1))
         yield from ({"stages": self.stages + more} for more in (1, -1, 2) if self.stages + more <= deepest)

@@ -1,13 +1,13 @@
 """Predict the time of a Marlin GEMM on a GPU, in order to rank every configuration of every kernel.
 
-A time is a sum: the launch, the clocks of the busiest SM, the bytes of all memory, the operations of all tensor cores.
-Memory and tensor cores work at the same time as the SMs, which hides a part of their time; the rest adds to the sum.
-The factors were fitted on an H200 to the 8,800 readings in ``benchmarks/results/marlin_readings.json``.
+The predicted time is the sum of four terms: the launch, the clocks of the busiest SM, the memory traffic, and the
+operations of all tensor cores. The SMs' work hides a part of the memory and tensor-core times; only the other part is
+added. The constants were fitted on an H200 to the 8,800 readings in ``benchmarks/results/marlin_readings.json``.
 docs/lab/marlin.md compares them with the predictions, and tests/marlin/test_marlin_cost.py bounds the loss of
 the choice. Pure: no device, no file.
 
-A choice table evaluates all configurations of a kernel at all M at once: ``m`` is an int or an int64 array, and
-``config`` is a config or the ``columns_of()`` several configs.
+``m`` is an int or an int64 array, and ``config`` is a config or the ``columns_of()`` several configs, because a choice
+table evaluates all configurations of a kernel at all M at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def rows_of(columns: SimpleNamespace, index: Any) -> SimpleNamespace:
 
 
 def _memory_us(k: int, n: int, gpu: Gpu) -> float:
-    """Return the microseconds of reading the weight once."""
+    """Return the microseconds that it takes to read the weight once."""
     return _WEIGHT_BYTES * k * n / gpu.memory_bytes_per_us
 
 

@@ -1,7 +1,8 @@
-"""A packed weight as a dense matrix (K, N) on the GPU: TMA loads packed tiles and stores dequantized ones.
+"""Dequantize a packed weight to a dense matrix (K, N) on the GPU. TMA loads packed tiles and stores dequantized ones.
 
-The values have the bits of PackedWeight.dequantize(), rounded once to the weight's type. Rows are in the order of the
-activation's columns for any order of the packed weight. Bound by memory: docs/design/marlin.md.
+The result has the same bits as PackedWeight.dequantize(), rounded once to the weight's type. Rows are always
+in the order of the activation's columns, even if the packed weight is in another order. The kernel is memory-bound
+(docs/design/marlin.md).
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ _ROW_BYTES, _GAP_BYTES = 128, 16
 class DequantizeConfig:
     """A configuration of ``kernels/dequantize.cu.j2``.
 
-    dtype, group_size, has_zeros: the weight's. has_permutation: whether rows are stored one by one, in the order of the
-    permutation, instead of whole tiles. warps: 64 x 64 blocks of a tile along N. stages: tiles in flight. Raises
-    ArgumentError.
+    dtype, group_size, has_zeros: fields of the weight. has_permutation: whether rows are stored one by one, in the
+    order of the permutation, instead of in whole tiles. warps: number of 64 x 64 blocks in a tile, along N.
+    stages: number of tiles in flight. Raises ArgumentError.
     """
 
     dtype: str
@@ -76,12 +77,12 @@ class DequantizeConfig:
 
     @property
     def threads(self) -> int:
-        """Threads of the warps that dequantize, and of one warp that loads."""
+        """Number of threads: the warps that dequantize, and one warp that loads."""
         return 32 * (self.warps + 1)
 
     @property
     def groups_per_tile(self) -> int:
-        """Rows of scales for the 64 rows of W in a tile."""
+        """Number of rows of scales for the 64 rows of W in a tile."""
         return 2 if self.group_size == 32 else 1
 
     @property
@@ -90,12 +91,15 @@ class DequantizeConfig:
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of two buffers for each warp, which fills one while TMA reads the other."""
+        """Bytes of the staging buffers. Each warp has two and fills one while TMA reads the other."""
         return 2 * self.warps * _BLOCK * self.row_bytes
 
     @property
     def ring(self) -> PipelineSpec:
-        """A packed tile, its scales and zero points per stage. One thread loads, and each warp releases the slot."""
+        """Ring with one packed tile, its scales and its zero points per stage.
+
+        One thread loads a stage, and each warp releases it.
+        """
         columns = self.warps * _BLOCK
         sizes = {"weight": self.warps * _BLOCK_BYTES, "scales": self.groups_per_tile * columns * _ELEMENT_BYTES}
         if self.has_zeros:
@@ -106,7 +110,7 @@ class DequantizeConfig:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The contents of shared memory, for the opening comment of the generated source."""
+        """Description of shared memory for the opening comment of the generated source."""
         buffers = f"buffers: {2 * self.warps} x 64 rows x 64 columns, {self.row_bytes} bytes a row"
         return (buffers, f"after them, at +{self.staging_bytes}:", *self.ring.notes())
 
@@ -135,23 +139,24 @@ class DequantizeConfig:
 
 
 def dense_pitch_bytes(n: int) -> int:
-    """Return the bytes from one row of a dense weight to the next: TMA stores whole chunks of 16 bytes."""
+    """Return the row pitch of a dense weight, a multiple of 16 bytes because TMA stores whole chunks."""
     return align_up(n * _ELEMENT_BYTES, TMA_ALIGNMENT_BYTES)
 
 
 def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
-    """Compute a weight as a dense matrix of its own type: ``x @ dense`` is what ``marlin_gemm(x, w)`` computes.
+    """Dequantize a weight to a dense matrix of the weight's dtype.
 
-    The result has the same bits as ``w.dequantize(w.dtype)``.
+    ``x @ dequantize(w)`` equals ``marlin_gemm(x, w)`` except for rounding. The result has the same bits as
+    ``w.dequantize(w.dtype)``.
 
     Parameters
     ----------
     w : PackedWeight
-        The weight (K, N), on a device; on the host with backend "emulator" or "reference".
+        The weight (K, N). It must be on a device, or on the host with backend "emulator" or "reference".
     out : array (K, N), optional
         The result, of w's dtype, on w's device: CuPy, torch, DLPack or ``__cuda_array_interface__``; NumPy on the host.
-        N is a multiple of 8; the elements of a row have no gaps; its base and pitch are multiples of 16 bytes. Default:
-        a new array of CuPy or NumPy for any N, whose pitch is padded to 16 bytes.
+        N must be a multiple of 8, rows must be contiguous, and base and pitch must be multiples of 16 bytes. Default:
+        a new CuPy or NumPy array for any N, whose pitch is padded to a multiple of 16 bytes.
     stream : stream, optional
         Default: the current stream of out's library.
     backend : str, optional
@@ -165,13 +170,13 @@ def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend:
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        For another device, shape, dtype or layout.
+        If the device, shape, dtype or layout of an array is wrong.
     LaunchError
-        For a first call inside a graph capture, and in a forked process.
+        If a graph capture contains the first call, or if the process was forked.
     TargetError, CompileError, DriverError
         If no kernel exists for the GPU, or it does not compile or load.
     HazardError
-        On the emulator.
+        If the emulator finds a hazard.
 
     Examples
     --------
@@ -192,7 +197,7 @@ def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend:
 
 
 class DenseProblem(NamedTuple):
-    """A weight, and the pitch of the result."""
+    """Shape and format of a weight, and pitch of the result."""
 
     layer: LinearShape
     has_permutation: bool
@@ -200,7 +205,7 @@ class DenseProblem(NamedTuple):
 
     @classmethod
     def of(cls, w: PackedWeight, out: ArrayInfo) -> DenseProblem:
-        """Return the problem of a weight and a result of check_dense()."""
+        """Return the problem for a weight and for a result that check_dense() returned."""
         return cls(LinearShape.of(w), w.perm is not None, out.strides_bytes[0])
 
 
@@ -219,7 +224,7 @@ class Dequantize(Operation[DenseProblem, DequantizeConfig]):
         return Checked(DenseProblem.of(resource, info), (), info, info.shape, info.dtype)
 
     def configure(self, problem: DenseProblem, gpu: Gpu, memo: dict[Any, Any]) -> DequantizeConfig:
-        """Return the kernel. Its stages fill 99 KiB of shared memory, half of SM90's."""
+        """Return the kernel with as many stages as fit in 99 KiB of shared memory, which is half of SM90's."""
         return _config(problem.layer, problem.has_permutation)
 
     def kernels(self, problem: DenseProblem, config: DequantizeConfig) -> tuple[tuple[str, Any], ...]:
@@ -248,7 +253,7 @@ def _config(layer: LinearShape, has_permutation: bool) -> DequantizeConfig:
 
 
 def dequantize_arguments(problem: DenseProblem, config: DequantizeConfig, resident: int) -> Arguments:
-    """Return the launch. ``resident``: CTAs that run at the same time."""
+    """Return the launch. ``resident``: number of CTAs that run at the same time."""
     layer = problem.layer
     k, n, columns = layer.k, layer.n, config.warps * _BLOCK
     k64, n64 = -(-k // _BLOCK), -(-n // _BLOCK)
@@ -257,7 +262,7 @@ def dequantize_arguments(problem: DenseProblem, config: DequantizeConfig, reside
     tables = {"scales": layer.dtype} | ({"zeros": "uint8"} if layer.has_zeros else {})
     for name, dtype in tables.items():
         maps.append(Map(name, scale_map_spec(shapes[name], dtype, columns, config.groups_per_tile)))
-    # The padding of a row is written, too, because a store must not end inside of 16 bytes.
+    # The padding of a row is written as well, because a store may not end inside a 16-byte chunk.
     width = dense_pitch_bytes(n) // _ELEMENT_BYTES
     place: tuple[Any, ...] = At("out"), problem.pitch_bytes, At("perm"), k
     if not config.has_permutation:
@@ -274,9 +279,9 @@ def dequantize_arguments(problem: DenseProblem, config: DequantizeConfig, reside
 def on_host(
     w: PackedWeight, out: object, *, config: DequantizeConfig | None = None, resident: int = 132
 ) -> tuple[Arguments, dict[str, ArrayInfo]]:
-    """Return the launch for a weight in host memory, and its arrays by name.
+    """Return the launch for a weight in host memory, and the launch's arrays by name.
 
-    ``config``: by default the usual kernel.
+    ``config`` is the usual kernel by default.
     """
     info = check_dense(out, w)
     problem = DenseProblem.of(w, info)
@@ -285,9 +290,9 @@ def on_host(
 
 
 def check_dense(out: object, w: PackedWeight) -> ArrayInfo:
-    """Return the caller's result with the padding of its rows, which the kernel writes, too.
+    """Return the caller's result including the padding of its rows, which the kernel also writes.
 
-    Raises ArgumentError, ArgumentTypeError for an array that the kernel cannot write.
+    Raises ArgumentError or ArgumentTypeError if the kernel cannot write the array.
     """
     info = describe(out, "out")
     if info.dtype.name != w.dtype or not info.dtype.isnative:
@@ -324,7 +329,7 @@ def _new_result(w: PackedWeight, stream: int | None = None) -> Any:
 
 
 def dump_configs(target: Target) -> list[DequantizeConfig]:
-    """Return the representative configs; none if the target cannot run them."""
+    """Return the representative configs, or none if the target cannot run them."""
     if not target.has("tma") or not target.has("stmatrix"):
         return []
     return [
@@ -348,8 +353,8 @@ def sample(
 ) -> Sample:
     """Return the dequantization of a random weight, for `cudatma emulate dequantize`.
 
-    ``zeros``: with zero points. ``permute``: packed in another order of its rows. ``blocks``: maximum number of CTAs.
-    Raises ArgumentError.
+    ``zeros``: whether the weight has zero points. ``permute``: whether its rows are packed in another order.
+    ``blocks``: maximum number of CTAs. Raises ArgumentError.
     """
     if min(k, n, blocks) < 1:
         raise ArgumentError("k, n, blocks", (k, n, blocks), "1 or more each")

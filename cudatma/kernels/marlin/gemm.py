@@ -32,7 +32,7 @@ from cudatma.kernels.workspace import Workspace, check_workspace
 from cudatma.quantization import PackedWeight
 from cudatma.target import get_target
 
-#: The attachment of a weight that holds its arrays for launches.
+#: Name of the attachment that stores a weight's arrays for launches.
 _WEIGHT = "launch"
 
 
@@ -49,40 +49,42 @@ def marlin_gemm(
     batch_invariant: bool = False,
     debug: bool | None = None,
 ) -> Any:
-    """Compute y = x W + bias with an int4 weight and fp32 accumulation; the same bits every time.
+    """Compute y = x W + bias with an int4 weight and fp32 accumulation.
 
-    The function has no backward pass: tensors that require grad raise while torch records.
+    Results have the same bits every time. The function has no backward pass, so it raises for tensors that require grad
+    while torch records.
 
     Parameters
     ----------
     x : array (..., K)
         Activations of the weight's dtype, fp16 or bf16, on the weight's device: CuPy, torch, DLPack or
-        ``__cuda_array_interface__``. A second kernel copies them to the workspace first if their base or pitch is not a
-        multiple of 16 bytes, or if the weight was quantized in activation order. The launch waits for the stream that
+        ``__cuda_array_interface__``. A copy kernel runs before the GEMM if their base or pitch is not a multiple of
+        16 bytes, or if the weight was quantized in activation order. The launch waits for the stream that
         ``__cuda_array_interface__`` names.
     w : PackedWeight
         The weight (K, N). ``w.to_device()`` moves it to a device.
     out : array (..., N), optional
         The result, of x's dtype. Default: a new array of x's library, allocated on the stream of the launch.
     bias : array (N,), optional
-        Added to each row, of x's dtype.
+        Bias of x's dtype, which is added to each row.
     stream : stream, optional
         Default: the current stream of x's library.
     backend : str, optional
-        ``"cuda"``; for host arrays ``"emulator"`` (the generated kernel itself, slowly, with an error for each hazard)
-        or ``"reference"`` (NumPy); ``"auto"``: the GPU, or the emulator if there is none, with a BackendWarning.
-        Default: ``$CUDATMA_BACKEND``, else ``"auto"``.
+        ``"cuda"`` runs on the GPU. For host arrays, ``"emulator"`` runs the generated kernel itself, slowly, and raises
+        for each hazard; ``"reference"`` computes with NumPy. ``"auto"`` selects the GPU, or the emulator with a
+        BackendWarning if there is no GPU. Default: ``$CUDATMA_BACKEND`` if it is set, otherwise ``"auto"``.
     workspace : Workspace, optional
-        Memory for partial sums and copied activations, which must live as long as a captured graph that uses it.
-        Default: the stream's own; during capture, one per graph branch, freed with the graph.
+        Memory for partial sums and copied activations. It must outlive every captured graph that uses it.
+        Default: the stream's workspace; during capture, one per graph branch, freed with the graph.
     programmatic : bool, default False
-        Launch as a programmatic dependent of the previous kernel. The weight and the bias may be read before that
-        kernel has ended, so it must not write them; activations, workspace and out are touched only afterwards.
+        Launch as a programmatic dependent of the previous kernel. The GEMM may read the weight and the bias before that
+        kernel has ended, so the previous kernel must not write them. The GEMM accesses activations, workspace and out
+        only after the previous kernel has ended.
     batch_invariant : bool, default False
-        Compute a row's bits independently of M, at some cost in speed.
+        Compute each row with the same bits at every M, at some cost in speed.
     debug : bool, optional
-        Run kernels whose waits time out and report what they waited for (docs/howto/debug_a_hang.md); the call waits
-        for their end. Default: the setting of ``cudatma.debugging()``, or ``$CUDATMA_DEBUG`` at the first call of a
+        Run kernels whose waits time out and report what they waited for (docs/howto/debug_a_hang.md). The call waits
+        until they end. Default: the setting of ``cudatma.debugging()``, or ``$CUDATMA_DEBUG`` at the first call of a
         kind.
 
     Returns
@@ -93,15 +95,15 @@ def marlin_gemm(
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        For wrong shapes, dtypes, devices, layouts, or arrays that overlap.
+        If a shape, dtype, device or layout is wrong, or if arrays overlap.
     LaunchError
-        For a first call inside a graph capture, and in a forked process.
+        If a graph capture contains the first call, or if the process was forked.
     TargetError, CompileError, DriverError
         If no kernel exists for the GPU, or it does not compile or load.
     HazardError
-        On the emulator.
+        If the emulator finds a hazard.
     PipelineHang
-        With ``debug``.
+        If a wait times out with ``debug``.
 
     Examples
     --------
@@ -130,21 +132,21 @@ def marlin_gemm(
 
 
 class MarlinOptions(NamedTuple):
-    """The options of marlin_gemm, which are part of a call's key."""
+    """Options of marlin_gemm, which are part of a call's key."""
 
     programmatic: bool
     batch_invariant: bool
 
 
-#: The options of most calls, because creating a tuple takes as long as finding the call.
+#: Options of most calls, created once because creating a tuple takes as long as finding the call.
 _NO_OPTIONS = MarlinOptions(programmatic=False, batch_invariant=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The kernels of a call.
+    """Kernels of a call.
 
-    gemm: the GEMM, in the form that the weight's scales allow. copy: the copy of activations, or None.
+    gemm: the GEMM, in the form that the weight's scales allow. copy: the copy kernel for activations, or None.
     """
 
     gemm: MarlinConfig
@@ -181,7 +183,7 @@ class MarlinGemm(Operation[Problem, Config]):
     def resized(
         self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], size_options: tuple[int, ...]
     ) -> tuple[Problem, tuple[int, ...], None] | None:
-        """Return the problem with another M."""
+        """Return the same problem with another M."""
         x, _, out = shapes
         rows = x[:-1]
         m = rows[0] if len(rows) == 1 else prod(rows)
@@ -193,12 +195,12 @@ class MarlinGemm(Operation[Problem, Config]):
     def alignment_masks(self, problem: Problem) -> tuple[int, ...]:
         """Return the alignment of x, which TMA reads, and out, which vectors write.
 
-        Threads read the bias by elements.
+        Threads read the bias element by element.
         """
         return 15, 1, 15
 
     def plan_key(self, problem: Problem) -> Hashable:
-        """Return everything except M and the exponent of the scales, which is in the struct."""
+        """Return every field except M and the scale exponent, which the struct contains."""
         return problem.plan_key
 
     def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> Config:
@@ -215,12 +217,12 @@ class MarlinGemm(Operation[Problem, Config]):
         return config
 
     def kernels(self, problem: Problem, config: Config) -> tuple[tuple[str, Any], ...]:
-        """Return the copy of activations, if there is one, and the GEMM."""
+        """Return the copy kernel for activations, if there is one, and the GEMM."""
         gemm = config.gemm.template, config.gemm
         return (gemm,) if config.copy is None else ((COPY, config.copy), gemm)
 
     def kernels_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
-        """Yield the GEMMs of the weight's choice table, and the copies of x in both alignments."""
+        """Yield the GEMMs of the weight's choice table, and the copy kernels for aligned and misaligned x."""
         problem, target = checked.problem, get_target(gpu.target)
         for config in choice_table(MARLIN, problem, gpu, max_m).configs_up_to(max_m):
             yield config.template, config.in_form(problem.scale_form)
@@ -231,7 +233,7 @@ class MarlinGemm(Operation[Problem, Config]):
                     yield COPY, choose_copy(copied, target, gpu.sm_count)
 
     def problems_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterable[Problem]:
-        """Return problems of all values of M that differ in more than M."""
+        """Return problems for values of M up to ``max_m`` that cover all configurations and numbers of tiles."""
         table = choice_table(MARLIN, checked.problem, gpu, max_m)
         return map(checked.problem.with_m, table.ms_up_to(max_m))
 
@@ -254,7 +256,7 @@ class MarlinGemm(Operation[Problem, Config]):
         return lambda problem: (copy_sizes(problem, copy, resident[0]), sizes(problem))
 
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Compute fp32 products of the dequantized weight, rounded once."""
+        """Multiply by the dequantized weight in fp32, and round once."""
         named: dict[str, Any] = {name: host_array(info) for name, info in arrays.items()}
         w = host_weight(problem.layer, arrays)
         with np.errstate(all="ignore"):  # infinities and NaNs are results, as on the GPU
@@ -268,13 +270,13 @@ MARLIN_GEMM = MarlinGemm()
 
 
 def _schedules(problem: Problem, config: Config, resident: tuple[int, ...]) -> Callable[[int], Schedule]:
-    """Return a function from M to the schedule of problems that are otherwise equal."""
+    """Return a function from M to the schedule of the problem with that M."""
     n, k, divide = problem.n, problem.k, not problem.batch_invariant
     return lambda m: schedule(config.gemm, m, n, k, resident[-1], divide=divide)
 
 
 def host_weight(layer: LinearShape, arrays: Mapping[str, ArrayInfo]) -> PackedWeight:
-    """Return the weight of these arrays in host memory."""
+    """Return the weight that these host arrays form."""
     parts: dict[str, Any] = {
         name: host_array(arrays[name]) if name in arrays else None for name in MarlinGemm.weight_arrays
     }
@@ -282,15 +284,15 @@ def host_weight(layer: LinearShape, arrays: Mapping[str, ArrayInfo]) -> PackedWe
 
 
 class _Format:
-    """The part of a plan's key that comes from a weight. Weights of one shape, format and scale fit share it."""
+    """Part of a plan's key that comes from a weight. Weights with the same shape, format and scale fit share it."""
 
 
 class _Formats(dict[Hashable, _Format]):
-    """The formats of a process, a part of the Runtime."""
+    """Formats of all weights in a process, held by the Runtime."""
 
 
 def weight_of(w: object) -> Weight:
-    """Return the arrays of a weight for a launch.
+    """Return a weight's arrays for a launch.
 
     Raises ArgumentTypeError for an object that is not a weight, and ArgumentError for misaligned arrays.
     """

@@ -25,7 +25,7 @@ from cudatma.target import detect
 
 
 class MarlinLinear:
-    """A linear layer y = x W + b with W in int4, called like a function.
+    """Linear layer y = x W + b with an int4 weight, which is called like a function.
 
     Parameters
     ----------
@@ -141,20 +141,20 @@ class MarlinLinear:
         )
 
     def warm_up(self, m_values: int | Iterable[int], *, stream: Any = None) -> None:
-        """Compile and load what calls need, and reserve their memory, before the first call.
+        """Compile and load the kernels that calls need, and reserve memory for the calls.
 
-        Do this at start-up, so that no request waits for the compiler, or before a graph capture, which cannot load
-        kernels. A capture takes its memory from the device's reserve, not from the stream's workspace
-        (docs/howto/streams_and_graphs.md). On the CPU there is nothing to do.
+        Call this method at startup, so that no request waits for the compiler, or before a graph capture, which cannot
+        load kernels. A capture takes memory from the device's reserve, not from the stream's workspace
+        (docs/howto/streams_and_graphs.md).
 
         Parameters
         ----------
         m_values : int or iterable of int
-            An int n prepares for 1 to n rows of x in any layout; missing kernels are compiled in parallel, with a
-            progress bar on a terminal. Several numbers prepare for these alone, with dense rows that begin at multiples
-            of 16 bytes.
+            An int n prepares for 1 to n rows of x in any layout. Missing kernels are compiled in parallel, with a
+            progress bar on a terminal. An iterable prepares for these numbers of rows alone, with dense rows that begin
+            at multiples of 16 bytes.
         stream : stream, optional
-            The stream whose workspace is reserved. Default: the current one.
+            The stream whose workspace is reserved. Default: the current stream.
 
         Raises
         ------

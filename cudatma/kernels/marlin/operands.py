@@ -1,4 +1,4 @@
-"""Checks of a GEMM's arrays: x, out and bias as rows with a pitch."""
+"""Argument checks of marlin_gemm, which convert x and out to rows with a pitch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_ROWS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A 2D view (rows, columns) of an array (..., columns): address, rows, and bytes from one row to the next."""
+    """2D view (rows, columns) of an array (..., columns), with its address, number of rows and row pitch."""
 
     info: ArrayInfo
     rows: int
@@ -44,7 +44,7 @@ def check_weight(w: object) -> PackedWeight:
 
 
 def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
-    """Return an array with its leading dimensions folded into rows. Raises ArgumentError without a single pitch."""
+    """Fold the leading dimensions of an array into rows. Raises ArgumentError if the rows have no common pitch."""
     if not info.shape or info.shape[-1] != columns:
         raise ArgumentError(f"{field}.shape", info.shape, f"(..., {columns})", "the last dimension is the weight's")
     if columns > 1 and info.size_elems and info.strides_bytes[-1] != _ELEMENT_BYTES:
@@ -133,7 +133,7 @@ def check_output(out: object, x: Rows, w: PackedWeight) -> Rows:
 
 
 def check_bias(bias: object, w: PackedWeight, out: ArrayInfo | None) -> ArrayInfo:
-    """Return bias as (N,), dense, of the weight's dtype, on its device, without overlap with the caller's ``out``."""
+    """Check that bias is (N,), dense, of the weight's dtype, on the weight's device, and does not overlap ``out``."""
     info = describe(bias, "bias")
     _check_common(info, w, "bias")
     if info.shape != (w.shape[1],):

@@ -24,7 +24,7 @@ from cudatma.target import KIB, Target
 
 TEMPLATE = "kernels/permute_columns.cu.j2"
 ELEMENT_BYTES = 2
-#: Elements of a 16-byte chunk, which one thread writes at a time.
+#: Number of elements in a 16-byte chunk, which one thread writes at a time.
 CHUNK_ELEMS = 8
 #: The pitch of the result is a multiple of whole cache lines, so that TMA splits none.
 PITCH_ALIGNMENT_BYTES = 128
@@ -34,7 +34,7 @@ MAX_STAGED_COLUMNS = 65536
 _SMEM_BYTES = 97 * KIB
 #: Slots have a multiple of this number of columns, so that layers of similar K share a kernel.
 _COLUMN_STEP = 4096
-#: Rows for which the permutation is read once, if there are enough rows for every SM.
+#: Number of rows that share one read of the permutation, if there are enough rows for every SM.
 _ROWS = 4
 
 
@@ -42,10 +42,10 @@ _ROWS = 4
 class PermuteColumnsConfig:
     """A configuration of ``kernels/permute_columns.cu.j2``.
 
-    has_permutation: whether columns are permuted. staged_columns: columns of a row that bulk copies load into shared
-    memory, a multiple of 64; 0 if elements are read from global memory one by one, with any alignment. rows: rows that
-    are copied at a time. stages: groups of rows in flight. consumers: threads that write, in whole warps. Raises
-    ArgumentError.
+    has_permutation: whether columns are permuted. staged_columns: number of columns per row that bulk copies load into
+    shared memory, a multiple of 64, or 0 if elements of any alignment are read from global memory one by one. rows:
+    number of rows that are copied at a time. stages: number of groups of rows in flight. consumers: number of threads
+    that write, in whole warps. Raises ArgumentError.
     """
 
     has_permutation: bool
@@ -75,7 +75,7 @@ class PermuteColumnsConfig:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes from one row to the next in a slot."""
+        """Row pitch in a slot."""
         return self.staged_columns * ELEMENT_BYTES
 
     @property
@@ -84,12 +84,12 @@ class PermuteColumnsConfig:
 
     @property
     def threads(self) -> int:
-        """Consumer threads plus one producer warp."""
+        """Number of threads: the consumers plus one producer warp."""
         return self.consumers + 32 * self.is_staged
 
     @property
     def ring(self) -> PipelineSpec:
-        """One group of rows per stage: one thread loads it, and each consumer warp releases it.
+        """Ring with one group of rows per stage. One thread loads the group, and each consumer warp releases it.
 
         A launch with shorter or fewer rows expects fewer bytes.
         """
@@ -98,7 +98,7 @@ class PermuteColumnsConfig:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The contents of the ring, for the opening comment of the generated source."""
+        """Description of the ring for the opening comment of the generated source."""
         return self.ring.notes() if self.is_staged else ("no ring: elements come from global memory",)
 
     @property
@@ -116,12 +116,12 @@ class PermuteColumnsConfig:
         ]
 
     def stage_layout(self) -> list[tuple[str, int]]:
-        """Return (description, bytes) of a stage."""
+        """Return (description, bytes) of each array of a stage."""
         shape = f"{self.rows} x {self.staged_columns}"
         return [(f"rows {shape} of 2-byte elements", self.ring.stage_bytes)] if self.is_staged else []
 
     def check_target(self, target: Target) -> None:
-        """Raise TargetError or ArgumentError unless the target has TMA and a CTA's shared memory holds the ring."""
+        """Raise TargetError unless the target has TMA, and ArgumentError unless the ring fits in shared memory."""
         target.require("tma", "the permutation of columns")
         target.require("griddepcontrol", "the permutation of columns")
         if self.is_staged:
@@ -151,9 +151,9 @@ def choose_permute(
 
 
 def permute_grid(config: PermuteColumnsConfig, rows: int, columns: int, resident_ctas: int) -> tuple[int, int]:
-    """Return (CTAs along the columns, CTAs along the rows), at most those that run at the same time.
+    """Return the number of CTAs along the columns, and the number of CTAs along the rows.
 
-    CTAs divide the columns only if there are fewer rows than CTAs.
+    All CTAs run at the same time. They divide the columns only if there are fewer rows than CTAs.
     """
     down = min(-(-rows // config.rows), resident_ctas)
     chunks = -(-columns // CHUNK_ELEMS)
@@ -161,14 +161,12 @@ def permute_grid(config: PermuteColumnsConfig, rows: int, columns: int, resident
 
 
 def result_pitch_bytes(columns: int) -> int:
-    """Return the bytes from one row of the result to the next."""
+    """Return the row pitch of the result."""
     return align_up(columns * ELEMENT_BYTES, PITCH_ALIGNMENT_BYTES)
 
 
 def permute_arguments(config: PermuteColumnsConfig, sizes: Sizes) -> Arguments:
-    """Return the launch that copies "x" to the workspace's rows, in the order of "perm" if the config has a
-    permutation.
-    """
+    """Return the launch that copies "x" to the workspace, in the order of "perm" if the config has a permutation."""
     order = (At("perm"),) if config.has_permutation else ()
     parameters = *order, At("x"), At(ROWS), *(Value(index) for index in range(4))
     return Arguments(TEMPLATE, config, parameters, sizes, early=("perm",))
@@ -191,7 +189,7 @@ def permute_sizes(
 
 
 def dump_configs(target: Target) -> list[PermuteColumnsConfig]:
-    """Return each path for layers of 8192 and 28672 columns; none if the target has no TMA."""
+    """Return configs of each path for 8192 and 28672 columns, or none if the target has no TMA."""
     if not target.has("tma") or not target.has("griddepcontrol"):
         return []
     cases = [(1, 8192, True, True), (4096, 8192, True, True), (4096, 28672, True, True), (4096, 8192, True, False)]
@@ -206,8 +204,8 @@ def dump_configs(target: Target) -> list[PermuteColumnsConfig]:
 def sample(target: Target, *, rows: int = 9, columns: int = 520, path: str = "staged", blocks: int = 2) -> Sample:
     """Return a copy of random rows with at most ``blocks`` CTAs, for `cudatma emulate permute_columns`.
 
-    ``path``: "staged", permuted through shared memory if the columns are a multiple of 8, else as "direct"; "direct",
-    permuted from global memory; "copy", not permuted. Raises ArgumentError.
+    ``path``: "staged" permutes through shared memory if the number of columns is a multiple of 8, otherwise from global
+    memory; "direct" permutes from global memory; "copy" does not permute. Raises ArgumentError.
     """
     if path not in ("staged", "direct", "copy"):
         raise ArgumentError("path", path, "staged, direct, copy")

@@ -1,4 +1,4 @@
-"""Problem of marlin_gemm, and the values of the launch struct that depend on the weight."""
+"""Problems of marlin_gemm, and the values of the launch struct that depend on the weight."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class LinearShape:
     Parameters
     ----------
     k, n : int
-        Elements.
+        Number of rows and number of columns.
     group_size : int
-        Elements of K that share a scale; -1 for one scale for each column of N.
+        Number of elements of K that share a scale, or -1 for one scale per column of N.
     has_zeros : bool
         Whether the weight has zero points.
     dtype : {"float16", "bfloat16"}
-        Type of activations, scales and results.
+        Data type of activations, scales and results.
 
     Raises
     ------
@@ -90,16 +90,16 @@ class LinearShape:
         Returns
         -------
         LinearShape
-            Its shape and format.
+            The shape and format of the weight.
         """
         return cls(*w.shape, w.group_size, not w.symmetric, w.dtype)
 
 
 @dataclass(frozen=True)  # without slots, for resized_copy()
 class Problem:
-    """One GEMM: M rows of x times a layer's weight.
+    """One GEMM that multiplies M rows of x by a layer's weight.
 
-    layer, m and batch_invariant determine the configuration. A launch also depends on the other fields, and on
+    layer, m and batch_invariant determine the configuration. A launch also depends on the other fields and on
     addresses.
 
     Parameters
@@ -107,11 +107,11 @@ class Problem:
     layer : LinearShape
         The weight.
     m : int
-        Rows of x.
+        Number of rows of x.
     batch_invariant : bool
-        Whether the bits of a row must not depend on M.
+        Whether the bits of a row must be independent of M.
     x_pitch_bytes, out_pitch_bytes : int, optional
-        Bytes from one row to the next; 0 repeats one row. Default: dense rows.
+        Row pitch, or 0 to repeat one row. Default: dense rows.
     has_aligned_x, has_aligned_out : bool
         Whether every row begins at a multiple of 16 bytes.
     has_perm : bool
@@ -147,18 +147,18 @@ class Problem:
 
     @classmethod
     def of(cls, w: PackedWeight, m: int, **others: Any) -> Problem:
-        """Return the problem of M dense rows of x times a weight. ``others``: further fields."""
+        """Return the problem for M dense rows of x and a weight. ``others``: values of other fields."""
         fit = w.scale_fit
         facts: dict[str, Any] = {"has_perm": w.perm is not None, "scale_form": fit.form, "scale_exponent": fit.exponent}
         return cls(LinearShape.of(w), m, **(facts | others))
 
     def with_m(self, m: int) -> Problem:
-        """Return the problem with another M, which the caller has checked."""
+        """Return the problem with another M. The caller must have checked M."""
         return resized_copy(self, m=m)
 
     @property
     def plan_key(self) -> tuple[Any, ...]:
-        """Everything that a launch depends on except M and the exponent of the scales, which is in the struct."""
+        """Fields that a launch depends on, except M and the scale exponent, which are in the struct."""
         return (
             self.layer,
             *(self.batch_invariant, self.x_pitch_bytes, self.out_pitch_bytes, self.has_aligned_x),
@@ -180,7 +180,7 @@ class Problem:
 
     @property
     def fixed(self) -> tuple[LinearShape, bool]:
-        """Everything except M."""
+        """Fields other than M that the choice depends on."""
         return self.layer, self.batch_invariant
 
     @property
@@ -190,14 +190,14 @@ class Problem:
 
     @property
     def description(self) -> str:
-        """The problem in words."""
+        """Description of the problem in words."""
         layer = self.layer
         scales = "whole-column scales" if layer.group_size == -1 else f"groups of {layer.group_size}"
         points = "zero points" if layer.has_zeros else "symmetric"
         return f"M = {self.m}, K = {self.k}, N = {self.n}, int4 weights, {layer.dtype}, {scales}, {points}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the problem as tuning entries store it."""
+        """Return the problem in the form that tuning entries store."""
         return asdict(self.layer) | {"m": self.m}
 
     @classmethod
@@ -208,7 +208,7 @@ class Problem:
 
 
 class WeightReader(Protocol):
-    """The fields of a config that determine the values of the weight."""
+    """Fields of a config that determine the struct members that depend on the weight."""
 
     @property
     def dtype(self) -> str: ...
@@ -225,10 +225,10 @@ def weight_values(
     programmatic: bool = False,
     scale_exponent: int = 0,
 ) -> dict[str, Any]:
-    """Return the values of the struct's members, by name, that do not depend on M.
+    """Return the values, by name, of the struct's members that do not depend on M.
 
-    ``activation_pitch``: elements. ``programmatic``: a dependent launch. ``scale_exponent``: p of 2^-p, by which a
-    fused kernel multiplies scales (``PackedWeight.scale_fit``).
+    ``activation_pitch``: row pitch of the activations in elements. ``programmatic``: whether the launch is a
+    programmatic dependent. ``scale_exponent``: p if the kernel multiplies scales by 2^-p (``PackedWeight.scale_fit``).
     """
     weight_row_blocks = ceil_div(k, 64)
     offset = np.array(-SYMMETRIC_ZERO * 2.0**-scale_exponent, activation_type(config.dtype).numpy).view(np.uint16)

@@ -1,4 +1,4 @@
-"""Random operands: a small Marlin GEMM for the emulator, and operands for the tuner."""
+"""Random operands for a small Marlin GEMM on the emulator, and for the tuner."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ def sample(
     sm_count: int = 1,
     seed: int = 0,
 ) -> Sample:
-    """Return a launch of y = x W with x (m, k) and W (k, n) in int4 on one of the kernels; k is a multiple of 8.
+    """Return a launch of one of the kernels, which computes y = x W for x (m, k) and an int4 W (k, n).
 
-    The imagined GPU has ``sm_count`` SMs. If there are few, each gets many stages, and the ring wraps. Raises
-    ArgumentError, QuantizationError, TargetError, CompileError, and DriverError without NVRTC.
+    k must be a multiple of 8. The imagined GPU has ``sm_count`` SMs. If there are few, each one computes many stages,
+    so that the ring wraps. Raises ArgumentError, QuantizationError, TargetError, CompileError, and DriverError without
+    NVRTC.
     """
     if version == "wgmma":
         target.require("wgmma", "marlin_wgmma")
-    if k % 8:  # marlin_gemm first copies other rows
+    if k % 8:  # marlin_gemm copies such rows before the GEMM
         raise ArgumentError("k", k, "a multiple of 8", "TMA loads rows of whole 16-byte chunks")
     for field, value in (("m", m), ("n", n), ("k", k), ("sm_count", sm_count)):
         if value < 1:
@@ -75,7 +76,7 @@ mma_sync_sample, wgmma_sample, skinny_sample = sample, partial(sample, m=64), pa
 
 
 class MarlinTrial:
-    """A Trial (kernels/sample.py). Raises DriverError without CuPy or a GPU."""
+    """Trial of marlin_gemm (kernels/sample.py). Raises DriverError without CuPy or a GPU."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -102,11 +103,10 @@ class MarlinTrial:
         self._x, self.out = random_rows(m, layer.k, layer.dtype, m), empty_rows(m, layer.n, layer.dtype)
 
     def launcher(self, candidate: Listed[MarlinConfig], copies: int, stream: int) -> Launch:
-        """Load the candidate's kernel.
+        """Load the candidate's kernel and return a function that enqueues it.
 
-        Return launch(i), which enqueues it on the i-th of ``copies`` copies of the weight.
-
-        Raises LaunchError if the call would launch another kernel, and the errors of a launch.
+        launch(i) uses the i-th of ``copies`` copies of the weight. Raises LaunchError if the call would launch another
+        kernel, and the errors of a launch.
         """
         x, out, weight = describe(self._x), describe(self.out), self._weights[0]
         problem = Problem.of(weight, x.shape[0], has_aligned_out=weight.shape[1] % 8 == 0)
@@ -121,8 +121,9 @@ class MarlinTrial:
 
 
 def random_weight(layer: LinearShape) -> PackedWeight:
-    """Return a weight of random values on the host whose results are near 1, because the power of tensor cores depends
-    on them.
+    """Return a random weight in host memory that gives results near 1.
+
+    The magnitude matters because the power of the tensor cores depends on the values.
     """
     rng = np.random.default_rng((layer.k, layer.n))
     k64, n64 = -(-layer.k // 64), -(-layer.n // 64)

@@ -17,14 +17,14 @@ from cudatma.kernels.tuning import FILE_VARIABLE
 from cudatma.kernels.warm_up import check_max_m, prepare
 from cudatma.quantization import PackedWeight
 
-#: Elements in 16 bytes.
+#: Number of 2-byte elements in 16 bytes.
 _ALIGNED_ELEMS = 16 // ELEMENT_BYTES
 
 
 class _WarmedUp(set[tuple[Any, ...]]):
-    """The warm-ups that are complete, a part of the Runtime: a model has many layers of few shapes."""
+    """Completed warm-ups of a Runtime, recorded because a model has many layers of few shapes."""
 
-    #: choice.forget() drops it.
+    #: choice.forget() drops this cache.
     holds_choices = True
 
 
@@ -35,17 +35,17 @@ def warm_up(
     batch_invariant: bool = False,
     progress: bool | None = None,
 ) -> None:
-    """Compile and load every kernel that ``marlin_gemm`` can need for these weights and up to ``max_m`` rows of x.
+    """Compile and load every kernel that ``marlin_gemm`` may need for these weights and up to ``max_m`` rows of x.
 
-    Afterwards no call with at most ``max_m`` rows compiles anything, aligned or not, with or without a bias. Kernels
-    that the cache lacks are compiled in parallel. Results have the same bits with and without warm-up.
+    Afterwards, no call with at most ``max_m`` rows compiles anything, whether or not x is aligned and a bias is given.
+    Kernels that are not in the cache are compiled in parallel. Results have the same bits with and without warm-up.
 
     Parameters
     ----------
     weights : iterable of PackedWeight
-        Weights on CUDA devices. Weights of one shape and format need the same kernels.
+        Weights on CUDA devices. Weights with the same shape and format need the same kernels.
     max_m : int
-        Largest number of rows of x, 1 to 131072.
+        Maximum number of rows of x, 1 to 131072.
     batch_invariant : bool, default False
         Warm up the kernels of calls with ``batch_invariant=True``.
     progress : bool, optional
@@ -56,7 +56,7 @@ def warm_up(
     ArgumentError, ArgumentTypeError
         If ``max_m`` is out of range, or a weight is not on a device.
     CompileError, DriverError, TargetError
-        As the first call would.
+        If the first call would raise this error.
     """
     check_max_m(max_m)
     loaded: _WarmedUp = runtime().part(_WarmedUp)
@@ -79,7 +79,7 @@ def warm_up(
 
 
 def dense_problem(w: PackedWeight, m: int, *, batch_invariant: bool) -> Problem:
-    """Return the problem of M dense rows of an x that begins at a multiple of 16 bytes, with a dense result."""
+    """Return the problem for M dense rows of an x that begins at a multiple of 16 bytes, and a dense result."""
     k, n = w.shape
     return Problem.of(
         w,
