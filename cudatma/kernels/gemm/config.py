@@ -391,13 +391,6 @@ class GemmConfig(KernelConfig):
         """Columns of a warp's part of the tile."""
         return self.tile_n // self.warps_n
 
-    # Clusters.
-
-    @property
-    def shares_a(self) -> bool:
-        """Whether the CTAs of a cluster are neighbors along N and share loads of A; otherwise along M, and of B."""
-        return self.cluster_n > 1
-
     # Boxes of TMA.
 
     @property
