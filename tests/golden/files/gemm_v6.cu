@@ -158,11 +158,9 @@ __device__ __forceinline__ uint4 ld_shared_v4_b32(u32 smem) {
 }
 
 // [PTX ISA, ld] Load 16 bytes of shared memory.
-__device__ __forceinline__ float4 ld_shared_v4_f32(u32 smem) {
-    float4 values;
+__device__ __forceinline__ void ld_shared_v4_f32(float (&values)[4], u32 smem) {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w) : "r"(smem) : "memory");
-    return values;
+                 : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3]) : "r"(smem) : "memory");
 }
 
 // [PTX ISA, st] Store 16 bytes to shared memory.
@@ -300,10 +298,10 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
 
 // Add a thread's four values of a fragment from shared memory.
 __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
-    const float4 other = ld_shared_v4_f32(smem);
-    const float values[4] = {other.x, other.y, other.z, other.w};
+    float other[4];
+    ld_shared_v4_f32(other, smem);
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) sums[i] += values[i];
+    for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
 }
 
 }  // namespace cudatma

@@ -162,17 +162,15 @@ __device__ __forceinline__ uint4 ld_shared_v4_b32(u32 smem) {
 }
 
 // [PTX ISA, ld] Load 16 bytes of shared memory.
-__device__ __forceinline__ float4 ld_shared_v4_f32(u32 smem) {
-    float4 values;
+__device__ __forceinline__ void ld_shared_v4_f32(float (&values)[4], u32 smem) {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w) : "r"(smem) : "memory");
-    return values;
+                 : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3]) : "r"(smem) : "memory");
 }
 
 // [PTX ISA, st] Store 16 bytes to shared memory.
-__device__ __forceinline__ void st_shared_v4_f32(u32 smem, const float4& values) {
+__device__ __forceinline__ void st_shared_v4_f32(u32 smem, const float (&values)[4]) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
-                 : : "r"(smem), "f"(values.x), "f"(values.y), "f"(values.z), "f"(values.w) : "memory");
+                 : : "r"(smem), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]) : "memory");
 }
 
 // [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
@@ -340,22 +338,19 @@ __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
-// Store a thread's four values of a fragment to shared memory.
-__device__ __forceinline__ void store_fragment(u32 smem, const float (&sums)[4]) {
-    st_shared_v4_f32(smem, make_float4(sums[0], sums[1], sums[2], sums[3]));
-}
-
 // Add a thread's four values of a fragment from shared memory.
 __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
-    const float4 other = ld_shared_v4_f32(smem);
-    const float values[4] = {other.x, other.y, other.z, other.w};
+    float other[4];
+    ld_shared_v4_f32(other, smem);
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) sums[i] += values[i];
+    for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
 }
 
-// Return the index of columns g and g + 8 of the 16-column fragment c, where g is lane / 4, in the packed row of 64 columns that begins at
-// index `row`. A packed row has column 16 c + 8 r + g at index 8 g + 2 c + r, so that a thread's columns of all fragments are adjacent.
-__device__ __forceinline__ u32 packed_index(u32 row, u32 c, u32 lane) { return row + 8 * (lane >> 2) + 2 * c; }
+// Return the index of columns column0 + g and column0 + g + 8 in packed rows of 64 columns, where g is lane / 4 and column0 is a multiple of
+// 16. A packed row has column 16 c + 8 r + g at index 8 g + 2 c + r, so that a thread's columns of adjacent fragments are adjacent.
+__device__ __forceinline__ u32 packed_column(u32 column0, u32 lane) {
+    return column0 / 64 * 64 + 8 * (lane >> 2) + 2 * (column0 % 64 / 16);
+}
 
 }  // namespace cudatma
 
@@ -537,7 +532,7 @@ __device__ __forceinline__ bool reduce_slices(Accumulators& acc, u32 smem, u32 p
         for (u32 c = 0; c < FRAGMENTS_16; ++c)
 #pragma unroll
             for (u32 r = 0; r < FRAGMENTS_8; ++r)
-                store_fragment(sums + (slice - 1) * SUM_BYTES + (c * FRAGMENTS_8 + r) * FRAGMENT_BYTES, acc[c][r]);
+                st_shared_v4_f32(sums + (slice - 1) * SUM_BYTES + (c * FRAGMENTS_8 + r) * FRAGMENT_BYTES, acc[c][r]);
     }
     slice_sync(part);   // group 0 waits for the sums of the others
     if (slice == 0) {
@@ -737,7 +732,7 @@ struct SlotAddresses {
                                        threadIdx.x % 32);
         weights = keep_in_register(smem + WEIGHTS + (warp.column0 / 64 * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
                                    warp.column0 % 64 * 32 + lane * 16, threadIdx.x % 32);
-        const u32 at = k64 * 64 / GROUP_SIZE * TILE_N + packed_index(warp.column0 / 64 * 64, warp.column0 % 64 / 16, lane);
+        const u32 at = k64 * 64 / GROUP_SIZE * TILE_N + packed_column(warp.column0, lane);
         scales = keep_in_register(smem + SCALES + at * 2, threadIdx.x % 32);
         zeros = keep_in_register(smem + ZEROS + at, threadIdx.x % 32);
     }

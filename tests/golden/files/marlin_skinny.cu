@@ -182,17 +182,15 @@ __device__ __forceinline__ uint4 ld_shared_v4_b32(u32 smem) {
 }
 
 // [PTX ISA, ld] Load 16 bytes of shared memory.
-__device__ __forceinline__ float4 ld_shared_v4_f32(u32 smem) {
-    float4 values;
+__device__ __forceinline__ void ld_shared_v4_f32(float (&values)[4], u32 smem) {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w) : "r"(smem) : "memory");
-    return values;
+                 : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3]) : "r"(smem) : "memory");
 }
 
 // [PTX ISA, st] Store 16 bytes to shared memory.
-__device__ __forceinline__ void st_shared_v4_f32(u32 smem, const float4& values) {
+__device__ __forceinline__ void st_shared_v4_f32(u32 smem, const float (&values)[4]) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
-                 : : "r"(smem), "f"(values.x), "f"(values.y), "f"(values.z), "f"(values.w) : "memory");
+                 : : "r"(smem), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]) : "memory");
 }
 
 // [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
@@ -329,17 +327,12 @@ __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
-// Store a thread's four values of a fragment to shared memory.
-__device__ __forceinline__ void store_fragment(u32 smem, const float (&sums)[4]) {
-    st_shared_v4_f32(smem, make_float4(sums[0], sums[1], sums[2], sums[3]));
-}
-
 // Add a thread's four values of a fragment from shared memory.
 __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
-    const float4 other = ld_shared_v4_f32(smem);
-    const float values[4] = {other.x, other.y, other.z, other.w};
+    float other[4];
+    ld_shared_v4_f32(other, smem);
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) sums[i] += values[i];
+    for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
 }
 
 }  // namespace cudatma
@@ -552,8 +545,8 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 // Return `value` through a shuffle, so that ptxas keeps it in a register instead of recomputing the address in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
-// Return the index of this thread's scales and zero points in an n64 row: packed_index() of an N tile's first fragment. With a call, ptxas
-// orders the additions differently.
+// Return the index of this thread's scales and zero points in an n64 row: packed_column() of the N tile. With a call, ptxas orders the
+// additions differently.
 __device__ __forceinline__ u32 place_in_row(u32 n_tile, u32 lane) { return 8 * (lane >> 2) + 4 * (n_tile & 1); }
 
 // The addresses from which this thread reads slot 0. The other slots follow at the distance of a stage.
@@ -741,7 +734,7 @@ __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& 
 #pragma unroll
                 for (u32 i = 0; i < 4; ++i) own[c % OWN][m][i] = acc[c][m][i];
             } else {
-                store_fragment(sums + sender * SLICE_BYTES + fragment_offset(c, m), acc[c][m]);
+                st_shared_v4_f32(sums + sender * SLICE_BYTES + fragment_offset(c, m), acc[c][m]);
             }
         }
     }

@@ -393,8 +393,8 @@ __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
-// Return the index of columns g and g + 8 of the 16-column fragment c, where g is lane / 4, in the packed row of 64 columns that begins at
-// index `row`. A packed row has column 16 c + 8 r + g at index 8 g + 2 c + r, so that a thread's columns of all fragments are adjacent.
+// Return the index of columns 16 c + g and 16 c + 8 + g of the packed row of 64 columns that begins at index `row`, where g is lane / 4. A
+// packed row has column 16 c + 8 r + g at index 8 g + 2 c + r.
 __device__ __forceinline__ u32 packed_index(u32 row, u32 c, u32 lane) { return row + 8 * (lane >> 2) + 2 * c; }
 
 }  // namespace cudatma
