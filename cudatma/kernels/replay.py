@@ -71,7 +71,8 @@ class Replay:
 
         ``spaces`` and ``weight_addresses`` contain the addresses of the workspace and of the weight. The caller may not
         modify ``addresses`` afterwards. If ``sizes``, ``spaces`` or ``weight_addresses`` is the same object as in the
-        previous launch, its update is skipped. Raises DriverError, LaunchError (a forked process), PipelineHang (debug).
+        previous launch, its update is skipped. Raises DriverError, LaunchError (a forked process), PipelineHang
+        (debug).
         """
         try:
             instance = self._idle.pop()

@@ -79,9 +79,15 @@ def expected_instructions(target: str) -> dict[str, str]:
         "elect_sync": "elect.sync",
         "bar_sync": "bar.sync",
         "bar_arrive": "bar.arrive",
+        "ex2_approx_ftz": "ex2.approx.ftz.f32",
+        "lop3_and_or": "lop3.b32",
         "griddepcontrol_wait": "griddepcontrol.wait",
         "griddepcontrol_launch_dependents": "griddepcontrol.launch_dependents",
     }
+    loads = ("u16", "b32", "f32", "v2.b32", "v2.f32", "v2.b64", "v4.b32", "v4.f32")
+    stores = ("b32", "v2.f32", "v2.b64", "v4.b32", "v4.f32")
+    for instruction in (*(f"ld.shared.{kind}" for kind in loads), *(f"st.shared.{kind}" for kind in stores)):
+        table[instruction.replace(".", "_")] = instruction
     for n in (1, 2, 4):
         for suffix, modifier in (("", ""), ("_trans", ".trans")):
             table[f"ldmatrix_x{n}{suffix}"] = f"ldmatrix.sync.aligned.m8n8.x{n}{modifier}.shared.b16"

@@ -97,9 +97,8 @@ def test_a_hang_in_a_kernel_of_the_registry_ends(name: str, old: str, new: str, 
 def test_who_waits_for_another_blocks_sums_is_told_apart() -> None:
     """Block 1 of each cluster waits for bytes that never come; what the others wait for is what it did not send."""
     subject = SUBJECTS["marlin_skinny/cluster"]
-    old = "ring.expect_tx(slot, STAGE_TX_BYTES"
     with pytest.raises(PipelineHang) as caught:
-        subject.make().run(module(subject, (old, f"{old} + (blockIdx.x % 3 == 1 ? 16 : 0)")), schedules=1)
+        subject.make().run(module(subject, (EXPECT, f"{EXPECT} + (blockIdx.x % 3 == 1 ? 16 : 0)")), schedules=1)
     waits = caught.value.waits
     assert {wait.block[0] % 3 for wait in waits if wait.barrier == "full_barriers[0]"} == {1}
     owner = [wait for wait in waits if wait.barrier == "cluster_barrier[0]" and wait.block[0] % 3 == 0]

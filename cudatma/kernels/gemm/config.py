@@ -393,16 +393,6 @@ class GemmConfig(KernelConfig):
         """Number of columns of the tile per warp."""
         return self.tile_n // self.warps_n
 
-    # Clusters.
-
-    @property
-    def shares_a(self) -> bool:
-        """Whether the CTAs of a cluster are neighbors along N and share loads of A.
-
-        Otherwise they are neighbors along M and share loads of B.
-        """
-        return self.cluster_n > 1
-
     # TMA boxes.
 
     @property

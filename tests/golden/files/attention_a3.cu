@@ -125,6 +125,20 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_load(u32 dst, const Tens
                  :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
+// [PTX ISA, ld] Load 16 bytes of shared memory.
+__device__ __forceinline__ uint4 ld_shared_v4_b32(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
+    return values;
+}
+
+// [PTX ISA, st] Store 16 bytes to shared memory.
+__device__ __forceinline__ void st_shared_v4_b32(u32 smem, const uint4& values) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
+                 : : "r"(smem), "r"(values.x), "r"(values.y), "r"(values.z), "r"(values.w) : "memory");
+}
+
 // [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
 // the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
@@ -157,6 +171,13 @@ __device__ __forceinline__ void wgmma_commit_group() {
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
+}
+
+// [PTX ISA, ex2] Return 2^x.
+__device__ __forceinline__ float ex2_approx_ftz(float x) {
+    float y;
+    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 // A ring of Stages slots in shared memory that a producer fills and consumers read.
@@ -283,14 +304,6 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
-}
-
-// [PTX ISA, ld] Load 16 bytes of shared memory.
-__device__ __forceinline__ uint4 load_vector(u32 smem) {
-    uint4 values;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
-    return values;
 }
 
 }  // namespace cudatma
@@ -489,13 +502,6 @@ struct Rows {
     float maximum[2], sum[2];
 };
 
-// [PTX ISA, ex2] Return 2^x.
-__device__ __forceinline__ float exp2_approx(float x) {
-    float y;
-    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Set the scores of keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
 __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
     const int column = key0 + lane % 4 * 2;
@@ -534,7 +540,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
             maximum[r] = fmaxf(maximum[r], rows.maximum[r]);
             maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 1));
             maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 2));
-            rescale[r] = exp2_approx(rows.maximum[r] - maximum[r]);
+            rescale[r] = ex2_approx_ftz(rows.maximum[r] - maximum[r]);
             rows.maximum[r] = maximum[r];
             rows.sum[r] *= rescale[r];
         }
@@ -546,7 +552,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 float& score = scores[f][2 * r + i];
-                score = exp2_approx(score * problem.scale_log2 - rows.maximum[r]);
+                score = ex2_approx_ftz(score * problem.scale_log2 - rows.maximum[r]);
                 rows.sum[r] += score;
             }
     return rises;
@@ -642,7 +648,7 @@ __device__ __forceinline__ void store_rows(const Output& output, const Problem& 
     for (u32 i = 0; i < 16 * VECTORS; i += 32) {
         const u32 row = row0 + (i + lane) / VECTORS, vector = (i + lane) % VECTORS;
         const u32 from = staging + vector / SPAN_VECTORS * TILE_M * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS);
-        const uint4 values = load_vector(from);
+        const uint4 values = ld_shared_v4_b32(from);
         if (place.row0 + row < problem.q_length) *(uint4*)(head + (place.row0 + row) * problem.output_pitch + 8 * vector) = values;
     }
 }
@@ -775,18 +781,13 @@ __device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, u32 smem, co
 }
 
 // ---- Values beyond the end of a sequence ----------------------------------------------------------------------------
-// [PTX ISA, st] Store 16 bytes of zeros to shared memory.
-__device__ __forceinline__ void store_zeros(u32 smem) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem), "r"(0) : "memory");
-}
-
 // Clear the rows of a slot of values from first_row to its end. The keys of these rows are beyond the sequence's end: their probabilities
 // are zero, but zero times NaN is NaN. All consumer threads call it, and a barrier of them must follow.
 __device__ __forceinline__ void clear_values(u32 slot, u32 first_row) {
     constexpr u32 VECTORS = V_STAGE_BYTES / TILE_N / 16;   // vectors per row
     for (u32 i = first_row * VECTORS + threadIdx.x; i < TILE_N * VECTORS; i += 32 * CONSUMER_WARPS) {
         const u32 row = i / VECTORS, vector = i % VECTORS;
-        store_zeros(slot + vector / SPAN_VECTORS * TILE_N * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS));
+        st_shared_v4_b32(slot + vector / SPAN_VECTORS * TILE_N * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS), uint4{});
     }
     fence_proxy_async_shared_cta();   // order the zeros before accesses of the async proxy: reads by wgmma, and the next TMA load
 }

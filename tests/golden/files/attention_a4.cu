@@ -144,6 +144,18 @@ __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Pending) : "memory");
 }
 
+// [PTX ISA, ld] Load 4 bytes of shared memory.
+__device__ __forceinline__ u32 ld_shared_b32(u32 smem) {
+    u32 value;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(smem) : "memory");
+    return value;
+}
+
+// [PTX ISA, st] Store 4 bytes to shared memory.
+__device__ __forceinline__ void st_shared_b32(u32 smem, u32 value) {
+    asm volatile("st.shared.b32 [%0], %1;" : : "r"(smem), "r"(value) : "memory");
+}
+
 // [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
 // the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
@@ -176,6 +188,13 @@ __device__ __forceinline__ void wgmma_commit_group() {
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
+}
+
+// [PTX ISA, ex2] Return 2^x.
+__device__ __forceinline__ float ex2_approx_ftz(float x) {
+    float y;
+    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 // A ring of Stages slots in shared memory that a producer fills and consumers read.
@@ -488,13 +507,6 @@ struct Rows {
     float maximum[2], sum[2];
 };
 
-// [PTX ISA, ex2] Return 2^x.
-__device__ __forceinline__ float exp2_approx(float x) {
-    float y;
-    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Set the scores of keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
 __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
     const int column = key0 + lane % 4 * 2;
@@ -533,7 +545,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
             maximum[r] = fmaxf(maximum[r], rows.maximum[r]);
             maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 1));
             maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 2));
-            rescale[r] = exp2_approx(rows.maximum[r] - maximum[r]);
+            rescale[r] = ex2_approx_ftz(rows.maximum[r] - maximum[r]);
             rows.maximum[r] = maximum[r];
             rows.sum[r] *= rescale[r];
         }
@@ -545,7 +557,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 float& score = scores[f][2 * r + i];
-                score = exp2_approx(score * problem.scale_log2 - rows.maximum[r]);
+                score = ex2_approx_ftz(score * problem.scale_log2 - rows.maximum[r]);
                 rows.sum[r] += score;
             }
     return rises;
@@ -754,39 +766,39 @@ using Queries = TmaPipeline<Q_STAGES>;   // the consumer threads and the storing
 using Staged = TmaPipeline<Q_STAGES>;    // the consumer warps fill a slot with results
 
 // ---- Tiles to CTAs --------------------------------------------------------------------------------------------------
-// A CTA's first tile is its own index. The producer takes later tiles from a counter in global memory, so that a CTA with short tiles
+// A CTA's first tile is its own index. The producer fetches the later ones from a counter in global memory, so that a CTA with short tiles
 // computes more of them. It stores the tile's number in TILES, per slot of queries, and the slot's full barrier publishes queries and
 // number.
 
 // Return the number of the CTA's next tile. It is called once after each tile, and the last call of the grid resets the counter to 0.
-__device__ __forceinline__ u32 take_tile(u32* counter, u32 tiles) {
-    u32 taken;
+__device__ __forceinline__ u32 fetch_tile(u32* counter, u32 tiles) {
+    u32 previous;
     asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
-                 : "=r"(taken) : "l"(__cvta_generic_to_global(counter)), "r"(tiles - 1) : "memory");
-    return gridDim.x + taken;
+                 : "=r"(previous) : "l"(__cvta_generic_to_global(counter)), "r"(tiles - 1) : "memory");
+    return gridDim.x + previous;
 }
 
 // Store the tile's number for the current slot, and expect the bytes of its queries.
 __device__ __forceinline__ void publish_tile(const Queries& queries, u32 smem, u32 tile, u32 bytes) {
-    asm volatile("st.shared.u32 [%0], %1;" : : "r"(smem + TILES + 4 * queries.stage), "r"(tile) : "memory");
+    st_shared_b32(smem + TILES + 4 * queries.stage, tile);
     queries.expect_tx(bytes);
 }
 
 // Wait for the next slot of queries, and set its tile. Return false if there are no more tiles.
 __device__ __forceinline__ bool next_tile(const Queries& queries, const Problem& problem, u32 smem, u32& tile) {
     queries.wait();
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(tile) : "r"(smem + TILES + 4 * queries.stage) : "memory");
+    tile = ld_shared_b32(smem + TILES + 4 * queries.stage);
     return tile < problem.tiles_m * problem.tiles_n;
 }
 
 // ---- Loads: one thread ----------------------------------------------------------------------------------------------
 // Load one tile after the other while the consumers compute the previous ones. The first keys of a tile do not wait for a slot of queries.
-// A tile is taken as late as the rings allow.
+// A tile's number is fetched as late as the rings allow.
 __device__ __forceinline__ void produce(Queries& queries, Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem,
                                         const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, u32* tile_counter) {
     const u32 tiles = problem.tiles_m * problem.tiles_n;
     u32 tile = blockIdx.x;
-    for (; tile < tiles; tile = take_tile(tile_counter, tiles)) {
+    for (; tile < tiles; tile = fetch_tile(tile_counter, tiles)) {
         const Place place = tile_place(problem, tile);
         const Blocks blocks = key_blocks(problem, place);
         if (blocks.begin < blocks.end) produce_keys(k_ring, smem, k_map, blocks.end - 1, place);

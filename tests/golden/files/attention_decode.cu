@@ -135,6 +135,32 @@ __device__ __forceinline__ void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" : : "n"(Pending) : "memory");
 }
 
+// [PTX ISA, ld] Load 4 bytes of shared memory.
+__device__ __forceinline__ u32 ld_shared_b32(u32 smem) {
+    u32 value;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(smem) : "memory");
+    return value;
+}
+
+// [PTX ISA, ld] Load 16 bytes of shared memory.
+__device__ __forceinline__ uint4 ld_shared_v4_b32(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
+    return values;
+}
+
+// [PTX ISA, st] Store 4 bytes to shared memory.
+__device__ __forceinline__ void st_shared_b32(u32 smem, u32 value) {
+    asm volatile("st.shared.b32 [%0], %1;" : : "r"(smem), "r"(value) : "memory");
+}
+
+// [PTX ISA, st] Store 16 bytes to shared memory.
+__device__ __forceinline__ void st_shared_v4_b32(u32 smem, const uint4& values) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
+                 : : "r"(smem), "r"(values.x), "r"(values.y), "r"(values.z), "r"(values.w) : "memory");
+}
+
 // [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
 // the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
@@ -167,6 +193,13 @@ __device__ __forceinline__ void wgmma_commit_group() {
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
+}
+
+// [PTX ISA, ex2] Return 2^x.
+__device__ __forceinline__ float ex2_approx_ftz(float x) {
+    float y;
+    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 // A ring of Stages slots in shared memory that a producer fills and consumers read.
@@ -280,14 +313,6 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
-}
-
-// [PTX ISA, ld] Load 16 bytes of shared memory.
-__device__ __forceinline__ uint4 load_vector(u32 smem) {
-    uint4 values;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
-    return values;
 }
 
 }  // namespace cudatma
@@ -470,13 +495,6 @@ struct Rows {
     float maximum[2], sum[2];
 };
 
-// [PTX ISA, ex2] Return 2^x.
-__device__ __forceinline__ float exp2_approx(float x) {
-    float y;
-    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Set the scores of keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
 __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
     const int column = key0 + lane % 4 * 2;
@@ -515,7 +533,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
             maximum[r] = fmaxf(maximum[r], rows.maximum[r]);
             maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 1));
             maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 2));
-            rescale[r] = exp2_approx(rows.maximum[r] - maximum[r]);
+            rescale[r] = ex2_approx_ftz(rows.maximum[r] - maximum[r]);
             rows.maximum[r] = maximum[r];
             rows.sum[r] *= rescale[r];
         }
@@ -527,7 +545,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 float& score = scores[f][2 * r + i];
-                score = exp2_approx(score * problem.scale_log2 - rows.maximum[r]);
+                score = ex2_approx_ftz(score * problem.scale_log2 - rows.maximum[r]);
                 rows.sum[r] += score;
             }
     return rises;
@@ -576,9 +594,9 @@ __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
 
 // Add exp(sink) to a row's sum, raise the maximum to the sink if it is lower, and return the factor of the row's output.
 __device__ __forceinline__ float inverse_of_sum(const LogSums& logs, u32 head, float& maximum, float& sum) {
-    const float power = 1.44269504f * logs.sink[head], highest = fmaxf(maximum, power), factor = exp2_approx(maximum - highest);
+    const float power = 1.44269504f * logs.sink[head], highest = fmaxf(maximum, power), factor = ex2_approx_ftz(maximum - highest);
     maximum = highest;
-    sum = sum * factor + exp2_approx(power - highest);
+    sum = sum * factor + ex2_approx_ftz(power - highest);
     return sum == 0.0f ? 0.0f : __fdividef(factor, sum);
 }
 
@@ -613,18 +631,13 @@ __device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem)
 }
 
 // ---- Values beyond the end of a sequence ----------------------------------------------------------------------------
-// [PTX ISA, st] Store 16 bytes of zeros to shared memory.
-__device__ __forceinline__ void store_zeros(u32 smem) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem), "r"(0) : "memory");
-}
-
 // Clear the rows of a slot of values from first_row to its end. The keys of these rows are beyond the sequence's end: their probabilities
 // are zero, but zero times NaN is NaN. All consumer threads call it, and a barrier of them must follow.
 __device__ __forceinline__ void clear_values(u32 slot, u32 first_row) {
     constexpr u32 VECTORS = V_STAGE_BYTES / TILE_N / 16;   // vectors per row
     for (u32 i = first_row * VECTORS + threadIdx.x; i < TILE_N * VECTORS; i += 32 * CONSUMER_WARPS) {
         const u32 row = i / VECTORS, vector = i % VECTORS;
-        store_zeros(slot + vector / SPAN_VECTORS * TILE_N * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS));
+        st_shared_v4_b32(slot + vector / SPAN_VECTORS * TILE_N * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS), uint4{});
     }
     fence_proxy_async_shared_cta();   // order the zeros before accesses of the async proxy: reads by wgmma, and the next TMA load
 }
@@ -740,7 +753,7 @@ __device__ __forceinline__ void store_rows(Output& output, const Rows& rows, con
         const u32 row = 16 * warp + (i + lane) / VECTORS, vector = (i + lane) % VECTORS;
         if (place.row0 + row >= problem.q_length) continue;
         const uint4 values =
-            load_vector(smem + Q + vector / SPAN_VECTORS * TILE_M * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS));
+            ld_shared_v4_b32(smem + Q + vector / SPAN_VECTORS * TILE_M * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS));
         *(uint4*)(RowPlace(problem, place, place.row0 + row).output(problem, place, result) + 8 * vector) = values;
     }
 }
@@ -782,12 +795,10 @@ __device__ __forceinline__ bool is_last_part(u32* counters, u32 smem, u32 parts)
         u32 earlier;
         asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
                      : "=r"(earlier) : "l"(__cvta_generic_to_global(counters + blockIdx.x)), "r"(parts - 1) : "memory");
-        asm volatile("st.shared.u32 [%0], %1;" : : "r"(smem + IS_LAST), "r"((u32)(earlier == parts - 1)) : "memory");
+        st_shared_b32(smem + IS_LAST, earlier == parts - 1);
     }
     bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);
-    u32 is_last;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(is_last) : "r"(smem + IS_LAST) : "memory");
-    return is_last != 0;
+    return ld_shared_b32(smem + IS_LAST) != 0;
 }
 
 // Store four columns of a row: acc divided by total.
@@ -821,14 +832,14 @@ __device__ __forceinline__ void combine(const Problem& problem, float* partials,
             float next = maximum;
 #pragma unroll
             for (u32 p = 0; p < AT_ONCE; ++p) next = fmaxf(next, sums[p].x);
-            const float rescale = exp2_approx(maximum - next);
+            const float rescale = ex2_approx_ftz(maximum - next);
             maximum = next;
             total *= rescale;
 #pragma unroll
             for (u32 c = 0; c < 4; ++c) acc[c] *= rescale;
 #pragma unroll
             for (u32 p = 0; p < AT_ONCE; ++p) {
-                const float weight = first + p < parts ? exp2_approx(sums[p].x - next) : 0.0f;
+                const float weight = first + p < parts ? ex2_approx_ftz(sums[p].x - next) : 0.0f;
                 total += weight * sums[p].y;
                 acc[0] += weight * values[p].x;
                 acc[1] += weight * values[p].y;

@@ -105,6 +105,14 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_load(u32 dst, const Tens
                  :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
 }
 
+// [PTX ISA, ld] Load 16 bytes of shared memory.
+__device__ __forceinline__ uint4 ld_shared_v4_b32(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
+    return values;
+}
+
 // [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
 // the rows of matrix i, aligned to 16. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
@@ -130,6 +138,13 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
         " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// [PTX ISA, ex2] Return 2^x.
+__device__ __forceinline__ float ex2_approx_ftz(float x) {
+    float y;
+    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 // A ring of Stages slots in shared memory that a producer fills and consumers read.
@@ -241,14 +256,6 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
-}
-
-// [PTX ISA, ld] Load 16 bytes of shared memory.
-__device__ __forceinline__ uint4 load_vector(u32 smem) {
-    uint4 values;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
-    return values;
 }
 
 }  // namespace cudatma
@@ -398,13 +405,6 @@ struct Rows {
     float maximum[2], sum[2];
 };
 
-// [PTX ISA, ex2] Return 2^x.
-__device__ __forceinline__ float exp2_approx(float x) {
-    float y;
-    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Set the scores of keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
 __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
     const int column = key0 + lane % 4 * 2;
@@ -443,7 +443,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
             maximum[r] = fmaxf(maximum[r], rows.maximum[r]);
             maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 1));
             maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 2));
-            rescale[r] = exp2_approx(rows.maximum[r] - maximum[r]);
+            rescale[r] = ex2_approx_ftz(rows.maximum[r] - maximum[r]);
             rows.maximum[r] = maximum[r];
             rows.sum[r] *= rescale[r];
         }
@@ -455,7 +455,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 float& score = scores[f][2 * r + i];
-                score = exp2_approx(score * problem.scale_log2 - rows.maximum[r]);
+                score = ex2_approx_ftz(score * problem.scale_log2 - rows.maximum[r]);
                 rows.sum[r] += score;
             }
     return rises;
@@ -551,7 +551,7 @@ __device__ __forceinline__ void store_rows(const Output& output, const Problem& 
     for (u32 i = 0; i < 16 * VECTORS; i += 32) {
         const u32 row = row0 + (i + lane) / VECTORS, vector = (i + lane) % VECTORS;
         const u32 from = staging + vector / SPAN_VECTORS * TILE_M * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS);
-        const uint4 values = load_vector(from);
+        const uint4 values = ld_shared_v4_b32(from);
         if (place.row0 + row < problem.q_length) *(uint4*)(head + (place.row0 + row) * problem.output_pitch + 8 * vector) = values;
     }
 }

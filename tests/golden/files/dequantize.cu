@@ -135,6 +135,13 @@ __device__ __forceinline__ void stmatrix_x4_trans(u32 addr, const u32 (&r)[4]) {
                  :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
+// [PTX ISA, lop3] Return (a & mask) | bits.
+__device__ __forceinline__ u32 lop3_and_or(u32 a, u32 mask, u32 bits) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+    return d;
+}
+
 // A ring of Stages slots in shared memory that a producer fills and consumers read.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
@@ -273,29 +280,22 @@ constexpr u32 RING = 73728;  // after the buffers, two for each warp
 constexpr u32 BARRIERS = RING + 19456;
 
 // ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number ----------------------
-// [PTX ISA, lop3] Return (a & mask) | bits.
-__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {
-    u32 d;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
-    return d;
-}
-
 // 128 plus the zero points of columns g (low) and g + 8 (high), each in both halves. It is subtracted from 128 + v.
 struct ZeroPoint {
     u32 low, high;
 };
 
-// Return the ZeroPoint of two zero points.
-__device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
-    return ZeroPoint{0x43004300u | zero_low | zero_low << 16, 0x43004300u | zero_high | zero_high << 16};
+// Return the ZeroPoint of the zero points of columns g and g + 8.
+__device__ __forceinline__ ZeroPoint zero_point(u32 low, u32 high) {
+    return ZeroPoint{0x43004300u | low | low << 16, 0x43004300u | high | high << 16};
 }
 
 // Dequantize the 8 nibbles of a word. 0x4300 is 128.0 in bf16, and its last mantissa bit has the value 1: 0x4300 | v is exactly 128 + v.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
-    a[0] = subtract(and_or(q, 0x000f000fu, 0x43004300u), zero.low);
-    a[1] = subtract(and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
-    a[2] = subtract(and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
-    a[3] = subtract(and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
+    a[0] = subtract(lop3_and_or(q, 0x000f000fu, 0x43004300u), zero.low);
+    a[1] = subtract(lop3_and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
+    a[2] = subtract(lop3_and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
+    a[3] = subtract(lop3_and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
 }
 
 // ---- The kernel -----------------------------------------------------------------------------------------------------

@@ -125,6 +125,12 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const Tens
                  :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
+// [PTX ISA, st] Store 16 bytes to shared memory.
+__device__ __forceinline__ void st_shared_v4_b32(u32 smem, const uint4& values) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
+                 : : "r"(smem), "r"(values.x), "r"(values.y), "r"(values.z), "r"(values.w) : "memory");
+}
+
 // [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
 // the rows of matrix i, aligned to 16. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
@@ -475,8 +481,7 @@ __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem)
     constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
     for (u32 offset = 16 * threadIdx.x; offset < STAGES * A_STAGE_BYTES; offset += 16 * THREADS) {
         const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % TILE_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;   // swizzled
-        if (row >= problem.a_box_rows)
-            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem + A + offset), "r"(0) : "memory");
+        if (row >= problem.a_box_rows) st_shared_v4_b32(smem + A + offset, uint4{});
     }
     fence_proxy_async_shared_cta();   // wgmma reads the zeros through the async proxy
 }

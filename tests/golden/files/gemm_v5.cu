@@ -195,6 +195,27 @@ __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Pending) : "memory");
 }
 
+// [PTX ISA, ld] Load 4 bytes of shared memory.
+__device__ __forceinline__ float ld_shared_f32(u32 smem) {
+    float value;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(smem) : "memory");
+    return value;
+}
+
+// [PTX ISA, ld] Load 16 bytes of shared memory.
+__device__ __forceinline__ uint4 ld_shared_v4_b32(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
+    return values;
+}
+
+// [PTX ISA, st] Store 16 bytes to shared memory.
+__device__ __forceinline__ void st_shared_v4_b32(u32 smem, const uint4& values) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
+                 : : "r"(smem), "r"(values.x), "r"(values.y), "r"(values.z), "r"(values.w) : "memory");
+}
+
 // [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
 // the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
@@ -345,14 +366,6 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
-// [PTX ISA, ld] Load 16 bytes of shared memory.
-__device__ __forceinline__ uint4 load_vector(u32 smem) {
-    uint4 values;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
-    return values;
-}
-
 }  // namespace cudatma
 
 namespace cudatma {
@@ -365,8 +378,8 @@ constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = true;   // otherwise M-major, N-major
 constexpr u32 CLUSTER = 2;   // CTAs of a cluster, which share the larger one of their tiles of A and B
-constexpr bool A_IS_SHARED = true;
-constexpr u32 CLUSTER_M = A_IS_SHARED ? 1 : CLUSTER, CLUSTER_N = A_IS_SHARED ? CLUSTER : 1;   // CTAs of a cluster along M and N
+constexpr u32 CLUSTER_M = 1, CLUSTER_N = 2;   // CTAs of a cluster along M and N
+constexpr bool A_IS_SHARED = CLUSTER_N > 1;
 
 // ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 A = 0;                          // 98304 B
@@ -521,7 +534,7 @@ __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][
     }
 }
 
-// Store a warp's rows with 16-byte stores, through its staging rows. place: the place of the warp's part.
+// Store a warp's rows with 16-byte stores, through its staging rows. place: where the warp's part begins.
 __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, u32 staging, const Place& place,
                                            u32 lane) {
     constexpr u32 VECTORS = STAGED_N * sizeof(Out) / 16, ROWS = 32 / VECTORS;   // vectors per row, rows that a warp stores at a time
@@ -537,7 +550,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
             for (u32 i = 0; i < 16; i += ROWS) {
                 const u32 row = i + lane / VECTORS, vector = lane % VECTORS, column = 8 * n + 16 / sizeof(Out) * vector;
                 if (column >= TILE_N) continue;   // the last part may be narrower
-                store_vector(problem, output, load_vector(staging + row * SPAN_BYTES + (vector ^ (row & 7)) * 16),
+                store_vector(problem, output, ld_shared_v4_b32(staging + row * SPAN_BYTES + (vector ^ (row & 7)) * 16),
                              place.row0 + FRAGMENT_STRIDE_M * m + row, place.column0 + column);
             }
         }
@@ -567,8 +580,7 @@ __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem)
     constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
     for (u32 offset = 16 * threadIdx.x; offset < STAGES * A_STAGE_BYTES; offset += 16 * THREADS) {
         const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % TILE_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;   // swizzled
-        if (row >= problem.a_box_rows)
-            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem + A + offset), "r"(0) : "memory");
+        if (row >= problem.a_box_rows) st_shared_v4_b32(smem + A + offset, uint4{});
     }
     fence_proxy_async_shared_cta();   // wgmma reads the zeros through the async proxy
 }
@@ -603,8 +615,8 @@ constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;   // 64 rows of 128 bytes
 
 __device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STORE_BARRIER, CONSUMER_WARPS / 4>(warpgroup, 128); }
 
-// Stage all of a warpgroup's part of a tile in the 128-byte swizzle. One thread stores it by TMA while the next tile is computed: few large
-// boxes take TMA less time than many small ones. place: the place of the warpgroup's part.
+// Stage all of a warpgroup's part of a tile in the 128-byte swizzle. One thread stores it by TMA while the next tile is computed. TMA
+// stores a few large boxes faster than many small ones. place: where the warpgroup's part begins.
 __device__ __forceinline__ void store_tile(Accumulators& acc, const Problem& problem, const Result& result, u32 smem,
                                            const TensorMap* map, const Place& place, const ThreadPosition& at) {
     const Place of_warp{place.row0 + 16 * at.warp, place.column0, place.batch};
@@ -756,13 +768,6 @@ __device__ __forceinline__ void add_scaled(float (&acc)[FRAGMENTS_8][4], const B
         for (u32 j = 0; j < 4; ++j) acc[n][j] += factors[j / 2] * sums[n][j];
 }
 
-// [PTX ISA, ld] Load a float from shared memory.
-__device__ __forceinline__ float load_shared_f32(u32 smem) {
-    float value;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(smem) : "memory");
-    return value;
-}
-
 // Return the scales of the tile's columns in 32 blocks of K that begin with `first`, one block per lane.
 __device__ __forceinline__ float column_scales(const Problem& problem, const Result& result, const Place& place, u32 first, u32 lane) {
     const u32 k = min(first + lane, problem.k_iterations - 1), column = min(place.column0, problem.n - 1) / 128;
@@ -787,18 +792,18 @@ __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const 
     const u32 rows_scales = smem + A_SCALE + 4 * (at.warpgroup * WARPGROUP_M + 16 * at.warp + at.lane / 4);
     BlockSums sums = {};
     for (u32 first = 0; first < problem.k_iterations; first += 32) {
-        const float these = columns;
+        const float current = columns;   // of the 32 blocks that begin with `first`
         if (first + 32 < problem.k_iterations) columns = column_scales(problem, result, place, first + 32, at.lane);
         const u32 blocks = min(32, problem.k_iterations - first);
 #pragma unroll 8
         for (u32 i = 0; i < blocks; ++i, ring.advance()) {
-            const float column = __shfl_sync(0xffffffffu, these, i);   // the scale of the tile's columns in this block
+            const float column = __shfl_sync(0xffffffffu, current, i);   // the scale of the tile's columns in this block
             const u64 a = a_descriptor(smem, ring.stage, at.warpgroup), b = b_descriptor(smem, ring.stage);
             ring.wait();
 #pragma unroll
             for (u32 m = 0; m < FRAGMENTS_16; ++m) {
                 const u32 row_scales = rows_scales + ring.stage * A_SCALE_STAGE_BYTES + 4 * 64 * m;
-                const float scales[2] = {load_shared_f32(row_scales), load_shared_f32(row_scales + 4 * 8)};
+                const float scales[2] = {ld_shared_f32(row_scales), ld_shared_f32(row_scales + 4 * 8)};
                 multiply_block(sums, advanced(a, operand_offset<true, TILE_M>(64 * m, 0)), b);
                 const float factors[2] = {scales[0] * column, scales[1] * column};
                 wgmma_wait_group<0>();

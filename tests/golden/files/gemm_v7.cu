@@ -162,6 +162,20 @@ __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Pending) : "memory");
 }
 
+// [PTX ISA, ld] Load 16 bytes of shared memory.
+__device__ __forceinline__ uint4 ld_shared_v4_b32(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
+    return values;
+}
+
+// [PTX ISA, st] Store 16 bytes to shared memory.
+__device__ __forceinline__ void st_shared_v4_b32(u32 smem, const uint4& values) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
+                 : : "r"(smem), "r"(values.x), "r"(values.y), "r"(values.z), "r"(values.w) : "memory");
+}
+
 // [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
 // the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
@@ -321,14 +335,6 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
-}
-
-// [PTX ISA, ld] Load 16 bytes of shared memory.
-__device__ __forceinline__ uint4 load_vector(u32 smem) {
-    uint4 values;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
-    return values;
 }
 
 }  // namespace cudatma
@@ -504,7 +510,7 @@ __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][
     }
 }
 
-// Store a warp's rows with 16-byte stores, through its staging rows. place: the place of the warp's part.
+// Store a warp's rows with 16-byte stores, through its staging rows. place: where the warp's part begins.
 __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, u32 staging, const Place& place,
                                            u32 lane) {
     constexpr u32 VECTORS = STAGED_N * sizeof(Out) / 16, ROWS = 32 / VECTORS;   // vectors per row, rows that a warp stores at a time
@@ -520,7 +526,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
             for (u32 i = 0; i < 16; i += ROWS) {
                 const u32 row = i + lane / VECTORS, vector = lane % VECTORS, column = 8 * n + 16 / sizeof(Out) * vector;
                 if (column >= TILE_N) continue;   // the last part may be narrower
-                store_vector(problem, output, load_vector(staging + row * SPAN_BYTES + (vector ^ (row & 7)) * 16),
+                store_vector(problem, output, ld_shared_v4_b32(staging + row * SPAN_BYTES + (vector ^ (row & 7)) * 16),
                              place.row0 + FRAGMENT_STRIDE_M * m + row, place.column0 + column);
             }
         }
@@ -550,8 +556,7 @@ __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem)
     constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
     for (u32 offset = 16 * threadIdx.x; offset < STAGES * A_STAGE_BYTES; offset += 16 * THREADS) {
         const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % TILE_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;   // swizzled
-        if (row >= problem.a_box_rows)
-            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem + A + offset), "r"(0) : "memory");
+        if (row >= problem.a_box_rows) st_shared_v4_b32(smem + A + offset, uint4{});
     }
     fence_proxy_async_shared_cta();   // wgmma reads the zeros through the async proxy
 }
@@ -588,8 +593,8 @@ constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;   // 64 rows of 128 bytes
 __device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STORE_BARRIER, CONSUMER_WARPS / 4>(warpgroup, 128); }
 
 // Stage a warpgroup's part of a tile in the 128-byte swizzle, STAGED_N columns of 64 rows at a time. One thread stores each buffer by TMA
-// while the warpgroup fills the other one, or computes the next tile. stores: the stores that this warpgroup has issued. place: the place
-// of the warpgroup's part.
+// while the warpgroup fills the other one, or computes the next tile. stores: the stores that this warpgroup has issued. place: where
+// the warpgroup's part begins.
 __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const Problem& problem, const Result& result, u32 smem,
                                            const TensorMap* map, const Place& place, const ThreadPosition& at) {
     const Place of_warp{place.row0 + 16 * at.warp, place.column0, place.batch};

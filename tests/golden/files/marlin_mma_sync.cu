@@ -132,6 +132,47 @@ __device__ __forceinline__ u64 createpolicy_evict_normal() {
     return policy;
 }
 
+// [PTX ISA, ld] Load 2 bytes of shared memory.
+__device__ __forceinline__ u32 ld_shared_u16(u32 smem) {
+    u32 value;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=r"(value) : "r"(smem) : "memory");
+    return value;
+}
+
+// [PTX ISA, ld] Load 4 bytes of shared memory.
+__device__ __forceinline__ u32 ld_shared_b32(u32 smem) {
+    u32 value;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(smem) : "memory");
+    return value;
+}
+
+// [PTX ISA, ld] Load 8 bytes of shared memory.
+__device__ __forceinline__ uint2 ld_shared_v2_b32(u32 smem) {
+    uint2 values;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(values.x), "=r"(values.y) : "r"(smem) : "memory");
+    return values;
+}
+
+// [PTX ISA, ld] Load 16 bytes of shared memory.
+__device__ __forceinline__ uint4 ld_shared_v4_b32(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
+    return values;
+}
+
+// [PTX ISA, ld] Load 16 bytes of shared memory.
+__device__ __forceinline__ void ld_shared_v4_f32(float (&values)[4], u32 smem) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3]) : "r"(smem) : "memory");
+}
+
+// [PTX ISA, st] Store 16 bytes to shared memory.
+__device__ __forceinline__ void st_shared_v4_f32(u32 smem, const float (&values)[4]) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
+                 : : "r"(smem), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]) : "memory");
+}
+
 // [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
 // the rows of matrix i, aligned to 16. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 addr) {
@@ -157,6 +198,13 @@ __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
         " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// [PTX ISA, lop3] Return (a & mask) | bits.
+__device__ __forceinline__ u32 lop3_and_or(u32 a, u32 mask, u32 bits) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+    return d;
 }
 
 // A ring of Stages slots in shared memory that a producer fills and consumers read.
@@ -290,27 +338,18 @@ __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
-// [PTX ISA, ld] Load 16 bytes of shared memory.
-__device__ __forceinline__ uint4 load_vector(u32 smem) {
-    uint4 values;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
-    return values;
-}
-
-// [PTX ISA, st] Store a thread's four values of a fragment to shared memory.
-__device__ __forceinline__ void store_fragment(u32 smem, const float (&sums)[4]) {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
-                 :: "r"(smem), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3]) : "memory");
-}
-
-// [PTX ISA, ld] Add a thread's four values of a fragment from shared memory.
+// Add a thread's four values of a fragment from shared memory.
 __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
     float other[4];
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(other[0]), "=f"(other[1]), "=f"(other[2]), "=f"(other[3]) : "r"(smem) : "memory");
+    ld_shared_v4_f32(other, smem);
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
+}
+
+// Return the index of columns column0 + g and column0 + g + 8 in packed rows of 64 columns, where g is lane / 4 and column0 is a multiple of
+// 16. A packed row has column 16 c + 8 r + g at index 8 g + 2 c + r, so that a thread's columns of adjacent fragments are adjacent.
+__device__ __forceinline__ u32 packed_column(u32 column0, u32 lane) {
+    return column0 / 64 * 64 + 8 * (lane >> 2) + 2 * (column0 % 64 / 16);
 }
 
 }  // namespace cudatma
@@ -347,7 +386,7 @@ constexpr u32 FULL_BARRIERS = 91648;          // 32 B
 constexpr u32 ACTIVATION_STAGE_BYTES = 4096;
 constexpr u32 WEIGHT_STAGE_BYTES = 16384;
 constexpr u32 SCALE_STAGE_BYTES = 512;
-constexpr u32 ZERO_STAGE_BYTES = 256;
+constexpr u32 ZERO_SLOT_BYTES = 256;
 constexpr u32 TRANSACTION_BYTES = 21248;   // bytes of the TMA loads of a stage
 constexpr u32 FULL_ARRIVALS = 1;   // arrivals that fill a slot
 constexpr u32 STAGING_PITCH_BYTES = 80;   // bytes from one row to the next
@@ -455,32 +494,25 @@ struct StageCursor {
 };
 
 // ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number ----------------------
-// [PTX ISA, lop3] Return (a & mask) | bits.
-__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {
-    u32 d;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
-    return d;
-}
-
 // low: 1024 plus the zero point of column g, which is subtracted. high: -(64 + zero point) of column g + 8, which is added after a division
 // by 16. Each is in both halves.
 struct ZeroPoint {
     u32 low, high;
 };
 
-// Return the ZeroPoint of two zero points.
-__device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
-    return ZeroPoint{0x64006400u | zero_low | zero_low << 16, 0xd400d400u | zero_high << 4 | zero_high << 20};
+// Return the ZeroPoint of the zero points of columns g and g + 8.
+__device__ __forceinline__ ZeroPoint zero_point(u32 low, u32 high) {
+    return ZeroPoint{0x64006400u | low | low << 16, 0xd400d400u | high << 4 | high << 20};
 }
 
 // Dequantize the 8 nibbles of a word. 0x6400 is 1024.0 in fp16, and its last mantissa bit has the value 1: 0x6400 | v is exactly 1024 + v,
 // and 0x6400 | v << 4 is exactly 1024 + 16 v, which is 16 (64 + v). The nibbles of column g + 8 therefore need no shift.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
     const u32 upper = q >> 8;
-    a[0] = subtract(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
-    a[1] = multiply_add(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
-    a[2] = subtract(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
-    a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[0] = subtract(lop3_and_or(q, 0x000f000fu, 0x64006400u), zero.low);
+    a[1] = multiply_add(lop3_and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[2] = subtract(lop3_and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
+    a[3] = multiply_add(lop3_and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
 }
 
 // ---- Accumulators and partial sums ----------------------------------------------------------------------------------
@@ -500,7 +532,7 @@ __device__ __forceinline__ bool reduce_slices(Accumulators& acc, u32 smem, u32 p
         for (u32 c = 0; c < FRAGMENTS_16; ++c)
 #pragma unroll
             for (u32 r = 0; r < FRAGMENTS_8; ++r)
-                store_fragment(sums + (slice - 1) * SUM_BYTES + (c * FRAGMENTS_8 + r) * FRAGMENT_BYTES, acc[c][r]);
+                st_shared_v4_f32(sums + (slice - 1) * SUM_BYTES + (c * FRAGMENTS_8 + r) * FRAGMENT_BYTES, acc[c][r]);
     }
     slice_sync(part);   // group 0 waits for the sums of the others
     if (slice == 0) {
@@ -641,7 +673,7 @@ __device__ __forceinline__ void store_rows_of_warp(const Accumulators& acc, cons
 #pragma unroll
         for (u32 vector = lane; vector < 8 * VECTORS_PER_ROW; vector += 32) {
             const u32 row = vector / VECTORS_PER_ROW, column = vector % VECTORS_PER_ROW;
-            store_vector(problem, output, load_vector(staging + row * STAGING_PITCH_BYTES + column * 16),
+            store_vector(problem, output, ld_shared_v4_b32(staging + row * STAGING_PITCH_BYTES + column * 16),
                          row0 + 8 * r + row, column0 + 8 * column);
         }
     }
@@ -684,11 +716,6 @@ struct WarpPosition {
         : lane(lane), slice(warp / WARPS_N), tile(warp % WARPS_N), column0(tile * WARP_N) {}
 };
 
-// Return the index of this thread's columns in a packed row of 64 columns: FRAGMENTS_16 adjacent pairs (g, g + 8).
-__device__ __forceinline__ u32 packed_column(u32 column0, u32 lane) {
-    return column0 / 64 * 64 + 8 * (lane >> 2) + 2 * (column0 % 64 / 16);
-}
-
 // Return `value` through a shuffle, so that ptxas keeps it in a register instead of recomputing the address in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
@@ -718,37 +745,6 @@ struct WeightFragments {
     ZeroPoint zeros[FRAGMENTS_16];
 };
 
-// Load a thread's scales of a group.
-__device__ __forceinline__ void load_scale_pairs(u32 (&pairs)[FRAGMENTS_16], u32 smem) {
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(smem) : "memory");
-}
-
-// Load a thread's zero points of a group.
-__device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[FRAGMENTS_16], u32 smem) {
-#pragma unroll
-    for (u32 c = 0; c < FRAGMENTS_16; ++c) {
-        u32 pair;
-        asm volatile("ld.shared.u16 %0, [%1];" : "=r"(pair) : "r"(smem + 2 * c) : "memory");
-        zeros[c] = zero_point(pair & 0xff, pair >> 8);
-    }
-}
-
-// Load a thread's scales and zero points. k: the first element of a group or of a 64-deep block, in this warp's slice of the stage.
-__device__ __forceinline__ void load_group(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k) {
-    const u32 row = k / GROUP_SIZE * TILE_N;
-    load_scale_pairs(weights.scale_pairs, slots.scales + stage * SCALE_STAGE_BYTES + row * 2);
-    load_zero_points(weights.zeros, slots.zeros + stage * ZERO_STAGE_BYTES + row);
-}
-
-// Load a thread's weights of the 64-deep block k64 of this warp's slice.
-__device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k64) {
-    const u32 base = slots.weights + stage * WEIGHT_STAGE_BYTES + k64 * K64_BLOCK_BYTES;
-#pragma unroll
-    for (u32 c = 0; c < FRAGMENTS_16; ++c)
-        weights.packed[c] = load_vector(base + c * 512);
-    load_group(weights, slots, stage, k64 * 64);
-}
-
 // Operand B of one 16-deep step: the activations of all rows of the tile.
 typedef u32 ActivationFragments[FRAGMENTS_8][2];
 
@@ -769,6 +765,45 @@ __device__ __forceinline__ void load_activation_fragments(ActivationFragments& b
     }
 }
 
+// Load a thread's scales of a group: one pair per fragment, the scales of columns g (low half) and g + 8 (high half).
+template <u32 Fragments>
+__device__ __forceinline__ void load_scale_pairs(u32 (&pairs)[Fragments], u32 smem) {
+    if constexpr (Fragments == 4) {
+        const uint4 four = ld_shared_v4_b32(smem);
+        pairs[0] = four.x, pairs[1] = four.y, pairs[2] = four.z, pairs[3] = four.w;
+    } else if constexpr (Fragments == 2) {
+        const uint2 two = ld_shared_v2_b32(smem);
+        pairs[0] = two.x, pairs[1] = two.y;
+    } else {
+        pairs[0] = ld_shared_b32(smem);
+    }
+}
+
+// Load a thread's zero points of a group.
+__device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[FRAGMENTS_16], u32 smem) {
+#pragma unroll
+    for (u32 c = 0; c < FRAGMENTS_16; ++c) {
+        const u32 pair = ld_shared_u16(smem + 2 * c);
+        zeros[c] = zero_point(pair & 0xff, pair >> 8);
+    }
+}
+
+// Load a thread's scales and zero points. k: the first element of a group or of a 64-deep block, in this warp's slice of the stage.
+__device__ __forceinline__ void load_group(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k) {
+    const u32 row = k / GROUP_SIZE * TILE_N;
+    load_scale_pairs(weights.scale_pairs, slots.scales + stage * SCALE_STAGE_BYTES + row * 2);
+    load_zero_points(weights.zeros, slots.zeros + stage * ZERO_SLOT_BYTES + row);
+}
+
+// Load a thread's weights of the 64-deep block k64 of this warp's slice.
+__device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k64) {
+    const u32 base = slots.weights + stage * WEIGHT_STAGE_BYTES + k64 * K64_BLOCK_BYTES;
+#pragma unroll
+    for (u32 c = 0; c < FRAGMENTS_16; ++c)
+        weights.packed[c] = ld_shared_v4_b32(base + c * 512);
+    load_group(weights, slots, stage, k64 * 64);
+}
+
 // Multiply one 16-deep step. address: this thread's address for ldmatrix of step 0.
 __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFragments& weights, u32 address, u32 step) {
     ActivationFragments b;
@@ -782,11 +817,12 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFra
     }
 }
 
-// Add the scaled sums of a group, or of a stage, to the accumulators, and clear the sums.
-__device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, const WeightFragments& weights) {
+// Add the sums, times the scales of their columns, to the accumulators, and clear the sums. pairs: the scales of columns g (low half) and
+// g + 8 (high half) of each fragment.
+__device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, const u32 (&pairs)[FRAGMENTS_16]) {
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c) {
-        const float low = low_to_float(weights.scale_pairs[c]), high = high_to_float(weights.scale_pairs[c]);
+        const float low = low_to_float(pairs[c]), high = high_to_float(pairs[c]);
 #pragma unroll
         for (u32 r = 0; r < FRAGMENTS_8; ++r) {
             acc[c][r][0] += sums[c][r][0] * low;
@@ -820,7 +856,7 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
                 }
                 multiply_step(sums, weights, address, step);
                 const u32 done = i * 64 + step * 16 + 16;   // elements of K of this warp's slice
-                if (done % GROUP_SIZE == 0 || done == K64_PER_WARP * 64) scale_sums(acc, sums, weights);
+                if (done % GROUP_SIZE == 0 || done == K64_PER_WARP * 64) scale_sums(acc, sums, weights.scale_pairs);
             }
         }
         previous = ring.stage;
@@ -854,7 +890,7 @@ __device__ __forceinline__ void load_constants(const Ring& ring, u32 slot, const
     ring.expect_tx(slot, TRANSACTION_BYTES);
     load_weights(smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES, full, operands.weight_map, problem, at.tile_n, at.k, policy);
     load_table(smem + SCALES + slot * SCALE_STAGE_BYTES, full, operands.scale_map, at.tile_n, at.k);
-    load_table(smem + ZEROS + slot * ZERO_STAGE_BYTES, full, operands.zero_map, at.tile_n, at.k);
+    load_table(smem + ZEROS + slot * ZERO_SLOT_BYTES, full, operands.zero_map, at.tile_n, at.k);
 }
 
 // Fill the slots. Activations depend on the previous kernel; weights, scales and zero points do not. A dependent launch therefore loads the

@@ -159,8 +159,47 @@ __device__ __forceinline__ u64 createpolicy_evict_first() {
     return policy;
 }
 
+// [PTX ISA, ld] Load 4 bytes of shared memory.
+__device__ __forceinline__ u32 ld_shared_b32(u32 smem) {
+    u32 value;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(smem) : "memory");
+    return value;
+}
+
+// [PTX ISA, ld] Load 8 bytes of shared memory.
+__device__ __forceinline__ uint2 ld_shared_v2_b32(u32 smem) {
+    uint2 values;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(values.x), "=r"(values.y) : "r"(smem) : "memory");
+    return values;
+}
+
+// [PTX ISA, ld] Load 16 bytes of shared memory.
+__device__ __forceinline__ uint4 ld_shared_v4_b32(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
+    return values;
+}
+
+// [PTX ISA, ld] Load 16 bytes of shared memory.
+__device__ __forceinline__ void ld_shared_v4_f32(float (&values)[4], u32 smem) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3]) : "r"(smem) : "memory");
+}
+
+// [PTX ISA, st] Store 16 bytes to shared memory.
+__device__ __forceinline__ void st_shared_v4_f32(u32 smem, const float (&values)[4]) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
+                 : : "r"(smem), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]) : "memory");
+}
+
 // [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
 // the rows of matrix i, aligned to 16. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
+__device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1]) : "r"(addr) : "memory");
+}
+
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
@@ -179,6 +218,13 @@ __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
         " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// [PTX ISA, lop3] Return (a & mask) | bits.
+__device__ __forceinline__ u32 lop3_and_or(u32 a, u32 mask, u32 bits) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+    return d;
 }
 
 // A ring of Stages slots in shared memory that a producer fills and consumers read.
@@ -281,25 +327,10 @@ __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
-// [PTX ISA, ld] Load 16 bytes of shared memory.
-__device__ __forceinline__ uint4 load_vector(u32 smem) {
-    uint4 values;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
-    return values;
-}
-
-// [PTX ISA, st] Store a thread's four values of a fragment to shared memory.
-__device__ __forceinline__ void store_fragment(u32 smem, const float (&sums)[4]) {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
-                 :: "r"(smem), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3]) : "memory");
-}
-
-// [PTX ISA, ld] Add a thread's four values of a fragment from shared memory.
+// Add a thread's four values of a fragment from shared memory.
 __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
     float other[4];
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(other[0]), "=f"(other[1]), "=f"(other[2]), "=f"(other[3]) : "r"(smem) : "memory");
+    ld_shared_v4_f32(other, smem);
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
 }
@@ -341,10 +372,15 @@ constexpr u32 WEIGHT_STAGE_BYTES = 12288;
 constexpr u32 SCALE_STAGE_BYTES = 1024;
 constexpr u32 SCALE_ROW = 128;   // scales of one group in a slot, for whole n64 rows
 constexpr u32 ZERO_SLOT_BYTES = 512;
-constexpr u32 STAGE_TX_BYTES = 22016;   // bytes of the loads of a stage
+constexpr u32 TRANSACTION_BYTES = 22016;   // bytes of the loads of a stage
 constexpr u32 FRAGMENT_BYTES = 32 * 16;   // a fragment of fp32 sums: 16 columns of W x 8 rows of x
 constexpr u32 N_TILE_SUM_BYTES = FRAGMENTS_16 * FRAGMENTS_8 * FRAGMENT_BYTES;
 typedef TmaPipeline<STAGES> Ring;
+
+// Named barriers. __syncthreads() uses 0.
+enum NamedBarrier : u32 {
+    SLICE_BARRIER = 1,   // of the consumer warps
+};
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
@@ -401,29 +437,22 @@ struct WarpTile {
 };
 
 // ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number ----------------------
-// [PTX ISA, lop3] Return (a & mask) | bits.
-__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {
-    u32 d;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
-    return d;
-}
-
 // 128 plus the zero points of columns g (low) and g + 8 (high), each in both halves. It is subtracted from 128 + v.
 struct ZeroPoint {
     u32 low, high;
 };
 
-// Return the ZeroPoint of two zero points.
-__device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
-    return ZeroPoint{0x43004300u | zero_low | zero_low << 16, 0x43004300u | zero_high | zero_high << 16};
+// Return the ZeroPoint of the zero points of columns g and g + 8.
+__device__ __forceinline__ ZeroPoint zero_point(u32 low, u32 high) {
+    return ZeroPoint{0x43004300u | low | low << 16, 0x43004300u | high | high << 16};
 }
 
 // Dequantize the 8 nibbles of a word. 0x4300 is 128.0 in bf16, and its last mantissa bit has the value 1: 0x4300 | v is exactly 128 + v.
 __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
-    a[0] = subtract(and_or(q, 0x000f000fu, 0x43004300u), zero.low);
-    a[1] = subtract(and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
-    a[2] = subtract(and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
-    a[3] = subtract(and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
+    a[0] = subtract(lop3_and_or(q, 0x000f000fu, 0x43004300u), zero.low);
+    a[1] = subtract(lop3_and_or(q >> 4, 0x000f000fu, 0x43004300u), zero.high);
+    a[2] = subtract(lop3_and_or(q >> 8, 0x000f000fu, 0x43004300u), zero.low);
+    a[3] = subtract(lop3_and_or(q >> 12, 0x000f000fu, 0x43004300u), zero.high);
 }
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
@@ -441,7 +470,7 @@ __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, u32 sme
                                              u64 policy) {
     const u32 stage = tile.stage_at(k), k64 = stage * K64_PER_STAGE, full = ring.get_barrier(slot);
     const u32 weights = smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES;
-    ring.expect_tx(slot, STAGE_TX_BYTES);
+    ring.expect_tx(slot, TRANSACTION_BYTES);
     cp_async_bulk_tensor_3d_load_hint(weights, maps.weight_map, full, 0, k64, tile.first_whole_row, policy);
     constexpr u32 WHOLE_ROWS = N_TILES / 2;   // rows that precede the half row in a slot
     const u32 half_row = tile.half_first ? tile.first_row : tile.first_whole_row + WHOLE_ROWS;
@@ -516,8 +545,8 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 // Return `value` through a shuffle, so that ptxas keeps it in a register instead of recomputing the address in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
-// Return the index of this thread's scales and zero points in an n64 row. The packed order has column 16 c + 8 r + g at index 8 g + 2 c +
-// r, so that the four columns of a thread in an N tile are adjacent.
+// Return the index of this thread's scales and zero points in an n64 row: packed_column() of the N tile. With a call, ptxas orders the
+// additions differently.
 __device__ __forceinline__ u32 place_in_row(u32 n_tile, u32 lane) { return 8 * (lane >> 2) + 4 * (n_tile & 1); }
 
 // The addresses from which this thread reads slot 0. The other slots follow at the distance of a stage.
@@ -551,36 +580,47 @@ struct SlotAddresses {
         weights = keep_in_register(smem + WEIGHTS + warp_tile.position / 2 * K64_PER_STAGE * K64_BLOCK_BYTES + half +
                                    k64 * k64_stride + lane * 16);
         const u32 row_in_cta = warp_tile.n_tile / 2 - tile.first_row;
-        const u32 place = k64 * 64 / GROUP_SIZE * SCALE_ROW + row_in_cta * 64 + place_in_row(warp_tile.n_tile, lane);
-        scales = keep_in_register(smem + SCALES + place * 2);
-        zeros = keep_in_register(smem + ZEROS + place);
+        const u32 at = k64 * 64 / GROUP_SIZE * SCALE_ROW + row_in_cta * 64 + place_in_row(warp_tile.n_tile, lane);
+        scales = keep_in_register(smem + SCALES + at * 2);
+        zeros = keep_in_register(smem + ZEROS + at);
     }
 };
 
-// Load operand B of the four mmas of a 64-deep block. In the swizzle, a step of 16 elements of K changes bits 5 and 6 of the address.
-__device__ __forceinline__ void load_activation_fragments(u32 (&b)[4][FRAGMENTS_8][2], u32 row) {
+// Operand B of one 16-deep step: the activations of all rows of the tile.
+typedef u32 ActivationFragments[FRAGMENTS_8][2];
+
+// Load the activations of a step. In the swizzle, the chunks of a step differ from those of step 0 in bits 5 and 6 of the address.
+__device__ __forceinline__ void load_activation_fragments(ActivationFragments& b, u32 address, u32 step) {
     if constexpr (FRAGMENTS_8 == 1) {
+        ldmatrix_x2(b[0], address ^ (step << 5));
+    } else {
 #pragma unroll
-        for (u32 k16 = 0; k16 < 4; k16 += 2) {
-            u32 r[4];
-            ldmatrix_x4(r, row ^ (k16 << 5));
-            b[k16][0][0] = r[0];
-            b[k16][0][1] = r[1];
-            b[k16 + 1][0][0] = r[2];
-            b[k16 + 1][0][1] = r[3];
+        for (u32 r = 0; r < FRAGMENTS_8; r += 2) {
+            u32 four[4];
+            ldmatrix_x4(four, (address ^ (step << 5)) + r * 8 * ROW_BYTES);
+            b[r][0] = four[0];
+            b[r][1] = four[1];
+            b[r + 1][0] = four[2];
+            b[r + 1][1] = four[3];
+        }
+    }
+}
+
+// Load the activations of the four steps of a 64-deep block.
+__device__ __forceinline__ void load_block_activations(ActivationFragments (&b)[4], u32 address) {
+    if constexpr (FRAGMENTS_8 == 1) {   // one ldmatrix.x4 loads two steps
+#pragma unroll
+        for (u32 step = 0; step < 4; step += 2) {
+            u32 four[4];
+            ldmatrix_x4(four, address ^ (step << 5));
+            b[step][0][0] = four[0];
+            b[step][0][1] = four[1];
+            b[step + 1][0][0] = four[2];
+            b[step + 1][0][1] = four[3];
         }
     } else {
 #pragma unroll
-        for (u32 k16 = 0; k16 < 4; ++k16)
-#pragma unroll
-            for (u32 m = 0; m < FRAGMENTS_8; m += 2) {
-                u32 r[4];
-                ldmatrix_x4(r, (row ^ (k16 << 5)) + m * 8 * ROW_BYTES);
-                b[k16][m][0] = r[0];
-                b[k16][m][1] = r[1];
-                b[k16][m + 1][0] = r[2];
-                b[k16][m + 1][1] = r[3];
-            }
+        for (u32 step = 0; step < 4; ++step) load_activation_fragments(b[step], address, step);
     }
 }
 
@@ -594,24 +634,21 @@ __device__ __forceinline__ void set_zero_points(ZeroPoints& zero_points, u32 fou
 
 // Load a thread's zero points of a group.
 __device__ __forceinline__ void load_zero_points(ZeroPoints& zero_points, u32 smem) {
-    u32 four;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(four) : "r"(smem) : "memory");
-    set_zero_points(zero_points, four);
+    set_zero_points(zero_points, ld_shared_b32(smem));
 }
 
-// Add the scaled sums of a group to the accumulators, and clear the sums.
-__device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, u32 smem) {
-    u32 pairs[FRAGMENTS_16];   // scales of columns g (low half) and g + 8 (high half)
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(smem) : "memory");
+// Add the sums, times the scales of their columns, to the accumulators, and clear the sums. pairs: the scales of columns g (low half) and
+// g + 8 (high half) of each fragment.
+__device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, const u32 (&pairs)[FRAGMENTS_16]) {
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c) {
         const float low = low_to_float(pairs[c]), high = high_to_float(pairs[c]);
 #pragma unroll
-        for (u32 m = 0; m < FRAGMENTS_8; ++m) {
-            acc[c][m][0] += sums[c][m][0] * low;
-            acc[c][m][1] += sums[c][m][1] * low;
-            acc[c][m][2] += sums[c][m][2] * high;
-            acc[c][m][3] += sums[c][m][3] * high;
+        for (u32 r = 0; r < FRAGMENTS_8; ++r) {
+            acc[c][r][0] += sums[c][r][0] * low;
+            acc[c][r][1] += sums[c][r][1] * low;
+            acc[c][r][2] += sums[c][r][2] * high;
+            acc[c][r][3] += sums[c][r][3] * high;
         }
     }
     clear(sums);
@@ -627,11 +664,11 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoints& ze
     for (u32 i = 0; i < K64_PER_WARP; ++i) {
         uint4 packed[FRAGMENTS_16];   // one word per 16-deep step
 #pragma unroll
-        for (u32 c = 0; c < FRAGMENTS_16; ++c) packed[c] = load_vector(weights + i * slots.k64_stride + c * 512);
-        u32 b[4][FRAGMENTS_8][2];
+        for (u32 c = 0; c < FRAGMENTS_16; ++c) packed[c] = ld_shared_v4_b32(weights + i * slots.k64_stride + c * 512);
+        ActivationFragments b[4];   // of each step
         // If TILE_M is less than 8, block i begins within the swizzle's 8 rows. Both numbers are powers of two, so that the block's first
         // row sets bits that are zero in the lane's row, in the address and in the swizzle.
-        load_activation_fragments(b, (activations ^ (i * TILE_M % 8) << 4) + i * TILE_M * ROW_BYTES);
+        load_block_activations(b, (activations ^ (i * TILE_M % 8) << 4) + i * TILE_M * ROW_BYTES);
 #pragma unroll
         for (u32 k16 = 0; k16 < 4; ++k16) {
             const u32 done = i * 64 + k16 * 16;   // elements of K of this warp's slice
@@ -645,8 +682,11 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoints& ze
                 for (u32 m = 0; m < FRAGMENTS_8; ++m)
                     mma_m16n8k16_bf16(sums[c][m], a, b[k16][m][0], b[k16][m][1]);
             }
-            if ((done + 16) % GROUP_SIZE == 0 || done + 16 == K64_PER_WARP * 64)
-                scale_sums(acc, sums, scales + done / GROUP_SIZE * SCALE_ROW * 2);
+            if ((done + 16) % GROUP_SIZE == 0 || done + 16 == K64_PER_WARP * 64) {
+                const uint2 loaded = ld_shared_v2_b32(scales + done / GROUP_SIZE * SCALE_ROW * 2);
+                const u32 pairs[FRAGMENTS_16] = {loaded.x, loaded.y};
+                scale_sums(acc, sums, pairs);
+            }
         }
     }
 }
@@ -673,7 +713,7 @@ constexpr u32 OWNERS = SLICE_K < FRAGMENTS_16 ? SLICE_K : FRAGMENTS_16, OWN = FR
 typedef float OwnSums[OWN][FRAGMENTS_8][4];
 
 // Return the first fragment that a warp owns.
-__device__ __forceinline__ u32 first_own_fragment(const WarpTile& warp_tile) { return warp_tile.slice * OWN; }
+__device__ __forceinline__ u32 first_own_fragment(const WarpTile& warp_tile) { return SLICE_K == 1 ? 0 : warp_tile.slice * OWN; }
 
 // Return the offset in bytes of a fragment in the sums of an N tile.
 __device__ __forceinline__ u32 fragment_offset(u32 c, u32 m) { return (c * FRAGMENTS_8 + m) * FRAGMENT_BYTES; }
@@ -694,11 +734,11 @@ __device__ __forceinline__ bool reduce_slices(OwnSums& own, const Accumulators& 
 #pragma unroll
                 for (u32 i = 0; i < 4; ++i) own[c % OWN][m][i] = acc[c][m][i];
             } else {
-                store_fragment(sums + sender * SLICE_BYTES + fragment_offset(c, m), acc[c][m]);
+                st_shared_v4_f32(sums + sender * SLICE_BYTES + fragment_offset(c, m), acc[c][m]);
             }
         }
     }
-    bar_sync(1, 32 * CONSUMER_WARPS);   // all consumer warps have stored their sums
+    bar_sync(SLICE_BARRIER, 32 * CONSUMER_WARPS);   // all consumer warps have stored their sums
     if (slice >= OWNERS) return false;
     const u32 first = sums + fragment_offset(slice * OWN, 0);
 #pragma unroll

@@ -198,6 +198,21 @@ __device__ __forceinline__ u64 createpolicy_evict_normal() {
     return policy;
 }
 
+// [PTX ISA, ld] Load 4 bytes of shared memory.
+__device__ __forceinline__ u32 ld_shared_b32(u32 smem) {
+    u32 value;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(smem) : "memory");
+    return value;
+}
+
+// [PTX ISA, ld] Load 16 bytes of shared memory.
+__device__ __forceinline__ uint4 ld_shared_v4_b32(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
+    return values;
+}
+
 // [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
 // the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
 __device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
@@ -378,13 +393,9 @@ __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
-// [PTX ISA, ld] Load 16 bytes of shared memory.
-__device__ __forceinline__ uint4 load_vector(u32 smem) {
-    uint4 values;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w) : "r"(smem) : "memory");
-    return values;
-}
+// Return the index of columns 16 c + g and 16 c + 8 + g of the packed row of 64 columns that begins at index `row`, where g is lane / 4. A
+// packed row has column 16 c + 8 r + g at index 8 g + 2 c + r.
+__device__ __forceinline__ u32 packed_index(u32 row, u32 c, u32 lane) { return row + 8 * (lane >> 2) + 2 * c; }
 
 }  // namespace cudatma
 
@@ -702,7 +713,7 @@ __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc,
     for (u32 i = 0; i < VECTORS_PER_THREAD; ++i) {
         const u32 vector = 128 * i + thread, row = vector / VECTORS_PER_ROW, column = vector % VECTORS_PER_ROW;
         if (128 * (i + 1) <= vectors || vector < vectors)
-            values[i] = load_vector(staging + row * STAGING_PITCH_BYTES + column * 16);
+            values[i] = ld_shared_v4_b32(staging + row * STAGING_PITCH_BYTES + column * 16);
     }
 #pragma unroll
     for (u32 i = 0; i < VECTORS_PER_THREAD; ++i) {
@@ -791,8 +802,7 @@ struct SlotAddresses {
     __device__ __forceinline__ SlotAddresses(u32 smem, const WarpPosition& at) {
         activations = smem + ACTIVATIONS;
         weights = keep_in_register(smem + WEIGHTS + at.warpgroup * STACK * K64_PER_STAGE * K64_BLOCK_BYTES + at.warp * 512 + at.lane * 16);
-        // The scales of columns g and g + 8 are adjacent.
-        const u32 pair = at.warpgroup * STACK * 64 + 8 * (at.lane >> 2) + 2 * at.warp;
+        const u32 pair = packed_index(at.warpgroup * STACK * 64, at.warp, at.lane);
         scales = keep_in_register(smem + SCALES + pair * 2);
     }
 };
@@ -809,7 +819,7 @@ __device__ __forceinline__ void load_packed(WeightFragments& weights, const Slot
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s)
         weights.packed[k64 % PACKED_BLOCKS][s] =
-            load_vector(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES);
+            ld_shared_v4_b32(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES);
 }
 
 // Load a thread's scales of a group. row: the number of the group in the stage.
@@ -817,9 +827,7 @@ __device__ __forceinline__ void load_group(WeightFragments& weights, const Probl
                                            u32 stage, u32 row) {
     u32 scales[STACK];
 #pragma unroll
-    for (u32 s = 0; s < STACK; ++s)
-        asm volatile("ld.shared.b32 %0, [%1];"
-                     : "=r"(scales[s]) : "r"(slots.scales + stage * SCALE_STAGE_BYTES + (row * TILE_N + 64 * s) * 2) : "memory");
+    for (u32 s = 0; s < STACK; ++s) scales[s] = ld_shared_b32(slots.scales + stage * SCALE_STAGE_BYTES + (row * TILE_N + 64 * s) * 2);
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s) {
         set_scales(weights.group[s], scales[s], problem.scale_offset);
