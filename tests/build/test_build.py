@@ -171,13 +171,13 @@ def test_an_edit_that_keeps_size_and_time_is_compiled(
 
 
 def test_the_key_covers_the_code_that_makes_text_of_templates() -> None:
-    """errors, files, cost and gpu do not change the text."""
+    """Errors, files, checks, cost and gpu do not change the text."""
     package, imported = Path(build.__file__).parents[1], set[str]()
     for file in ("build/render.py", "kernels/config.py", "kernels/launch_struct.py"):
         nodes = ast.walk(ast.parse((package / file).read_text()))
         imported |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
     ours = {name.removeprefix("cudatma.").replace(".", "/") for name in imported if name.startswith("cudatma.")}
-    no_text = {"errors", "build/files", "kernels/cost", "kernels/gpu"}
+    no_text = {"errors", "build/files", "kernels/checks", "kernels/cost", "kernels/gpu"}
     assert {f"{name}.py" for name in ours - no_text} <= set(build._COMMON_CODE)
 
 

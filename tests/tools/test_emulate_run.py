@@ -264,7 +264,7 @@ def test_the_help_of_a_kernel_lists_its_sizes(
     assert emulate("--seed", "3", "attention_a3", "--help") == 0
     said = capsys.readouterr().out
     assert "--head-dim int" in said
-    assert "--causal [true]  queries attend to keys up to their own (default: True)" in said
+    assert "--causal [true]  whether queries attend only to keys up to their own" in said
     for entry in REGISTRY.values():
         if entry.sample is not None:
             assert emulate(entry.name, "--help") == 0

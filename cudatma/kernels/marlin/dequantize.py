@@ -364,7 +364,7 @@ def sample(
     if permute:
         w = replace(w, perm=random.permutation(k).astype(np.int32))
     out = _new_result(w)
-    config = replace(_config(LinearShape.of(w), permute), warps=2)
+    config = replace(_config(LinearShape.of(w), bool(permute)), warps=2)
     planned, arrays = on_host(w, out, config=config, resident=blocks)
     config.check_target(target)
 
