@@ -40,6 +40,7 @@ from cudatma.errors import (
     TemplateError,
 )
 from cudatma.kernels.data_movement.tile_copy import TileCopyConfig
+from cudatma.kernels.registry import REGISTRY
 from cudatma.target import get_target
 from tools import tune
 
@@ -312,6 +313,12 @@ def test_a_source_with_primitives_and_a_config() -> None:
     assert "*x = 7" in kernel.source
     assert [p.size_bytes for p in kernel.parameters] == [128, 8]
     assert kernel.target.name == "sm_120a"
+
+
+def test_a_config_of_another_template_is_refused() -> None:
+    config = REGISTRY["gemm_v7"].configs("sm_90a")[0]
+    with pytest.raises(ArgumentError, match=r"config: got GemmConfig of kernels/gemm_v7\.cu\.j2; allowed: a config of"):
+        compile_kernel("kernels/gemm_v4.cu.j2", config=config, target="sm_90a")
 
 
 def test_several_entries_need_a_name() -> None:

@@ -279,6 +279,13 @@ def test_what_is_pinned_must_fit_the_problem() -> None:
         pass
 
 
+@pytest.mark.parametrize("field", ["block_scales", "scales_by_tma", "batch_invariant"])
+def test_a_flag_must_be_a_bool(field: str) -> None:
+    """A damaged tuning entry contains such values."""
+    with pytest.raises(ArgumentTypeError, match=f"{field}: got list; allowed: bool"):
+        problem_of(**{field: []})
+
+
 # ---- The tuner's parts, which know no family
 
 

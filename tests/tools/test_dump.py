@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cudatma.build import render as render_module
-from cudatma.errors import ArgumentError, CompileError
+from cudatma.errors import ArgumentError, CompileError, FieldError
 from cudatma.kernels.marlin.choose import marlin_explain
 from cudatma.kernels.registry import REGISTRY, KernelEntry
 from cudatma.quantization import quantize
@@ -116,6 +116,20 @@ def test_a_refused_config_names_the_values_that_serve_with_the_rest(tmp_path: Pa
     words = ["attention_mma_sync", "--target", "sm_120a", "--config", "stages=1", "--out", str(tmp_path)]
     with pytest.raises(ArgumentError, match=r"stages: got 1; allowed: 2(, [3-7])*\. these serve on sm_120a with"):
         dump_kernels.main(words)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "config", "allowed"),
+    [
+        ("marlin_skinny", "has_zeros=no", "has_zeros: got str; allowed: bool"),
+        ("tile_copy", "stages=x", "stages: got str; allowed: int"),
+        ("attention_a1", "v_head_dim=64.0", "v_head_dim: got float; allowed: int"),
+        ("plain_copy", "entry=x", "a field of PlainConfig: element_bytes"),
+    ],
+)
+def test_a_field_of_another_type_is_refused(kernel: str, config: str, allowed: str, tmp_path: Path) -> None:
+    with pytest.raises(FieldError, match=allowed):
+        dump_kernels.main([kernel, "--target", "sm_90a", "--config", config, "--out", str(tmp_path)])
 
 
 def test_a_config_does_not_become_another_kernel(tmp_path: Path) -> None:

@@ -259,8 +259,8 @@ class AttentionConfig(KernelConfig):
     revision: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
-        check_kind(self)
         self.check_values()
+        check_kind(self)
         if self.ctas_per_sm > 1 and self.warpgroups > 1:
             raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "1 for several warpgroups")
         limit = (_MAX_HELD_WITH_CAP if self.has_softcap else _MAX_HELD)[self.warpgroups]

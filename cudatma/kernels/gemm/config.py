@@ -179,8 +179,8 @@ class GemmConfig(KernelConfig):
         return cls(version=version, **clusters | fields)
 
     def __post_init__(self) -> None:
-        check_kind(self)
         self.check_values()
+        check_kind(self)
         clusters, fitting = (self.cluster_m, self.cluster_n), _clusters(self.version, self.tile_m, self.tile_n)
         if clusters != fitting:
             tile = f"version {self.version} with a tile of {self.tile_m} x {self.tile_n}"

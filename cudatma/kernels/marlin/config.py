@@ -200,8 +200,8 @@ class MarlinConfig(KernelConfig):
     revision: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        activation_type(self.dtype)
         self.check_values()
+        activation_type(self.dtype)
         if self.tile_k // 64 % self.slice_k:
             why = "each warp takes a multiple of 64 of K"
             raise ArgumentError("slice_k", self.slice_k, f"a divisor of tile_k / 64 = {self.tile_k // 64}", why)
