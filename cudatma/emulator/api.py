@@ -230,9 +230,11 @@ class EmulatedModule:
         HazardError
             If there are hazards and `hazards` is "raise".
 
-        Notes ----- If a kernel runs to its end and `launch` raises a HazardError, arrays and variables hold the results
-        of the last schedule. After any other exception, including Ctrl-C, they hold their contents from before the
-        launch. griddepcontrol.launch_dependents has no effect.
+        Notes
+        -----
+        If a kernel runs to its end and `launch` raises a HazardError, arrays and variables hold the results of the last
+        schedule. After any other exception, including Ctrl-C, they hold their contents from before the launch.
+        griddepcontrol.launch_dependents has no effect.
         """
         program = self.image.entry(name)
         if hazards not in ("raise", "collect", "off"):
