@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import inspect
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ import numpy as np
 
 from cudatma import context
 from cudatma.backend import BACKEND_VARIABLE, backend_for
-from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, LaunchError, check, counted
+from cudatma.errors import ArgumentError, DriverError, LaunchError, check, counted
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.compiler_log import log_warnings, own_lines, register_count
 from cudatma.runtime.hang import Names, is_debug_ptx
@@ -413,9 +412,6 @@ class Kernel:
         HazardError, TrapError, ArgumentError, EmulatorError
             As for ``EmulatedModule.launch``.
         """
-        for name in options:
-            if name not in _emulator_keywords():
-                raise ArgumentTypeError("keyword of Kernel.emulate", name, ", ".join(_emulator_keywords()))
         return self.emulated.launch(
             self.entry,
             grid,
@@ -576,15 +572,6 @@ class Kernel:
                     driver, self.cubin, self.entry, self.parameters, self.target, gpu
                 )
             return self._functions[device]
-
-
-@lru_cache(maxsize=1)
-def _emulator_keywords() -> tuple[str, ...]:
-    """Return the keywords of Kernel.emulate()."""
-    from cudatma.emulator import EmulatedModule
-
-    parameters = inspect.signature(EmulatedModule.launch).parameters.values()
-    return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
 
 
 def _on_host(args: Sequence[object]) -> bool:
