@@ -55,7 +55,7 @@ def test_hazards_and_wrong_backends_are_raised(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(HazardError, match="data_race"):
         kernel.launch(1, 64, (x,), backend="emulator")
     assert "data_race" in kernel.emulate(1, 64, (x,), hazards="collect").kinds
-    with pytest.raises(TypeError, match=r"^keyword of Kernel\.emulate: got hazard \(did you mean hazards\?\)"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'hazard'"):
         kernel.emulate(1, 64, (x,), hazard="collect")
     for named in ("reference", "gpu"):
         with pytest.raises(ArgumentError, match=f"backend: got {named}"):
