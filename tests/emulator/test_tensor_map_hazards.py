@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -228,3 +229,36 @@ def test_stores_whose_elements_land_on_each_other(stride: int, overlaps: bool) -
     report = add.launch("k", 1, 32, (map_,), arrays=(out,))
     assert [warning.kind for warning in report.warnings] == ["write_race"] * overlaps
     assert out.sum() == 128
+
+
+REPLACE = """
+extern "C" __global__ void k(u8* edited) {
+    __shared__ __align__(128) u8 map[128];
+    map[4 * threadIdx.x] = 0;
+    __syncwarp();
+    if (threadIdx.x == 0)
+        asm volatile("tensormap.replace.tile.rankSPACE.b1024.b32 [%0], %1;" :: "l"((u64)ADDRESS), "r"(1) : "memory");
+}"""
+
+
+@pytest.mark.parametrize(
+    ("space", "address", "outcome"),
+    [
+        (".shared::cta", "shared_address(map)", "clean"),
+        (".shared::cta", "(const void*)map", "warning"),  # hardware reads the low half of the address
+        (".shared::cta", "edited", "trap"),
+        (".global", "edited", "clean"),
+        (".global", "(const void*)map", "trap"),
+        ("", "edited", "clean"),
+        ("", "(const void*)map", "clean"),
+    ],
+)
+def test_an_edited_tensor_map_must_be_in_the_state_space_of_the_instruction(
+    space: str, address: str, outcome: str
+) -> None:
+    edited = np.zeros(256, np.uint8)
+    edited = edited[-edited.ctypes.data % 128 :][:128]
+    module = module_of(REPLACE.replace("SPACE", space).replace("ADDRESS", address))
+    with pytest.raises(TrapError) if outcome == "trap" else nullcontext():
+        report = module.launch("k", 1, 32, (edited,), schedules=1)
+        assert bool(report.warnings) is (outcome == "warning")

@@ -89,8 +89,9 @@ def replace(
     lanes = active_lanes(mask)
     for lane in lanes:
         address = int(addresses[lane])
-        is_shared = space == "shared" or (not space and address & SHARED_WINDOW != 0)
-        address = address & (SHARED_WINDOW - 1) if is_shared else address
+        is_shared = space == "shared"
+        if not space and address & SHARED_WINDOW:
+            address, is_shared = address - SHARED_WINDOW, True
         place = _place(w, at, address, is_shared)
         _notify_edit(w, at, address, is_shared, len(lanes) > 1)
         new = edit(place.tobytes(), field, ordinal or 0, int(value[lane]))
