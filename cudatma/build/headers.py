@@ -14,11 +14,8 @@ from pathlib import Path
 
 #: A header of each part of CUDA: the runtime, libcu++, CUB, Thrust and the compiler.
 _PARTS = ("cuda_runtime_api.h", "cuda/std/version", "cub/version.cuh", "thrust/version.h", "crt/mma.h")
-#: CUDA's major version -> include folders of NVIDIA's wheels, below site-packages.
-_WHEELS = {
-    12: ("nvidia/cuda_runtime/include", "nvidia/cuda_nvcc/include", "nvidia/cuda_cccl/include"),
-    13: ("nvidia/cu13/include",),
-}
+#: Include folders of NVIDIA's wheels of CUDA 12, below site-packages.
+_WHEELS_OF_12 = ("nvidia/cuda_runtime/include", "nvidia/cuda_nvcc/include", "nvidia/cuda_cccl/include")
 _CUPY_FOLDERS = ("libcudacxx", "cub", "thrust")
 _VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
 #: Names of CUDA's headers, as programs include them.
@@ -58,7 +55,7 @@ def _candidates(major: int) -> Iterator[Path]:
     """Yield include folders, the preferred ones first."""
     homes = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
     yield from (Path(home) / "include" for home in homes if home)
-    for wheel in _WHEELS.get(major, ()):
+    for wheel in _WHEELS_OF_12 if major == 12 else (f"nvidia/cu{major}/include",):
         yield from (Path(place) / wheel for place in sys.path if place)
     with suppress(ImportError):
         from cuda.pathfinder import locate_nvidia_header_directory

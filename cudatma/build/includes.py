@@ -73,7 +73,8 @@ def includes_of(source: str, options: Sequence[str], folder: str, major: int) ->
 
     ``options`` are the compiler's.
     """
-    text = source.encode(errors="surrogatepass")  # the compiler's error names a lone surrogate
+    # The compiler's error names a lone surrogate.
+    text = _SPLICE.sub(b"", source.encode(errors="surrogatepass"))
     first = option_values(options, "-include", "--pre-include")
     if not first and not _INCLUDE.search(text):
         return None
@@ -81,7 +82,7 @@ def includes_of(source: str, options: Sequence[str], folder: str, major: int) ->
     search = [os.path.abspath(path) for path in option_values(options, "-I", "--include-path") if path]
     scan = _Scan(folder, [*search, *folders], folders)
     scan.follow(_Directives(text), folder, is_cccl=False)
-    scan.follow_names(((name, True) for name in first), folder, is_cccl=False)
+    scan.follow_names(((name, True) for name in first), os.getcwd(), is_cccl=False)
     is_complete = scan.follow_macros(text, option_values(options, "-D", "--define-macro"))
     return Includes(tuple(sorted(scan.files.items())), folders, tuple(sorted(scan.standard.items())), is_complete)
 
