@@ -7,6 +7,7 @@ disables it, and considers every file that a name could mean. It finds too many 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,17 +22,15 @@ STANDARD_FLAG = "--std=c++17"
 
 _GAP = rb"(?:[ \t\f\v]|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/)*"
 _SPLICE = re.compile(rb"\\[ \t]*\r?\n")
-_HASH = rb"(?:#|%:)" + _GAP
-#: An #include or __has_include of a file. Comments are not skipped.
+_HASH = rb"#" + _GAP
+_FILE = rb'(?:<(?P<angle>[^>\n]+)>|"(?P<quoted>[^"\n]+)"'
+#: An #include of a file or a macro. Comments are not skipped. Each pattern begins with a literal, which is fast.
 _INCLUDE = re.compile(
-    rb"(?:" + _HASH + rb"(?:include(?:_next)?|import)\b|has_include\w*\s*\()" + _GAP
-    + rb'(?:<(?P<angle>[^>\n]+)>|"(?P<quoted>[^"\n]+)")'
-)  # fmt: skip
-#: An #include of a macro.
-_MACRO_INCLUDE = re.compile(
-    rb"(?:^|\*/)" + _GAP + _HASH + rb"(?:include(?:_next)?|import)\b" + _GAP + rb"([A-Za-z_][^\n]*)",
-    re.MULTILINE,
+    _HASH + rb"(?:include(?:_next)?|import)\b" + _GAP + _FILE + rb"|(?P<macro>[A-Za-z_][^\n]*))",
 )
+_HAS_INCLUDE = re.compile(rb"has_include\w*\s*\(" + _GAP + _FILE + rb")", re.IGNORECASE)
+#: What precedes a directive in its line.
+_BEFORE = re.compile(rb"(?:.*\*/)?" + _GAP)
 _MACRO = re.compile(r"(?P<name>\w+)\s*(?:\((?P<argument>[^()]*)\))?\s*(?://.*|/\*.*)?", re.DOTALL)
 _BODY = re.compile(r"""<(?P<angle>[^>]+)>|"(?P<quoted>[^"]+)\"""")
 #: C headers -> their C++ names.
@@ -96,12 +95,14 @@ class _Directives:
 
     def __init__(self, text: bytes) -> None:
         self.digest = hashlib.sha256(text).hexdigest()
-        text = _SPLICE.sub(b"", text)
-        self.names = {
-            (os.fsdecode((match["angle"] or match["quoted"]).strip()), match["angle"] is None)
-            for match in _INCLUDE.finditer(text)
-        }
-        self.macros = {os.fsdecode(macro.strip()) for macro in _MACRO_INCLUDE.findall(text)}
+        text = _SPLICE.sub(b"", text).replace(b"%:", b"#")
+        self.names: set[tuple[str, bool]] = set()
+        self.macros: set[str] = set()
+        for match in itertools.chain(_INCLUDE.finditer(text), _HAS_INCLUDE.finditer(text)):
+            if name := match["angle"] or match["quoted"]:
+                self.names.add((os.fsdecode(name.strip()), match["angle"] is None))
+            elif _BEFORE.fullmatch(text, text.rfind(b"\n", 0, match.start()) + 1, match.start()):
+                self.macros.add(os.fsdecode(match["macro"].strip()))
 
 
 @lru_cache(maxsize=16384)
