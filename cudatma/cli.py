@@ -42,6 +42,7 @@ EXAMPLES = """examples:
   cudatma demo
   cudatma dump marlin_mma_sync --target sm_120a --out out
   cudatma emulate marlin_mma_sync --m 16 --n 256 --k 512 --trace marlin.svg
+  cudatma emulate copy.cu -I include -D STAGES=4 --block 128 --arg x:float32[512]=arange --arg y:float32[512]
   cudatma COMMAND --help
 """
 
