@@ -86,10 +86,10 @@ class HazardExplanation:
         )
 
     def _repr_markdown_(self) -> str:
+        files = f"`cudatma explain {self.kind} --out DIR` writes both versions to files. To run one:"
         return (
             f"# {self.kind}\n\n**Meaning:** {self.meaning}.\n\n**Usual cause:** {self.cause}.\n\n{self.text}\n\n"
-            f"```diff\n{self.diff}```\n\n`cudatma explain {self.kind} --out DIR` writes both versions to files. To run one:\n\n"
-            f"```\ncudatma emulate {self.file} {self.launch}\n```\n"
+            f"```diff\n{self.diff}```\n\n{files}\n\n```\ncudatma emulate {self.file} {self.launch}\n```\n"
         )
 
     def _version(self, left_out: str) -> str:
