@@ -122,7 +122,7 @@ def explain(kind: str) -> HazardExplanation:
     Raises
     ------
     ArgumentError
-        If there is no such kind.
+        If `kind` is unknown.
 
     Examples
     --------
