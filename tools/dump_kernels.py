@@ -200,7 +200,7 @@ def _write(job: Job, result: Compiled, folder: Path, sass: bool) -> KernelReport
 
 
 def write_image(image: Image, kernels: Sequence[KernelReport], folder: Path) -> None:
-    """Write NAME.ptx, .cubin and .sass of a module, as far as it has them, and NAME.report.txt."""
+    """Write the PTX, cubin and SASS of a module, and the reports of its kernels."""
     path = folder / image.name
     if image.ptx:
         _file(path, "ptx").write_text(image.ptx, encoding="utf-8")

@@ -13,7 +13,7 @@ from cudatma.errors import ArgumentError, duration
 from cudatma.review.cubin import Resources, read_cubin
 from cudatma.review.images import Image
 from cudatma.review.occupancy import Occupancy, occupancy, target_of
-from cudatma.review.places import Loop, Row, loops_of, ptx_rows, sass_rows, shown_places
+from cudatma.review.places import Loop, Row, loops_of, ptx_function, ptx_rows, sass_rows, shown_places
 from cudatma.review.release_hazards import release_hazards
 from cudatma.review.sass import CLASSES, Code, by_class, count_mnemonics, parse_sass, uses_cluster
 from cudatma.review.wgmma_hazards import wgmma_hazards
@@ -22,7 +22,7 @@ from cudatma.review.wgmma_hazards import wgmma_hazards
 Span = tuple[str, int, int]
 
 _ENTRY = re.compile(r"^[ \t]*(?:\.visible|\.weak)?[ \t]*\.entry[ \t]+([\w$%]+)", re.MULTILINE)
-_THREADS = re.compile(r"^\s*\.(?:maxntid|reqntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", re.MULTILINE)
+_THREADS = re.compile(r"\.(?:maxntid|reqntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
 #: Threads per CTA for which the occupancy is shown if the kernel does not state its own.
 _TYPICAL_THREADS = (128, 256, 512, 1024)
 #: Rows and loops that a text shows; ``--json`` has all.
@@ -31,7 +31,7 @@ _SHOWN_ROWS, _SHOWN_LOOPS = 60, 30
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """What a compiled kernel contains. ``str()`` is a page of text.
+    """Report of a compiled kernel. ``str()`` is a page of text.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ def reports(
     smem : tuple of (str, int, int)
         Layout of dynamic shared memory: name, offset and size in bytes. Default: the config's.
     threads, dynamic_smem_bytes : int, optional
-        Threads and dynamic shared memory per CTA. Default: those of the config, the code or Triton.
+        Threads and dynamic shared memory per CTA. Default: from the config, the code, or Triton's metadata.
 
     Returns
     -------
@@ -242,8 +242,7 @@ def _offered(config: object, name: str) -> Any:
 
 def _ptx_threads(ptx: str, entry: str) -> int | None:
     """Return the threads per CTA that a kernel's PTX states (PTX ISA, "Performance-Tuning Directives")."""
-    match = re.search(rf"\.entry\s+{re.escape(entry)}(?![\w$%])[^{{]*", ptx)
-    threads = _THREADS.search(match[0]) if match else None
+    threads = _THREADS.search(ptx_function(ptx, entry))
     if threads is None:
         return None
     x, y, z = (int(part) if part else 1 for part in threads.groups())
@@ -323,7 +322,8 @@ def _rows(report: KernelReport) -> list[str]:
         return []
     width, file = max(len(row.opcode) for row in report.rows), _main_file(report)
     language = "PTX" if report.sass is None else "SASS"
-    lines = [f"TMA, mbarrier and tensor-core instructions in the {language}{f' (lines of {file})' if file else ''}"]
+    about = f"lines of {file}" if file else "no line information: compile with -lineinfo"
+    lines = [f"TMA, mbarrier and tensor-core instructions in the {language} ({about})"]
     for row in report.rows[:_SHOWN_ROWS]:
         place = shown_places(row.places, file)
         lines.append(f"  {row.kind:<12}{row.count:>5}  {row.opcode:<{width}}  {place}".rstrip())
