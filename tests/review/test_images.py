@@ -65,6 +65,10 @@ def test_a_source_for_two_targets(tmp_path: Path, capsys: pytest.CaptureFixture[
     ]
     assert all(each["resources"]["static_smem_bytes"] == 512 and each["threads"] == 128 for each in found)
     assert {"scale_sm_90a.ptx", "scale_sm_90a.cubin", "scale_sm_90a.report.txt"} <= set(os.listdir(tmp_path / "out"))
+    (tmp_path / "factor.h").write_text("#define FACTOR 3")
+    (tmp_path / "more.cu").write_text('#include "factor.h"\n' + SOURCE.replace("factor;", "FACTOR + MORE;"))
+    (more,) = dumped(tmp_path / "more.cu", tmp_path / "out", capsys, "-D", "MORE=4")
+    assert more["name"] == "more"
     (tmp_path / "bad.cu").write_text("__global__ void k() { no_such(); }")
     with pytest.raises(CompileError, match=r"bad\.cu\(1\): error"):
         dump_kernels.main([str(tmp_path / "bad.cu"), "--out", str(tmp_path / "out")])
@@ -162,7 +166,8 @@ def test_files_that_are_too_old_or_too_large_and_folders_without_kernels(tmp_pat
     ("arguments", "why"),
     [
         (["x.cubin", "--config", "stages=3"], "--config: got together with a file"),
-        (["tile_copy", "--block", "64"], "--block: got together with tile_copy, whose config states it"),
+        (["tile_copy", "-D", "X"], "-D: got together with tile_copy, a kernel of cudatma"),
+        (["tile_copy", "--block", "64"], "--block: got together with tile_copy, a kernel of cudatma"),
     ],
 )
 def test_options_of_the_other_kind_are_refused(arguments: list[str], why: str, tmp_path: Path) -> None:
