@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ _WHEEL_FOLDERS = ("nvidia/*/bin", "triton/backends/nvidia/bin")
 #: Other names of a program. Triton's wheel has a newer ptxas for Blackwell.
 _OTHER_NAMES = {"ptxas": ("ptxas-blackwell",)}
 _TIMEOUT_S = 300
+_CAUSE = re.compile(r"\b(?:error|fatal)\b")
 
 
 def find_programs(name: str) -> Iterator[Path]:
@@ -65,7 +67,7 @@ def _first_success(name: str, arguments: Sequence[str], folder: str) -> Output:
         if done.returncode == 0:
             return Output(done.stdout, done.stderr)
         words = (done.stderr.strip() or done.stdout.strip()).splitlines() or [f"exit status {done.returncode}"]
-        failures.append(f"{program}: {next((line for line in words if 'error' in line), words[-1])}")
+        failures.append(f"{program}: {next(filter(_CAUSE.search, words), words[-1])}")
     return Output(None, "", "; ".join(failures))
 
 

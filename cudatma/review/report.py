@@ -71,7 +71,7 @@ class KernelReport:
         Loops, and what they wait for.
     release_hazards, wgmma_hazards : tuple of str, or None
         Releases of ring slots that may still be read, and writes to registers that a wgmma may still use; None without
-        SASS.
+        SASS. Without a config, a release of an earlier slot is also listed.
     notes : tuple of str
         Compiler warnings, and what is missing.
     digest : str
@@ -311,7 +311,9 @@ def _instructions(report: KernelReport) -> list[str]:
             lines.append(f"    none of: {', '.join(absent)}")
     cluster = ", ".join(report.cluster_opcodes) or "none"
     lines.append(f"  cluster and multicast: {cluster}")
-    for kind, hazards in (("release", report.release_hazards or ()), ("wgmma", report.wgmma_hazards or ())):
+    # Whether an arrival releases what was read, or an earlier slot, is only known with a config.
+    release = "release" if report.kernel else "possible release"
+    for kind, hazards in ((release, report.release_hazards or ()), ("wgmma", report.wgmma_hazards or ())):
         lines.append(f"  {kind} hazards: {len(hazards) or 'none'}")
         lines += [f"    {hazard}" for hazard in hazards]
     return lines
@@ -320,9 +322,10 @@ def _instructions(report: KernelReport) -> list[str]:
 def _rows(report: KernelReport) -> list[str]:
     if not report.rows:
         return []
-    width, file = max(len(row.opcode) for row in report.rows), _main_file(report)
+    width, file = max(len(row.opcode) for row in report.rows), _only_file(report)
     language = "PTX" if report.sass is None else "SASS"
-    about = f"lines of {file}" if file else "no line information: compile with -lineinfo"
+    about = f"line of {file}" if file else "line" if any(row.places for row in report.rows) else ""
+    about = f"{about} < line of the call" if about else "no lines: compile with -lineinfo"
     lines = [f"TMA, mbarrier and tensor-core instructions in the {language} ({about})"]
     for row in report.rows[:_SHOWN_ROWS]:
         place = shown_places(row.places, file)
@@ -332,18 +335,18 @@ def _rows(report: KernelReport) -> list[str]:
     return lines
 
 
-def _main_file(report: KernelReport) -> str:
-    """Return the file to which most places in a report belong, or ""."""
-    places = [place for row in report.rows for place in row.places]
-    places += [place for loop in report.loops for place in loop.places]
-    return Counter(file for file, _ in places).most_common(1)[0][0] if places else ""
+def _only_file(report: KernelReport) -> str:
+    """Return the file to which all places in a report belong, or "" if there are several."""
+    files = {file for row in report.rows for file, _ in row.places}
+    files |= {file for loop in report.loops for file, _ in loop.places}
+    return files.pop() if len(files) == 1 else ""
 
 
 def _loops(report: KernelReport) -> list[str]:
     loops = [loop for loop in report.loops if not loop.is_spin]
     if not loops:
         return []
-    file = _main_file(report)
+    file = _only_file(report)
     lines = [f"loops (addresses{f', line of {file}' if file else ''}), and how many of their instructions wait"]
     for loop in loops[:_SHOWN_LOOPS]:
         indent = "  " * (loop.depth + 1)
