@@ -1,4 +1,4 @@
-"""Where CUDA's headers are: the include folders that NVRTC needs for cuda_fp16.h, mma.h, cuda/ptx and cub."""
+"""Search for CUDA's headers, such as cuda_fp16.h, mma.h, cuda/ptx and cub."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ _CUPY_FOLDERS = ("libcudacxx", "cub", "thrust")
 _VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
 #: Names of CUDA's headers, as programs include them.
 _CUDA_NAME = re.compile(
-    r"(cuda|cub|thrust|nv|crt|cooperative_groups)/|cu(da|Complex|rand|blas)\w*\.h|(mma|cooperative_groups)\.h"
+    r"(cuda|cub|thrust|nv|crt|cooperative_groups)/|cu(da|Complex)\w*\.h|(mma|cooperative_groups)\.h"
 )
 
 
 def cuda_headers(major: int) -> tuple[str, ...]:
-    """Return the include folders of CUDA's headers, preferably those of this major version of CUDA.
+    """Return the include folders of CUDA's headers, preferably for this major version of CUDA.
 
-    Each part of CUDA comes from the first place that has it: $CUDA_HOME, $CUDA_PATH, NVIDIA's wheels, an installed
-    toolkit, the toolkit of the nvcc on PATH, and CuPy. The result is empty if there are no headers.
+    The function searches $CUDA_HOME, $CUDA_PATH, NVIDIA's wheels, an installed toolkit, the toolkit of the nvcc on
+    PATH, and CuPy, and takes each part of CUDA from the first of these places that contains it. The result is empty if
+    no place contains any headers.
     """
     places = tuple(os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH", "PATH", "CONDA_PREFIX"))
     return _cuda_headers(major, places, tuple(sys.path))
@@ -80,7 +81,9 @@ def _major(folder: Path) -> int | None:
 
 def missing_header_remedy(name: str, major: int) -> str:
     """Return what to do about an included file that no folder has."""
-    if _CUDA_NAME.match(name):
+    folders = cuda_headers(major)
+    has_all = all(any(os.path.isfile(f"{folder}/{part}") for folder in folders) for part in _PARTS)
+    if _CUDA_NAME.match(name) and not has_all:
         extra = "headers12" if major == 12 else "headers"
         return f"pip install 'cudatma[{extra}]' brings CUDA's headers"
     return "name its folder with -I (include_dirs= in Python)"

@@ -1,7 +1,7 @@
-"""Which files a source includes: the cache digests them, and NVRTC gets the folders that they need.
+"""Search for the files that a source includes. The cache key digests them.
 
-NVRTC does not report the files that it reads. The scanner therefore follows every #include, whether or not a condition
-disables it, and takes every file that a name could mean. It finds too many files rather than too few.
+NVRTC does not report the files that it reads. The scanner therefore follows every #include, even if a condition
+disables it, and considers every file that a name could mean. It finds too many files rather than too few.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ _STANDARD = "#pragma once\n#include <cuda/std/{}>\nnamespace std {{ using namesp
 class Includes:
     """Files that a source includes.
 
-    files: (path, digest) of each file. folders: CUDA's include folders. standard: (name, text) of the headers of the
-    C++ standard library that stand in for those of the host. is_complete: whether the files are all that the source can
-    include.
+    files: (path, digest) of each file. folders: CUDA's include folders. standard: (name, text) of the headers that
+    replace headers of the host's C++ standard library. is_complete: whether the source can include no other file.
     """
 
     files: tuple[tuple[str, str], ...]
@@ -113,7 +112,7 @@ def _directives(path: str, *state: int) -> _Directives:
 
 
 class _Scan:
-    """The files found so far. ``search`` holds all include folders, and ``cuda`` those of CUDA's headers."""
+    """Files found so far. ``search`` holds all include folders, and ``cuda`` the include folders of CUDA."""
 
     def __init__(self, folder: str, search: Sequence[str], cuda: Sequence[str]) -> None:
         self.files: dict[str, str] = {}

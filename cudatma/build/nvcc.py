@@ -21,11 +21,11 @@ _HOST = re.compile(
     r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|(?P<host><<<|\b(?:int|void|auto)\s+main\s*\()""",
     re.DOTALL,
 )
-#: Headers of the C++ standard library and of Linux, for which NVRTC has no folder.
+#: Headers of the C++ standard library and of Linux.
 _HOST_HEADER = re.compile(
     r"[a-z_]+|(sys|bits|linux|arpa|netinet)/\w+\.h|(unistd|pthread|getopt|signal|errno|fcntl|dlfcn|omp)\.h"
 )
-#: As for NVRTC, which also allows constexpr functions of the host in kernels.
+#: The same as for NVRTC, which also allows constexpr functions of the host in kernels.
 _FLAGS = ("-lineinfo", "-Xptxas=-v", "-diag-suppress=177", "--expt-relaxed-constexpr", "--expt-extended-lambda")
 _SHOWN_CHARACTERS = 60
 
@@ -65,7 +65,7 @@ def compile_with_nvcc(
 ) -> tuple[str, str, bytes]:
     """Compile the kernels of a source in a folder. Return the log, the PTX, and the cubin (empty after an error).
 
-    Raises CompileError if there is no nvcc. ``place`` is the host code, as "file:line".
+    ``place`` is the "file:line" of the host code. Raises CompileError if nvcc is missing.
     """
     nvcc = find_nvcc()
     if nvcc is None:
