@@ -88,7 +88,7 @@ class KernelDifference:
 class Difference:
     """Difference between two builds. ``str()`` is the text that ``cudatma diff`` prints.
 
-    Attributes
+    Parameters
     ----------
     kernels : tuple of KernelDifference
         Kernels that both builds have.

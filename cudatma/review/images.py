@@ -32,7 +32,7 @@ _TRITON_OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "triton_ver
 class Image:
     """A compiled module for one target.
 
-    Attributes
+    Parameters
     ----------
     name : str
         Name for reports and files.

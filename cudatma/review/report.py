@@ -33,7 +33,7 @@ _SHOWN_ROWS, _SHOWN_LOOPS = 60, 30
 class KernelReport:
     """Report of a compiled kernel. ``str()`` is a page of text.
 
-    Attributes
+    Parameters
     ----------
     name : str
         Name of the module, for example of its file without suffix.
@@ -311,7 +311,7 @@ def _instructions(report: KernelReport) -> list[str]:
             lines.append(f"    none of: {', '.join(absent)}")
     cluster = ", ".join(report.cluster_opcodes) or "none"
     lines.append(f"  cluster and multicast: {cluster}")
-    # Whether an arrival releases what was read, or an earlier slot, is only known with a config.
+    # Only a config states whether an arrival releases the slot just read or an earlier slot.
     release = "release" if report.kernel else "possible release"
     for kind, hazards in ((release, report.release_hazards or ()), ("wgmma", report.wgmma_hazards or ())):
         lines.append(f"  {kind} hazards: {len(hazards) or 'none'}")
