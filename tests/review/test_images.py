@@ -14,7 +14,7 @@ import pytest
 
 import cudatma
 from cudatma.errors import ArgumentError, CompileError, TargetError
-from cudatma.review import read
+from cudatma.review import KernelReport, compare, disassembled, read, reports
 from cudatma.review.programs import find_program
 from tools import diff_builds, dump_kernels
 
@@ -180,33 +180,36 @@ def difference(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[
     return status, json.loads(capsys.readouterr().out)
 
 
-def test_what_changed_between_two_builds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = triton_entry(tmp_path / "A")
-    same = triton_entry(tmp_path / "B", f"// a comment that moves the lines{SOURCE}")
-    after = triton_entry(
-        tmp_path / "C", SOURCE.replace("* factor", "* factor + __fdividef(1.0f, x[n])").replace("[128]", "[256]")
-    )
-    assert difference(capsys, before, same)[0] == 0
-    assert difference(capsys, before, before / "scale.cubin")[0] == 0, "what only one of them states is not compared"
-    status, found = difference(capsys, before, after)
-    (kernel,) = found["kernels"]
-    assert (status, found["equal"]) == (1, False)
-    assert kernel["values"]["static_smem_bytes"] == [512, 1024]
-    if find_program("nvdisasm") is not None:
-        assert kernel["mnemonics"]["MUFU"][1] > kernel["mnemonics"]["MUFU"][0] == 0
-        assert any("MUFU.RCP" in change["opcodes"] for change in kernel["changes"])
-        assert kernel["loops"]
-        assert diff_builds.main([str(before), str(after)]) == 1
-        text = capsys.readouterr().out
-        assert re.search(r"\+\d MUFU.RCP", text)
-        assert "static_smem_bytes        512 -> 1024" in text
-    status, found = difference(capsys, before, triton_entry(tmp_path / "D", SOURCE.replace("x ^ 1", "x ^ 2")))
-    assert status == 1, "the constant differs and nothing else"
-    (kernel,) = found["kernels"]
-    assert not kernel["values"]
-    if find_program("nvdisasm") is not None:
-        assert kernel["operands"] > 0
-        assert kernel["changes"] == []
+def kernels(path: Path) -> list[KernelReport]:
+    return [report for image in read(path) for report in reports(disassembled(image))]
+
+
+def test_what_changed_between_two_builds(tmp_path: Path) -> None:
+    if find_program("nvdisasm") is None:
+        pytest.skip("nvdisasm is not installed here")
+    before = kernels(triton_entry(tmp_path / "A"))
+    assert compare(before, kernels(triton_entry(tmp_path / "B", f"// a comment that moves the lines{SOURCE}"))).equal
+    assert compare(before, kernels(tmp_path / "A" / "scale.cubin")).equal, "what one of them does not state is ignored"
+    other = SOURCE.replace("* factor", "* factor + __fdividef(1.0f, x[n])").replace("[128]", "[256]")
+    found = compare(before, kernels(triton_entry(tmp_path / "C", other)))
+    (kernel,) = found.kernels
+    assert not found.equal
+    assert kernel.values["static_smem_bytes"] == (512, 1024)
+    assert kernel.mnemonics["MUFU"][1] > kernel.mnemonics["MUFU"][0] == 0
+    assert any("MUFU.RCP" in change.opcodes for change in kernel.changes)
+    assert kernel.loops
+    assert re.search(r"\+\d MUFU.RCP", str(found))
+    assert "static_smem_bytes        512 -> 1024" in str(found)
+    found = compare(before, kernels(triton_entry(tmp_path / "D", SOURCE.replace("x ^ 1", "x ^ 2"))))
+    (kernel,) = found.kernels
+    assert (found.equal, kernel.values, kernel.changes) == (False, {}, ()), "only a constant differs"
+    assert kernel.operands > 0
+
+
+def test_builds_without_sass_are_compared_by_their_bytes(tmp_path: Path) -> None:
+    before, after = (triton_entry(tmp_path / name, SOURCE.replace("x ^ 1", f"x ^ {name}")) for name in "12")
+    for image, other, is_equal in ((before, before, True), (before, after, False)):
+        assert compare(reports(read(image)[0]), reports(read(other)[0])).equal == is_equal
 
 
 def test_kernels_are_matched_by_name_and_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
