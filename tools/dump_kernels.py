@@ -339,7 +339,7 @@ def _print_summary(report: KernelReport, folder: Path) -> None:
     if report.compile_seconds is not None:
         shown.append(f"compiled in {duration(report.compile_seconds)}")
     entry = "" if report.kernel else f" {report.entry}:"
-    print(f"{folder / report.name}.report.txt:{entry} {', '.join(shown)}", flush=True)
+    print(f"{folder / report.name}.report.txt:{entry} {', '.join(shown) or 'PTX only'}", flush=True)
     for note in report.notes:
         print(f"  {note}", file=sys.stderr)
 
