@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +16,8 @@ _PARTS = ("cuda_runtime_api.h", "cuda/std/version", "cub/version.cuh", "thrust/v
 #: Include folders of NVIDIA's wheels of CUDA 12, below site-packages.
 _WHEELS_OF_12 = ("nvidia/cuda_runtime/include", "nvidia/cuda_nvcc/include", "nvidia/cuda_cccl/include")
 _CUPY_FOLDERS = ("libcudacxx", "cub", "thrust")
+#: Length of the part of a header that defines the version.
+_HEAD_CHARACTERS = 1 << 16
 _VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
 #: Names of CUDA's headers, as programs include them.
 _CUDA_NAME = re.compile(
@@ -31,14 +32,6 @@ def cuda_headers(major: int) -> tuple[str, ...]:
     PATH, and CuPy, and takes each part of CUDA from the first of these places that contains it. The result is empty if
     no place contains any headers.
     """
-    places = tuple(os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH", "PATH", "CONDA_PREFIX"))
-    return _cuda_headers(major, places, tuple(sys.path))
-
-
-@lru_cache(maxsize=16)
-def _cuda_headers(major: int, places: tuple[str, ...], path: tuple[str, ...]) -> tuple[str, ...]:
-    """Find the folders again only if the environment or ``sys.path`` changes."""
-    del places, path
     found: dict[str, str] = {}
     for is_any_version in (False, True):
         for folder in _candidates(major):
@@ -73,7 +66,8 @@ def _candidates(major: int) -> Iterator[Path]:
 def _major(folder: Path) -> int | None:
     """Return the major version of the CUDA runtime whose headers a folder has, or None without them."""
     try:
-        match = _VERSION.search((folder / "cuda_runtime_api.h").read_text(encoding="utf-8", errors="replace"))
+        with open(folder / "cuda_runtime_api.h", encoding="utf-8", errors="replace") as file:
+            match = _VERSION.search(file.read(_HEAD_CHARACTERS))
     except OSError:
         return None
     return int(match[1]) // 1000 if match else None

@@ -87,7 +87,7 @@ def compile_with_nvcc(
             flags.append(f"-Xcompiler=-iquote{folder}")
         command_line = [nvcc, "-cubin", *flags, "--keep", "--keep-dir", scratch, "-o", str(cubin), str(path)]
         done = subprocess.run(command_line, capture_output=True, text=True, errors="replace")
-        log = (done.stderr + done.stdout).replace(str(path), name).strip()
+        log = (done.stderr + done.stdout).replace(str(path), name).replace(f"/{name}:", f"{name}:").strip()
         ptx = path.with_suffix(".ptx")
         text = ptx.read_text(encoding="utf-8", errors="replace") if ptx.is_file() else ""
         return log, text, cubin.read_bytes() if done.returncode == 0 else b""

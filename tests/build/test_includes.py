@@ -164,6 +164,7 @@ EDITS: dict[str, tuple[dict[str, str], list[str], str]] = {
         "v.h",
     ),
     "of a split line": ({"k.cu": '#inc\\\nlude "v.h"\n', "v.h": ""}, [], "v.h"),
+    "through a link": ({"k.cu": '#include "link/../v.h"\n', "real/sub/x.h": "", "real/v.h": ""}, [], "real/v.h"),
     "named by a macro": ({"k.cu": "#define NAME(x) <inc/x>\n#include NAME(v.h)\n", "inc/v.h": ""}, ["-I."], "inc/v.h"),
     "named by an option": ({"k.cu": "#include NAME\n", "v.h": ""}, ['-DNAME="v.h"'], "v.h"),
     "named by several macros": ({"k.cu": '#define A B\n#define B "v.h"\n#include A\n', "v.h": ""}, [], "v.h"),
@@ -175,7 +176,8 @@ EDITS: dict[str, tuple[dict[str, str], list[str], str]] = {
 def test_an_edited_header_is_compiled_again(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     files, options, edited = EDITS[case]
     write({name: text or "#define VALUE 11111\n" for name, text in files.items() if name != "k.cu"})
-    Path("k.cu").write_text(files["k.cu"] + KERNEL)
+    Path("k.cu").write_text(f"// #include words of a comment\n{files['k.cu']}{KERNEL}")
+    Path("link").symlink_to("real/sub")
 
     def ptx() -> str:
         runtime().parts[Kernels] = Kernels()
@@ -302,10 +304,7 @@ def test_where_headers_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ([], 13, ()),
     ):
         found[:] = places
-        headers._cuda_headers.cache_clear()
         assert headers.cuda_headers(major) == expected
-    monkeypatch.undo()
-    headers._cuda_headers.cache_clear()
 
 
 def test_cuda_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
