@@ -221,7 +221,18 @@ _PUBLIC = {
     "target": "TARGETS Target detect get_target",
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
-_PACKAGES = ("build", "descriptor", "emulator", "errors", "inspection", "kernels", "mutants", "quantization", "runtime")
+_PACKAGES = (
+    "build",
+    "descriptor",
+    "emulator",
+    "errors",
+    "inspection",
+    "kernels",
+    "mutants",
+    "quantization",
+    "review",
+    "runtime",
+)
 
 
 def __getattr__(name: str) -> Any:
