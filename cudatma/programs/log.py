@@ -70,6 +70,16 @@ class LaunchEntry:
         return f"{launch.place}: {launch.entry} ({launch.library}), grid {grid}: {result}, {duration(self.seconds)}"
 
 
+@contextmanager
+def naming(library: str, entry: str, place: str) -> Iterator[None]:
+    """Put the library, the kernel and the place of a launch in front of an error's message."""
+    try:
+        yield
+    except CudaTmaError as error:
+        error.args = (f"{library} launch of {entry} at {place}: {error}",)
+        raise
+
+
 class LaunchLog(Sequence[LaunchEntry]):
     """The launches of a program that ran on the emulator, in order. `emulate_launches` creates it."""
 
@@ -131,11 +141,8 @@ class LaunchLog(Sequence[LaunchEntry]):
         is_checked = self._hazards != "off" and (self._only is None or self._only in launch.entry)
         options = self._options if is_checked else self._options | {"schedules": 1}
         started = time.perf_counter()
-        try:
+        with naming(launch.library, launch.entry, launch.place):
             report = launch.run(hazards="collect" if is_checked else "off", **options)
-        except CudaTmaError as error:
-            error.args = (f"{launch.library} launch of {launch.entry} at {launch.place}: {error}",)
-            raise
         entry = LaunchEntry(launch, report, time.perf_counter() - started, is_checked)
         self._entries.append(entry)
         if self._on_launch is not None:
