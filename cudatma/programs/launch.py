@@ -109,12 +109,12 @@ def _module(ptx: str, sources: tuple[tuple[str, str], ...] | None) -> EmulatedMo
     return load(ptx, lines=lines)
 
 
-def files_of(ptx: str) -> tuple[tuple[str, str], ...]:
-    """Return the names and texts of the source files that PTX names and that exist on this machine."""
+def files_of(ptx: str, without: str = "\0") -> tuple[tuple[str, str], ...]:
+    """Return the names and texts of the source files that PTX names and that exist, except those in a folder."""
     return tuple(
         (os.path.basename(name), Path(name).read_text(encoding="utf-8", errors="replace"))
         for name in dict.fromkeys(_FILE.findall(ptx))
-        if os.path.isfile(name)
+        if os.path.isfile(name) and not name.startswith(without)
     )
 
 
