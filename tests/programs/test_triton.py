@@ -102,8 +102,8 @@ def test_hazards_are_collected_for_the_kernels_that_only_names() -> None:
 
 
 def test_autotuning_chooses_the_first_config_that_fits() -> None:
-    """Twenty stages of two tiles do not fit into shared memory. Nothing is measured."""
-    configs = [triton.Config({"BLOCK": 64}, num_stages=stages) for stages in (20, 2, 3)]
+    """Forty stages of a tile do not fit into shared memory. Nothing is measured."""
+    configs = [triton.Config({"BLOCK": 64}, num_stages=stages) for stages in (40, 2, 3)]
     kernel = triton.autotune(configs, key=[], do_bench=lambda *_, **__: 1 / 0)(square_kernel)
     x = torch.randn(64, 128, dtype=torch.float16)
     y = torch.zeros(64, 64)
