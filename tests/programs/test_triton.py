@@ -55,8 +55,7 @@ def square_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):  # type: ignore[n
     tl.store(y_ptr + rows[:, None] * BLOCK + at[None, :], total)
 
 
-@pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+@pytest.mark.parametrize(("target", "dtype"), [("sm_90a", "float32"), ("sm_120a", "float16"), ("sm_90a", "int32")])
 @pytest.mark.parametrize("make", [lambda x: x, torch.from_numpy], ids=["numpy", "torch"])
 def test_arrays_and_numbers_reach_the_kernel(target: str, dtype: str, make: Callable[[Any], Any]) -> None:
     x, y = np.arange(100, dtype=dtype), np.zeros(100, dtype)
