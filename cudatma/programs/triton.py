@@ -22,6 +22,7 @@ from cudatma.errors import ArgumentTypeError
 from cudatma.programs.launch import ProgramLaunch, calling_place, files_of, read_sources
 from cudatma.programs.log import SM_COUNT, LaunchLog, naming
 from cudatma.programs.patches import Patches
+from cudatma.review.cubin import read_cubin
 
 _LIBRARY = "triton"
 _WARP = 32
@@ -164,7 +165,7 @@ class _Driver:
 
 def _load_binary(name: str, cubin: bytes, shared_bytes: int, device: Any) -> tuple[None, str, int, int, int]:
     """Return what Triton's driver returns: module, function, registers, spills and the maximum number of threads."""
-    return None, name, 32, 0, 1024
+    return None, name, read_cubin(cubin, name).kernels[name].registers, 0, 1024
 
 
 class _Launcher:
