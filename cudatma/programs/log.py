@@ -21,7 +21,7 @@ from cudatma.target import Target, get_target
 
 
 class Interceptor(Protocol):
-    """What a library contributes: it sends the library's launches to a log."""
+    """Sends the launches of one library to a log."""
 
     def install(self, log: LaunchLog) -> None:
         """Redirect the library's launches to ``log.run``. The library has been imported."""
