@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Protocol, overload
 
@@ -48,7 +48,7 @@ class LaunchEntry:
     Parameters
     ----------
     launch : ProgramLaunch
-        The launch.
+        The launch, without its arguments, so that the log does not keep the program's arrays alive.
     report : Report
         Hazards and warnings.
     seconds : float
@@ -147,7 +147,8 @@ class LaunchLog(Sequence[LaunchEntry]):
         started = time.perf_counter()
         with naming(launch.library, launch.entry, launch.place):
             report = launch.run(hazards="collect" if is_checked else "off", **options)
-        entry = LaunchEntry(launch, report, time.perf_counter() - started, is_checked)
+        seconds = time.perf_counter() - started
+        entry = LaunchEntry(replace(launch, args=(), arrays=()), report, seconds, is_checked)
         self._entries.append(entry)
         if self._on_launch is not None:
             self._on_launch(entry)

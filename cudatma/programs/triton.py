@@ -25,6 +25,8 @@ from cudatma.programs.patches import Patches
 
 _LIBRARY = "triton"
 _WARP = 32
+#: Triton and Gluon initialize mbarriers without a fence, and shrink the registers of a warpgroup twice in a row.
+_FROM_COMPILER = (("missing_init_fence", "mbarrier.init"), ("divergent_warp", "setmaxnreg"))
 #: Element types by the number that tensormap.replace and Triton's metadata use.
 _TMA_TYPE = {t.descriptor_format: t for t in TMA_TYPES.values() if t.name not in ("tfloat32", "tfloat32_ftz")}
 
@@ -56,6 +58,7 @@ class TritonInterceptor:
         )
         for name in ("do_bench", "do_bench_cudagraph"):
             self._patches.set(triton.testing, name, _no_benchmark)
+        self._patches.set(triton.testing.Mark, "run", lambda *args, **options: None)  # the plots of perf_report
 
     def remove(self) -> None:
         """Reactivate the previous driver."""
@@ -216,6 +219,7 @@ class _Launcher:
                 names=(*values.names, *(name for name, _ in values.arrays)),
                 place=place,
                 sources=self._sources,
+                from_compiler=_FROM_COMPILER,
             )
         )
 
