@@ -25,8 +25,8 @@ from cudatma.programs.patches import Patches
 
 _LIBRARY = "triton"
 _WARP = 32
-#: Triton and Gluon initialize mbarriers without a fence, and shrink the registers of a warpgroup twice in a row.
-_FROM_COMPILER = (("missing_init_fence", "mbarrier.init"), ("divergent_warp", "setmaxnreg"))
+#: Triton and Gluon initialize mbarriers without a fence.
+_FROM_COMPILER = (("missing_init_fence", "mbarrier.init"),)
 #: Element types by the number that tensormap.replace and Triton's metadata use.
 _TMA_TYPE = {t.descriptor_format: t for t in TMA_TYPES.values() if t.name not in ("tfloat32", "tfloat32_ftz")}
 
