@@ -121,8 +121,7 @@ class LaunchLog(Sequence[LaunchEntry]):
         return not self.hazards
 
     def __str__(self) -> str:
-        dirty = [str(entry.report) for entry in self if not entry.report.is_clean]
-        return "\n".join([*map(str, self), *dirty]) or "no launches"
+        return "\n".join([*map(str, self), *map(str, self.hazards)]) or "no launches"
 
     def run(self, launch: ProgramLaunch) -> Report:
         """Run a launch, and add it to the log.
@@ -153,7 +152,7 @@ class LaunchLog(Sequence[LaunchEntry]):
         if self._on_launch is not None:
             self._on_launch(entry)
         if self._hazards == "raise" and report.hazards:
-            raise HazardError(f"{entry}\n{report}", report.hazards)
+            raise HazardError("\n".join(map(str, [entry, *report.hazards])), report.hazards)
         return report
 
 

@@ -25,8 +25,10 @@ from cudatma.programs.patches import Patches
 
 _LIBRARY = "triton"
 _WARP = 32
-#: Triton and Gluon initialize mbarriers without a fence.
+#: Hazards of code that the compiler generates. Triton and Gluon initialize mbarriers without a fence. Triton 3.6 has no
+#: proxy fence between cp.async and wgmma; in Gluon, this fence is part of the program.
 _FROM_COMPILER = (("missing_init_fence", "mbarrier.init"),)
+_FROM_TRITON = (*_FROM_COMPILER, ("missing_proxy_fence", "wgmma.mma_async"))
 #: Element types by the number that tensormap.replace and Triton's metadata use.
 _TMA_TYPE = {t.descriptor_format: t for t in TMA_TYPES.values() if t.name not in ("tfloat32", "tfloat32_ftz")}
 
@@ -56,6 +58,7 @@ class TritonInterceptor:
         prune = self._patches.set(
             Autotuner, "prune_configs", lambda tuner, kwargs: self._first_config(tuner, prune(tuner, kwargs), kwargs)
         )
+        self._patches.set(Autotuner, "_bench", lambda *args, **options: [1.0])  # Triton 3.6 measures even one config
         for name in ("do_bench", "do_bench_cudagraph"):
             self._patches.set(triton.testing, name, _no_benchmark)
         self._patches.set(triton.testing.Mark, "run", lambda *args, **options: None)  # the plots of perf_report
@@ -172,6 +175,8 @@ class _Launcher:
 
         self._signature: dict[Any, Any] = dict(src.signature)
         self._metadata = metadata
+        function = getattr(src, "fn", None)  # None for a kernel that was compiled from IR
+        self._is_gluon = function is not None and function.is_gluon()
         path = get_cache_manager(metadata.hash).get_file(f"{src.name[:150]}.ptx")
         with open(path, encoding="utf-8") as file:
             self._ptx = file.read()
@@ -219,7 +224,7 @@ class _Launcher:
                 names=(*values.names, *(name for name, _ in values.arrays)),
                 place=place,
                 sources=self._sources,
-                from_compiler=_FROM_COMPILER,
+                from_compiler=_FROM_COMPILER if self._is_gluon else _FROM_TRITON,
             )
         )
 
