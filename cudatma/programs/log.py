@@ -38,6 +38,7 @@ SM_COUNT = 4
 INTERCEPTORS: dict[str, str] = {
     "torch": "cudatma.programs.torch:TorchInterceptor",
     "triton": "cudatma.programs.triton:TritonInterceptor",
+    "cutlass.cute.runtime": "cudatma.programs.cute_dsl:CuteDslInterceptor",
 }
 
 

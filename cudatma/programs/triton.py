@@ -28,10 +28,9 @@ from cudatma.review.cubin import read_cubin
 
 _LIBRARY = "triton"
 _WARP = 32
-#: Hazards of code that the compiler generates. Triton and Gluon initialize mbarriers without a fence, and shrink the
-#: registers of a warpgroup twice in a row. Triton 3.6 has no proxy fence between cp.async and wgmma; in Gluon, this
-#: fence is part of the program.
-_FROM_COMPILER = (("missing_init_fence", "mbarrier.init"), ("divergent_warp", "setmaxnreg"))
+#: Hazards of code that the compiler generates. Triton and Gluon initialize mbarriers without a fence. Triton 3.6 has no
+#: proxy fence between cp.async and wgmma; in Gluon, this fence is part of the program.
+_FROM_COMPILER = (("missing_init_fence", "mbarrier.init"),)
 _FROM_TRITON = (*_FROM_COMPILER, ("missing_proxy_fence", "wgmma.mma_async"))
 #: Element types by the number that tensormap.replace and Triton's metadata use.
 _TMA_TYPE = {t.descriptor_format: t for t in TMA_TYPES.values() if t.name not in ("tfloat32", "tfloat32_ftz")}
