@@ -33,6 +33,9 @@ class Interceptor(Protocol):
 #: the program imports the library's module, so that a program pays only for libraries that it uses.
 INTERCEPTORS: dict[str, str] = {
     "triton": "cudatma.programs.triton:TritonInterceptor",
+    "cupy": "cudatma.programs.cupy:CupyInterceptor",
+    "cuda.core": "cudatma.programs.cuda_core:CoreInterceptor",
+    "cuda.bindings.driver": "cudatma.programs.driver:DriverInterceptor",
 }
 
 
