@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol, overload
 
+from cudatma.build.kernel import default_target
 from cudatma.emulator import Hazard, Report
 from cudatma.errors import ArgumentError, CudaTmaError, HazardError, counted, duration
 from cudatma.programs.launch import ProgramLaunch
@@ -70,6 +71,16 @@ class LaunchEntry:
             result = f"{counted(len(report.hazards), 'hazard')}: {', '.join(sorted(report.kinds))}"
         grid = "x".join(map(str, launch.grid))
         return f"{launch.place}: {launch.entry} ({launch.library}), grid {grid}: {result}, {duration(self.seconds)}"
+
+
+@contextmanager
+def naming(library: str, entry: str, place: str) -> Iterator[None]:
+    """Put the library, the kernel and the place of a launch in front of an error's message."""
+    try:
+        yield
+    except CudaTmaError as error:
+        error.args = (f"{library} launch of {entry} at {place}: {error}",)
+        raise
 
 
 class LaunchLog(Sequence[LaunchEntry]):
@@ -133,11 +144,8 @@ class LaunchLog(Sequence[LaunchEntry]):
         is_checked = self._hazards != "off" and (self._only is None or self._only in launch.entry)
         options = self._options if is_checked else self._options | {"schedules": 1}
         started = time.perf_counter()
-        try:
+        with naming(launch.library, launch.entry, launch.place):
             report = launch.run(hazards="collect" if is_checked else "off", **options)
-        except CudaTmaError as error:
-            error.args = (f"{launch.library} launch of {launch.entry} at {launch.place}: {error}",)
-            raise
         entry = LaunchEntry(launch, report, time.perf_counter() - started, is_checked)
         self._entries.append(entry)
         if self._on_launch is not None:
@@ -150,7 +158,7 @@ class LaunchLog(Sequence[LaunchEntry]):
 @contextmanager
 def emulate_launches(
     *,
-    target: str | Target = "sm_90a",
+    target: str | Target | None = None,
     schedules: int = 2,
     seed: int = 0,
     replay: int | None = None,
@@ -162,8 +170,9 @@ def emulate_launches(
 
     Parameters
     ----------
-    target : str or Target, default "sm_90a"
-        Architecture that kernels are compiled for.
+    target : str or Target, optional
+        Architecture that kernels are compiled for. Default: $CUDATMA_TARGET if it is set, otherwise the target of the
+        GPU, or sm_90a without a GPU.
     schedules : int, default 2
         Number of schedules for each launch.
     seed : int, default 0
@@ -190,8 +199,9 @@ def emulate_launches(
     """
     if hazards not in ("raise", "collect", "off"):
         raise ArgumentError("hazards", hazards, "raise, collect, off")
+    chosen = default_target() if target is None else get_target(target)
     options = {"schedules": schedules, "seed": seed, "replay": replay}
-    log = LaunchLog(target=get_target(target), options=options, hazards=hazards, only=only, on_launch=on_launch)
+    log = LaunchLog(target=chosen, options=options, hazards=hazards, only=only, on_launch=on_launch)
     with ExitStack() as stack:
 
         def install(name: str) -> None:
