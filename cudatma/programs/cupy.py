@@ -18,7 +18,7 @@ from cudatma.programs.driver import ptx_of
 from cudatma.programs.host_memory import host_array
 from cudatma.programs.launch import Dim, ProgramLaunch, calling_place, module_of
 from cudatma.programs.log import LaunchLog
-from cudatma.programs.replacing import Replacements
+from cudatma.programs.patches import Patches
 
 #: Names in the module ``cupy`` that create arrays, directly or for CuPy's other functions.
 _CREATION = ("array", "asarray", "ascontiguousarray", "arange", "ndarray")
@@ -45,12 +45,12 @@ class CupyInterceptor:
                 return RawModule.of(value)
             return None
 
-        self._replacements = Replacements()
+        self._patches = Patches()
         classes = {"RawKernel": RawKernel, "RawModule": RawModule} | dict.fromkeys(_CREATION, _NoDeviceArray)
-        self._replacements.set_all(cupy, classes, convert)
+        self._patches.set_everywhere(cupy, classes, convert)
 
     def remove(self) -> None:
-        self._replacements.undo()
+        self._patches.undo()
 
 
 class EmulatedModule:

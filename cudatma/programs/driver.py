@@ -24,8 +24,8 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, Drive
 from cudatma.layout import Interleave, Swizzle
 from cudatma.programs.host_memory import HostMemory, bytes_at, words_of
 from cudatma.programs.launch import ProgramLaunch, calling_place, module_of
-from cudatma.programs.log import LaunchLog
-from cudatma.programs.replacing import Replacements
+from cudatma.programs.log import SM_COUNT, LaunchLog
+from cudatma.programs.patches import Patches
 
 #: Functions that have nothing to do, because every call ends before it returns.
 _NOTHING = (
@@ -37,7 +37,6 @@ _NOTHING = (
 ).split()
 _DRIVER_VERSION = 13000
 _TOTAL_BYTES = 80 << 30
-_SM_COUNT = 132
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +60,11 @@ class DriverInterceptor:
         emulated = EmulatedDriver(driver, log)
         names = [name for name in dir(driver) if name.startswith("cu") and callable(getattr(driver, name))]
         functions = [name for name in names if not isinstance(getattr(driver, name), type)]
-        self._replacements = Replacements()
-        self._replacements.set_all(driver, {name: emulated.function(name) for name in functions})
+        self._patches = Patches()
+        self._patches.set_everywhere(driver, {name: emulated.function(name) for name in functions})
 
     def remove(self) -> None:
-        self._replacements.undo()
+        self._patches.undo()
 
 
 class EmulatedDriver:
@@ -450,7 +449,7 @@ def device_attributes(target: Any) -> dict[str, int]:
     return {
         "COMPUTE_CAPABILITY_MAJOR": major,
         "COMPUTE_CAPABILITY_MINOR": minor,
-        "MULTIPROCESSOR_COUNT": _SM_COUNT,
+        "MULTIPROCESSOR_COUNT": SM_COUNT,
         "WARP_SIZE": 32,
         "MAX_THREADS_PER_BLOCK": 1024,
         "MAX_THREADS_PER_MULTIPROCESSOR": 2048,

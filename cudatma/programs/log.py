@@ -30,6 +30,9 @@ class Interceptor(Protocol):
         """Undo ``install``."""
 
 
+#: Number of SMs that programs see. With few SMs, the CTAs of persistent kernels process several tiles each.
+SM_COUNT = 4
+
 #: Module of a library -> the Interceptor class for its launches, as "module:class". An interceptor is installed when
 #: the program imports the library's module, so that a program pays only for libraries that it uses.
 INTERCEPTORS: dict[str, str] = {
