@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-from cudatma.errors import ArgumentError, ArgumentTypeError, LaunchError
+from cudatma.errors import LaunchError
+from cudatma.programs.arguments import argument_of
 from cudatma.programs.compiling import compile_to_ptx, entry_of
 from cudatma.programs.driver import ptx_of
-from cudatma.programs.host_memory import host_array
 from cudatma.programs.launch import Dim, ProgramLaunch, calling_place, module_of
 from cudatma.programs.log import LaunchLog
 from cudatma.programs.patches import Patches
@@ -165,10 +163,8 @@ class EmulatedKernel:
         module = module_of(ptx, sources)
         entry = entry_of(module.entries, self.name, dict(lowered))
         parameters = module.image.entry(entry).function.params
-        values = [
-            _argument(value, parameters[index] if index < len(parameters) else None, f"args[{index}]", entry)
-            for index, value in enumerate(args)
-        ]
+        fields = (f"args[{index}] of {entry}" for index in range(len(args)))
+        values = map(argument_of, args, parameters, fields) if len(args) == len(parameters) else args
         return ProgramLaunch(
             ptx=ptx,
             entry=entry,
@@ -180,28 +176,6 @@ class EmulatedKernel:
             place=calling_place("cupy"),
             sources=sources,
         )
-
-
-class _Parameter(Protocol):
-    kind: str
-    size_bytes: int
-
-
-def _argument(value: Any, parameter: _Parameter | None, field: str, entry: str) -> Any:
-    """Return an argument as CuPy passes it: an int as 8 bytes, a float as a double, and a NumPy scalar as it is."""
-    array = host_array(value)
-    if array is not None and not (array.ndim == 0 and not isinstance(value, np.ndarray)):
-        return array
-    where = f"{field} of {entry}"
-    if parameter is not None and isinstance(value, float) and not isinstance(value, np.generic) and parameter.kind == "f32":
-        remedy = "CuPy passes a Python float as a double, and the kernel reads garbage: pass numpy.float32"
-        raise ArgumentError(where, value, "a float of 4 bytes", remedy)
-    if parameter is not None and isinstance(value, np.generic) and value.nbytes != parameter.size_bytes:
-        remedy = "CuPy passes the bytes of a NumPy scalar, and the kernel reads garbage: convert the scalar"
-        raise ArgumentError(where, f"{value!r} of {value.nbytes} bytes", f"a value of {parameter.size_bytes} bytes", remedy)
-    if type(value).__module__.startswith("cupy"):
-        raise ArgumentTypeError(where, type(value).__name__, "a NumPy array, a torch CPU tensor or a number")
-    return value
 
 
 def _dim(values: Sequence[int]) -> Dim:
