@@ -36,6 +36,7 @@ SM_COUNT = 4
 #: Module of a library -> the Interceptor class for its launches, as "module:class". An interceptor is installed when
 #: the program imports the library's module, so that a program pays only for libraries that it uses.
 INTERCEPTORS: dict[str, str] = {
+    "torch": "cudatma.programs.torch:TorchInterceptor",
     "triton": "cudatma.programs.triton:TritonInterceptor",
     "cupy": "cudatma.programs.cupy:CupyInterceptor",
     "cuda.core": "cudatma.programs.cuda_core:CoreInterceptor",

@@ -7,6 +7,7 @@ converts each launch to a ProgramLaunch. Works with Triton 3.6 and later.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -18,16 +19,16 @@ from cudatma.descriptor import Swizzle, TensorMap, TiledSpec
 from cudatma.dtypes import TMA_TYPES
 from cudatma.emulator.machine.memory import address_of
 from cudatma.errors import ArgumentTypeError
-from cudatma.programs.launch import ProgramLaunch, calling_place
-from cudatma.programs.log import LaunchLog, naming
+from cudatma.programs.launch import ProgramLaunch, calling_place, files_of
+from cudatma.programs.log import SM_COUNT, LaunchLog, naming
 from cudatma.programs.patches import Patches
 
 _LIBRARY = "triton"
 _WARP = 32
+#: Triton and Gluon initialize mbarriers without a fence, and shrink the registers of a warpgroup twice in a row.
+_FROM_COMPILER = (("missing_init_fence", "mbarrier.init"), ("divergent_warp", "setmaxnreg"))
 #: Element types by the number that tensormap.replace and Triton's metadata use.
-_TMA_TYPE = {
-    t.descriptor_format: t for t in TMA_TYPES.values() if t.name not in ("tfloat32", "tfloat32_ftz")
-}
+_TMA_TYPE = {t.descriptor_format: t for t in TMA_TYPES.values() if t.name not in ("tfloat32", "tfloat32_ftz")}
 
 
 class TritonInterceptor:
@@ -57,6 +58,7 @@ class TritonInterceptor:
         )
         for name in ("do_bench", "do_bench_cudagraph"):
             self._patches.set(triton.testing, name, _no_benchmark)
+        self._patches.set(triton.testing.Mark, "run", lambda *args, **options: None)  # the plots of perf_report
 
     def remove(self) -> None:
         """Reactivate the previous driver."""
@@ -111,9 +113,8 @@ class _Driver:
     def __init__(self, log: LaunchLog) -> None:
         self.log = log
         self.launcher_cls = _Launcher
-        target = log.target
         properties = {
-            "max_shared_mem": target.smem_per_block_bytes,
+            "max_shared_mem": log.target.smem_per_block_bytes,
             "max_num_regs": 65536,
             "multiprocessor_count": SM_COUNT,
             "warpSize": _WARP,
@@ -157,10 +158,6 @@ class _Driver:
     def clear_cache(self, cache: Any) -> None: ...
 
 
-#: Number of SMs that programs see. Persistent kernels then process several tiles even for small problems.
-SM_COUNT = 4
-
-
 def _load_binary(name: str, cubin: bytes, shared_bytes: int, device: Any) -> tuple[None, str, int, int, int]:
     """Return what Triton's driver returns: module, function, registers, spills and the maximum number of threads."""
     return None, name, 32, 0, 1024
@@ -170,6 +167,7 @@ class _Launcher:
     """Launches of one compiled kernel."""
 
     def __init__(self, src: Any, metadata: Any) -> None:
+        import triton
         from triton.runtime.cache import get_cache_manager
 
         self._signature: dict[Any, Any] = dict(src.signature)
@@ -177,9 +175,21 @@ class _Launcher:
         path = get_cache_manager(metadata.hash).get_file(f"{src.name[:150]}.ptx")
         with open(path, encoding="utf-8") as file:
             self._ptx = file.read()
+        self._sources = files_of(self._ptx, without=os.path.dirname(triton.__file__))
 
-    def __call__(self, grid_x: int, grid_y: int, grid_z: int, stream: Any, function: Any, packed: Any,
-                 launch_metadata: Any, enter_hook: Any, exit_hook: Any, *args: Any) -> None:
+    def __call__(
+        self,
+        grid_x: int,
+        grid_y: int,
+        grid_z: int,
+        stream: Any,
+        function: Any,
+        packed: Any,
+        launch_metadata: Any,
+        enter_hook: Any,
+        exit_hook: Any,
+        *args: Any,
+    ) -> None:
         from triton.runtime import driver
 
         log, metadata, ctas = driver.active.log, self._metadata, self._metadata.num_ctas
@@ -208,6 +218,8 @@ class _Launcher:
                 arrays=tuple(values.arrays.values()),
                 names=(*values.names, *(name for name, _ in values.arrays)),
                 place=place,
+                sources=self._sources,
+                from_compiler=_FROM_COMPILER,
             )
         )
 
