@@ -40,15 +40,15 @@ class CoreInterceptor:
 
     def install(self, log: LaunchLog) -> None:
         """Replace the names in cuda.core and in the program's modules."""
-        import cuda.core
+        import cuda.core as core
 
         state = State(log)
         bound = {kind.__name__: type(kind.__name__, (kind,), {"state": state}) for kind in (Device, Program, ObjectCode)}
         resource = type("MemoryResource", (MemoryResource,), {"state": state})
-        options = type("ProgramOptions", (cuda.core.ProgramOptions,), {"__post_init__": lambda self: None})
-        names = [name for name in dir(cuda.core) if name.endswith("MemoryResource") and name != "MemoryResource"]
+        options = type("ProgramOptions", (core.ProgramOptions,), {"__post_init__": lambda self: None})
+        names = [name for name in dir(core) if name.endswith("MemoryResource") and name != "MemoryResource"]
         self._patches.set_everywhere(
-            cuda.core,
+            core,
             {
                 **bound,
                 **dict.fromkeys(names, resource),

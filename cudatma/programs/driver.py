@@ -23,7 +23,7 @@ from cudatma.emulator.ptx.types import Array
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, DriverError, counted
 from cudatma.layout import Interleave, Swizzle
 from cudatma.programs.host_memory import HostMemory, bytes_at, words_of
-from cudatma.programs.launch import ProgramLaunch, calling_place, module_of
+from cudatma.programs.launch import Dim, ProgramLaunch, calling_place, module_of
 from cudatma.programs.log import SM_COUNT, LaunchLog
 from cudatma.programs.patches import Patches
 
@@ -375,18 +375,7 @@ class EmulatedDriver:
         return self._launch("cuLaunchCooperativeKernel", function, shape, int(shared_bytes), kernel_params, 0)
 
     def cuLaunchKernelEx(self, config: Any, function: Any, kernel_params: Any, extra: Any) -> tuple[Any, ...]:
-        names = self._driver.CUlaunchAttributeID
-        cluster, programmatic = None, False
-        for attribute in config.attrs[: config.numAttrs]:
-            if attribute.id == names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
-                extents = attribute.value.clusterDim
-                cluster = (extents.x, extents.y, extents.z)
-            elif attribute.id == names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
-                programmatic = bool(attribute.value.programmaticStreamSerializationAllowed)
-        shape = (
-            *(config.gridDimX, config.gridDimY, config.gridDimZ),
-            *(config.blockDimX, config.blockDimY, config.blockDimZ),
-        )
+        shape, cluster, programmatic = config_shape(self._driver, config)
         return self._launch(
             "cuLaunchKernelEx", function, shape, config.sharedMemBytes, kernel_params, extra, cluster, programmatic
         )
@@ -399,7 +388,7 @@ class EmulatedDriver:
         shared_bytes: int,
         kernel_params: Any,
         extra: Any,
-        cluster: tuple[int, int, int] | None = None,
+        cluster: Dim | None = None,
         programmatic: bool = False,
     ) -> tuple[Any, ...]:
         if extra:
@@ -441,6 +430,22 @@ class EmulatedDriver:
         return self._ok, error.name.encode()
 
     cuGetErrorString = cuGetErrorName
+
+
+def config_shape(driver: Any, config: Any) -> tuple[tuple[int, ...], Dim | None, bool]:
+    """Return grid and block, cluster, and whether the launch is programmatic, of a CUlaunchConfig."""
+    names, cluster, programmatic = driver.CUlaunchAttributeID, None, False
+    for attribute in config.attrs[: config.numAttrs]:
+        if attribute.id == names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+            extents = attribute.value.clusterDim
+            cluster = (extents.x, extents.y, extents.z)
+        elif attribute.id == names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+            programmatic = bool(attribute.value.programmaticStreamSerializationAllowed)
+    shape = (
+        *(config.gridDimX, config.gridDimY, config.gridDimZ),
+        *(config.blockDimX, config.blockDimY, config.blockDimZ),
+    )
+    return shape, cluster, programmatic
 
 
 def device_attributes(target: Any) -> dict[str, int]:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from cudatma.context import Runtime, using_runtime
 from cudatma.arrays import ArrayInfo, is_torch
 from cudatma.descriptor import codec
 from cudatma.emulator.machine.arguments import pack_arguments
@@ -251,6 +252,7 @@ class Recorder:
                 parameters=tuple(parameters),
                 memory=tuple(memory),
                 sources=tuple((name, write_text(self.folder, text)) for name, text in sources),
+                from_compiler=launch.from_compiler,
             )
         )
 
@@ -315,7 +317,8 @@ def record(
     path.mkdir(parents=True, exist_ok=True)
     recorder = Recorder(path, limit_mib << 20, only)
     try:
-        with intercepting(RECORDERS, recorder):
+        # A new Runtime has no plans that were made without the recorder.
+        with using_runtime(Runtime()), intercepting(RECORDERS, recorder):
             yield recorder
     finally:
         recorder.finish()

@@ -196,6 +196,8 @@ class RecordedLaunch:
         Allocations that the parameters point to.
     sources : tuple of (str, str)
         Name and digest of each source that reports quote.
+    from_compiler : tuple of (str, str)
+        As in `ProgramLaunch`.
     """
 
     folder: Path
@@ -211,6 +213,7 @@ class RecordedLaunch:
     parameters: tuple[RecordedParameter, ...]
     memory: tuple[RecordedMemory, ...]
     sources: tuple[tuple[str, str], ...]
+    from_compiler: tuple[tuple[str, str], ...]
 
     def launch(self) -> ProgramLaunch:
         """Return the launch with new copies of the recorded memory.
@@ -247,6 +250,7 @@ class RecordedLaunch:
             library=self.library,
             place=self.place,
             sources=tuple((name, _read_text(self.folder, digest)) for name, digest in self.sources),
+            from_compiler=self.from_compiler,
         )
 
     def run(self, **options: Any) -> Replay:
@@ -402,8 +406,8 @@ def describe_recording(
 
 
 def _describe_launch(launch: RecordedLaunch) -> dict[str, Any]:
-    plain = ("library", "entry", "place", "module", "grid", "block", "cluster", "shared_bytes", "programmatic", "sources")
-    return {name: getattr(launch, name) for name in plain} | {
+    nested = ("folder", "parameters", "memory")
+    return {name: getattr(launch, name) for name in RecordedLaunch.__slots__ if name not in nested} | {
         "parameters": [
             {"name": p.name, "data": p.data.hex(), "pointers": [[q.at, q.memory, q.offset] for q in p.pointers]}
             for p in launch.parameters
@@ -447,15 +451,10 @@ def read_recording(folder: str | Path) -> Recording:
         got = f"{content.get('format')!r} version {content.get('version')!r}"
         raise RecordingError(FILE, got, f"{_FORMAT!r} version {_VERSION}", "read it with the cudatma that wrote it")
     launches = [_read_launch(path, reader) for reader in top.readers("launches")]
-    refused = []
-    for number, pair in enumerate(top.get("refused", list)):
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
-            raise top.error(f"refused[{number}]", pair, "two texts")
-        refused.append((pair[0], pair[1]))
     others = top.get("other_kernels", dict)
     if not all(type(count) is int for count in others.values()):
         raise top.error("other_kernels", others, "a number of launches for each name")
-    return Recording(path, launches, top.get("device", str), refused, others)
+    return Recording(path, launches, top.get("device", str), top.pairs("refused"), others)
 
 
 class _Reader:
@@ -487,6 +486,13 @@ class _Reader:
             raise self.error(name, values, f"{length} integers of at least {minimum}")
         return tuple(values)
 
+    def pairs(self, name: str) -> tuple[tuple[str, str], ...]:
+        pairs = self.get(name, list)
+        for number, pair in enumerate(pairs):
+            if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+                raise self.error(f"{name}[{number}]", pair, "two texts")
+        return tuple((first, second) for first, second in pairs)
+
     def dim(self, name: str) -> Dim:
         x, y, z = self.integers(name, self._content.get(name), 3, 1)
         return x, y, z
@@ -503,11 +509,6 @@ class _Reader:
 
 def _read_launch(folder: Path, reader: _Reader) -> RecordedLaunch:
     memory = tuple(map(_read_memory_entry, reader.readers("memory")))
-    sources = []
-    for number, pair in enumerate(reader.get("sources", list)):
-        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise reader.error(f"sources[{number}]", pair, "a name and a digest")
-        sources.append((pair[0], reader.digest(f"sources[{number}]", pair[1])))
     return RecordedLaunch(
         folder=folder,
         library=reader.get("library", str),
@@ -521,7 +522,8 @@ def _read_launch(folder: Path, reader: _Reader) -> RecordedLaunch:
         programmatic=reader.get("programmatic", bool),
         parameters=tuple(_read_parameter(part, memory) for part in reader.readers("parameters")),
         memory=memory,
-        sources=tuple(sources),
+        sources=tuple((name, reader.digest("sources", digest)) for name, digest in reader.pairs("sources")),
+        from_compiler=reader.pairs("from_compiler"),
     )
 
 

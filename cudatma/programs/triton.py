@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -192,36 +193,54 @@ class _Launcher:
     ) -> None:
         from triton.runtime import driver
 
-        log, metadata, ctas = driver.active.log, self._metadata, self._metadata.num_ctas
+        log, metadata = driver.active.log, self._metadata
         place = calling_place("triton")
         if min(grid_x, grid_y, grid_z) < 1:
             return
         with naming(_LIBRARY, metadata.name, place):
-            values = _Arguments(getattr(metadata, "tensordesc_meta", None) or ())
-            for (name, kind), value in zip(self._signature.items(), args, strict=True):
-                values.add(str(name), kind, value)
-            blocks = grid_x * grid_y * grid_z * ctas
-            for scratch in ("global_scratch", "profile_scratch"):
-                size, alignment = getattr(metadata, f"{scratch}_size"), getattr(metadata, f"{scratch}_align")
-                values.append(scratch, _aligned(blocks * size, alignment))
-        log.run(
-            ProgramLaunch(
-                ptx=self._ptx,
-                entry=metadata.name,
-                grid=(grid_x * ctas, grid_y, grid_z),
-                block=(_WARP * metadata.num_warps, 1, 1),
-                args=tuple(values.args),
-                library=_LIBRARY,
-                cluster=(ctas, 1, 1) if ctas > 1 else None,
-                shared_bytes=metadata.shared,
-                programmatic=bool(metadata.launch_pdl),
-                arrays=tuple(values.arrays.values()),
-                names=(*values.names, *(name for name, _ in values.arrays)),
-                place=place,
-                sources=self._sources,
-                from_compiler=_FROM_COMPILER,
+            values = Arguments(getattr(metadata, "tensordesc_meta", None) or ())
+            launch = describe_launch(
+                self._ptx, self._sources, metadata, self._signature, (grid_x, grid_y, grid_z), args, values, _aligned
             )
-        )
+        log.run(replace(launch, place=place))
+
+
+def describe_launch(
+    ptx: str,
+    sources: tuple[tuple[str, str], ...],
+    metadata: Any,
+    signature: Mapping[Any, Any],
+    grid: tuple[int, int, int],
+    args: Sequence[Any],
+    values: Arguments,
+    allocate: Callable[[int, int], Any],
+) -> ProgramLaunch:
+    """Return a launch of a compiled kernel.
+
+    ``values`` converts the arguments. ``allocate`` returns scratch memory for a size and an alignment.
+    """
+    ctas = metadata.num_ctas
+    for (name, kind), value in zip(signature.items(), args, strict=True):
+        values.add(str(name), kind, value)
+    blocks = grid[0] * grid[1] * grid[2] * ctas
+    for scratch in ("global_scratch", "profile_scratch"):
+        size, alignment = getattr(metadata, f"{scratch}_size"), getattr(metadata, f"{scratch}_align")
+        values.append(scratch, allocate(blocks * size, alignment))
+    return ProgramLaunch(
+        ptx=ptx,
+        entry=metadata.name,
+        grid=(grid[0] * ctas, grid[1], grid[2]),
+        block=(_WARP * metadata.num_warps, 1, 1),
+        args=tuple(values.args),
+        library=_LIBRARY,
+        cluster=(ctas, 1, 1) if ctas > 1 else None,
+        shared_bytes=metadata.shared,
+        programmatic=bool(metadata.launch_pdl),
+        arrays=tuple(values.arrays.values()),
+        names=(*values.names, *(name for name, _ in values.arrays)),
+        sources=sources,
+        from_compiler=_FROM_COMPILER,
+    )
 
 
 def _aligned(size: int, alignment: int) -> np.ndarray[Any, Any] | None:
@@ -233,7 +252,7 @@ def _aligned(size: int, alignment: int) -> np.ndarray[Any, Any] | None:
     return data[start : start + size]
 
 
-class _Arguments:
+class Arguments:
     """The kernel parameters of a launch, flattened as in Triton's launcher.
 
     A tensor descriptor becomes a tensor map, followed by its shape and strides. Tuples become their elements. Constants
@@ -265,7 +284,7 @@ class _Arguments:
             self.append(name, _number(kind, value))
 
     def _add_pointer(self, name: str, value: Any) -> None:
-        address, memory = self._memory(name, value)
+        address, memory = self.memory(name, value)
         self.append(name, memory if isinstance(value, _Pointer) else address)
 
     def _add_descriptor(self, name: str, value: Any) -> None:
@@ -273,7 +292,7 @@ class _Arguments:
         if fields.get("is_im2col"):
             raise ArgumentTypeError(name, "an im2col descriptor", "a tiled descriptor")
         dtype = TMA_TYPES["tfloat32"] if getattr(value, "round_f32_to_tf32", False) else _TMA_TYPE[fields["elem_type"]]
-        address, memory = self._memory(name, value.base)
+        address, memory = self.memory(name, value.base)
         shape, strides = list(value.shape), list(value.strides)
         spec = TiledSpec.from_strided(
             address,
@@ -291,7 +310,7 @@ class _Arguments:
             for axis, extent in enumerate(extents):
                 self.append(f"{name}.{field}[{axis}]", _number(kind, extent))
 
-    def _memory(self, name: str, value: Any) -> tuple[int, np.ndarray[Any, Any] | None]:
+    def memory(self, name: str, value: Any) -> tuple[int, np.ndarray[Any, Any] | None]:
         """Return an address, and the array in host memory that contains it."""
         if isinstance(value, int) or value is None:
             return value or 0, None
