@@ -193,13 +193,18 @@ class EmulatedDriver:
     cuKernelGetParamInfo = cuFuncGetParamInfo
 
     def cuFuncGetAttribute(self, attribute: Any, function: Any, *_: Any) -> tuple[Any, ...]:
-        name = attribute.name.removeprefix("CU_FUNC_ATTRIBUTE_")
+        name, entry = attribute.name.removeprefix("CU_FUNC_ATTRIBUTE_"), self._entries[int(function)]
+        image = self._parsed(entry.module).image
         values = {
             "MAX_THREADS_PER_BLOCK": 1024,
             "MAX_DYNAMIC_SHARED_SIZE_BYTES": self._log.target.smem_per_block_bytes,
+            "SHARED_SIZE_BYTES": image.shared_layout(entry.name)[1],
+            "LOCAL_SIZE_BYTES": image.entry(entry.name).local_bytes,
+            "CONST_SIZE_BYTES": 0,
+            "NUM_REGS": 0,  # unknown: only the cubin has it
         }
         if name not in values:
-            raise DriverError("cuFuncGetAttribute", None, f"the emulator does not know {name}, which depends on the cubin")
+            raise DriverError("cuFuncGetAttribute", None, f"the emulator has no attribute {name}")
         return self._ok, values[name]
 
     cuKernelGetAttribute = cuFuncGetAttribute
@@ -297,6 +302,9 @@ class EmulatedDriver:
 
     def cuStreamIsCapturing(self, stream: Any) -> tuple[Any, ...]:
         return self._ok, self._driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> tuple[Any, ...]:
+        return self._ok, mode
 
     def cuEventCreate(self, *_: Any) -> tuple[Any, ...]:
         handle = next(self._handles)

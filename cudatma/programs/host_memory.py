@@ -12,7 +12,7 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.emulator.ptx.types import Array
-from cudatma.errors import ArgumentError, CudaTmaError
+from cudatma.errors import ArgumentError
 
 #: Alignment of cuMemAlloc.
 _ALIGNMENT = 512
@@ -48,7 +48,7 @@ def array_info(value: object) -> ArrayInfo | None:
         return None
     try:
         return describe(value)
-    except (CudaTmaError, ImportError):
+    except Exception:  # of a library whose objects are not ordinary arrays, such as torch's fake tensors
         return None
 
 

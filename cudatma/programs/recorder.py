@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ from cudatma.programs.launch import ProgramLaunch, calling_place
 from cudatma.programs.log import intercepting
 from cudatma.programs.recording import (
     FILE,
+    TYPES,
     Pointer,
     RecordedLaunch,
     RecordedMemory,
@@ -38,6 +40,7 @@ from cudatma.programs.recording import (
     write_text,
 )
 
+from cudatma.target import Target, target_for
 _Result = TypeVar("_Result")
 
 #: Module of a library -> the class that records its launches, as "module:class".
@@ -106,6 +109,22 @@ class Recorder:
         from cudatma.programs.recording import read_recording
 
         return str(read_recording(self.folder))
+
+    @cached_property
+    def target(self) -> Target:
+        """Target for sources that are compiled again to PTX."""
+        driver, names = _driver(), ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR")
+        device = check(driver.cuDeviceGet(0), "cuDeviceGet")
+        major, minor = (
+            int(
+                check(
+                    driver.cuDeviceGetAttribute(getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device),
+                    "cuDeviceGetAttribute",
+                )
+            )
+            for name in names
+        )
+        return target_for((major, minor))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -253,6 +272,7 @@ class Recorder:
                 memory=tuple(memory),
                 sources=tuple((name, write_text(self.folder, text)) for name, text in sources),
                 from_compiler=launch.from_compiler,
+                registers=launch.registers,
             )
         )
 
@@ -338,8 +358,8 @@ def _tensor_map_type(raw: bytes) -> str | None:
 def _place_of(address: int, known: Sequence[ArrayInfo], dtype: str | None) -> _Place | None:
     """Return the allocation that contains an address, or None if it is not an address."""
     arrays = [info for info in known if info.extent[0] <= address < info.extent[1]]
-    typed = next((str(info.dtype) for info in arrays if info.dtype.itemsize > 1), None)
-    dtype = dtype or typed or next((str(info.dtype) for info in arrays), None)
+    names = [str(info.dtype) for info in sorted(arrays, key=lambda info: info.dtype.itemsize == 1)]
+    dtype = next((name for name in ([dtype] if dtype else []) + names if name in TYPES), None)
     spans = [span for span in map(_storage, arrays) if span[0] <= address < span[0] + span[1]]
     if spans:
         base, size = max(spans, key=lambda span: span[1])

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from cudatma.arrays import is_torch
-from cudatma.build.kernel import default_target
 from cudatma.errors import ArgumentError, CudaTmaError
 from cudatma.programs.cuda_core import Kernel as EmulatedCoreKernel
-from cudatma.programs.cupy import RawCode
+from cudatma.programs.cupy import EmulatedKernel, EmulatedModule, RawCode
 from cudatma.programs.driver import config_shape, parameter_bytes, ptx_of
 from cudatma.programs.launch import ProgramLaunch, calling_place, files_of, module_of
 from cudatma.programs.patches import Patches
 from cudatma.programs.recorder import Recorder, Scratch
 from cudatma.programs.triton import Arguments, describe_launch
+from cudatma.runtime.compiler_log import own_lines, register_count
 from cudatma.runtime.launch_config import dim3
 
 _NO_PTX = "the module has no PTX"
@@ -155,9 +155,9 @@ class CupyRecorder(_LibraryRecorder):
                 super().__init__(recorder, original_module(*args, **options))
 
         def convert(value: object) -> object | None:
-            if isinstance(value, original_kernel):
+            if isinstance(value, original_kernel | EmulatedKernel):
                 return _RecordedKernel(recorder, value, RawCode.of(value))
-            return _RecordedModule(recorder, value) if isinstance(value, original_module) else None
+            return _RecordedModule(recorder, value) if isinstance(value, original_module | EmulatedModule) else None
 
         self._patches.set_everywhere(cupy, {"RawKernel": RawKernel, "RawModule": RawModule}, convert)
 
@@ -172,7 +172,7 @@ class _RecordedKernel:
         return getattr(self._kernel, name)
 
     def __call__(self, grid: Any, block: Any, args: Any, **options: Any) -> None:
-        name, target = self._kernel.name, default_target().name
+        name, target = self._kernel.name, self._recorder.target.name
         self._recorder.around(
             lambda: self._raw.describe(name, target, grid, block, args, options.get("shared_mem", 0)),
             lambda: self._kernel(grid, block, args, **options),
@@ -413,8 +413,14 @@ def _describe_plan(kernel: Any, plan: Any) -> ProgramLaunch:
         args=tuple(map(bytes, plan.arguments)),
         library="cudatma",
         place=calling_place("torch"),
-        sources=((f"{kernel.entry}.cu", kernel.source),),
+        sources=tuple((name, _text_of(lines)) for name, lines in own_lines(kernel.source).items()),
+        registers=register_count(kernel.log, kernel.entry),
     )
+
+
+def _text_of(lines: Mapping[int, str]) -> str:
+    """Return a text with these lines at their numbers."""
+    return "\n".join(lines.get(number, "") for number in range(1, max(lines, default=0) + 1))
 
 
 class _DeviceArguments(Arguments):

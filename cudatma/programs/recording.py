@@ -5,7 +5,7 @@ digest of their content:
 
     launches.json
     text/DIGEST.txt      PTX of modules, and sources that reports quote
-    memory/DIGEST.npy    bytes of an allocation, before or after a launch
+    memory/DIGEST.npz    bytes of an allocation, before or after a launch
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import re
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,10 +35,12 @@ _DIGEST = re.compile(r"[0-9a-f]{40}")
 _MAX_PARAMETER_BYTES = 1 << 16
 _MAX_MEMORY_BYTES = 1 << 40
 _POINTER_BYTES = 8
+#: Name of the array in an archive, and maximum size of its header.
+_MEMBER, _HEADER_BYTES = "data.npy", 4096
 #: Alignment of memory in a replay: that of cuMemAlloc, which kernels rely on.
 _ALIGNMENT = 512
 _CUSTOM_TYPES = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
-_TYPES = _CUSTOM_TYPES | {
+TYPES = _CUSTOM_TYPES | {
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 }
@@ -198,6 +201,8 @@ class RecordedLaunch:
         Name and digest of each source that reports quote.
     from_compiler : tuple of (str, str)
         As in `ProgramLaunch`.
+    registers : int or None
+        Registers per thread, if they are known.
     """
 
     folder: Path
@@ -214,6 +219,7 @@ class RecordedLaunch:
     memory: tuple[RecordedMemory, ...]
     sources: tuple[tuple[str, str], ...]
     from_compiler: tuple[tuple[str, str], ...]
+    registers: int | None
 
     def launch(self) -> ProgramLaunch:
         """Return the launch with new copies of the recorded memory.
@@ -251,6 +257,7 @@ class RecordedLaunch:
             place=self.place,
             sources=tuple((name, _read_text(self.folder, digest)) for name, digest in self.sources),
             from_compiler=self.from_compiler,
+            registers=self.registers,
         )
 
     def run(self, **options: Any) -> Replay:
@@ -380,9 +387,11 @@ def write_text(folder: Path, text: str) -> str:
 
 def write_memory(folder: Path, data: Array) -> str:
     """Store bytes of memory, and return the digest."""
-    file = io.BytesIO()
-    np.save(file, data, allow_pickle=False)
-    return write_file(folder, "memory", ".npy", file.getvalue())
+    plain, file = io.BytesIO(), io.BytesIO()
+    np.save(plain, data, allow_pickle=False)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr(zipfile.ZipInfo(_MEMBER), plain.getvalue(), zipfile.ZIP_DEFLATED)  # ZipInfo has a fixed date
+    return write_file(folder, "memory", ".npz", file.getvalue())
 
 
 def describe_recording(
@@ -524,13 +533,14 @@ def _read_launch(folder: Path, reader: _Reader) -> RecordedLaunch:
         memory=memory,
         sources=tuple((name, reader.digest("sources", digest)) for name, digest in reader.pairs("sources")),
         from_compiler=reader.pairs("from_compiler"),
+        registers=reader.get("registers", int) if reader.has("registers") else None,
     )
 
 
 def _read_memory_entry(reader: _Reader) -> RecordedMemory:
     dtype = reader.get("dtype", str) if reader.has("dtype") else None
-    if dtype is not None and dtype not in _TYPES:
-        raise reader.error("dtype", dtype, ", ".join(sorted(_TYPES)))
+    if dtype is not None and dtype not in TYPES:
+        raise reader.error("dtype", dtype, ", ".join(sorted(TYPES)))
     return RecordedMemory(
         name=reader.get("name", str),
         size_bytes=reader.get("size_bytes", int, 0, _MAX_MEMORY_BYTES),
@@ -569,12 +579,13 @@ def _read_text(folder: Path, digest: str) -> str:
 
 
 def _read_memory(folder: Path, digest: str, size: int) -> Array:
-    name = f"memory/{digest}.npy"
+    name = f"memory/{digest}.npz"
     data = _read_file(folder, name, digest)
     try:
-        array = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise RecordingError(name, str(error), "a NumPy file") from None
+        with zipfile.ZipFile(io.BytesIO(data)) as archive, archive.open(_MEMBER) as member:
+            array = np.load(io.BytesIO(member.read(size + _HEADER_BYTES)), allow_pickle=False)
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise RecordingError(name, str(error), f"an archive with an array of {size} bytes") from None
     if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.shape != (size,):
         raise RecordingError(name, f"{array.dtype}{array.shape}", f"{size} bytes, as {FILE} states")
     return array
