@@ -147,4 +147,6 @@ def calling_place(*packages: str) -> str:
         if package not in ("cudatma", *packages):
             break
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    path = frame.f_code.co_filename
+    relative = os.path.relpath(path) if os.path.isabs(path) else path
+    return f"{path if relative.startswith(os.pardir) else relative}:{frame.f_lineno}"

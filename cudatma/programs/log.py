@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Protocol, overload
 
@@ -51,7 +51,7 @@ class LaunchEntry:
     Parameters
     ----------
     launch : ProgramLaunch
-        The launch.
+        The launch, without its arguments, so that the log does not keep the program's arrays alive.
     report : Report
         Hazards and warnings.
     seconds : float
@@ -124,8 +124,7 @@ class LaunchLog(Sequence[LaunchEntry]):
         return not self.hazards
 
     def __str__(self) -> str:
-        dirty = [str(entry.report) for entry in self if not entry.report.is_clean]
-        return "\n".join([*map(str, self), *dirty]) or "no launches"
+        return "\n".join([*map(str, self), *map(str, self.hazards)]) or "no launches"
 
     def run(self, launch: ProgramLaunch) -> Report:
         """Run a launch, and add it to the log.
@@ -150,12 +149,13 @@ class LaunchLog(Sequence[LaunchEntry]):
         started = time.perf_counter()
         with naming(launch.library, launch.entry, launch.place):
             report = launch.run(hazards="collect" if is_checked else "off", **options)
-        entry = LaunchEntry(launch, report, time.perf_counter() - started, is_checked)
+        seconds = time.perf_counter() - started
+        entry = LaunchEntry(replace(launch, args=(), arrays=()), report, seconds, is_checked)
         self._entries.append(entry)
         if self._on_launch is not None:
             self._on_launch(entry)
         if self._hazards == "raise" and report.hazards:
-            raise HazardError(f"{entry}\n{report}", report.hazards)
+            raise HazardError("\n".join(map(str, [entry, *report.hazards])), report.hazards)
         return report
 
 

@@ -58,8 +58,8 @@ def _on_cpu(torch: Any) -> Any:
     from torch.overrides import TorchFunctionMode
 
     def cpu(value: Any) -> Any:
-        is_cuda = value.type == "cuda" if isinstance(value, torch.device) else str(value).partition(":")[0] == "cuda"
-        return "cpu" if is_cuda and isinstance(value, str | torch.device) else value
+        is_device = isinstance(value, str | torch.device)
+        return "cpu" if is_device and str(value).partition(":")[0] == "cuda" else value
 
     class OnCpu(TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
