@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "dump": ("dump_kernels", "write source, PTX, cubin, SASS and a report of kernels, with no GPU"),
     "inspect": ("inspect_descriptor", "explain the 128 bytes of a tensor map: fields, a picture, accesses, risks"),
     "emulate": ("emulate", "run a kernel on the CPU under many schedules and list its hazards"),
+    "record": ("record", "write the kernel launches of a program on a GPU to a folder, for cudatma emulate"),
     "mutants": ("mutants", "remove one synchronization of a kernel at a time and see what the emulator reports"),
     "header": ("export_header", "export the primitives as one self-contained .cuh"),
     "bench": ("bench", "run the benchmarks of a checkout"),

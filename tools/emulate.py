@@ -3,8 +3,9 @@
 KERNEL is a .ptx or .cu file, a launch file (.toml, .json), or one of cudatma's kernels with generated operands. For the
 latter, `cudatma emulate KERNEL --help` lists the options for the sizes. If KERNEL is a .py file, the program runs, and
 its kernel launches run on the emulator. Words after the file are the program's; before it, --schedules, --seed,
---replay, --target, --json and --only NAME (check only kernels with this name) are allowed. --coverage runs nothing. It
-lists which instructions of a PTX file the emulator supports.
+--replay, --target, --json and --only NAME (check only kernels with this name) are allowed. If KERNEL is a folder that
+`cudatma record` wrote, its launches run again; `cudatma emulate FOLDER --help` lists the options. --coverage runs
+nothing. It lists which instructions of a PTX file the emulator supports.
 
 The exit status is 0 if there is no hazard and the result is as expected, 1 if there is a hazard, a wrong result or an
 infinite loop, and 2 if the command line is wrong.
@@ -24,6 +25,7 @@ if __name__ == "__main__":  # run the subcommand, even if the checkout is not in
 import argparse
 import inspect
 import json
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +41,7 @@ from cudatma.target import get_target
 from .command_line import DEFAULT_TARGET, Parser
 from .emulate_launch import __doc__ as launch_grammar
 from .emulate_program import run_program
+from .emulate_recording import run_recording
 from .emulate_run import Outcome, run_launch, run_sample, show
 from .inspect_descriptor import open_source
 
@@ -250,6 +253,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     program = next((position for position, word in enumerate(words) if word.endswith(".py")), None)
     if program is not None:
         return run_program(words[:program], words[program], words[program + 1 :])
+    if any(os.path.isdir(word) for word in words):
+        return run_recording(words)
     without_help = [word for word in words if word not in ("-h", "--help")]
     options, rest = parser.parse_known_args(without_help)
     if without_help != words:

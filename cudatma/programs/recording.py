@@ -26,7 +26,7 @@ import numpy as np
 from cudatma.emulator import Report
 from cudatma.emulator.machine.memory import address_of
 from cudatma.emulator.ptx.types import Array
-from cudatma.errors import ArgumentError, RecordingError, counted
+from cudatma.errors import RecordingError
 from cudatma.programs.launch import Dim, ProgramLaunch
 
 FILE = "launches.json"
@@ -96,18 +96,18 @@ class Comparison:
         Element type. None: unknown, so that bytes were compared.
     elements, different : int
         Number of elements, and of those that differ.
-    max_difference : float
-        Maximum absolute difference.
-    relative : float
-        ``||difference|| / ||expected||``.
+    max_difference : float or None
+        Maximum absolute difference. None: not finite, or of unknown type.
+    relative : float or None
+        ``||difference|| / ||expected||``. None as for `max_difference`.
     """
 
     name: str
     dtype: str | None
     elements: int
     different: int
-    max_difference: float
-    relative: float
+    max_difference: float | None
+    relative: float | None
 
     @property
     def is_exact(self) -> bool:
@@ -127,14 +127,16 @@ class Comparison:
         bool
             Whether the result is right.
         """
-        return not self.different or (not self.is_exact and self.relative <= tolerance)
+        if not self.different:
+            return True
+        return not self.is_exact and self.relative is not None and self.relative <= tolerance
 
     def __str__(self) -> str:
         kind = f"{self.dtype}s" if self.dtype else "bytes of unknown type"
         if not self.different:
             return f"{self.name}: {self.elements} {kind}, equal to the recording"
         text = f"{self.name}: {self.different} of {self.elements} {kind} differ from the recording"
-        if self.dtype is None:
+        if self.max_difference is None or self.relative is None:
             return text
         return f"{text}, by at most {self.max_difference:.3g} (relative to the norm {self.relative:.2e})"
 
@@ -353,14 +355,23 @@ class Recording(Sequence[RecordedLaunch]):
         return len(self._launches)
 
     def __str__(self) -> str:
-        lines = [f"{counted(len(self), 'launch').replace('launchs', 'launches')} recorded on {self.device}"]
+        lines = [f"launches recorded on {self.device}: {len(self)}"]
         for number, launch in enumerate(self):
             size = sum(memory.size_bytes for memory in launch.memory) / (1 << 20)
             grid = "x".join(map(str, launch.grid))
             lines.append(f"{number:4} {launch.entry} ({launch.library}), grid {grid}, {size:.1f} MiB, {launch.place}")
-        lines += [f"     not recorded: {what}: {reason}" for what, reason in self.refused]
-        lines += [f"     not recorded: {name}, {count} times" for name, count in self.other_kernels.items()]
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.not_recorded()])
+
+    def not_recorded(self) -> list[str]:
+        """Return a line for each launch that the program made and that is not recorded.
+
+        Returns
+        -------
+        list of str
+            The lines.
+        """
+        lines = [f"not recorded: {what}: {reason}" for what, reason in self.refused]
+        return [*lines, *(f"not recorded: {name}, {count} times" for name, count in self.other_kernels.items())]
 
 
 def digest_of(data: bytes) -> str:
@@ -558,7 +569,7 @@ def _read_parameter(reader: _Reader, memory: Sequence[RecordedMemory]) -> Record
     for number, values in enumerate(reader.get("pointers", list)):
         at, index, offset = reader.integers(f"pointers[{number}]", values, 3, 0)
         if at + _POINTER_BYTES > len(data) or index >= len(memory) or offset > memory[index].size_bytes:
-            allowed = f"a place in {counted(len(data), 'byte')}, a memory and an offset in it"
+            allowed = f"a place in the {len(data)} bytes, the number of a memory, and an offset in it"
             raise reader.error(f"pointers[{number}]", values, allowed)
         pointers.append(Pointer(at, index, offset))
     return RecordedParameter(reader.get("name", str), data, tuple(pointers))
@@ -595,7 +606,7 @@ def _compare(memory: RecordedMemory, array: Array, expected: Array) -> Compariso
     dtype = None if memory.dtype is None else numpy_type(memory.dtype)
     if dtype is None or memory.size_bytes % dtype.itemsize:
         different = int((array != expected).sum())
-        return Comparison(memory.name, None, memory.size_bytes, different, float("nan"), float("nan"))
+        return Comparison(memory.name, None, memory.size_bytes, different, None, None)
     got, right = array.view(dtype), expected.view(dtype)
     words = f"u{dtype.itemsize}" if dtype.itemsize in (1, 2, 4, 8) else None
     same_bits = array.view(words) == expected.view(words) if words else got == right
@@ -606,15 +617,8 @@ def _compare(memory: RecordedMemory, array: Array, expected: Array) -> Compariso
         difference = np.where(np.isnan(difference), np.inf, difference)
         norm = float(np.linalg.norm(np.where(np.isfinite(wide_right), wide_right, 0)))
         distance = float(np.linalg.norm(difference))
-    relative = distance / norm if norm else float("inf" if distance else 0)
-    different = int((difference != 0).sum())
-    return Comparison(memory.name, memory.dtype, got.size, different, float(difference.max(initial=0)), relative)
+    different, largest = int((difference != 0).sum()), float(difference.max(initial=0))
+    if not np.isfinite(largest) or (distance and not norm):
+        return Comparison(memory.name, memory.dtype, got.size, different, None, None)
+    return Comparison(memory.name, memory.dtype, got.size, different, largest, distance / norm if norm else 0.0)
 
-
-def selected(recording: Recording, number: int | None) -> Sequence[tuple[int, RecordedLaunch]]:
-    """Return the numbers and launches to replay. Raise ArgumentError if there is no launch with this number."""
-    if number is None:
-        return list(enumerate(recording))
-    if not 0 <= number < len(recording):
-        raise ArgumentError("--launch", number, f"0 to {len(recording) - 1}" if recording else "none: nothing is recorded")
-    return [(number, recording[number])]

@@ -74,7 +74,7 @@ def test_memory_is_copied_to_the_device_and_back(kernel_params: Any) -> None:
     assert (result == 2 * VALUES).all()
     launch = log[0].launch
     assert (launch.entry, launch.library, launch.block) == ("scale", "cuda-python", (64, 1, 1))
-    assert __file__ in launch.place
+    assert "test_driver.py" in launch.place
 
 
 def test_a_host_array_of_the_caller_is_found_by_its_address() -> None:
