@@ -6,6 +6,7 @@ tensors to ``kernel(grid, block, args)`` instead.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,10 @@ from cudatma.runtime.launch_config import dim3
 
 #: Names in the module ``cupy`` that create arrays, directly or for CuPy's other functions.
 _CREATION = ("array", "asarray", "ascontiguousarray", "arange", "ndarray")
+_NEEDS_DEVICE = (
+    "Without a device, CuPy can only launch a RawKernel or RawModule that the program creates inside emulate_launches(), "
+    "or that is a variable of a module, on NumPy arrays or torch CPU tensors"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +112,11 @@ class CupyInterceptor:
         self._patches.set_everywhere(cupy, classes, convert)
 
     def remove(self) -> None:
-        """Put CuPy's own classes and the program's kernels back."""
+        """Put CuPy's own classes and the program's kernels back. Complete an error that CuPy raises without a device."""
         self._patches.undo()
+        error = sys.exc_info()[1]
+        if type(error).__name__ == "CUDARuntimeError" and error is not None:
+            error.args = (f"{error}. {_NEEDS_DEVICE}",)
 
 
 class EmulatedModule:
