@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from cudatma.errors import ArgumentError, CompileError, CudaTmaError, TuneFileWarning
+from cudatma.runtime.compiler_log import shortened
 
 _formatwarning = warnings.formatwarning
 
@@ -83,7 +84,7 @@ def one_line(error: CudaTmaError) -> str:
     parts = [f"cudatma: {type(error).__name__}: {lines[0]}"]
     if isinstance(error, CompileError):
         complaints = [line.strip() for line in error.log.splitlines() if "error" in line.lower()]
-        parts += complaints[:1]
+        parts += map(shortened, complaints[:1])
         parts += [f"artifacts: {error.folder}"] if error.folder else []
     return " | ".join(parts)
 

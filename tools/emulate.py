@@ -38,7 +38,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.registry import REGISTRY
 from cudatma.target import get_target
 
-from .command_line import DEFAULT_TARGET, Parser
+from .command_line import DEFAULT_TARGET, Parser, add_source_options
 from .emulate_launch import __doc__ as launch_grammar
 from .emulate_program import run_program
 from .emulate_recording import run_recording
@@ -55,6 +55,7 @@ examples:
   cudatma emulate marlin_mma_sync --m 16 --n 256 --k 512 --target sm_120a --trace marlin.svg --trace marlin.json
   cudatma emulate copy.cu --grid 4 --block 128 --arg x:float32[512]=arange --arg y:float32[512] --arg n:int32=512 \\
       --expect y=x.npy
+  cudatma emulate gemm.cu -I cutlass/include -D STAGES=4 --std c++20 --entry gemm --block 128 --arg c:float32[64,64]
   cudatma emulate launch.toml --schedules 100 --seed 7
   cudatma emulate kernel.ptx --entry gemm --block 160 --shared-bytes 49152 --replay 31 --trace gemm.svg
   cudatma emulate --schedules 4 --only softmax program.py --rows 100
@@ -157,9 +158,9 @@ def _parser() -> Parser:
 
 
 def add_launch_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that describe the launch of a kernel in a file."""
+    """Add the options that describe the source and the launch of a kernel in a file."""
+    add_source_options(parser)
     launch = parser.add_argument_group("the launch")
-    launch.add_argument("--template", action="store_true", help="render the .cu file first, like a .j2 file")
     launch.add_argument("--entry", metavar="NAME", help="name of the kernel, or a part of it (default: the only one)")
     launch.add_argument("--grid", type=extents, metavar="X[,Y[,Z]]", help="CTAs (1)")
     launch.add_argument("--block", type=extents, metavar="X[,Y[,Z]]", help="threads per CTA (default: 32)")
