@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
+from cudatma.build.headers import cuda_headers
 from cudatma.build.nvrtc import nvrtc_version, require_nvrtc_for
 from cudatma.errors import ArgumentError, CompileError, check
 from cudatma.target import get_target
@@ -29,9 +28,11 @@ def compile_to_ptx(
     """
     from cuda.bindings import nvrtc
 
-    require_nvrtc_for(get_target(target), nvrtc_version())
+    version = nvrtc_version()
+    require_nvrtc_for(get_target(target), version)
     kept = [option for option in options if not option.startswith(_REPLACED)]
-    flags = [f"--gpu-architecture={target}", "--generate-line-info", *kept, *_header_options()]
+    flags = [f"--gpu-architecture={target}", "--generate-line-info", *kept]
+    flags += [f"--include-path={folder}" for folder in cuda_headers(version[0])]
     program = check(nvrtc.nvrtcCreateProgram(source.encode(), f"/{file_name}".encode(), 0, [], []), "nvrtcCreateProgram")
     try:
         for name in names:
@@ -58,14 +59,6 @@ def entry_of(ptx_entries: tuple[str, ...], name: str, lowered: dict[str, str]) -
         remedy = 'declare it extern "C", or use name_expressions'
         raise ArgumentError("name", name, ", ".join(ptx_entries) or "none: the module has no kernel", remedy)
     return entry
-
-
-@lru_cache(maxsize=1)
-def _header_options() -> tuple[str, ...]:
-    """Return the options for the folders with CUDA's headers that exist on this machine."""
-    roots = [Path(root) for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda") if root]
-    folders = [root / "include" for root in roots]
-    return tuple(f"-I{folder}" for folder in folders if folder.is_dir())
 
 
 def _text(size_of: Any, get: Any, program: Any) -> str:

@@ -57,11 +57,13 @@ class TritonRecorder(_LibraryRecorder):
                 def describe() -> ProgramLaunch:
                     ptx, args = kernel.asm["ptx"], rest[5:]
                     values = _DeviceArguments(getattr(kernel.metadata, "tensordesc_meta", None) or ())
-                    described = describe_launch(
-                        ptx, files_of(ptx, folder), kernel.metadata, kernel.src.signature, (x, y, z), args, values, _scratch
+                    described = describe_launch(ptx, kernel.src, kernel.metadata, (x, y, z), args, values, _scratch)
+                    return replace(
+                        described,
+                        place=calling_place("triton", "torch"),
+                        arrays=(*described.arrays, *values.tensors),
+                        sources=files_of(ptx, folder),
                     )
-                    place = calling_place("triton", "torch")
-                    return replace(described, place=place, arrays=(*described.arrays, *values.tensors))
 
                 if min(x, y, z) < 1:
                     return execute(x, y, z, stream, *rest)

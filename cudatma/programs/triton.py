@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +26,11 @@ from cudatma.programs.patches import Patches
 
 _LIBRARY = "triton"
 _WARP = 32
-#: Triton and Gluon initialize mbarriers without a fence, and shrink the registers of a warpgroup twice in a row.
+#: Hazards of code that the compiler generates. Triton and Gluon initialize mbarriers without a fence, and shrink the
+#: registers of a warpgroup twice in a row. Triton 3.6 has no proxy fence between cp.async and wgmma; in Gluon, this
+#: fence is part of the program.
 _FROM_COMPILER = (("missing_init_fence", "mbarrier.init"), ("divergent_warp", "setmaxnreg"))
+_FROM_TRITON = (*_FROM_COMPILER, ("missing_proxy_fence", "wgmma.mma_async"))
 #: Element types by the number that tensormap.replace and Triton's metadata use.
 _TMA_TYPE = {t.descriptor_format: t for t in TMA_TYPES.values() if t.name not in ("tfloat32", "tfloat32_ftz")}
 
@@ -57,6 +60,7 @@ class TritonInterceptor:
         prune = self._patches.set(
             Autotuner, "prune_configs", lambda tuner, kwargs: self._first_config(tuner, prune(tuner, kwargs), kwargs)
         )
+        self._patches.set(Autotuner, "_bench", lambda *args, **options: [1.0])  # Triton 3.6 measures even one config
         for name in ("do_bench", "do_bench_cudagraph"):
             self._patches.set(triton.testing, name, _no_benchmark)
         self._patches.set(triton.testing.Mark, "run", lambda *args, **options: None)  # the plots of perf_report
@@ -171,8 +175,7 @@ class _Launcher:
         import triton
         from triton.runtime.cache import get_cache_manager
 
-        self._signature: dict[Any, Any] = dict(src.signature)
-        self._metadata = metadata
+        self._src, self._metadata = src, metadata
         path = get_cache_manager(metadata.hash).get_file(f"{src.name[:150]}.ptx")
         with open(path, encoding="utf-8") as file:
             self._ptx = file.read()
@@ -199,28 +202,28 @@ class _Launcher:
             return
         with naming(_LIBRARY, metadata.name, place):
             values = Arguments(getattr(metadata, "tensordesc_meta", None) or ())
-            launch = describe_launch(
-                self._ptx, self._sources, metadata, self._signature, (grid_x, grid_y, grid_z), args, values, _aligned
-            )
-        log.run(replace(launch, place=place))
+            grid = grid_x, grid_y, grid_z
+            launch = describe_launch(self._ptx, self._src, metadata, grid, args, values, _aligned)
+        log.run(replace(launch, place=place, sources=self._sources))
 
 
 def describe_launch(
     ptx: str,
-    sources: tuple[tuple[str, str], ...],
+    src: Any,
     metadata: Any,
-    signature: Mapping[Any, Any],
     grid: tuple[int, int, int],
     args: Sequence[Any],
     values: Arguments,
     allocate: Callable[[int, int], Any],
 ) -> ProgramLaunch:
-    """Return a launch of a compiled kernel.
+    """Return a launch of a compiled kernel, whose Python source or IR is ``src``.
 
     ``values`` converts the arguments. ``allocate`` returns scratch memory for a size and an alignment.
     """
     ctas = metadata.num_ctas
-    for (name, kind), value in zip(signature.items(), args, strict=True):
+    function = getattr(src, "fn", None)  # None for a kernel that was compiled from IR
+    is_gluon = function is not None and function.is_gluon()
+    for (name, kind), value in zip(src.signature.items(), args, strict=True):
         values.add(str(name), kind, value)
     blocks = grid[0] * grid[1] * grid[2] * ctas
     for scratch in ("global_scratch", "profile_scratch"):
@@ -238,8 +241,7 @@ def describe_launch(
         programmatic=bool(metadata.launch_pdl),
         arrays=tuple(values.arrays.values()),
         names=(*values.names, *(name for name, _ in values.arrays)),
-        sources=sources,
-        from_compiler=_FROM_COMPILER,
+        from_compiler=_FROM_COMPILER if is_gluon else _FROM_TRITON,
     )
 
 

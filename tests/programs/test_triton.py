@@ -55,8 +55,7 @@ def square_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):  # type: ignore[n
     tl.store(y_ptr + rows[:, None] * BLOCK + at[None, :], total)
 
 
-@pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+@pytest.mark.parametrize(("target", "dtype"), [("sm_90a", "float32"), ("sm_120a", "float16"), ("sm_90a", "int32")])
 @pytest.mark.parametrize("make", [lambda x: x, torch.from_numpy], ids=["numpy", "torch"])
 def test_arrays_and_numbers_reach_the_kernel(target: str, dtype: str, make: Callable[[Any], Any]) -> None:
     x, y = np.arange(100, dtype=dtype), np.zeros(100, dtype)
@@ -102,8 +101,8 @@ def test_hazards_are_collected_for_the_kernels_that_only_names() -> None:
 
 
 def test_autotuning_chooses_the_first_config_that_fits() -> None:
-    """Twenty stages of two tiles do not fit into shared memory. Nothing is measured."""
-    configs = [triton.Config({"BLOCK": 64}, num_stages=stages) for stages in (20, 2, 3)]
+    """Forty stages of a tile do not fit into shared memory. Nothing is measured."""
+    configs = [triton.Config({"BLOCK": 64}, num_stages=stages) for stages in (40, 2, 3)]
     kernel = triton.autotune(configs, key=[], do_bench=lambda *_, **__: 1 / 0)(square_kernel)
     x = torch.randn(64, 128, dtype=torch.float16)
     y = torch.zeros(64, 64)
