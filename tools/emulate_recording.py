@@ -41,7 +41,7 @@ def run_recording(words: Sequence[str]) -> int:
         verdict = "ok" if passed else "FAILED"
         lines = [f"{number}: {launch.entry} ({launch.library}), {launch.place}: {verdict}, {duration(seconds)}"]
         lines += [f"  {line}" for hazard in replay.report.hazards for line in str(hazard).splitlines()]
-        lines += [f"  {comparison}" for comparison in replay.comparisons]
+        lines += [f"  {comparison}" for comparison in replay.comparisons] or ["  the launch changed no memory"]
         _say(options.json, *lines)
     if options.json:
         refused = [{"launch": what, "reason": reason} for what, reason in recording.refused]

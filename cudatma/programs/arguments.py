@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from cudatma.emulator.ptx.model import Variable
 from cudatma.errors import ArgumentError
 from cudatma.programs.host_memory import host_array
 
 
-class Parameter(Protocol):
-    """A kernel parameter of the parsed PTX."""
-
-    kind: str
-    size_bytes: int
-
-
-def argument_of(value: Any, parameter: Parameter, field: str) -> Any:
+def argument_of(value: Any, parameter: Variable, field: str) -> Any:
     """Return an argument for the emulator. Raise ArgumentError if the kernel would read other bytes than it declares.
 
     CuPy and cuda.core pass a Python float as a double and the bytes of a NumPy scalar as they are.

@@ -33,13 +33,17 @@ def compile_to_ptx(
     kept = [option for option in options if not option.startswith(_REPLACED)]
     flags = [f"--gpu-architecture={target}", "--generate-line-info", *kept]
     flags += [f"--include-path={folder}" for folder in cuda_headers(version[0])]
-    program = check(nvrtc.nvrtcCreateProgram(source.encode(), f"/{file_name}".encode(), 0, [], []), "nvrtcCreateProgram")
+    program = check(
+        nvrtc.nvrtcCreateProgram(source.encode(), f"/{file_name}".encode(), 0, [], []), "nvrtcCreateProgram"
+    )
     try:
         for name in names:
             check(nvrtc.nvrtcAddNameExpression(program, name.encode()), "nvrtcAddNameExpression")
         code = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])[0]
         if int(code):
-            log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).replace(f"/{file_name}", file_name)
+            log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).replace(
+                f"/{file_name}", file_name
+            )
             first = next((line for line in log.splitlines() if "error" in line), code.name)
             raise CompileError(f"NVRTC refused {file_name} for {target}: {first}", log, source)
         ptx = _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)

@@ -43,7 +43,9 @@ class CoreInterceptor:
         import cuda.core as core
 
         state = State(log)
-        bound = {kind.__name__: type(kind.__name__, (kind,), {"state": state}) for kind in (Device, Program, ObjectCode)}
+        bound = {
+            kind.__name__: type(kind.__name__, (kind,), {"state": state}) for kind in (Device, Program, ObjectCode)
+        }
         resource = type("MemoryResource", (MemoryResource,), {"state": state})
         options = type("ProgramOptions", (core.ProgramOptions,), {"__post_init__": lambda self: None})
         names = [name for name in dir(core) if name.endswith("MemoryResource") and name != "MemoryResource"]
@@ -112,7 +114,8 @@ class Device:
 
     def allocate(self, size: int, *, stream: Any = None) -> Buffer:
         """Return memory of the device."""
-        return self.memory_resource.allocate(size)
+        buffer: Buffer = self.memory_resource.allocate(size)
+        return buffer
 
 
 class Stream:
@@ -250,9 +253,12 @@ class Program:
         ptx, lowered = compile_to_ptx(self._code, self.state.log.target.name, flags, tuple(name_expressions), file_name)
         return self._object(ptx, lowered, ((file_name, self._code),))
 
-    def _object(self, ptx: str, lowered: dict[str, str], sources: tuple[tuple[str, str], ...] | None = None) -> ObjectCode:
+    def _object(
+        self, ptx: str, lowered: dict[str, str], sources: tuple[tuple[str, str], ...] | None = None
+    ) -> ObjectCode:
         kind = type("ObjectCode", (ObjectCode,), {"state": self.state})
-        return kind(ptx, lowered, sources)
+        code: ObjectCode = kind(ptx, lowered, sources)
+        return code
 
     def close(self) -> None:
         """Mark the program as closed."""
@@ -336,14 +342,18 @@ class LaunchConfig:
 def _launch(state: State, config: LaunchConfig, kernel: Any, args: Sequence[Any]) -> None:
     if not isinstance(kernel, Kernel):
         remedy = "compile and load it inside emulate_launches()"
-        raise LaunchError("kernel", f"a {type(kernel).__name__} that cuda.core loaded before", "a kernel of the emulator", remedy)
+        raise LaunchError(
+            "kernel", f"a {type(kernel).__name__} that cuda.core loaded before", "a kernel of the emulator", remedy
+        )
     parameters = kernel.parameters
     if len(args) != len(parameters):
         raise LaunchError("kernel_args", counted(len(args), "argument"), f"{len(parameters)} for {kernel.entry}")
     fields = [f"kernel_args[{index}] of {kernel.entry}" for index in range(len(args))]
     handles = [arg.handle if isinstance(arg, Buffer) else arg for arg in args]
     values = list(map(argument_of, handles, parameters, fields))
-    addresses = [value.to_bytes(8, "little") for value in map(int, (v for v in values if isinstance(v, int))) if value > 0]
+    addresses = [
+        value.to_bytes(8, "little") for value in map(int, (v for v in values if isinstance(v, int))) if value > 0
+    ]
     reached = state.memory.reached(words_of(addresses))
     blocks = state.memory.blocks
     labels = (f"Buffer of {counted(block.size, 'byte')}" for block in blocks)

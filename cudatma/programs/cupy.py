@@ -24,8 +24,8 @@ from cudatma.runtime.launch_config import dim3
 #: Names in the module ``cupy`` that create arrays, directly or for CuPy's other functions.
 _CREATION = ("array", "asarray", "ascontiguousarray", "arange", "ndarray")
 _NEEDS_DEVICE = (
-    "Without a device, CuPy can only launch a RawKernel or RawModule that the program creates inside emulate_launches(), "
-    "or that is a variable of a module, on NumPy arrays or torch CPU tensors"
+    "Without a device, CuPy can only launch a RawKernel or RawModule that the program creates inside "
+    "emulate_launches(), or that is a variable of a module, on NumPy arrays or torch CPU tensors"
 )
 
 
@@ -112,7 +112,7 @@ class CupyInterceptor:
         self._patches.set_everywhere(cupy, classes, convert)
 
     def remove(self) -> None:
-        """Put CuPy's own classes and the program's kernels back. Complete an error that CuPy raises without a device."""
+        """Put CuPy's classes and the program's kernels back. Complete an error that CuPy raises without a device."""
         self._patches.undo()
         error = sys.exc_info()[1]
         if type(error).__name__ == "CUDARuntimeError" and error is not None:

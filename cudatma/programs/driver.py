@@ -1,5 +1,7 @@
 """cuda-python's driver functions on the emulator: memory is host memory, and a launch runs before its call returns."""
 
+# ruff: noqa: N802, N815  # the names are CUDA's
+
 from __future__ import annotations
 
 import ctypes
@@ -28,13 +30,35 @@ from cudatma.programs.log import SM_COUNT, LaunchLog
 from cudatma.programs.patches import Patches
 
 #: Functions that have nothing to do, because every call ends before it returns.
-_NOTHING = (
-    "cuCtxDestroy cuCtxPushCurrent cuCtxSetCacheConfig cuCtxSetCurrent cuCtxSetFlags cuCtxSetLimit "
-    "cuCtxSynchronize cuDevicePrimaryCtxRelease cuDevicePrimaryCtxSetFlags cuEventDestroy cuEventQuery "
-    "cuEventSynchronize cuFuncSetAttribute cuFuncSetCacheConfig cuInit cuKernelSetAttribute cuMemPrefetchAsync "
-    "cuModuleUnload cuLibraryUnload cuProfilerStart cuProfilerStop cuStreamDestroy cuStreamQuery cuStreamSynchronize "
-    "cuStreamWaitEvent"
-).split()
+_NOTHING = frozenset(
+    (
+        "cuCtxDestroy",
+        "cuCtxPushCurrent",
+        "cuCtxSetCacheConfig",
+        "cuCtxSetCurrent",
+        "cuCtxSetFlags",
+        "cuCtxSetLimit",
+        "cuCtxSynchronize",
+        "cuDevicePrimaryCtxRelease",
+        "cuDevicePrimaryCtxSetFlags",
+        "cuEventDestroy",
+        "cuEventQuery",
+        "cuEventSynchronize",
+        "cuFuncSetAttribute",
+        "cuFuncSetCacheConfig",
+        "cuInit",
+        "cuKernelSetAttribute",
+        "cuMemPrefetchAsync",
+        "cuModuleUnload",
+        "cuLibraryUnload",
+        "cuProfilerStart",
+        "cuProfilerStop",
+        "cuStreamDestroy",
+        "cuStreamQuery",
+        "cuStreamSynchronize",
+        "cuStreamWaitEvent",
+    )
+)
 _DRIVER_VERSION = 13000
 _TOTAL_BYTES = 80 << 30
 
@@ -485,7 +509,7 @@ def device_attributes(target: Any) -> dict[str, int]:
 
 
 def ptx_of(image: Any) -> str:
-    """Return the PTX of a module image: bytes, text, a buffer, or a host address. Raise ArgumentTypeError for a cubin."""
+    """Return the PTX of a module image: bytes, text, a buffer, or an address. Raise ArgumentTypeError for a cubin."""
     if isinstance(image, str):
         raw = image.encode()
     elif isinstance(image, int | np.integer):
@@ -494,7 +518,9 @@ def ptx_of(image: Any) -> str:
         raw = bytes(memoryview(image))
     if raw[:4] == b"\x7fELF" or b".version" not in raw:
         kind = "a cubin" if raw[:4] == b"\x7fELF" else "an image without PTX text"
-        raise ArgumentTypeError("image", kind, "PTX", "compile to PTX (nvrtcGetPTX, nvcc -ptx): the emulator runs PTX only")
+        raise ArgumentTypeError(
+            "image", kind, "PTX", "compile to PTX (nvrtcGetPTX, nvcc -ptx): the emulator runs PTX only"
+        )
     return raw.partition(b"\0")[0].decode("utf-8", "replace")
 
 
@@ -503,7 +529,11 @@ def parameter_bytes(kernel_params: Any, sizes: Sequence[int]) -> list[bytes]:
 
     They are a pair of values and ctypes types, the address of an array of pointers, or a buffer with these pointers.
     """
-    if isinstance(kernel_params, tuple | list) and len(kernel_params) == 2 and isinstance(kernel_params[0], tuple | list):
+    if (
+        isinstance(kernel_params, tuple | list)
+        and len(kernel_params) == 2
+        and isinstance(kernel_params[0], tuple | list)
+    ):
         values, types = kernel_params
         if len(values) != len(sizes) or len(types) != len(sizes):
             raise ArgumentError("kernelParams", f"{len(values)} values and {len(types)} types", f"{len(sizes)} of each")

@@ -23,7 +23,7 @@ _POINTER_BYTES = 8
 
 def bytes_at(address: int, size: int) -> Array:
     """Return the bytes at a host address without a copy. The caller keeps the memory alive."""
-    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+    return np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)), np.uint8)
 
 
 def host_array(value: object) -> Array | None:
@@ -103,7 +103,9 @@ class HostMemory:
     def free(self, address: int, call: str) -> None:
         """Free an allocation."""
         if address and self._blocks.pop(address, None) is None:
-            raise ArgumentError(f"{call}: pointer", hex(address), "the address of a live allocation, as cuMemAlloc returned it")
+            raise ArgumentError(
+                f"{call}: pointer", hex(address), "the address of a live allocation, as cuMemAlloc returned it"
+            )
 
     def find(self, address: int) -> tuple[int, int] | None:
         """Return base and size of the allocation that contains an address."""
@@ -119,7 +121,9 @@ class HostMemory:
             arrays = ((info.extent[0], info.extent[1] - info.extent[0]) for _, info in callers_arrays())
             known = next((place for place in arrays if place[0] <= address < sum(place)), None)
         if known is None:
-            raise ArgumentError(field, hex(address), "an address from cuMemAlloc, or array.ctypes.data of a NumPy array")
+            raise ArgumentError(
+                field, hex(address), "an address from cuMemAlloc, or array.ctypes.data of a NumPy array"
+            )
         base, length = known
         if address + size > base + length:
             got = f"{size} bytes at byte {address - base} of an allocation of {length} bytes"

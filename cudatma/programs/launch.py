@@ -144,7 +144,7 @@ def calling_place(*packages: str) -> str:
     frame = sys._getframe(1)
     while frame.f_back is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in ("cudatma", *packages):
+        if package not in ("cudatma", *packages) and frame.f_code.co_filename != "<string>":  # generated code
             break
         frame = frame.f_back
     path = frame.f_code.co_filename

@@ -7,6 +7,7 @@ copies the allocations that the kernel's parameters point to.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +19,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cudatma.context import Runtime, using_runtime
 from cudatma.arrays import ArrayInfo, is_torch
+from cudatma.context import Runtime, using_runtime
 from cudatma.descriptor import codec
 from cudatma.emulator.machine.arguments import pack_arguments
 from cudatma.emulator.machine.memory import GlobalMemory
@@ -39,8 +40,8 @@ from cudatma.programs.recording import (
     write_memory,
     write_text,
 )
-
 from cudatma.target import Target, target_for
+
 _Result = TypeVar("_Result")
 
 #: Module of a library -> the class that records its launches, as "module:class".
@@ -59,6 +60,8 @@ DEFAULT_LIMIT_MIB = 256
 _LOWEST_ADDRESS = 1 << 16
 _TENSOR_MAP_BYTES = 128
 _POINTER_BYTES = 8
+#: Maximum length of the name of another library's kernel.
+_MAX_NAME = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,9 @@ class Recorder:
         major, minor = (
             int(
                 check(
-                    driver.cuDeviceGetAttribute(getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device),
+                    driver.cuDeviceGetAttribute(
+                        getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device
+                    ),
                     "cuDeviceGetAttribute",
                 )
             )
@@ -173,9 +178,15 @@ class Recorder:
 
     def finish(self) -> None:
         """Write the file that describes the launches."""
-        refused = [(what if count == 1 else f"{what}, {count} times", why) for (what, why), count in self._refused.items()]
+        refused = [
+            (what if count == 1 else f"{what}, {count} times", why) for (what, why), count in self._refused.items()
+        ]
         recorded = {launch.entry for launch in self._launches}
-        others = {name: count for name, count in self.other_kernels.items() if not _is_one_of(name, recorded)}
+        others = Counter[str]()
+        for kernel, count in self.other_kernels.items():
+            name = _plain_name(kernel)
+            if not any(name == entry or (entry.startswith("_Z") and name in entry) for entry in recorded):
+                others[name] += count
         text = describe_recording(self._launches, _device_name(), refused, others)
         (self.folder / FILE).write_text(text, encoding="utf-8")
 
@@ -217,17 +228,14 @@ class Recorder:
             address = int.from_bytes(raw[at : at + _POINTER_BYTES], "little")
             if address < _LOWEST_ADDRESS:
                 continue
-            for index, place in enumerate(found.places):
-                if place.base <= address < place.base + place.size:
-                    break
-            else:
-                new = _place_of(address, known, map_type)
-                if new is None:
+            place = next((p for p in found.places if p.base <= address < p.base + p.size), None)
+            if place is None:
+                place = _place_of(address, known, map_type)
+                if place is None:
                     continue
-                found.places.append(new)
+                found.places.append(place)
                 found.names.append(name)
-                index, place = len(found.places) - 1, new
-            yield Pointer(at, index, address - place.base)
+            yield Pointer(at, found.places.index(place), address - place.base)
 
     def _read(self, places: Sequence[_Place]) -> list[Array]:
         """Wait for the GPU, and return the contents of allocations."""
@@ -246,7 +254,9 @@ class Recorder:
     def _write(self, found: _Found, before: Sequence[Array], after: Sequence[Array]) -> None:
         launch = found.launch
         memory = [
-            RecordedMemory(name, place.size, place.dtype, write_memory(self.folder, old), write_memory(self.folder, new))
+            RecordedMemory(
+                name, place.size, place.dtype, write_memory(self.folder, old), write_memory(self.folder, new)
+            )
             for name, place, old, new in zip(found.names, found.places, before, after, strict=True)
         ]
         parameters = list(found.parameters)
@@ -290,9 +300,7 @@ class Scratch(bytes):
 
 
 @contextmanager
-def record(
-    folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str | None = None
-) -> Iterator[Recorder]:
+def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str | None = None) -> Iterator[Recorder]:
     """Record the kernel launches in a block, with the memory that they read and write, in a folder.
 
     Launches of Triton, Gluon, torch.compile, CuPy's RawKernel, cuda.core, cuda-python and cudatma are recorded. Kernels
@@ -412,7 +420,10 @@ def _driver() -> Any:
     check(driver.cuInit(0), "cuInit")
     if int(check(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")) == 0:
         device = check(driver.cuDeviceGet(0), "cuDeviceGet")
-        check(driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")), "cuCtxSetCurrent")
+        check(
+            driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")),
+            "cuCtxSetCurrent",
+        )
     return driver
 
 
@@ -420,15 +431,15 @@ def _device_name() -> str:
     try:
         driver = _driver()
         name: bytes = check(driver.cuDeviceGetName(100, check(driver.cuDeviceGet(0), "cuDeviceGet")), "cuDeviceGetName")
-        return name.rstrip(b"\0").decode()
+        return name.partition(b"\0")[0].decode()
     except (CudaTmaError, RuntimeError, ImportError):
         return "no device"
 
 
-def _is_one_of(kernel: str, recorded: set[str]) -> bool:
-    """Return whether a profiler's name of a kernel, which may be demangled, is one of the recorded kernels."""
-    plain = kernel.partition("(")[0].partition("<")[0].split()[-1].rpartition("::")[2] if kernel.strip() else kernel
-    return kernel in recorded or any(plain == name or (name.startswith("_Z") and plain in name) for name in recorded)
+def _plain_name(kernel: str) -> str:
+    """Return a profiler's name of a kernel without template arguments, parameters and result type."""
+    name = re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0].removeprefix("void ")
+    return name[:_MAX_NAME]
 
 
 __all__ = ["Recorder", "Scratch", "record"]

@@ -114,10 +114,10 @@ class TorchRecorder(_LibraryRecorder):
         try:
             activity = torch.profiler.ProfilerActivity.CUDA
             if torch.cuda.is_available() and activity in torch.profiler.supported_activities():
-                profile = torch.profiler.profile(activities=[activity])
+                profile = torch.profiler.profile(activities=[activity], acc_events=True)
                 profile.start()
                 self._profile = profile
-        except (RuntimeError, AssertionError) as error:
+        except (RuntimeError, AssertionError, TypeError) as error:  # TypeError: a version without acc_events
             recorder.refuse("kernels of other libraries", f"torch's profiler failed: {error}")
 
     def remove(self) -> None:
@@ -259,7 +259,9 @@ def _describe_core(modules: list[tuple[Any, str]], config: Any, kernel: Any, arg
     if not ptx:
         raise ArgumentError("kernel", _NO_PTX, "a kernel of a Program that was compiled during the recording")
     cluster = config.cluster and dim3(config.cluster, "cluster")
-    grid = tuple(extent * factor for extent, factor in zip(dim3(config.grid, "grid"), cluster or (1, 1, 1), strict=True))
+    grid = tuple(
+        extent * factor for extent, factor in zip(dim3(config.grid, "grid"), cluster or (1, 1, 1), strict=True)
+    )
     return ProgramLaunch(
         ptx=ptx,
         entry=_core_entry(kernel),
@@ -321,7 +323,9 @@ class DriverRecorder(_LibraryRecorder):
             def describe(ptx: str, entry: str) -> ProgramLaunch:
                 return _describe_driver(ptx, entry, rest[:6], int(rest[6]), rest[8])
 
-            return around("cuLaunchKernel", function, rest[7], describe, lambda: original["cuLaunchKernel"](function, *rest))
+            return around(
+                "cuLaunchKernel", function, rest[7], describe, lambda: original["cuLaunchKernel"](function, *rest)
+            )
 
         def launch_kernel_ex(config: Any, function: Any, params: Any, extra: Any) -> Any:
             def describe(ptx: str, entry: str) -> ProgramLaunch:
@@ -453,4 +457,3 @@ def _pause(patches: Patches, recorder: Recorder, owner: Any, name: str) -> None:
             return original(*args, **options)
 
     patches.set(owner, name, paused)
-

@@ -34,6 +34,7 @@ _FORMAT, _VERSION = "cudatma-recording", 1
 _DIGEST = re.compile(r"[0-9a-f]{40}")
 _MAX_PARAMETER_BYTES = 1 << 16
 _MAX_MEMORY_BYTES = 1 << 40
+_MAX_LINES = 10
 _POINTER_BYTES = 8
 #: Name of the array in an archive, and maximum size of its header.
 _MEMBER, _HEADER_BYTES = "data.npy", 4096
@@ -363,7 +364,7 @@ class Recording(Sequence[RecordedLaunch]):
         return "\n".join([*lines, *self.not_recorded()])
 
     def not_recorded(self) -> list[str]:
-        """Return a line for each launch that the program made and that is not recorded.
+        """Return lines about launches that the program made and that are not recorded: the first ten, and a count.
 
         Returns
         -------
@@ -371,7 +372,10 @@ class Recording(Sequence[RecordedLaunch]):
             The lines.
         """
         lines = [f"not recorded: {what}: {reason}" for what, reason in self.refused]
-        return [*lines, *(f"not recorded: {name}, {count} times" for name, count in self.other_kernels.items())]
+        lines += [f"not recorded: {name}, {count} times" for name, count in self.other_kernels.items()]
+        more = len(lines) - _MAX_LINES
+        last = [f"not recorded: {more} more, which --json lists"] if more > 0 else []
+        return [*lines[:_MAX_LINES], *last]
 
 
 def digest_of(data: bytes) -> str:
@@ -490,8 +494,8 @@ class _Reader:
         return RecordingError(f"{self.place}: {name}", got, allowed, "the recording is damaged; record it again")
 
     def get(self, name: str, kind: type, minimum: int = 0, maximum: int = 1 << 63) -> Any:
-        value = self._content.get(name)
-        if type(value) is not kind:
+        value: Any = self._content.get(name)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise self.error(name, type(value).__name__ if name in self._content else "nothing", f"a {kind.__name__}")
         if kind is int and not minimum <= value <= maximum:
             raise self.error(name, value, f"{minimum} to {maximum}")
@@ -502,7 +506,11 @@ class _Reader:
             yield _Reader(f"{self.place}: {name}[{number}]", content)
 
     def integers(self, name: str, values: Any, length: int, minimum: int) -> tuple[int, ...]:
-        if not isinstance(values, list) or len(values) != length or not all(type(v) is int and v >= minimum for v in values):
+        if (
+            not isinstance(values, list)
+            or len(values) != length
+            or not all(type(v) is int and v >= minimum for v in values)
+        ):
             raise self.error(name, values, f"{length} integers of at least {minimum}")
         return tuple(values)
 
@@ -621,4 +629,3 @@ def _compare(memory: RecordedMemory, array: Array, expected: Array) -> Compariso
     if not np.isfinite(largest) or (distance and not norm):
         return Comparison(memory.name, memory.dtype, got.size, different, None, None)
     return Comparison(memory.name, memory.dtype, got.size, different, largest, distance / norm if norm else 0.0)
-

@@ -37,7 +37,8 @@ def test_kernels_of_a_module_are_named_as_in_the_source() -> None:
         module = cupy.RawModule(code=ADD, options=OPTIONS, name_expressions=NAMES)
         module.get_function("add<float>")((2,), (64,), (x, np.float32(2), 100))
         module.get_function("add<__half>")((1,), (64,), (y, np.float16(3), np.int32(64)))
-    assert (x == 2).all() and (y == 3).all()
+    assert (x == 2).all()
+    assert (y == 3).all()
     assert [(entry.launch.library, entry.launch.grid) for entry in log] == [("cupy", (2, 1, 1)), ("cupy", (1, 1, 1))]
 
 
@@ -83,5 +84,8 @@ def test_mistakes_are_named(call: Any, error: type[Exception], text: str) -> Non
 
 
 def test_an_error_of_cupy_says_what_works() -> None:
-    with pytest.raises(Exception, match="Without a device, CuPy can only launch a RawKernel"), cudatma.emulate_launches():
+    with (
+        pytest.raises(Exception, match="Without a device, CuPy can only launch a RawKernel"),
+        cudatma.emulate_launches(),
+    ):
         cupy.cuda.runtime.getDevice()

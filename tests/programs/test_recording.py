@@ -212,7 +212,10 @@ def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
         (damage(lambda launch: launch.update(grid=[1, 0, 1])), "grid: got .*allowed: 3 integers of at least 1"),
         (damage(lambda launch: launch["memory"][0].update(size_bytes=4)), "allowed: 4 bytes, as launches.json states"),
         (damage(lambda launch: launch["memory"][0].update(dtype="object")), "dtype: got object"),
-        (damage(lambda launch: launch["parameters"][0].update(pointers=[[4, 0, 0]])), "allowed: a place in the 8 bytes"),
+        (
+            damage(lambda launch: launch["parameters"][0].update(pointers=[[4, 0, 0]])),
+            "allowed: a place in the 8 bytes",
+        ),
         (damage(lambda launch: launch["parameters"][0].update(pointers=[[0, 7, 0]])), "the number of a memory"),
         (lambda folder: next(folder.glob("memory/*")).unlink(), "No such file or directory"),
         (lambda folder: next(folder.glob("text/*")).write_text("x"), "other bytes than were recorded"),
@@ -222,13 +225,15 @@ def test_damage_is_named(tmp_path: Path, change: Callable[[Path], None], text: s
     recorded(tmp_path / "rec", launch_driver)
     change(tmp_path / "rec")
     with pytest.raises(RecordingError, match=text):
-        for launch in cudatma.read_recording(tmp_path / "rec"):
-            launch.run()
+        [launch.run() for launch in cudatma.read_recording(tmp_path / "rec")]
 
 
 def test_a_recording_needs_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ArgumentError, match="allowed: a folder that is empty or does not exist"), cudatma.record(tmp_path):
+    with (
+        pytest.raises(ArgumentError, match="allowed: a folder that is empty or does not exist"),
+        cudatma.record(tmp_path),
+    ):
         pass
 
 

@@ -15,7 +15,7 @@ store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_globa
 
 
 @triton.jit
-def softmax(y_ptr, x_ptr, columns, BLOCK: tl.constexpr):
+def softmax(y_ptr, x_ptr, columns, BLOCK: tl.constexpr):  # noqa: N803
     row = tl.program_id(0)
     offsets = tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * columns + offsets, mask=offsets < columns, other=-float("inf"))
