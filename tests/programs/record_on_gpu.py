@@ -33,15 +33,6 @@ TOLERANCES = {
     "cuda_python": 0.0,
     "cuda_core": 0.0,
 }
-    "torch_compile": 1e-5,
-    "triton": 1e-6,
-    "gluon": 0.0,
-    "cupy": 0.0,
-    "marlin": 2e-3,
-    "gemm": 2e-3,
-    "cuda_python": 0.0,
-    "cuda_core": 0.0,
-}
 
 
 def torch_compile() -> None:
