@@ -24,7 +24,8 @@ _formatwarning = warnings.formatwarning
 COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor", "check driver, GPU, NVRTC, cache and tools; say what does not work, and why"),
     "demo": ("demo", "quantize one real layer and run its GEMM, on the GPU or on the CPU"),
-    "dump": ("dump_kernels", "write source, PTX, cubin, SASS and a report of kernels, with no GPU"),
+    "dump": ("dump_kernels", "write PTX, cubin, SASS and a report of kernels or of any compiled file, with no GPU"),
+    "diff": ("diff_builds", "show what changed between two builds of kernels"),
     "inspect": ("inspect_descriptor", "explain the 128 bytes of a tensor map: fields, a picture, accesses, risks"),
     "emulate": ("emulate", "run a kernel on the CPU under many schedules and list its hazards"),
     "record": ("record", "write the kernel launches of a program on a GPU to a folder, for cudatma emulate"),

@@ -88,7 +88,17 @@ def naming(library: str, entry: str, place: str) -> Iterator[None]:
 
 
 class LaunchLog(Sequence[LaunchEntry]):
-    """The launches of a program that ran on the emulator, in order. `emulate_launches` creates it."""
+    """The launches of a program that ran on the emulator, in order. `emulate_launches` creates it.
+
+    Parameters
+    ----------
+    target : Target
+        Architecture that kernels are compiled for.
+    options : dict
+        Options of `EmulatedModule.launch` for checked launches.
+    hazards, only, on_launch : see emulate_launches
+        What is checked, and what happens after a launch.
+    """
 
     def __init__(
         self,
