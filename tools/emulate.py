@@ -254,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     program = next((position for position, word in enumerate(words) if word.endswith(".py")), None)
     if program is not None:
         return run_program(words[:program], words[program], words[program + 1 :])
-    if any(os.path.isdir(word) for word in words):
+    if any(os.path.isdir(word) or word.endswith(".rec") for word in words):
         return run_recording(words)
     without_help = [word for word in words if word not in ("-h", "--help")]
     options, rest = parser.parse_known_args(without_help)

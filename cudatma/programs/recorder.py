@@ -25,7 +25,7 @@ from cudatma.descriptor import codec
 from cudatma.emulator.machine.arguments import pack_arguments
 from cudatma.emulator.machine.memory import GlobalMemory
 from cudatma.emulator.ptx.types import Array
-from cudatma.errors import ArgumentError, CudaTmaError, check
+from cudatma.errors import ArgumentError, CudaTmaError, DriverError, check
 from cudatma.programs.host_memory import array_info, bytes_at, callers_arrays
 from cudatma.programs.launch import ProgramLaunch, calling_place
 from cudatma.programs.log import intercepting
@@ -116,18 +116,14 @@ class Recorder:
     @cached_property
     def target(self) -> Target:
         """Target for sources that are compiled again to PTX."""
-        driver, names = _driver(), ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR")
-        device = check(driver.cuDeviceGet(0), "cuDeviceGet")
+        driver = _driver()
+        names, device = driver.CUdevice_attribute, _device(driver)
         major, minor = (
-            int(
-                check(
-                    driver.cuDeviceGetAttribute(
-                        getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device
-                    ),
-                    "cuDeviceGetAttribute",
-                )
+            int(check(driver.cuDeviceGetAttribute(name, device), "cuDeviceGetAttribute"))
+            for name in (
+                names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
             )
-            for name in names
         )
         return target_for((major, minor))
 
@@ -280,7 +276,7 @@ class Recorder:
                 programmatic=launch.programmatic,
                 parameters=tuple(parameters),
                 memory=tuple(memory),
-                sources=tuple((name, write_text(self.folder, text)) for name, text in sources),
+                sources=tuple((name, write_text(self.folder, text)) for name, text in dict(sources).items()),
                 from_compiler=launch.from_compiler,
                 registers=launch.registers,
             )
@@ -324,6 +320,8 @@ def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str 
     ------
     ArgumentError
         If the folder is not empty, or the limit is not positive.
+    DriverError
+        If there is no GPU.
 
     Notes
     -----
@@ -342,6 +340,7 @@ def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str 
         raise ArgumentError("folder", str(folder), "a folder that is empty or does not exist")
     if isinstance(limit_mib, bool) or not isinstance(limit_mib, int) or limit_mib < 1:
         raise ArgumentError("limit_mib", limit_mib, "an integer, at least 1")
+    _require_gpu()
     path.mkdir(parents=True, exist_ok=True)
     recorder = Recorder(path, limit_mib << 20, only)
     try:
@@ -413,27 +412,38 @@ def _torch_block(address: int) -> tuple[int, int] | None:
     return None
 
 
+def _require_gpu() -> None:
+    """Raise DriverError if there is no GPU."""
+    try:
+        from cuda.bindings import driver
+
+        check(driver.cuInit(0), "cuInit")
+    except (ImportError, RuntimeError) as error:
+        if isinstance(error, DriverError):
+            raise
+        remedy = "record on a machine with a GPU; emulate_launches() runs the launches without one"
+        raise DriverError("cuInit", None, f"no CUDA driver on this machine ({error})", remedy) from error
+
+
 def _driver() -> Any:
     """Return the driver module of cuda.bindings, with a current context."""
     from cuda.bindings import driver
 
-    check(driver.cuInit(0), "cuInit")
     if int(check(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")) == 0:
-        device = check(driver.cuDeviceGet(0), "cuDeviceGet")
-        check(
-            driver.cuCtxSetCurrent(check(driver.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")),
-            "cuCtxSetCurrent",
-        )
+        context = check(driver.cuDevicePrimaryCtxRetain(_device(driver)), "cuDevicePrimaryCtxRetain")
+        check(driver.cuCtxSetCurrent(context), "cuCtxSetCurrent")
     return driver
 
 
+def _device(driver: Any) -> Any:
+    return check(driver.cuDeviceGet(0), "cuDeviceGet")
+
+
 def _device_name() -> str:
-    try:
-        driver = _driver()
-        name: bytes = check(driver.cuDeviceGetName(100, check(driver.cuDeviceGet(0), "cuDeviceGet")), "cuDeviceGetName")
-        return name.partition(b"\0")[0].decode()
-    except (CudaTmaError, RuntimeError, ImportError):
-        return "no device"
+    from cuda.bindings import driver
+
+    name: bytes = check(driver.cuDeviceGetName(100, _device(driver)), "cuDeviceGetName")
+    return name.partition(b"\0")[0].decode()
 
 
 def _plain_name(kernel: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,10 +12,10 @@ from cudatma.errors import ArgumentError, CudaTmaError
 from cudatma.programs.cuda_core import Kernel as EmulatedCoreKernel
 from cudatma.programs.cupy import EmulatedKernel, EmulatedModule, RawCode
 from cudatma.programs.driver import config_shape, parameter_bytes, ptx_of
-from cudatma.programs.launch import ProgramLaunch, calling_place, files_of, module_of
+from cudatma.programs.launch import ProgramLaunch, calling_place, module_of
 from cudatma.programs.patches import Patches
 from cudatma.programs.recorder import Recorder, Scratch
-from cudatma.programs.triton import Arguments, describe_launch
+from cudatma.programs.triton import Arguments, describe_launch, sources_of
 from cudatma.runtime.compiler_log import own_lines, register_count
 from cudatma.runtime.launch_config import dim3
 
@@ -43,11 +42,9 @@ class TritonRecorder(_LibraryRecorder):
 
     def install(self, recorder: Recorder) -> None:
         """Wrap the launcher of compiled kernels, and pause the recording while Triton measures configurations."""
-        import triton
         from triton.compiler.compiler import CompiledKernel
         from triton.runtime.autotuner import Autotuner
 
-        folder = os.path.dirname(triton.__file__)
         original = CompiledKernel.run
 
         def run(kernel: Any) -> Callable[..., Any]:
@@ -62,7 +59,7 @@ class TritonRecorder(_LibraryRecorder):
                         described,
                         place=calling_place("triton", "torch"),
                         arrays=(*described.arrays, *values.tensors),
-                        sources=files_of(ptx, folder),
+                        sources=sources_of(ptx, kernel.src),
                     )
 
                 if min(x, y, z) < 1:

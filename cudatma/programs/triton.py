@@ -173,16 +173,13 @@ class _Launcher:
     """Launches of one compiled kernel."""
 
     def __init__(self, src: Any, metadata: Any) -> None:
-        import triton
         from triton.runtime.cache import get_cache_manager
 
         self._src, self._metadata = src, metadata
         path = get_cache_manager(metadata.hash).get_file(f"{src.name[:150]}.ptx")
         with open(path, encoding="utf-8") as file:
             self._ptx = file.read()
-        self._sources = files_of(self._ptx, without=os.path.dirname(triton.__file__))
-        if function is not None:  # Triton's cache may have the PTX of the same kernel in another folder
-            self._sources += read_sources([function.fn.__code__.co_filename])
+        self._sources = sources_of(self._ptx, src)
 
     def __call__(
         self,
@@ -208,6 +205,16 @@ class _Launcher:
             grid = grid_x, grid_y, grid_z
             launch = describe_launch(self._ptx, self._src, metadata, grid, args, values, _aligned)
         log.run(replace(launch, place=place, sources=self._sources))
+
+
+def sources_of(ptx: str, src: Any) -> tuple[tuple[str, str], ...]:
+    """Return the names and texts of the program's files with a kernel."""
+    import triton
+
+    files = files_of(ptx, without=os.path.dirname(triton.__file__))
+    function = getattr(src, "fn", None)
+    # Triton's cache may have the PTX of the same kernel in another folder.
+    return files if function is None else (*files, *read_sources([function.fn.__code__.co_filename]))
 
 
 def describe_launch(

@@ -14,7 +14,7 @@ from test_driver import VALUES, as_tuples, driver, ok, scale_function
 import cudatma
 from cudatma import Kernel
 from cudatma.cli import main
-from cudatma.errors import ArgumentError, RecordingError
+from cudatma.errors import ArgumentError, DriverError, RecordingError
 from cudatma.programs import Recording
 from cudatma.programs.recording import FILE, write_memory
 
@@ -228,13 +228,23 @@ def test_damage_is_named(tmp_path: Path, change: Callable[[Path], None], text: s
         [launch.run() for launch in cudatma.read_recording(tmp_path / "rec")]
 
 
-def test_a_recording_needs_an_empty_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(ArgumentError, match="allowed: a folder that is empty or does not exist"),
-        cudatma.record(tmp_path),
-    ):
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"limit_mib": 0}, ArgumentError, "limit_mib: got 0; allowed: an integer, at least 1"),
+        ({"folder": Path(__file__).parent}, ArgumentError, "allowed: a folder that is empty or does not exist"),
+    ],
+)
+def test_wrong_arguments_are_named(tmp_path: Path, options: dict[str, Any], error: type[Exception], text: str) -> None:
+    with cudatma.emulate_launches(), pytest.raises(error, match=text), cudatma.record(**{"folder": tmp_path} | options):
         pass
+
+
+def test_a_recording_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "cuInit", lambda flags: (driver.CUresult.CUDA_ERROR_NO_DEVICE,))
+    with pytest.raises(DriverError, match="cuInit failed: CUDA_ERROR_NO_DEVICE"), cudatma.record(tmp_path / "rec"):
+        pass
+    assert not (tmp_path / "rec").exists()
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
