@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from cudatma.errors import ArgumentError, CompileError, CudaTmaError, TuneFileWarning
+from cudatma.runtime.compiler_log import shortened
 
 _formatwarning = warnings.formatwarning
 
@@ -27,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "diff": ("diff_builds", "show what changed between two builds of kernels"),
     "inspect": ("inspect_descriptor", "explain the 128 bytes of a tensor map: fields, a picture, accesses, risks"),
     "emulate": ("emulate", "run a kernel on the CPU under many schedules and list its hazards"),
+    "record": ("record", "write the kernel launches of a program on a GPU to a folder, for cudatma emulate"),
     "mutants": ("mutants", "remove one synchronization of a kernel at a time and see what the emulator reports"),
     "header": ("export_header", "export the primitives as one self-contained .cuh"),
     "bench": ("bench", "run the benchmarks of a checkout"),
@@ -83,7 +85,7 @@ def one_line(error: CudaTmaError) -> str:
     parts = [f"cudatma: {type(error).__name__}: {lines[0]}"]
     if isinstance(error, CompileError):
         complaints = [line.strip() for line in error.log.splitlines() if "error" in line.lower()]
-        parts += complaints[:1]
+        parts += map(shortened, complaints[:1])
         parts += [f"artifacts: {error.folder}"] if error.folder else []
     return " | ".join(parts)
 

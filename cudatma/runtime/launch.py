@@ -22,7 +22,7 @@ from cudatma import context
 from cudatma.backend import BACKEND_VARIABLE, backend_for
 from cudatma.errors import ArgumentError, DriverError, LaunchError, check, counted
 from cudatma.library_streams import stream_handle
-from cudatma.runtime.compiler_log import log_warnings, own_lines, register_count
+from cudatma.runtime.compiler_log import log_warnings, register_count, source_lines
 from cudatma.runtime.hang import Names, is_debug_ptx
 from cudatma.runtime.launch_args import Arguments, Parameter, entries, marshal
 from cudatma.runtime.launch_config import LaunchConfig, dim3, make_config
@@ -432,7 +432,7 @@ class Kernel:
         """Module on the emulator. The module's variables keep their values between launches, as on a GPU."""
         from cudatma.emulator import load  # slow to import
 
-        lines = own_lines(self.source)
+        lines = source_lines(self.source, self.ptx)
         if not self.is_debug:
             return load(self.ptx, lines=lines)
         from cudatma.runtime.hang.listeners import ListeningModule
