@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "diff": ("diff_builds", "show what changed between two builds of kernels"),
     "inspect": ("inspect_descriptor", "explain the 128 bytes of a tensor map: fields, a picture, accesses, risks"),
     "emulate": ("emulate", "run a kernel on the CPU under many schedules and list its hazards"),
+    "record": ("record", "write the kernel launches of a program on a GPU to a folder, for cudatma emulate"),
     "mutants": ("mutants", "remove one synchronization of a kernel at a time and see what the emulator reports"),
     "explain": ("explain", "explain a kind of hazard, or which kernel runs for a problem and why"),
     "header": ("export_header", "export the primitives as one self-contained .cuh"),

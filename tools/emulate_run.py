@@ -70,8 +70,8 @@ class Outcome:
             "schedules": report.schedules,
             "steps": report.steps,
             "seconds": round(self.seconds, 3),
-            "hazards": [_as_data(hazard) for hazard in report.hazards],
-            "warnings": [_as_data(warning) for warning in report.warnings],
+            "hazards": [hazard_data(hazard) for hazard in report.hazards],
+            "warnings": [hazard_data(warning) for warning in report.warnings],
             "unchecked": report.unchecked,
             "printed": report.printed,
             "compared": [asdict(comparison) | {"passed": comparison.passed} for comparison in self.compared],
@@ -79,8 +79,8 @@ class Outcome:
         }
 
 
-def _as_data(hazard: Hazard) -> dict[str, Any]:
-    consequences = [_as_data(other) for other in hazard.consequences]
+def hazard_data(hazard: Hazard) -> dict[str, Any]:
+    consequences = [hazard_data(other) for other in hazard.consequences]
     data = asdict(hazard) | {"cause": hazard.cause, "consequences": consequences}
     del data["known_cause"]
     return data
