@@ -1,8 +1,11 @@
 """Run a kernel on the CPU, under many schedules, and list its hazards.
 
 KERNEL is a .ptx or .cu file, a launch file (.toml, .json), or one of cudatma's kernels with generated operands. For the
-latter, `cudatma emulate KERNEL --help` lists the options for the sizes. --coverage runs nothing. It lists which
-instructions of a PTX file the emulator supports.
+latter, `cudatma emulate KERNEL --help` lists the options for the sizes. If KERNEL is a .py file, the program runs, and
+its kernel launches run on the emulator. Words after the file are the program's; before it, --schedules, --seed,
+--replay, --target, --json and --only NAME (check only kernels with this name) are allowed. If KERNEL is a folder that
+`cudatma record` wrote, its launches run again; `cudatma emulate FOLDER --help` lists the options. --coverage runs
+nothing. It lists which instructions of a PTX file the emulator supports.
 
 The exit status is 0 if there is no hazard and the result is as expected, 1 if there is a hazard, a wrong result or an
 infinite loop, and 2 if the command line is wrong.
@@ -22,6 +25,7 @@ if __name__ == "__main__":  # run the subcommand, even if the checkout is not in
 import argparse
 import inspect
 import json
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +40,8 @@ from cudatma.target import get_target
 
 from .command_line import DEFAULT_TARGET, Parser, add_source_options
 from .emulate_launch import __doc__ as launch_grammar
+from .emulate_program import run_program
+from .emulate_recording import run_recording
 from .emulate_run import Outcome, run_launch, run_sample, show
 from .inspect_descriptor import open_source
 
@@ -52,6 +58,7 @@ examples:
   cudatma emulate gemm.cu -I cutlass/include -D STAGES=4 --std c++20 --entry gemm --block 128 --arg c:float32[64,64]
   cudatma emulate launch.toml --schedules 100 --seed 7
   cudatma emulate kernel.ptx --entry gemm --block 160 --shared-bytes 49152 --replay 31 --trace gemm.svg
+  cudatma emulate --schedules 4 --only softmax program.py --rows 100
   cudatma emulate --coverage kernel.ptx
   nvcc -arch=sm_90a -ptx -o - kernel.cu | cudatma emulate --coverage -
 """
@@ -138,7 +145,7 @@ def extents(text: str) -> tuple[int, ...]:
 def _parser() -> Parser:
     parser = Parser("cudatma emulate", __doc__, EXAMPLES)
     parser.add_argument(
-        "kernel", nargs="?", metavar="KERNEL", help=f".ptx, .cu, .j2, .toml, .json, {', '.join(EMULATED)}"
+        "kernel", nargs="?", metavar="KERNEL", help=f".py, .ptx, .cu, .j2, .toml, .json, {', '.join(EMULATED)}"
     )
     parser.add_argument(
         "--coverage",
@@ -159,6 +166,8 @@ def add_launch_options(parser: argparse.ArgumentParser) -> None:
     launch.add_argument("--block", type=extents, metavar="X[,Y[,Z]]", help="threads per CTA (default: 32)")
     launch.add_argument("--cluster", type=extents, metavar="X[,Y[,Z]]", help="CTAs per cluster")
     launch.add_argument("--shared-bytes", type=int, metavar="N", help="dynamic shared memory per CTA (default: 0)")
+    help_programmatic = "check the kernel as a programmatic dependent launch"
+    launch.add_argument("--programmatic", action="store_true", default=None, help=help_programmatic)
     launch.add_argument("--target", metavar="SM", help=f"architecture ({DEFAULT_TARGET})")
     launch.add_argument("--arg", action="append", default=[], metavar="ARG", help="an argument, in order; see below")
     launch.add_argument("--array", action="append", default=[], metavar="ARRAY", help="an array used only by a map")
@@ -183,14 +192,15 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def _sample_options(name: str, rest: Sequence[str]) -> dict[str, Any]:
     """Parse the sizes of a registry kernel, which are the keyword arguments of its sample."""
-    parser = _sample_parser(name)
+    parser = sample_parser(name)
     options, unknown = parser.parse_known_args(list(rest))
     if unknown:
         parser.refuse(unknown, _parser())
     return vars(options)
 
 
-def _sample_parser(name: str) -> Parser:
+def sample_parser(name: str) -> Parser:
+    """Return the parser of the sizes of a registry kernel."""
     make = _sample_of(name)
     parser = Parser(
         f"cudatma emulate {name}",
@@ -244,19 +254,26 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> Outcome:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma emulate`` and return the exit status."""
     parser, words = _parser(), list(sys.argv[1:] if argv is None else argv)
+    program = next((position for position, word in enumerate(words) if word.endswith(".py")), None)
+    if program is not None:
+        return run_program(words[:program], words[program], words[program + 1 :])
+    if any(os.path.isdir(word) or word.endswith(".rec") for word in words):
+        return run_recording(words)
     without_help = [word for word in words if word not in ("-h", "--help")]
     options, rest = parser.parse_known_args(without_help)
     if without_help != words:
         if options.kernel not in REGISTRY:
             parser.parse_args(["--help"])
-        _sample_parser(options.kernel).print_help()
+        sample_parser(options.kernel).print_help()
         return 0
     if (options.kernel is None) == (options.coverage is None):
         got = "none" if options.kernel is None else f"{options.kernel} and --coverage"
         raise ArgumentError("KERNEL", got, "either KERNEL or --coverage", "cudatma emulate --help shows examples")
     is_file = options.kernel is None or options.kernel.endswith((".ptx", ".cu", ".j2", ".toml", ".json"))
     if options.kernel not in REGISTRY and not is_file:
-        raise ArgumentError("KERNEL", options.kernel, f"{', '.join(EMULATED)}, a .ptx, .cu, .j2, .toml or .json file")
+        raise ArgumentError(
+            "KERNEL", options.kernel, f"{', '.join(EMULATED)}, a .py, .ptx, .cu, .j2, .toml or .json file"
+        )
     if rest and options.kernel not in REGISTRY:
         parser.refuse(rest)
     if options.coverage is not None:

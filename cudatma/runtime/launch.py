@@ -32,6 +32,7 @@ from cudatma.target import Target
 
 if TYPE_CHECKING:
     from cudatma.emulator import EmulatedModule, Report
+    from cudatma.review import KernelReport
     from cudatma.runtime.hang.listeners import Listener, ListeningModule
 
 
@@ -437,6 +438,44 @@ class Kernel:
         from cudatma.runtime.hang.listeners import ListeningModule
 
         return ListeningModule(load(self.ptx, lines=lines), self._names)
+
+    def report(self, *, threads: int | None = None, shared_bytes: int | None = None) -> KernelReport:
+        """Return what the compiled kernel contains; ``str()`` of the result is a page of text.
+
+        The report has registers, spills, shared memory, occupancy, tables of the TMA, mbarrier and tensor-core
+        instructions with their source lines, and what each loop waits for. SASS needs nvdisasm or cuobjdump
+        (``pip install cudatma[sass]``); a note says what is missing without them.
+
+        Parameters
+        ----------
+        threads : int, optional
+            Threads per CTA, which determine the occupancy. Default: from ``__launch_bounds__``.
+        shared_bytes : int, optional
+            Dynamic shared memory per CTA in bytes. Default: from the config.
+
+        Returns
+        -------
+        KernelReport
+            The report.
+
+        Examples
+        --------
+        >>> source = 'extern "C" __global__ void __launch_bounds__(128) one(int* x) { *x = 1; }'
+        >>> report = cudatma.compile(source, target="sm_90a").report()
+        >>> report.threads, report.occupancy[0].ctas, report.occupancy[0].limited_by
+        (128, 16, ('threads',))
+        """
+        from cudatma.review import Image, disassembled, reports  # slow to import
+
+        image = Image(self.entry, self.target.name, self.ptx, self.cubin, log=self.log, notes=self.warnings)
+        (result,) = reports(
+            disassembled(image),
+            entry=self.entry,
+            smem=self.smem_layout,
+            threads=threads,
+            dynamic_smem_bytes=shared_bytes,
+        )
+        return result
 
     @property
     def _names(self) -> Names:
