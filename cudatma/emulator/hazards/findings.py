@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.errors import TrapError
-from cudatma.emulator.hazards.report import Finding, Hazard, Place, by_cause
+from cudatma.emulator.hazards.report import Access, Finding, Hazard, Place, by_cause
 from cudatma.emulator.hazards.shared_memory import Shadow
+from cudatma.emulator.hazards.sources import Sources
 from cudatma.emulator.machine.access import FlagWait
 from cudatma.emulator.machine.events import Observer
 from cudatma.emulator.machine.loops import Recorder, is_plain
-from cudatma.emulator.machine.memory import SHARED_START
+from cudatma.emulator.machine.memory import RANK_SHIFT, SHARED_START, SHARED_WINDOW
 from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.machine.register_pool import RegisterWait
@@ -40,11 +41,8 @@ class Findings:
     raises StopRun.
     """
 
-    def __init__(
-        self, kernel: str, stop_at: Iterable[str] = (), lines: Mapping[str, Mapping[int, str]] | None = None
-    ) -> None:
-        """Prepare for a kernel; ``lines`` holds its sources as file name -> line number -> text."""
-        self.kernel, self._stop_at, self._lines = kernel, frozenset(stop_at), lines or {}
+    def __init__(self, kernel: str, stop_at: Iterable[str] = (), sources: Sources | None = None) -> None:
+        self.kernel, self._stop_at, self._sources = kernel, frozenset(stop_at), sources or Sources()
         self._hazards: dict[tuple[str, str, Any], Finding] = {}
         self._warnings: dict[tuple[str, str, Any], Finding] = {}
         #: (function, instruction) -> remaining number of reads of swizzled tiles to examine.
@@ -66,12 +64,14 @@ class Findings:
         blocks: Iterable[Dim] = (),
         is_warning: bool = False,
         cause: str = "",
+        others: Iterable[Access] = (),
+        address: int | None = None,
     ) -> None:
         """Record a hazard, or a warning, at an instruction.
 
         Parameters
         ----------
-        places, is_derived, advice
+        places, is_derived, advice, others, address
             As in report.Finding and report.Hazard.
         blocks
             CTAs that the hazard concerns in addition to the warp's CTA.
@@ -79,7 +79,7 @@ class Findings:
             The cause, if it is different from the usual cause of this kind.
         """
         table = self._warnings if is_warning else self._hazards
-        known = self._add(kind, message, program, at, warp, advice, table)
+        known = self._add(kind, message, program, at, warp, table, advice, tuple(others), address)
         known.hazard = replace(known.hazard, known_cause=cause)
         known.touch(places, is_derived)
         known.blocks.update(blocks, (warp.block.index,))
@@ -93,8 +93,10 @@ class Findings:
         program: Program,
         at: int,
         warp: Warp,
-        advice: str,
         table: dict[tuple[str, str, Any], Finding],
+        advice: str,
+        others: tuple[Access, ...],
+        address: int | None,
     ) -> Finding:
         instruction = program.instruction(at) if 0 <= at < len(program.function.body) else None
         key = (kind, program.function.name, _place(instruction, at))
@@ -102,8 +104,6 @@ class Findings:
         if known is not None:
             known.hazard = replace(known.hazard, count=known.hazard.count + 1)
             return known
-        if table is self._hazards:
-            warp.events.hazard_found(kind, warp)
         source = program.module.source_of(instruction) if instruction else ""
         known = table[key] = Finding(
             Hazard(
@@ -118,19 +118,14 @@ class Findings:
                 warp.launch.scheduler.schedule,
                 warp.launch.scheduler.seed,
                 advice=advice,
-                source_text=self._text(source),
+                source_text=self._sources.text(source),
+                others=others,
+                address=address,
             )
         )
+        if table is self._hazards:
+            warp.events.hazard_found(known.hazard, warp)
         return known
-
-    def _text(self, source: str) -> str:
-        """Return the text of the innermost source line in "k.cu:12, inlined at k.cu:40" that is available, or ""."""
-        for place in source.split(", inlined at "):
-            name, _, number = place.rpartition(":")
-            text = self._lines.get(name, {}).get(int(number)) if number.isdigit() else None
-            if text is not None:
-                return text.strip()
-        return ""
 
     def unsupported(self, program: Program, at: int, target: str, feature: str) -> None:
         """Record an instruction that the target lacks."""
@@ -157,7 +152,7 @@ class Findings:
 
     def warnings(self) -> list[Hazard]:
         """Return the warnings: code that is suspicious but may be intended."""
-        return [replace(finding.hazard, blocks=len(finding.blocks)) for finding in self._warnings.values()]
+        return [finding.result() for finding in self._warnings.values()]
 
 
 class Reporter(Observer):
@@ -198,26 +193,21 @@ class Reporter(Observer):
         write.
         """
         address = place * shadow.granule + SHARED_START
-        others = self.read_at(read_at) + self.written_at(int(shadow.writer_at[place]))
+        others = self.earlier(read_at, int(shadow.writer_at[place]))
+        where = "; ".join([f"shared address {address:#x}", *map(str, others)])
         more["places"] = [shadow.bytes_of(indices), *more.get("places", ())]
-        self.report(kind, w, at, f"{text} (shared address {address:#x}{others})", **more)
+        generic = SHARED_WINDOW | shadow.rank << RANK_SHIFT | address
+        self.report(kind, w, at, f"{text} ({where})", others=others, address=generic, **more)
 
-    def written_at(self, origin: int) -> str:
-        """Return the position of the last write, for messages."""
-        return self._placed("last written at", origin)
-
-    def read_at(self, origin: int) -> str:
-        """Return the position and the opcode of a read, for messages."""
-        place = self._placed("read at", origin)
-        return f"{place} by `{self.body[origin].opcode}`" if place else ""
-
-    def _placed(self, what: str, origin: int) -> str:
-        """Return the position of an instruction of the kernel, or "" for one of a called function."""
-        if not 0 <= origin < len(self.body):
-            return ""
-        instruction = self.body[origin]
-        source = self.launch.program.module.source_of(instruction)
-        return f"; {what} PTX line {instruction.line}" + (f" ({source})" if source else "")
+    def earlier(self, read_at: int, written_at: int) -> list[Access]:
+        """Return the read and the last write at these instructions, except those of called functions."""
+        accesses = []
+        for verb, at in (("read", read_at), ("last written", written_at)):
+            if 0 <= at < len(self.body):
+                instruction = self.body[at]
+                source = self.launch.program.module.source_of(instruction)
+                accesses.append(Access(verb, instruction.line, source, instruction.text))
+        return accesses
 
     def out_of_step(self, *, by_bytes: bool) -> None:
         """Record what first put threads out of step: an mbarrier's byte count or an unordered access."""

@@ -500,12 +500,13 @@ class GlobalRaces(Observer):
     ) -> None:
         """Record a hazard in a buffer, and name the last writer and the preceding read."""
         offset = shadow.byte(place)
-        others = self._reporter.read_at(read_at)
-        if shadow.writers[place, WHO]:
-            others += self._reporter.written_at(int(shadow.writers[place, PLACE]) // 2)
+        written_at = int(shadow.writers[place, PLACE]) // 2 if shadow.writers[place, WHO] else -1
+        others = self._reporter.earlier(read_at, written_at)
         region = shadow.region
-        message = f"{text} (bytes from {offset} of {region.name}, address {region.base + offset:#x}{others})"
-        self._reporter.report(kind, w, at, message, cause=cause)
+        where = "; ".join([f"{region.element(offset)}, address {region.base + offset:#x}", *map(str, others)])
+        self._reporter.report(
+            kind, w, at, f"{text} ({where})", cause=cause, others=others, address=region.base + offset
+        )
 
 
 def _places(indices: Array, offsets: Array) -> set[int]:
