@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from cudatma.kernels.warm_up import warm_up
     from cudatma.kernels.workspace import Workspace, WorkspaceBytes, release_workspaces, workspace_bytes
     from cudatma.pipeline import Operand, PipelineSpec
+    from cudatma.programs import emulate_launches
     from cudatma.quantization import (
         PackedWeight,
         from_awq,
@@ -138,6 +139,7 @@ __all__ = [
     "debugging",
     "dequantize",
     "detect",
+    "emulate_launches",
     "from_awq",
     "from_compressed_tensors",
     "from_gptq",
@@ -209,6 +211,7 @@ _PUBLIC = {
     "kernels.warm_up": "warm_up",
     "kernels.workspace": "Workspace WorkspaceBytes release_workspaces workspace_bytes",
     "pipeline": "Operand PipelineSpec",
+    "programs": "emulate_launches",
     "quantization": (
         "PackedWeight from_awq from_compressed_tensors from_gptq from_marlin load_awq load_compressed_tensors "
         "load_gptq load_marlin load_weights quantize quantize_linear save_weights"
@@ -217,7 +220,18 @@ _PUBLIC = {
     "target": "TARGETS Target detect get_target",
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
-_PACKAGES = ("build", "descriptor", "emulator", "errors", "inspection", "kernels", "mutants", "quantization", "runtime")
+_PACKAGES = (
+    "build",
+    "descriptor",
+    "emulator",
+    "errors",
+    "inspection",
+    "kernels",
+    "mutants",
+    "programs",
+    "quantization",
+    "runtime",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -149,6 +149,7 @@ class EmulatedModule:
         replay: int | None = None,
         hazards: str = "raise",
         arrays: Sequence[Any] = (),
+        names: Sequence[str] = (),
         programmatic: bool = False,
         produced_by_previous: Sequence[Any] = (),
         target: str | Target | None = None,
@@ -185,6 +186,8 @@ class EmulatedModule:
             Whether to raise a HazardError with all hazards, return the hazards in the report, or skip the checks.
         arrays : sequence of ndarray, optional
             Additional arrays that the kernel accesses through addresses stored in memory.
+        names : sequence of str, optional
+            Names of `args`, followed by those of `arrays`, for messages. Default: "args[0]", "arrays[0]" and so on.
         programmatic : bool, default False
             Whether to check the kernel as a programmatic dependent launch. The previous grid may still run in such a
             launch, so all writes to global memory and all reads of `produced_by_previous` must follow
@@ -249,14 +252,13 @@ class EmulatedModule:
             raise ArgumentTypeError("trace", type(trace).__name__, "a Trace, or None")
         memory = GlobalMemory()
         self.image.map_into(memory)
-        if not isinstance(arrays, Sequence):
-            raise ArgumentTypeError("arrays", type(arrays).__name__, "a sequence of arrays")
-        for position, array in enumerate(arrays):
+        arg_names, array_names = _names(names, args, arrays)
+        for label, array in zip(array_names, arrays, strict=True):
             if isinstance(array, np.ndarray):
-                memory.add(array, f"arrays[{position}]")
+                memory.add(array, label)
             else:
-                register_array(array, f"arrays[{position}]", memory)
-        parameters = pack_arguments(program, args, memory)
+                register_array(array, label, memory)
+        parameters = pack_arguments(program, args, memory, arg_names)
         self.image.check(program.function.name)
         shape = _shape("cluster", cluster if cluster is not None else _own_cluster(program.function.directives))
         setup = Setup(
@@ -389,6 +391,19 @@ def _dependence(memory: GlobalMemory, programmatic: bool, produced: Sequence[Any
         if region is not None:
             bases.add(region.base)
     return {"programmatic": bool(programmatic) or bool(bases), "produced": bases}
+
+
+def _names(names: Sequence[str], args: Sequence[Any], arrays: Sequence[Any]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the names of the arguments and of the additional arrays."""
+    if not isinstance(args, Sequence) or isinstance(args, str | bytes):
+        raise ArgumentTypeError("args", type(args).__name__, "a sequence, one value for each parameter")
+    if not isinstance(arrays, Sequence):
+        raise ArgumentTypeError("arrays", type(arrays).__name__, "a sequence of arrays")
+    if not names:
+        return [f"args[{i}]" for i in range(len(args))], [f"arrays[{i}]" for i in range(len(arrays))]
+    if len(names) != len(args) + len(arrays):
+        raise ArgumentError("names", f"{len(names)} names", f"{len(args)} of args and {len(arrays)} of arrays")
+    return names[: len(args)], names[len(args) :]
 
 
 def _natural(field: str, value: object, minimum: int = 0) -> int:

@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, str], ...] = (
     ("quantization", "int4 weights: pack, import, store"),
     ("kernels", "the path of a call; marlin, gemm, attention, data_movement, all_reduce"),
     ("mutants", "plants mistakes in kernels"),
+    ("programs", "launches of Triton, Gluon, CuPy, cuda.core and cuda-python"),
     ("integrations", "torch, transformers, PEFT, vLLM"),
     ("tools", "one file for each command"),
 )

@@ -1,0 +1,229 @@
+"""Run a program's kernel launches on the emulator, and keep their reports."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Protocol, overload
+
+from cudatma.emulator import Hazard, Report
+from cudatma.errors import ArgumentError, CudaTmaError, HazardError, counted, duration
+from cudatma.programs.launch import ProgramLaunch
+from cudatma.target import Target, get_target
+
+
+class Interceptor(Protocol):
+    """What a library contributes: it sends the library's launches to a log."""
+
+    def install(self, log: LaunchLog) -> None:
+        """Redirect the library's launches to ``log.run``. The library has been imported."""
+
+    def remove(self) -> None:
+        """Undo ``install``."""
+
+
+#: Module of a library -> the Interceptor class for its launches, as "module:class". An interceptor is installed when
+#: the program imports the library's module, so that a program pays only for libraries that it uses.
+INTERCEPTORS: dict[str, str] = {
+    "triton": "cudatma.programs.triton:TritonInterceptor",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchEntry:
+    """A launch and what the emulator found.
+
+    Parameters
+    ----------
+    launch : ProgramLaunch
+        The launch.
+    report : Report
+        Hazards and warnings.
+    seconds : float
+        Time that the emulator took.
+    is_checked : bool, default True
+        False for a launch that `only` excludes.
+    """
+
+    launch: ProgramLaunch
+    report: Report
+    seconds: float
+    is_checked: bool = True
+
+    def __str__(self) -> str:
+        launch, report = self.launch, self.report
+        if not self.is_checked:
+            result = "not checked"
+        elif report.is_clean:
+            result = f"no hazard in {counted(report.schedules, 'schedule')}"
+        else:
+            result = f"{counted(len(report.hazards), 'hazard')}: {', '.join(sorted(report.kinds))}"
+        grid = "x".join(map(str, launch.grid))
+        return f"{launch.place}: {launch.entry} ({launch.library}), grid {grid}: {result}, {duration(self.seconds)}"
+
+
+class LaunchLog(Sequence[LaunchEntry]):
+    """The launches of a program that ran on the emulator, in order. `emulate_launches` creates it."""
+
+    def __init__(
+        self,
+        *,
+        target: Target,
+        options: dict[str, Any],
+        hazards: str,
+        only: str | None,
+        on_launch: Callable[[LaunchEntry], None] | None,
+    ) -> None:
+        self.target = target
+        self._options, self._hazards, self._only, self._on_launch = options, hazards, only, on_launch
+        self._entries: list[LaunchEntry] = []
+
+    @overload
+    def __getitem__(self, index: int) -> LaunchEntry: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LaunchEntry]: ...
+    def __getitem__(self, index: int | slice) -> LaunchEntry | Sequence[LaunchEntry]:
+        return self._entries[index]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def hazards(self) -> list[Hazard]:
+        """Hazards of all launches."""
+        return [hazard for entry in self for hazard in entry.report.hazards]
+
+    @property
+    def is_clean(self) -> bool:
+        """True if there are no hazards."""
+        return not self.hazards
+
+    def __str__(self) -> str:
+        dirty = [str(entry.report) for entry in self if not entry.report.is_clean]
+        return "\n".join([*map(str, self), *dirty]) or "no launches"
+
+    def run(self, launch: ProgramLaunch) -> Report:
+        """Run a launch, and add it to the log.
+
+        Parameters
+        ----------
+        launch : ProgramLaunch
+            The launch.
+
+        Returns
+        -------
+        Report
+            Hazards and warnings.
+
+        Raises
+        ------
+        HazardError
+            If there are hazards and `hazards` is "raise". The arrays hold the results.
+        """
+        is_checked = self._hazards != "off" and (self._only is None or self._only in launch.entry)
+        options = self._options if is_checked else self._options | {"schedules": 1}
+        started = time.perf_counter()
+        try:
+            report = launch.run(hazards="collect" if is_checked else "off", **options)
+        except CudaTmaError as error:
+            error.args = (f"{launch.library} launch of {launch.entry} at {launch.place}: {error}",)
+            raise
+        entry = LaunchEntry(launch, report, time.perf_counter() - started, is_checked)
+        self._entries.append(entry)
+        if self._on_launch is not None:
+            self._on_launch(entry)
+        if self._hazards == "raise" and report.hazards:
+            raise HazardError(f"{entry}\n{report}", report.hazards)
+        return report
+
+
+@contextmanager
+def emulate_launches(
+    *,
+    target: str | Target = "sm_90a",
+    schedules: int = 2,
+    seed: int = 0,
+    replay: int | None = None,
+    hazards: str = "raise",
+    only: str | None = None,
+    on_launch: Callable[[LaunchEntry], None] | None = None,
+) -> Iterator[LaunchLog]:
+    """Run kernel launches of Triton, Gluon, CuPy, cuda.core and cuda-python on the emulator, without a GPU.
+
+    Parameters
+    ----------
+    target : str or Target, default "sm_90a"
+        Architecture that kernels are compiled for.
+    schedules : int, default 2
+        Number of schedules for each launch.
+    seed : int, default 0
+        Seed of the random schedules.
+    replay : int, optional
+        Run only the schedule with this number.
+    hazards : {"raise", "collect", "off"}, default "raise"
+        Whether a launch with hazards raises HazardError, its hazards are only collected in the log, or the checks are
+        skipped. In all cases the launch writes its results.
+    only : str, optional
+        Check only kernels whose name contains this text. Other launches run in one schedule without checks.
+    on_launch : callable, optional
+        Function that is called with the LaunchEntry of each launch.
+
+    Yields
+    ------
+    LaunchLog
+        The launches so far.
+
+    Raises
+    ------
+    HazardError
+        From a launch in the ``with`` block, if it has hazards and `hazards` is "raise".
+    """
+    if hazards not in ("raise", "collect", "off"):
+        raise ArgumentError("hazards", hazards, "raise, collect, off")
+    options = {"schedules": schedules, "seed": seed, "replay": replay}
+    log = LaunchLog(target=get_target(target), options=options, hazards=hazards, only=only, on_launch=on_launch)
+    with ExitStack() as stack:
+
+        def install(name: str) -> None:
+            module, _, kind = INTERCEPTORS[name].partition(":")
+            interceptor: Interceptor = getattr(importlib.import_module(module), kind)()
+            interceptor.install(log)
+            stack.callback(interceptor.remove)
+
+        imported = [name for name in INTERCEPTORS if name in sys.modules]
+        hook = _ImportHook(set(INTERCEPTORS) - set(imported), install)
+        sys.meta_path.insert(0, hook)
+        stack.callback(sys.meta_path.remove, hook)
+        for name in imported:
+            install(name)
+        yield log
+
+
+class _ImportHook(importlib.abc.MetaPathFinder):
+    """Calls a function after the first import of each of some modules."""
+
+    def __init__(self, names: set[str], then: Callable[[str], None]) -> None:
+        self._names, self._then = names, then
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
+        if name not in self._names:
+            return None
+        self._names.remove(name)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return None
+        execute, then = spec.loader.exec_module, self._then
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            then(name)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
