@@ -187,7 +187,7 @@ class EmulatedModule:
         arrays : sequence of ndarray, optional
             Additional arrays that the kernel accesses through addresses stored in memory.
         names : sequence of str, optional
-            Names of `args`, followed by those of `arrays`, for messages. Default: "args[0]", "arrays[0]" and so on.
+            Names in messages for each element of `args` and then of `arrays`. Default: "args[0]", "arrays[0]", ...
         programmatic : bool, default False
             Whether to check the kernel as a programmatic dependent launch. The previous grid may still run in such a
             launch, so all writes to global memory and all reads of `produced_by_previous` must follow

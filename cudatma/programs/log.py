@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol, overload
 
+from cudatma.build.kernel import default_target
 from cudatma.emulator import Hazard, Report
 from cudatma.errors import ArgumentError, CudaTmaError, HazardError, counted, duration
 from cudatma.programs.launch import ProgramLaunch
@@ -147,7 +148,7 @@ class LaunchLog(Sequence[LaunchEntry]):
 @contextmanager
 def emulate_launches(
     *,
-    target: str | Target = "sm_90a",
+    target: str | Target | None = None,
     schedules: int = 2,
     seed: int = 0,
     replay: int | None = None,
@@ -159,8 +160,9 @@ def emulate_launches(
 
     Parameters
     ----------
-    target : str or Target, default "sm_90a"
-        Architecture that kernels are compiled for.
+    target : str or Target, optional
+        Architecture that kernels are compiled for. Default: $CUDATMA_TARGET if it is set, otherwise the target of the
+        GPU, or sm_90a without a GPU.
     schedules : int, default 2
         Number of schedules for each launch.
     seed : int, default 0
@@ -187,8 +189,9 @@ def emulate_launches(
     """
     if hazards not in ("raise", "collect", "off"):
         raise ArgumentError("hazards", hazards, "raise, collect, off")
+    chosen = default_target() if target is None else get_target(target)
     options = {"schedules": schedules, "seed": seed, "replay": replay}
-    log = LaunchLog(target=get_target(target), options=options, hazards=hazards, only=only, on_launch=on_launch)
+    log = LaunchLog(target=chosen, options=options, hazards=hazards, only=only, on_launch=on_launch)
     with ExitStack() as stack:
 
         def install(name: str) -> None:
