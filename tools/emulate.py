@@ -36,7 +36,7 @@ from cudatma.target import get_target
 
 from .command_line import DEFAULT_TARGET, Parser
 from .emulate_launch import __doc__ as launch_grammar
-from .emulate_run import Outcome, run_launch, run_sample, show
+from .emulate_run import Outcome, run_launch, run_sample, show, write_reports
 from .inspect_descriptor import open_source
 
 #: Kernels of the registry with generated operands.
@@ -177,6 +177,8 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     result.add_argument(
         "--trace", action="append", default=[], type=Path, metavar="FILE", help=".svg: a picture; .json: for Perfetto"
     )
+    result.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page in one file")
+    result.add_argument("--sarif", type=Path, metavar="FILE", help="write the hazards for code scanning, SARIF 2.1.0")
     result.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -267,5 +269,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StepLimitError as error:
         print(f"cudatma: {str(error).replace('step_limit=', '--step-limit')}", file=sys.stderr)
         return 1
+    outcome.written += write_reports([outcome.report], options)
     show(outcome, options.json)
     return 0 if outcome.passed else 1

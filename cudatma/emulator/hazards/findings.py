@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from cudatma.emulator.async_copy.mbarrier import MBarrier
@@ -11,6 +12,7 @@ from cudatma.emulator.errors import TrapError
 from cudatma.emulator.hazards.report import Access, Finding, Hazard, Place, by_cause
 from cudatma.emulator.hazards.shared_memory import Shadow
 from cudatma.emulator.hazards.sources import Sources
+from cudatma.emulator.hazards.variables import SharedVariables
 from cudatma.emulator.machine.access import FlagWait
 from cudatma.emulator.machine.events import Observer
 from cudatma.emulator.machine.loops import Recorder, is_plain
@@ -24,6 +26,10 @@ from cudatma.emulator.machine.sync import NamedWait
 from cudatma.emulator.ptx.model import Instruction
 from cudatma.emulator.ptx.types import Array
 from cudatma.errors import counted
+
+
+#: (kind, function, place of the instruction) -> finding.
+_Table = dict[tuple[str, str, Any], Finding]
 
 
 class StopRun(Exception):  # noqa: N818 - not an error
@@ -43,8 +49,8 @@ class Findings:
 
     def __init__(self, kernel: str, stop_at: Iterable[str] = (), sources: Sources | None = None) -> None:
         self.kernel, self._stop_at, self._sources = kernel, frozenset(stop_at), sources or Sources()
-        self._hazards: dict[tuple[str, str, Any], Finding] = {}
-        self._warnings: dict[tuple[str, str, Any], Finding] = {}
+        self._hazards: _Table = {}
+        self._warnings: _Table = {}
         #: (function, instruction) -> remaining number of reads of swizzled tiles to examine.
         self.reads_to_check: dict[tuple[str, int], int] = {}
         #: The wgmma operands that swizzles.Swizzles has examined.
@@ -65,13 +71,14 @@ class Findings:
         is_warning: bool = False,
         cause: str = "",
         others: Iterable[Access] = (),
+        where: str = "",
         address: int | None = None,
     ) -> None:
         """Record a hazard, or a warning, at an instruction.
 
         Parameters
         ----------
-        places, is_derived, advice, others, address
+        places, is_derived, advice, others, where, address
             As in report.Finding and report.Hazard.
         blocks
             CTAs that the hazard concerns in addition to the warp's CTA.
@@ -79,33 +86,29 @@ class Findings:
             The cause, if it is different from the usual cause of this kind.
         """
         table = self._warnings if is_warning else self._hazards
-        known = self._add(kind, message, program, at, warp, table, advice, tuple(others), address)
+        known = self._known(kind, program, at, table)
+        if known is None:
+            more = {"advice": advice, "others": tuple(others), "where": where, "address": address}
+            known = self._add(kind, message, program, at, warp, table, more)
         known.hazard = replace(known.hazard, known_cause=cause)
         known.touch(places, is_derived)
         known.blocks.update(blocks, (warp.block.index,))
         if kind in self._stop_at and not is_warning:
             raise StopRun
 
-    def _add(
-        self,
-        kind: str,
-        message: str,
-        program: Program,
-        at: int,
-        warp: Warp,
-        table: dict[tuple[str, str, Any], Finding],
-        advice: str,
-        others: tuple[Access, ...],
-        address: int | None,
-    ) -> Finding:
-        instruction = program.instruction(at) if 0 <= at < len(program.function.body) else None
-        key = (kind, program.function.name, _place(instruction, at))
-        known = table.get(key)
+    def _known(self, kind: str, program: Program, at: int, table: _Table) -> Finding | None:
+        """Count an occurrence of a known finding and return the finding, or return None."""
+        known = table.get((kind, program.function.name, _place(_instruction(program, at), at)))
         if known is not None:
             known.hazard = replace(known.hazard, count=known.hazard.count + 1)
-            return known
+        return known
+
+    def _add(
+        self, kind: str, message: str, program: Program, at: int, warp: Warp, table: _Table, more: dict[str, Any]
+    ) -> Finding:
+        instruction = _instruction(program, at)
         source = program.module.source_of(instruction) if instruction else ""
-        known = table[key] = Finding(
+        known = table[kind, program.function.name, _place(instruction, at)] = Finding(
             Hazard(
                 kind,
                 message,
@@ -117,10 +120,8 @@ class Findings:
                 warp.index,
                 warp.launch.scheduler.schedule,
                 warp.launch.scheduler.seed,
-                advice=advice,
                 source_text=self._sources.text(source),
-                others=others,
-                address=address,
+                **more,
             )
         )
         if table is self._hazards:
@@ -194,10 +195,16 @@ class Reporter(Observer):
         """
         address = place * shadow.granule + SHARED_START
         others = self.earlier(read_at, int(shadow.writer_at[place]))
-        where = "; ".join([f"shared address {address:#x}", *map(str, others)])
+        where = self.variables.byte(address)
+        shown = "; ".join([f"shared address {address:#x}" + (f", {where}" if where else ""), *map(str, others)])
         more["places"] = [shadow.bytes_of(indices), *more.get("places", ())]
         generic = SHARED_WINDOW | shadow.rank << RANK_SHIFT | address
-        self.report(kind, w, at, f"{text} ({where})", others=others, address=generic, **more)
+        self.report(kind, w, at, f"{text} ({shown})", others=others, where=where, address=generic, **more)
+
+    @cached_property
+    def variables(self) -> SharedVariables:
+        """The kernel's shared variables."""
+        return SharedVariables.of(self.launch.image, self.launch.program.function.name)
 
     def earlier(self, read_at: int, written_at: int) -> list[Access]:
         """Return the read and the last write at these instructions, except those of called functions."""
@@ -218,6 +225,10 @@ class Reporter(Observer):
     def bytes_follow(self) -> bool:
         """True if a wrong byte count follows from an unordered access."""
         return bool(self._order_broke)
+
+
+def _instruction(program: Program, at: int) -> Instruction | None:
+    return program.instruction(at) if 0 <= at < len(program.function.body) else None
 
 
 def _place(instruction: Instruction | None, at: int) -> Any:

@@ -503,9 +503,10 @@ class GlobalRaces(Observer):
         written_at = int(shadow.writers[place, PLACE]) // 2 if shadow.writers[place, WHO] else -1
         others = self._reporter.earlier(read_at, written_at)
         region = shadow.region
-        where = "; ".join([f"{region.element(offset)}, address {region.base + offset:#x}", *map(str, others)])
+        where, address = region.element(offset), region.base + offset
+        shown = "; ".join([f"address {address:#x}, {where}", *map(str, others)])
         self._reporter.report(
-            kind, w, at, f"{text} ({where})", cause=cause, others=others, address=region.base + offset
+            kind, w, at, f"{text} ({shown})", cause=cause, others=others, where=where, address=address
         )
 
 

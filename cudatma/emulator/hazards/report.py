@@ -141,8 +141,10 @@ class Hazard:
         The earlier accesses to the same bytes, if they are known.
     also : tuple of Hazard
         Hazards at other places with the same cause.
+    where : str, default ""
+        Name of the first byte or element that the hazard concerns, such as ``"x[3, 17]"``, if it concerns memory.
     address : int, optional
-        Generic address of the first byte that the hazard concerns, if it concerns memory.
+        Generic address of this byte.
     places : tuple
         Shared bytes and mbarriers that the hazard concerns.
     """
@@ -165,6 +167,7 @@ class Hazard:
     known_cause: str = ""
     others: tuple[Access, ...] = ()
     also: tuple[Hazard, ...] = ()
+    where: str = ""
     address: int | None = None
     places: tuple[Place, ...] = ()
 

@@ -80,7 +80,8 @@ class _Accessed:
 
     verb: str
     step: int
-    w: Warp
+    block: Dim
+    warp: int
     program: Program
     at: int
     lanes: int
@@ -258,7 +259,9 @@ class Recording(Observer):
     def _access(self, verb: str, w: Warp, at: int, base: int, offsets: Array, size: int) -> None:
         lanes = lane_bits(w.split.mask if w.guard is None else w.split.mask & w.guard)
         program = w.split.frame.program
-        self._accesses.append(_Accessed(verb, self.steps, w, program, at, lanes, base, offsets, size))
+        self._accesses.append(
+            _Accessed(verb, self.steps, w.block.index, w.index, program, at, lanes, base, offsets, size)
+        )
 
     def shared_read(
         self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool
@@ -311,10 +314,10 @@ class Recording(Observer):
         """Return the last access of the instruction in a PTX line to an address, or None; ``w`` is the warp if known."""
         for access in reversed(self._accesses):
             instruction = access.program.instruction(access.at)
-            if instruction.line != line or (w is not None and access.w is not w):
+            if instruction.line != line or (w is not None and (access.block, access.warp) != (w.block.index, w.index)):
                 continue
             if address is None or access.covers(address):
-                event = Event("access", access.verb, access.w.block.index, access.w.index, access.step, access.step)
+                event = Event("access", access.verb, access.block, access.warp, access.step, access.step)
                 event.line, event.source = line, access.program.module.source_of(instruction)
                 event.lane = -1 if address is None else access.lane(address)
                 return event
