@@ -20,6 +20,7 @@ _AROUND, _PTX_AROUND = 4, 2
 _MAX_MOMENTS = 12
 #: The end of a message, which names an address and the earlier accesses. The page shows both in another way.
 _ADDRESS = re.compile(r" \((?:shared )?address 0x.*\)$", re.DOTALL)
+_PLACE = re.compile(r"(PTX line \d+) \(([^()]*)\)")
 #: Kinds of recorded events that order threads.
 _ORDERING = ("copy", "cp.async", "store", "wait", "acquire", "phase")
 
@@ -92,6 +93,7 @@ class HazardView:
 def view(hazard: Hazard, sources: Sources, variables: SharedVariables, trace: Recording | None) -> HazardView:
     """Return a hazard as a page shows it."""
     message = variables.named(_ADDRESS.sub("", hazard.message))
+    message = _PLACE.sub(lambda match: _short(match[2], match[1], sources), message)
     headline, *details = (line.strip() for line in message.splitlines())
     history = _history(hazard, trace)
     marks = _marks(hazard, history)
@@ -108,7 +110,7 @@ def view(hazard: Hazard, sources: Sources, variables: SharedVariables, trace: Re
         details,
         _sentence(variables.named(hazard.advice)),
         _sentence(hazard.cause),
-        [(c.kind, _short(c, sources), counted(c.count, "time")) for c in hazard.consequences],
+        [(c.kind, _short(c.source, c.place, sources), counted(c.count, "time")) for c in hazard.consequences],
         [replace(e, file=_path(e.file, sources)) for e in _excerpts(in_source, sources.lines, _AROUND)],
         _excerpts(in_ptx, ptx, _PTX_AROUND),
         _moments(hazard, history, variables, trace) if trace is not None and history else [],
@@ -120,10 +122,10 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:] if text.partition(" ")[0].rstrip(",").isalpha() else text
 
 
-def _short(hazard: Hazard, sources: Sources) -> str:
-    """Return the place of a hazard in the user's source if it is known, else its PTX line."""
-    place = sources.locate(hazard.source)
-    return f"{place[0]}:{place[1]}" if place else hazard.place
+def _short(source: str, otherwise: str, sources: Sources) -> str:
+    """Return the place in the user's source if it is known."""
+    place = sources.locate(source)
+    return f"{place[0]}:{place[1]}" if place else otherwise
 
 
 def _path(file: str, sources: Sources) -> str:
@@ -196,14 +198,14 @@ def _moments(hazard: Hazard, history: list[Event], variables: SharedVariables, t
     barriers |= {(hazard.block, place[2]) for place in hazard.places if place[0] == "mbarrier"}
     copies = {(_issuer(e), e.line, e.begin): e for e in recent if e.kind == "copy"}
     # A wait that passes is also an "acquire", and a copy of the history is also a "copy".
-    passed = {(e.block, e.warp, e.line, e.begin) for e in recent if e.kind == "acquire"}
+    passed = {(e.block, e.warp, e.barrier, e.phase) for e in recent if e.kind == "acquire"}
     marks = {id(copies.get((_issuer(e), e.line, e.begin), e)): "other" for e in earlier}
     accesses = [e for e in earlier if id(e) in marks]
     related = [
         event
         for event in recent
         if (_issuer(event) in warps or (event.block, event.barrier) in barriers)
-        and not (event.kind == "wait" and (event.block, event.warp, event.line, event.end) in passed)
+        and not (event.kind == "wait" and (event.block, event.warp, event.barrier, event.phase) in passed)
         and not (_issuer(event), event.line, event.begin) == (_issuer(last), last.line, last.begin)
     ]
     room = max(4, _MAX_MOMENTS - len(accesses) - len(stuck))
@@ -230,7 +232,8 @@ def _issuer(event: Event) -> tuple[Dim, int | None]:
 def _moment(event: Event, hazard: Hazard, variables: SharedVariables, mark: str) -> Moment:
     what = event.name
     barrier = event.barrier + SHARED_START
-    name = variables.barrier(barrier) or f"the mbarrier at {barrier:#x}"
+    name = variables.barrier(barrier) or f"{barrier:#x}"
+    name = f"the mbarrier at {name}" if name.startswith(("byte ", "0x")) else name
     if event.kind == "access":
         what = f"{event.name} {hazard.where or 'memory'}"
     elif event.kind == "phase":

@@ -330,11 +330,24 @@ def report_deadlock(deadlock: Deadlock, findings: Findings) -> None:
     waits = [_wait(split) for split in blocked]
     what = "no warp can proceed and no copy is in flight" if any(waits) else "infinite loop that no other warp can end"
     message = f"{what}:\n    {shown}{more}{arrived}"
-    findings.add("deadlock", message, program, at, first.warp, blocks=blocks, cause=_cause(waits))
+    others = _waits_of(blocked, deadlock.loops, (program, at))
+    findings.add("deadlock", message, program, at, first.warp, blocks=blocks, cause=_cause(waits), others=others)
+
+
+def _waits_of(blocked: list[Split], loops: Recorder | None, without: tuple[Program, int]) -> list[Access]:
+    """Return the instructions at which splits wait, except one."""
+    positions = dict.fromkeys(_position(split, loops)[:2] for split in blocked)
+    waits = []
+    for program, at in positions:
+        if (program, at) != without:
+            instruction = program.instruction(at)
+            waits.append(Access("waits", instruction.line, program.module.source_of(instruction), instruction.text))
+    return waits
 
 
 def _arrivals(barrier: MBarrier) -> str:
     """Return which warps have arrived on an mbarrier in the current phase, for messages."""
     arrived = barrier.arrived_by
     warps = sorted({agent for agent, _ in arrived})
-    return f"{len(arrived)} threads of warps {', '.join(map(str, warps))}" if arrived else "none"
+    named = f"warp{'s' * (len(warps) > 1)} {', '.join(map(str, warps))}"
+    return f"{counted(len(arrived), 'thread')} of {named}" if arrived else "none"

@@ -69,12 +69,12 @@ Place = tuple[str, int, int] | tuple[str, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The earlier access of a hazard: a read or the last write of the same bytes.
+    """Another instruction of a hazard: an earlier access to the same bytes, or another wait of a deadlock.
 
     Parameters
     ----------
     verb : str
-        "read" or "last written".
+        "read", "last written" or "waits".
     ptx_line : int
         Line of the instruction in the PTX text.
     source : str
@@ -138,7 +138,7 @@ class Hazard:
     known_cause : str, default ""
         The cause in this case, if it is different from the usual cause.
     others : tuple of Access
-        The earlier accesses to the same bytes, if they are known.
+        The earlier accesses to the same bytes, or the other waits of a deadlock, if they are known.
     also : tuple of Hazard
         Hazards at other places with the same cause.
     where : str, default ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 #: File name -> line number -> text.
 Lines = Mapping[str, Mapping[int, str]]
 
+_ASM = re.compile(r"\b(?:asm|__asm__)\b")
 _MANGLED = re.compile(r"_Z(\d+)(\w+)")
 
 
@@ -31,8 +32,13 @@ class Sources:
     paths: Mapping[str, str] = field(default_factory=dict)
 
     def locate(self, source: str) -> tuple[str, int] | None:
-        """Return the innermost (file, line) of "k.cu:12, inlined at k.cu:40" whose text is available, or None."""
-        return next(((name, line) for name, line in places(source) if line in self.lines.get(name, {})), None)
+        """Return the innermost (file, line) of "k.cu:12, inlined at k.cu:40" whose text is available, or None.
+
+        A call of a function is preferred to the asm statement in the function.
+        """
+        known = [(name, line) for name, line in places(source) if line in self.lines.get(name, {})]
+        calls = [(name, line) for name, line in known if not _ASM.search(self.lines[name][line])]
+        return next(iter(calls or known), None)
 
     def text(self, source: str) -> str:
         """Return the text of a source line, or "" if it is not available."""

@@ -10,7 +10,7 @@ from cudatma.emulator.machine.program import Image
 
 #: The name of a variable of a function, as C++ mangles it: _ZZ<function>E<length><name>.
 _LOCAL = re.compile(r"_ZZ.*E(\d+)([A-Za-z_]\w*)")
-_MBARRIER = re.compile(r"\bmbarrier at (0x[0-9a-f]+)")
+_MBARRIER = re.compile(r"\bmbarrier at (0x[0-9a-f]+)(?: of its block)?")
 _BARRIER_BYTES = 8
 
 
@@ -51,11 +51,12 @@ class SharedVariables:
         return self.byte(address)
 
     def named(self, text: str) -> str:
-        """Return a message with the names of mbarriers before their addresses."""
+        """Return a message with the names of mbarriers instead of their addresses."""
 
         def name(match: re.Match[str]) -> str:
             known = self.barrier(int(match[1], 16))
-            return f"mbarrier {known} at {match[1]}" if known else match[0]
+            at = "at " if known.startswith("byte ") else ""
+            return f"mbarrier {at}{known}" if known else match[0]
 
         return _MBARRIER.sub(name, text)
 
