@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from markupsafe import Markup
+
 from cudatma.emulator.hazards.report import Hazard
 from cudatma.emulator.hazards.sources import Sources
 from cudatma.emulator.hazards.variables import SharedVariables
@@ -236,8 +238,8 @@ class _LaunchView:
         return self._views(self.report.warnings)
 
     @property
-    def picture(self) -> str:
+    def picture(self) -> Markup:
         """The pipeline, or "" if no trace has recorded a pipeline."""
         trace = self.report.trace
         is_drawn = trace is not None and any(event.kind in ("copy", "cp.async", "wait") for event in trace.events)
-        return trace.to_svg(width=1080) if trace is not None and is_drawn else ""
+        return Markup(trace.to_svg(width=1080) if trace is not None and is_drawn else "")

@@ -36,15 +36,9 @@ def sarif_log(results: Sequence[dict[str, Any]]) -> str:
     kinds = list(dict.fromkeys(result["ruleId"] for result in distinct))
     for result in distinct:
         result["ruleIndex"] = kinds.index(result["ruleId"])
-    driver = {"name": "cudatma", "semanticVersion": _version(), "rules": [_rule(kind) for kind in kinds]}
+    driver = {"name": "cudatma", "rules": [_rule(kind) for kind in kinds]}
     run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": distinct}
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
-
-
-def _version() -> str:
-    from cudatma import __version__
-
-    return __version__
 
 
 def _rule(kind: str) -> dict[str, Any]:

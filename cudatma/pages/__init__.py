@@ -29,9 +29,7 @@ def _environment() -> jinja2.Environment:
 
 def render(template: str, **context: Any) -> Markup:
     """Return a template of this folder with values."""
-    environment = _environment()
-    environment.filters["trusted"] = Markup
-    return Markup(environment.get_template(template).render(**context))
+    return Markup(_environment().get_template(template).render(**context))
 
 
 def table(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> Markup:
@@ -54,5 +52,5 @@ def fragment(body: Markup, theme: str = "auto", style: str = "") -> str:
 
 
 def document(title: str, body: Markup, theme: str = "auto", style: str = "", script: str = "") -> str:
-    """Return an HTML document that needs no other file."""
-    return str(render("document.html.j2", title=title, body=body, theme=theme, style=style, script=Markup(script)))
+    """Return an HTML document that needs no other file. ``style`` and ``script`` are files of this folder to include."""
+    return str(render("document.html.j2", title=title, body=body, theme=theme, style=style, script=script))

@@ -256,6 +256,20 @@ class Kernel:
     def __repr__(self) -> str:
         return f"Kernel({self.entry}, {self.target.name}, {counted(len(self.parameters), 'parameter')})"
 
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook displays."""
+        from cudatma import pages
+
+        kinds = {"int": "integer", "float": "float", "bytes": "structure"}
+        parameters = "\n".join(
+            f"{p.name}: {'pointer or integer' if p.is_pointer_wide else kinds[p.kind]}, {counted(p.size_bytes, 'byte')}"
+            for p in self.parameters
+        )
+        rows = [("kernel", self.entry), ("target", self.target.name), ("parameters", parameters or "none")]
+        rows += [("shared memory", f"{offset}: {name}, {size} bytes") for name, offset, size in self.smem_layout]
+        rows += [("warning", warning) for warning in self.warnings]
+        return pages.fragment(pages.table(rows))
+
     def __reduce__(self) -> tuple[Any, ...]:
         kept = (self.cubin, self.entry, self.target, self.ptx, self.source, self.log, self.folder, self.smem_layout)
         return _rebuild, kept

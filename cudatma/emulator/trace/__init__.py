@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from markupsafe import Markup
+
 from cudatma.emulator.trace.chrome import chrome_trace
 from cudatma.emulator.trace.picture import picture
 from cudatma.emulator.trace.recording import Recording
+from cudatma.pages import fragment, render
 
 
 class Trace(Recording):
@@ -58,3 +61,7 @@ class Trace(Recording):
             If the window is empty or the picture is too narrow.
         """
         return picture(self, width, blocks, window, title)
+
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook displays."""
+        return fragment(render("trace.html.j2", picture=Markup(self.to_svg())), style="report.css")
