@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -191,8 +191,8 @@ class EmulatedModule:
         arrays : sequence of ndarray, optional
             Additional arrays that the kernel accesses through addresses stored in memory.
         names : sequence of str, optional
-            Names in messages for each element of `args` and then of `arrays`. Default: the names of the parameters in the
-            source or the PTX, if they are known, and "args[0]", "arrays[0]", ...
+            Names in messages for each element of `args` and then of `arrays`. Default: the parameters' names in the
+            source or the PTX if they are known, otherwise "args[0]", "arrays[0]", ...
         programmatic : bool, default False
             Whether to check the kernel as a programmatic dependent launch. The previous grid may still run in such a
             launch, so all writes to global memory and all reads of `produced_by_previous` must follow

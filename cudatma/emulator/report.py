@@ -171,7 +171,9 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook displays."""
-        return fragment(render("report.html.j2", launches=[_LaunchView(self, 1)], is_page=False, title=""), style="report.css")
+        return fragment(
+            render("report.html.j2", launches=[_LaunchView(self, 1)], is_page=False, title=""), style="report.css"
+        )
 
 
 def report_page(reports: Sequence[Report], title: str = "") -> str:

@@ -56,7 +56,11 @@ def _result(place: Hazard, hazard: Hazard, level: str, sources: Sources) -> dict
     lines = [place.message, *hazard.notes[: bool(hazard.advice)], f"usual cause: {hazard.cause}"]
     lines += [f"again: seed {place.seed}, schedule {place.schedule}"]
     others = [
-        {"id": number, "message": {"text": other.verb}, **_location(other.source, other.ptx_line, place.kernel, sources)}
+        {
+            "id": number,
+            "message": {"text": other.verb},
+            **_location(other.source, other.ptx_line, place.kernel, sources),
+        }
         for number, other in enumerate(place.others)
     ]
     text = [place.kind, place.kernel, place.source_text or place.instruction]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from cudatma.emulator.hazards.report import Hazard, opcode_of, placed
-from cudatma.emulator.hazards.sources import Sources
+from cudatma.emulator.hazards.sources import Lines, Sources
 from cudatma.emulator.hazards.variables import SharedVariables
 from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.machine.protocols import Dim
@@ -161,16 +161,14 @@ def _marks(hazard: Hazard, history: list[Event]) -> list[tuple[int, str, str, st
     ]
 
 
-def _excerpts(
-    marked: Iterable[tuple[str, int, str, str]], files: dict[str, dict[int, str]] | object, around: int
-) -> list[Excerpt]:
+def _excerpts(marked: Iterable[tuple[str, int, str, str]], files: Lines, around: int) -> list[Excerpt]:
     """Return the lines around marked (file, line, mark, note), one excerpt for each file."""
     by_file: dict[str, dict[int, list[tuple[str, str]]]] = {}
     for file, number, mark, note in marked:
         by_file.setdefault(file, {}).setdefault(number, []).append((mark, note))
     result = []
     for file, marks in by_file.items():
-        texts = files.get(file, {})  # type: ignore[attr-defined]
+        texts = files.get(file, {})
         shown = sorted({n for number in marks for n in range(number - around, number + around + 1) if n in texts})
         lines: list[Line | None] = []
         for before, number in zip([None, *shown], shown, strict=False):
@@ -206,7 +204,7 @@ def _moments(hazard: Hazard, history: list[Event], variables: SharedVariables, t
         for event in recent
         if (_issuer(event) in warps or (event.block, event.barrier) in barriers)
         and not (event.kind == "wait" and (event.block, event.warp, event.barrier, event.phase) in passed)
-        and not (_issuer(event), event.line, event.begin) == (_issuer(last), last.line, last.begin)
+        and (_issuer(event), event.line, event.begin) != (_issuer(last), last.line, last.begin)
     ]
     room = max(4, _MAX_MOMENTS - len(accesses) - len(stuck))
     shown = [e for e in related if id(e) in marks] + [e for e in related if id(e) not in marks][-room:]

@@ -52,5 +52,5 @@ def fragment(body: Markup, theme: str = "auto", style: str = "") -> str:
 
 
 def document(title: str, body: Markup, theme: str = "auto", style: str = "", script: str = "") -> str:
-    """Return an HTML document that needs no other file. ``style`` and ``script`` are files of this folder to include."""
+    """Return an HTML document that needs no other file. It includes ``style`` and ``script``, files of this folder."""
     return str(render("document.html.j2", title=title, body=body, theme=theme, style=style, script=script))

@@ -27,7 +27,6 @@ from cudatma.emulator.ptx.model import Instruction
 from cudatma.emulator.ptx.types import Array
 from cudatma.errors import counted
 
-
 #: (kind, function, place of the instruction) -> finding.
 _Table = dict[tuple[str, str, Any], Finding]
 

@@ -311,7 +311,7 @@ class Recording(Observer):
         self._add(event)
 
     def _latest(self, line: int, address: int | None, w: Warp | None = None) -> Event | None:
-        """Return the last access of the instruction in a PTX line to an address, or None; ``w`` is the warp if known."""
+        """Return the last access to an address by the instruction in a PTX line, and by a warp if it is given."""
         for access in reversed(self._accesses):
             instruction = access.program.instruction(access.at)
             if instruction.line != line or (w is not None and (access.block, access.warp) != (w.block.index, w.index)):
