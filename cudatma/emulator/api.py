@@ -45,7 +45,7 @@ MAX_PARAM_BYTES = 32764
 MAX_SHARED_BYTES = 227 << 10
 
 
-def load(ptx: str, *, lines: Lines | None = None) -> EmulatedModule:
+def load(ptx: str, *, lines: Lines | None = None, smem_layout: Sequence[tuple[str, int, int]] = ()) -> EmulatedModule:
     """Parse PTX and prepare its kernels for the CPU.
 
     Parameters
@@ -54,6 +54,8 @@ def load(ptx: str, *, lines: Lines | None = None) -> EmulatedModule:
         PTX text.
     lines : mapping, optional
         Sources of the PTX, as file name -> line number -> text. Reports quote these lines.
+    smem_layout : sequence of tuple, optional
+        (name, offset, bytes) of each part of dynamic shared memory, for reports.
 
     Returns
     -------
@@ -92,7 +94,7 @@ def load(ptx: str, *, lines: Lines | None = None) -> EmulatedModule:
     >>> x
     array([0, 2, 4, 6], dtype=int32)
     """
-    return EmulatedModule(ptx, lines=lines)
+    return EmulatedModule(ptx, lines=lines, smem_layout=smem_layout)
 
 
 class EmulatedModule:
@@ -106,13 +108,18 @@ class EmulatedModule:
         PTX text.
     lines : mapping, optional
         Sources of the PTX, as file name -> line number -> text.
+    smem_layout : sequence of tuple, optional
+        (name, offset, bytes) of each part of dynamic shared memory.
     """
 
-    def __init__(self, ptx: str, *, lines: Lines | None = None) -> None:
+    def __init__(
+        self, ptx: str, *, lines: Lines | None = None, smem_layout: Sequence[tuple[str, int, int]] = ()
+    ) -> None:
         self.image = Image(parse(ptx))
         self.module = self.image.module
         paths = {path.rsplit("/", 1)[-1]: path for path in self.module.files.values()}
         self.sources = Sources(ptx, lines or {}, paths)
+        self._smem_layout = tuple(smem_layout)
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -284,7 +291,8 @@ class EmulatedModule:
         setup.extra.update(_dependence(memory, programmatic, produced_by_previous), track_all=replay is not None)
         setup.extra["target"] = _target_of(target, self.module.target)
         setup.extra["names_cluster"] = cluster is not None or "reqnctapercluster" in program.function.directives
-        findings = Findings(program.function.name, stop_at, self.sources)
+        variables = SharedVariables.of(self.image, program.function.name, self._smem_layout)
+        findings = Findings(program.function.name, stop_at, self.sources, variables)
         chosen = _target_of(target, self.module.target)
         _check_setup(setup, chosen, self.image.shared_layout(program.function.name)[1])
         if chosen is not None:
@@ -298,8 +306,7 @@ class EmulatedModule:
 
         setup.observe = observe
         report = Report(program.function.name, 1 if replay is not None else schedules)
-        report.sources, report.trace = self.sources, trace
-        report.variables = SharedVariables.of(self.image, program.function.name)
+        report.sources, report.variables, report.trace = self.sources, variables, trace
         began = time.perf_counter()
         initial = _snapshot(memory)
         display = progress_line(program.function.name, report.schedules) if progress is None else nullcontext(progress)

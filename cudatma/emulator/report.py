@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from markupsafe import Markup
-
 from cudatma.emulator.hazards.report import Hazard
 from cudatma.emulator.hazards.sources import Sources
 from cudatma.emulator.hazards.variables import SharedVariables
@@ -15,7 +13,7 @@ from cudatma.emulator.sarif import sarif_log, sarif_results
 from cudatma.emulator.trace import Trace
 from cudatma.emulator.views import HazardView, view
 from cudatma.errors import counted, duration
-from cudatma.pages import document, fragment, render
+from cudatma.pages import document, figure, fragment, render
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +238,8 @@ class _LaunchView:
         return self._views(self.report.warnings)
 
     @property
-    def picture(self) -> Markup:
-        """The pipeline, or "" if no trace has recorded a pipeline."""
+    def picture(self) -> str:
+        """The pipeline as HTML, or "" if no trace has recorded a pipeline."""
         trace = self.report.trace
         is_drawn = trace is not None and any(event.kind in ("copy", "cp.async", "wait") for event in trace.events)
-        return Markup(trace.to_svg(width=1080) if trace is not None and is_drawn else "")
+        return figure(trace.to_svg(width=1080)) if trace is not None and is_drawn else ""

@@ -27,12 +27,12 @@ _ORDERING = ("copy", "cp.async", "store", "wait", "acquire", "phase")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of an excerpt. ``mark`` is "this", "other" or "", and ``notes`` are written below the line."""
+    """A line of an excerpt. ``mark`` is "this", "other" or ""; below the line are its (mark, text) notes."""
 
     number: int
     text: str
     mark: str = ""
-    notes: tuple[str, ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def _marks(hazard: Hazard, history: list[Event]) -> list[tuple[int, str, str, st
     def note(line: int, what: str, instruction: str) -> str:
         return recorded.get(line) or f"{what} ({opcode_of(instruction)})"
 
-    this = f"here{': ' * bool(hazard.where)}{hazard.where}"
+    this = "waits here" if hazard.kind == "deadlock" else f"here{': ' * bool(hazard.where)}{hazard.where}"
     return [
         (hazard.ptx_line, hazard.source, "this", note(hazard.ptx_line, this, hazard.instruction)),
         *((o.ptx_line, o.source, "other", note(o.ptx_line, f"{o.verb} here", o.instruction)) for o in hazard.others),
@@ -174,9 +174,8 @@ def _excerpts(marked: Iterable[tuple[str, int, str, str]], files: Lines, around:
         for before, number in zip([None, *shown], shown, strict=False):
             if before is not None and number > before + 1:
                 lines.append(None)
-            notes = marks.get(number, [])
-            mark = "this" if any(m == "this" for m, _ in notes) else "other" if notes else ""
-            lines.append(Line(number, texts[number].expandtabs(4), mark, tuple(note for _, note in notes)))
+            notes = sorted(marks.get(number, []), key=lambda note: note[0] == "this")
+            lines.append(Line(number, texts[number].expandtabs(4), notes[-1][0] if notes else "", tuple(notes)))
         if lines:
             result.append(Excerpt(file, tuple(lines)))
     return result
@@ -188,35 +187,57 @@ def _excerpts(marked: Iterable[tuple[str, int, str, str]], files: Lines, around:
 def _moments(hazard: Hazard, history: list[Event], variables: SharedVariables, trace: Recording) -> list[Moment]:
     """Return the accesses of a hazard and the events that order their threads, in order."""
     *earlier, last = history
-    stuck = [e for e in trace.events if e.kind == "wait" and e.end is None] if hazard.kind == "deadlock" else []
-    warps = {(event.block, event.warp) for event in (*history, *stuck)}
+    mbarriers = {(hazard.block, place[2]) for place in hazard.places if place[0] == "mbarrier"}
+    waits = [e for e in trace.events if e.kind == "wait" and e.end is None]
+    stuck = [e for e in waits if hazard.kind == "deadlock" or (e.block, e.barrier) in mbarriers]
+    related = _related(earlier, last, stuck, mbarriers, trace)
+    copies = {_key(event): event for event in related if event.kind == "copy"}
+    marked = [copies.get(_key(event), event) for event in earlier]
+    alike: dict[tuple[object, ...], list[Event]] = {}
+    for event in stuck:
+        alike.setdefault((event.block, event.barrier, event.phase, event.line), []).append(event)
+    room = max(4, _MAX_MOMENTS - len(marked) - len(alike))
+    others = [event for event in related if event not in marked and _key(event) != _key(last)]
+    shown = [*marked, *others[-room:], *(same[0] for same in alike.values())]
+    more = {id(same[0]): f" and {len(same) - 1} more" for same in alike.values() if len(same) > 1}
+    moments = []
+    if len(others) > room:
+        moments.append(Moment("", "", f"{counted(len(others) - room, 'earlier event')} not shown", ""))
+    for event in sorted(shown, key=lambda event: (_when(event), event.kind != "access")):
+        mark = "other" if event in marked else ""
+        moments.append(_moment(event, hazard, variables, mark, more.get(id(event), "")))
+    return [*moments, _moment(copies.get(_key(last), last), hazard, variables, "this")]
+
+
+def _related(
+    earlier: list[Event], last: Event, stuck: list[Event], mbarriers: set[tuple[Dim, int]], trace: Recording
+) -> list[Event]:
+    """Return the events between the accesses of a hazard that order their threads.
+
+    Without earlier accesses, these are the events on the hazard's mbarriers, if it concerns any.
+    """
     begin = min((event.begin for event in earlier), default=0)
-    recent = [e for e in trace.events if e.kind in _ORDERING and begin <= _when(e) <= last.begin and e.end is not None]
-    barriers = {(e.block, e.barrier) for e in (*recent, *stuck) if _issuer(e) in warps and e.barrier >= 0}
-    barriers |= {(hazard.block, place[2]) for place in hazard.places if place[0] == "mbarrier"}
-    copies = {(_issuer(e), e.line, e.begin): e for e in recent if e.kind == "copy"}
-    # A wait that passes is also an "acquire", and a copy of the history is also a "copy".
+    recent = [e for e in trace.events if e.kind in _ORDERING and e.end is not None and begin <= _when(e) <= last.begin]
+    warps = {_issuer(event) for event in (*earlier, last, *stuck)}
+    if mbarriers and not earlier:
+        warps = set()
+    else:
+        mbarriers = mbarriers | {
+            (e.block, e.barrier) for e in (*recent, *stuck) if _issuer(e) in warps and e.barrier >= 0
+        }
+    # A wait that passes is also an "acquire".
     passed = {(e.block, e.warp, e.barrier, e.phase) for e in recent if e.kind == "acquire"}
-    marks = {id(copies.get((_issuer(e), e.line, e.begin), e)): "other" for e in earlier}
-    accesses = [e for e in earlier if id(e) in marks]
-    related = [
+    return [
         event
         for event in recent
-        if (_issuer(event) in warps or (event.block, event.barrier) in barriers)
+        if (_issuer(event) in warps or (event.block, event.barrier) in mbarriers)
         and not (event.kind == "wait" and (event.block, event.warp, event.barrier, event.phase) in passed)
-        and (_issuer(event), event.line, event.begin) != (_issuer(last), last.line, last.begin)
     ]
-    room = max(4, _MAX_MOMENTS - len(accesses) - len(stuck))
-    shown = [e for e in related if id(e) in marks] + [e for e in related if id(e) not in marks][-room:]
-    chosen = sorted([*shown, *accesses, *stuck[:_MAX_MOMENTS]], key=lambda e: (_when(e), e.kind != "access"))
-    moments = [_moment(event, hazard, variables, marks.get(id(event), "")) for event in chosen]
-    what = "no thread can continue" if hazard.kind == "deadlock" else f"{hazard.kind} is found"
-    if last.kind == "access":
-        moments.append(_moment(copies.get((_issuer(last), last.line, last.begin), last), hazard, variables, "this"))
-    else:
-        moments.append(Moment(str(last.begin), _who(last), what, _place(last), "this"))
-    left_out = len(related) - len(shown)
-    return [Moment("", "", f"{counted(left_out, 'earlier event')} not shown", "")] * (left_out > 0) + moments
+
+
+def _key(event: Event) -> tuple[object, ...]:
+    """Return a key that an access and the copy that it issues share."""
+    return _issuer(event), event.line, event.begin
 
 
 def _when(event: Event) -> int:
@@ -227,12 +248,14 @@ def _issuer(event: Event) -> tuple[Dim, int | None]:
     return event.issuer or (event.block, event.warp)
 
 
-def _moment(event: Event, hazard: Hazard, variables: SharedVariables, mark: str) -> Moment:
+def _moment(event: Event, hazard: Hazard, variables: SharedVariables, mark: str, more: str = "") -> Moment:
     what = event.name
     barrier = event.barrier + SHARED_START
     name = variables.barrier(barrier) or f"{barrier:#x}"
     name = f"the mbarrier at {name}" if name.startswith(("byte ", "0x")) else name
-    if event.kind == "access":
+    if event.kind == "hazard":
+        what = "no thread can continue" if event.name == "deadlock" else f"{event.name} is found"
+    elif event.kind == "access":
         what = f"{event.name} {hazard.where or 'memory'}"
     elif event.kind == "phase":
         what = f"phase {event.phase} of {name} ends"
@@ -248,7 +271,7 @@ def _moment(event: Event, hazard: Hazard, variables: SharedVariables, mark: str)
         what = f"issues a copy of {event.name}" + (f" into {into}" if into else "") + f" on {name}"
     elif event.kind in ("cp.async", "store"):
         what = f"issues {'a store of ' if event.kind == 'store' else 'a '}{event.name}"
-    return Moment(str(_when(event)), _who(event), what, _place(event), mark)
+    return Moment(str(_when(event)), _who(event) + more, what, _place(event), mark)
 
 
 def _who(event: Event, with_cta: bool = True) -> str:

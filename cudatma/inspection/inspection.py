@@ -273,8 +273,6 @@ class Inspection:
         theme: str,
         target: Target | str | None,
     ) -> list[tuple[str, str]]:
-        from markupsafe import Markup
-
         from cudatma import pages
         from cudatma.inspection.access import access_lines
         from cudatma.inspection.picture import check_theme
@@ -283,7 +281,7 @@ class Inspection:
         check_theme(theme)
         parts: list[tuple[str, str]] = []
         try:
-            parts.append(("", Markup(self.svg(coords, offsets, base=base, element=element, theme=theme))))
+            parts.append(("", pages.figure(self.svg(coords, offsets, base=base, element=element, theme=theme))))
         except DescriptorError as error:
             parts.append((headline(self.spec), pages.table([("no picture", str(error))])))
         place = origin(self.spec) if coords is None else coords

@@ -41,6 +41,11 @@ def table(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> Markup:
     return render("table.html.j2", rows=cells, head=head)
 
 
+def figure(svg: str) -> Markup:
+    """Return an SVG picture, which scrolls if the page is narrow."""
+    return render("figure.html.j2", picture=Markup(svg))
+
+
 def parts(sections: Iterable[tuple[str, str]]) -> Markup:
     """Return (heading, HTML) sections one after another. Plain text is escaped."""
     return render("parts.html.j2", parts=sections)

@@ -261,11 +261,10 @@ class Kernel:
         from cudatma import pages
 
         kinds = {"int": "integer", "float": "float", "bytes": "structure"}
-        parameters = "\n".join(
-            f"{p.name}: {'pointer or integer' if p.is_pointer_wide else kinds[p.kind]}, {counted(p.size_bytes, 'byte')}"
-            for p in self.parameters
-        )
-        rows = [("kernel", self.entry), ("target", self.target.name), ("parameters", parameters or "none")]
+        rows = [("kernel", self.entry), ("target", self.target.name)]
+        for p in self.parameters:
+            kind = "pointer or integer" if p.is_pointer_wide else kinds[p.kind]
+            rows.append(("parameter", f"{p.name}: {kind}, {counted(p.size_bytes, 'byte')}"))
         rows += [("shared memory", f"{offset}: {name}, {size} bytes") for name, offset, size in self.smem_layout]
         rows += [("warning", warning) for warning in self.warnings]
         return pages.fragment(pages.table(rows))
@@ -445,12 +444,12 @@ class Kernel:
         """Module on the emulator. The module's variables keep their values between launches, as on a GPU."""
         from cudatma.emulator import load  # slow to import
 
-        lines = own_lines(self.source)
+        module = load(self.ptx, lines=own_lines(self.source), smem_layout=self.smem_layout)
         if not self.is_debug:
-            return load(self.ptx, lines=lines)
+            return module
         from cudatma.runtime.hang.listeners import ListeningModule
 
-        return ListeningModule(load(self.ptx, lines=lines), self._names)
+        return ListeningModule(module, self._names)
 
     @property
     def _names(self) -> Names:

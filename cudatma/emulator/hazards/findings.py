@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from cudatma.emulator.async_copy.mbarrier import MBarrier
@@ -46,8 +45,15 @@ class Findings:
     raises StopRun.
     """
 
-    def __init__(self, kernel: str, stop_at: Iterable[str] = (), sources: Sources | None = None) -> None:
+    def __init__(
+        self,
+        kernel: str,
+        stop_at: Iterable[str] = (),
+        sources: Sources | None = None,
+        variables: SharedVariables | None = None,
+    ) -> None:
         self.kernel, self._stop_at, self._sources = kernel, frozenset(stop_at), sources or Sources()
+        self.variables = variables or SharedVariables()
         self._hazards: _Table = {}
         self._warnings: _Table = {}
         #: (function, instruction) -> remaining number of reads of swizzled tiles to examine.
@@ -194,16 +200,11 @@ class Reporter(Observer):
         """
         address = place * shadow.granule + SHARED_START
         others = self.earlier(read_at, int(shadow.writer_at[place]))
-        where = self.variables.byte(address)
+        where = self.findings.variables.byte(address)
         shown = "; ".join([f"shared address {address:#x}" + (f", {where}" if where else ""), *map(str, others)])
         more["places"] = [shadow.bytes_of(indices), *more.get("places", ())]
         generic = SHARED_WINDOW | shadow.rank << RANK_SHIFT | address
         self.report(kind, w, at, f"{text} ({shown})", others=others, where=where, address=generic, **more)
-
-    @cached_property
-    def variables(self) -> SharedVariables:
-        """The kernel's shared variables."""
-        return SharedVariables.of(self.launch.image, self.launch.program.function.name)
 
     def earlier(self, read_at: int, written_at: int) -> list[Access]:
         """Return the read and the last write at these instructions, except those of called functions."""

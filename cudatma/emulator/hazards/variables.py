@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cudatma.emulator.machine.memory import SHARED_START
@@ -24,14 +25,17 @@ class SharedVariables:
     variables: tuple[tuple[str, int, int | None], ...] = ()
 
     @classmethod
-    def of(cls, image: Image, entry: str) -> SharedVariables:
-        """Return the variables that a kernel can reach."""
+    def of(cls, image: Image, entry: str, dynamic: Iterable[tuple[str, int, int]] = ()) -> SharedVariables:
+        """Return the variables that a kernel can reach, and the (name, offset, bytes) parts of dynamic memory."""
         module = image.module
         sizes = {name: variable.size_bytes for name, variable in module.variables.items()}
         for function in module.functions.values():
             sizes.update((name, variable.size_bytes) for name, variable in function.variables.items())
-        variables = []
-        for name, offset in image.shared_layout(entry)[0].items():
+        offsets, start = image.shared_layout(entry)
+        start += SHARED_START
+        variables: list[tuple[str, int, int | None]]
+        variables = [(name, start + offset, start + offset + size) for name, offset, size in dynamic]
+        for name, offset in offsets.items():
             first, size = SHARED_START + offset, sizes.get(name, 0)
             variables.append((_plain(name), first, first + size if size else None))
         return cls(tuple(variables))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from markupsafe import Markup
-
 from cudatma.emulator.trace.chrome import chrome_trace
 from cudatma.emulator.trace.picture import picture
 from cudatma.emulator.trace.recording import Recording
-from cudatma.pages import fragment, render
+from cudatma.pages import figure, fragment
 
 
 class Trace(Recording):
@@ -64,4 +62,4 @@ class Trace(Recording):
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook displays."""
-        return fragment(render("trace.html.j2", picture=Markup(self.to_svg())), style="report.css")
+        return fragment(figure(self.to_svg(width=1080)), style="report.css")
