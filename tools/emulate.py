@@ -1,8 +1,10 @@
 """Run a kernel on the CPU, under many schedules, and list its hazards.
 
 KERNEL is a .ptx or .cu file, a launch file (.toml, .json), or one of cudatma's kernels with generated operands. For the
-latter, `cudatma emulate KERNEL --help` lists the options for the sizes. --coverage runs nothing. It lists which
-instructions of a PTX file the emulator supports.
+latter, `cudatma emulate KERNEL --help` lists the options for the sizes. If KERNEL is a .py file, the program runs, and
+its kernel launches run on the emulator. Words after the file are the program's; before it, --schedules, --seed,
+--replay, --target, --json and --only NAME (check only kernels with this name) are allowed. --coverage runs nothing. It
+lists which instructions of a PTX file the emulator supports.
 
 The exit status is 0 if there is no hazard and the result is as expected, 1 if there is a hazard, a wrong result or an
 infinite loop, and 2 if the command line is wrong.
@@ -36,6 +38,7 @@ from cudatma.target import get_target
 
 from .command_line import DEFAULT_TARGET, Parser
 from .emulate_launch import __doc__ as launch_grammar
+from .emulate_program import run_program
 from .emulate_run import Outcome, run_launch, run_sample, show, write_reports
 from .inspect_descriptor import open_source
 
@@ -51,6 +54,7 @@ examples:
       --expect y=x.npy
   cudatma emulate launch.toml --schedules 100 --seed 7
   cudatma emulate kernel.ptx --entry gemm --block 160 --shared-bytes 49152 --replay 31 --trace gemm.svg
+  cudatma emulate --schedules 4 --only softmax program.py --rows 100
   cudatma emulate --coverage kernel.ptx
   nvcc -arch=sm_90a -ptx -o - kernel.cu | cudatma emulate --coverage -
 """
@@ -137,7 +141,7 @@ def extents(text: str) -> tuple[int, ...]:
 def _parser() -> Parser:
     parser = Parser("cudatma emulate", __doc__, EXAMPLES)
     parser.add_argument(
-        "kernel", nargs="?", metavar="KERNEL", help=f".ptx, .cu, .j2, .toml, .json, {', '.join(EMULATED)}"
+        "kernel", nargs="?", metavar="KERNEL", help=f".py, .ptx, .cu, .j2, .toml, .json, {', '.join(EMULATED)}"
     )
     parser.add_argument(
         "--coverage",
@@ -245,6 +249,9 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> Outcome:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma emulate`` and return the exit status."""
     parser, words = _parser(), list(sys.argv[1:] if argv is None else argv)
+    program = next((position for position, word in enumerate(words) if word.endswith(".py")), None)
+    if program is not None:
+        return run_program(words[:program], words[program], words[program + 1 :])
     without_help = [word for word in words if word not in ("-h", "--help")]
     options, rest = parser.parse_known_args(without_help)
     if without_help != words:
@@ -257,7 +264,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ArgumentError("KERNEL", got, "either KERNEL or --coverage", "cudatma emulate --help shows examples")
     is_file = options.kernel is None or options.kernel.endswith((".ptx", ".cu", ".j2", ".toml", ".json"))
     if options.kernel not in REGISTRY and not is_file:
-        raise ArgumentError("KERNEL", options.kernel, f"{', '.join(EMULATED)}, a .ptx, .cu, .j2, .toml or .json file")
+        raise ArgumentError(
+            "KERNEL", options.kernel, f"{', '.join(EMULATED)}, a .py, .ptx, .cu, .j2, .toml or .json file"
+        )
     if rest and options.kernel not in REGISTRY:
         parser.refuse(rest)
     if options.coverage is not None:

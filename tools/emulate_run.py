@@ -54,8 +54,8 @@ class Outcome:
             "schedules": report.schedules,
             "steps": report.steps,
             "seconds": round(report.seconds, 3),
-            "hazards": [_as_data(hazard) for hazard in report.hazards],
-            "warnings": [_as_data(warning) for warning in report.warnings],
+            "hazards": [hazard_data(hazard) for hazard in report.hazards],
+            "warnings": [hazard_data(warning) for warning in report.warnings],
             "unchecked": report.unchecked,
             "printed": report.printed,
             "compared": [asdict(comparison) | {"passed": comparison.passed} for comparison in report.compared],
@@ -63,9 +63,9 @@ class Outcome:
         }
 
 
-def _as_data(hazard: Hazard) -> dict[str, Any]:
+def hazard_data(hazard: Hazard) -> dict[str, Any]:
     data = asdict(hazard) | {"cause": hazard.cause}
-    data |= {name: [_as_data(other) for other in getattr(hazard, name)] for name in ("consequences", "also")}
+    data |= {name: [hazard_data(other) for other in getattr(hazard, name)] for name in ("consequences", "also")}
     for name in ("known_cause", "address", "places"):
         del data[name]
     return data

@@ -10,7 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from cudatma.emulator import EmulatedModule, Report, load
+from cudatma.emulator import EmulatedModule, Hazard, Report, load
+from cudatma.errors import HazardError
 
 Dim = tuple[int, int, int]
 
@@ -52,6 +53,9 @@ class ProgramLaunch:
         Names and texts of source files that reports quote. Default: the files that the PTX names, if they exist.
     registers : int, optional
         Registers per thread, as in the cubin.
+    from_compiler : tuple of (str, str)
+        Kinds of hazards, each with an opcode, that the library's compiler causes. The program cannot avoid them, so
+        they are warnings.
     """
 
     ptx: str = field(repr=False)
@@ -68,6 +72,7 @@ class ProgramLaunch:
     place: str = ""
     sources: tuple[tuple[str, str], ...] | None = field(default=None, repr=False)
     registers: int | None = None
+    from_compiler: tuple[tuple[str, str], ...] = ()
 
     @property
     def module(self) -> EmulatedModule:
@@ -86,8 +91,14 @@ class ProgramLaunch:
         -------
         Report
             Hazards and warnings of all schedules.
+
+        Raises
+        ------
+        HazardError
+            If there are hazards, unless `hazards` is "collect" or "off".
         """
-        return self.module.launch(
+        is_raising = options.get("hazards", "raise") == "raise"
+        report = self.module.launch(
             self.entry,
             self.grid,
             self.block,
@@ -98,7 +109,17 @@ class ProgramLaunch:
             arrays=self.arrays,
             names=self.names,
             registers=self.registers,
-            **options,
+            **options | ({"hazards": "collect"} if is_raising else {}),
+        )
+        report.warnings += [hazard for hazard in report.hazards if self._is_from_compiler(hazard)]
+        report.hazards = [hazard for hazard in report.hazards if not self._is_from_compiler(hazard)]
+        if is_raising and report.hazards:
+            raise HazardError(str(report), report.hazards)
+        return report
+
+    def _is_from_compiler(self, hazard: Hazard) -> bool:
+        return not hazard.consequences and any(
+            hazard.kind == kind and opcode in hazard.instruction for kind, opcode in self.from_compiler
         )
 
 
@@ -109,12 +130,12 @@ def _module(ptx: str, sources: tuple[tuple[str, str], ...] | None) -> EmulatedMo
     return load(ptx, lines=lines)
 
 
-def files_of(ptx: str) -> tuple[tuple[str, str], ...]:
-    """Return the names and texts of the source files that PTX names and that exist on this machine."""
+def files_of(ptx: str, without: str = "\0") -> tuple[tuple[str, str], ...]:
+    """Return the names and texts of the source files that PTX names and that exist, except those in a folder."""
     return tuple(
         (os.path.basename(name), Path(name).read_text(encoding="utf-8", errors="replace"))
         for name in dict.fromkeys(_FILE.findall(ptx))
-        if os.path.isfile(name)
+        if os.path.isfile(name) and not name.startswith(without)
     )
 
 
@@ -126,4 +147,6 @@ def calling_place(*packages: str) -> str:
         if package not in ("cudatma", *packages):
             break
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    path = frame.f_code.co_filename
+    relative = os.path.relpath(path) if os.path.isabs(path) else path
+    return f"{path if relative.startswith(os.pardir) else relative}:{frame.f_lineno}"

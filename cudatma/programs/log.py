@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Protocol, overload
 
@@ -30,9 +30,13 @@ class Interceptor(Protocol):
         """Undo ``install``."""
 
 
+#: Number of SMs that programs see. With few SMs, the CTAs of persistent kernels process several tiles each.
+SM_COUNT = 4
+
 #: Module of a library -> the Interceptor class for its launches, as "module:class". An interceptor is installed when
 #: the program imports the library's module, so that a program pays only for libraries that it uses.
 INTERCEPTORS: dict[str, str] = {
+    "torch": "cudatma.programs.torch:TorchInterceptor",
     "triton": "cudatma.programs.triton:TritonInterceptor",
 }
 
@@ -44,7 +48,7 @@ class LaunchEntry:
     Parameters
     ----------
     launch : ProgramLaunch
-        The launch.
+        The launch, without its arguments, so that the log does not keep the program's arrays alive.
     report : Report
         Hazards and warnings.
     seconds : float
@@ -70,8 +74,28 @@ class LaunchEntry:
         return f"{launch.place}: {launch.entry} ({launch.library}), grid {grid}: {result}, {duration(self.seconds)}"
 
 
+@contextmanager
+def naming(library: str, entry: str, place: str) -> Iterator[None]:
+    """Put the library, the kernel and the place of a launch in front of an error's message."""
+    try:
+        yield
+    except CudaTmaError as error:
+        error.args = (f"{library} launch of {entry} at {place}: {error}",)
+        raise
+
+
 class LaunchLog(Sequence[LaunchEntry]):
-    """The launches of a program that ran on the emulator, in order. `emulate_launches` creates it."""
+    """The launches of a program that ran on the emulator, in order. `emulate_launches` creates it.
+
+    Parameters
+    ----------
+    target : Target
+        Architecture that kernels are compiled for.
+    options : dict
+        Options of `EmulatedModule.launch` for checked launches.
+    hazards, only, on_launch : see emulate_launches
+        What is checked, and what happens after a launch.
+    """
 
     def __init__(
         self,
@@ -107,8 +131,7 @@ class LaunchLog(Sequence[LaunchEntry]):
         return not self.hazards
 
     def __str__(self) -> str:
-        dirty = [str(entry.report) for entry in self if not entry.report.is_clean]
-        return "\n".join([*map(str, self), *dirty]) or "no launches"
+        return "\n".join([*map(str, self), *map(str, self.hazards)]) or "no launches"
 
     def run(self, launch: ProgramLaunch) -> Report:
         """Run a launch, and add it to the log.
@@ -131,17 +154,15 @@ class LaunchLog(Sequence[LaunchEntry]):
         is_checked = self._hazards != "off" and (self._only is None or self._only in launch.entry)
         options = self._options if is_checked else self._options | {"schedules": 1}
         started = time.perf_counter()
-        try:
+        with naming(launch.library, launch.entry, launch.place):
             report = launch.run(hazards="collect" if is_checked else "off", **options)
-        except CudaTmaError as error:
-            error.args = (f"{launch.library} launch of {launch.entry} at {launch.place}: {error}",)
-            raise
-        entry = LaunchEntry(launch, report, time.perf_counter() - started, is_checked)
+        seconds = time.perf_counter() - started
+        entry = LaunchEntry(replace(launch, args=(), arrays=()), report, seconds, is_checked)
         self._entries.append(entry)
         if self._on_launch is not None:
             self._on_launch(entry)
         if self._hazards == "raise" and report.hazards:
-            raise HazardError(f"{entry}\n{report}", report.hazards)
+            raise HazardError("\n".join(map(str, [entry, *report.hazards])), report.hazards)
         return report
 
 
