@@ -33,7 +33,7 @@ from cudatma.kernels.registry import FAMILIES, REGISTRY, KernelEntry, family, ke
 from cudatma.target import Target, get_target
 
 from .command_line import DEFAULT_TARGET, Parser
-from .problem_options import add_problem_options, given_options, problem_options
+from .problem_options import add_problem_options, add_size_options, given_sizes, problem_options
 from .report import Report, make_report, report_text
 from .sass import disassemble, parse_ptxas, without_encodings
 
@@ -257,20 +257,13 @@ def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] 
 
     Raise ArgumentError if the sizes are incomplete or do not fit the kernel.
     """
-    sizes = {name: getattr(options, name) for name in ("m", "n", "k")}
-    missing = [f"--{name}" for name, size in sizes.items() if size is None]
-    if len(missing) == len(sizes):
-        if given := given_options(options):
-            raise ArgumentError(given[0], "no sizes", "with --m, --n and --k, which name a problem")
+    sizes = given_sizes(options)
+    if sizes is None:
         return None
-    if missing:
-        raise ArgumentError(missing[0], "none", "a size", "--m, --n and --k name a problem together")
     selected = family_and_version(options.kernel)
     if selected is None:
         allowed = f"{' or '.join(FAMILIES)}, or the kernel of one of their versions"
         raise ArgumentError("kernel", options.kernel, allowed, "--m, --n and --k name a problem of a family")
-    if options.sm_count is not None and options.sm_count < 1:
-        raise ArgumentError("--sm-count", options.sm_count, "1 or more")
     if options.config:
         raise ArgumentError("--config", options.config[0], "none with --m, --n and --k", "these choose the config")
     name, version = selected
@@ -338,16 +331,8 @@ def _parser() -> Parser:
     sizes = parser.add_argument_group(
         "the kernel of a problem", f"--m, --n and --k: sizes for {' or '.join(FAMILIES)} or one of its versions"
     )
-    meanings = {
-        ("--m", "--q-length"): "rows of the result; for attention the queries",
-        ("--n", "--head-dim"): "columns of the result; for attention the head dim",
-        ("--k", "--k-length"): "elements that are added up; for attention the keys",
-    }
-    for names, what in meanings.items():
-        sizes.add_argument(*names, type=int, metavar="SIZE", help=what)
+    add_size_options(sizes.add_argument)
     add_problem_options(sizes.add_argument)
-    help = "SMs of the GPU (default: 132 (H200) for sm_90a, 170 (RTX 5090) for sm_120a)"
-    sizes.add_argument("--sm-count", type=int, metavar="N", help=help)
     add("--jobs", type=int, default=usable_cores(), metavar="N", help="processes that compile (default: one per core)")
     add("--debug", action="store_true", help="bound waits and check accesses, see docs/howto/debug_a_hang.md")
     add("--no-sass", action="store_true", help="do not disassemble")

@@ -331,6 +331,9 @@ class EmulatedModule:
             except BaseException:
                 memory.restore(initial)
                 raise
+            finally:
+                if trace is not None:
+                    trace.end()
         report.hazards, report.warnings = findings.hazards(), findings.warnings()
         report.seconds = time.perf_counter() - began
         if hazards == "raise" and report.hazards:

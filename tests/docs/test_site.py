@@ -11,7 +11,7 @@ import pytest
 
 import cudatma
 from cudatma import cli
-from tools.dev import site_cli, site_errors
+from tools.dev import site_cli, site_errors, site_hazards
 from tools.dev.site_docstrings import linked_sections, to_rst
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +59,12 @@ def test_the_page_of_an_error_has_its_messages() -> None:
     )
     assert message in pages["DescriptorError"].replace("\\", "")
     assert all(f":doc:`errors/{name}`" in site_errors.index_page() for name in pages)
+
+
+def test_the_table_of_hazards_is_current() -> None:
+    page = site_hazards.PAGE.read_text(encoding="utf-8")
+    assert page == site_hazards.with_table(page), "run python -m tools.dev.site_hazards"
+    assert all(f"/{kind}.md)" in page for kind in site_hazards.hazard_pages())
 
 
 def test_blocks_of_code_are_left_alone() -> None:

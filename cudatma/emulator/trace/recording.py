@@ -115,6 +115,7 @@ class Recording(Observer):
         self.events: list[Event] = []
         self.dropped = 0
         self._clock: Any = None
+        self._steps = 0
         self._waits: dict[Split, Event] = {}
         self._products: dict[Warp, Event] = {}
         self._groups: dict[Group, Event] = {}
@@ -128,7 +129,7 @@ class Recording(Observer):
     @property
     def steps(self) -> int:
         """Number of steps so far."""
-        return int(self._clock.steps) if self._clock is not None else 0
+        return int(self._clock.steps) if self._clock is not None else self._steps
 
     def begin(self, launch: Launch) -> None:
         """Start to record a schedule and discard the previous one."""
@@ -139,6 +140,12 @@ class Recording(Observer):
             *(self.events, self._waits, self._products, self._groups, self._copies, self._lives, self._phase_begin),
             *(self._accesses, self.histories),
         ):
+            collection.clear()
+
+    def end(self) -> None:
+        """Drop everything of the launch except its events, so that a trace does not keep the launch's memory alive."""
+        self._steps, self._clock = self.steps, None
+        for collection in (self._waits, self._products, self._groups, self._copies, self._lives, self._accesses):
             collection.clear()
 
     def _add(self, event: Event) -> Event:
