@@ -39,7 +39,7 @@ from cudatma.target import get_target
 from .command_line import DEFAULT_TARGET, Parser
 from .emulate_launch import __doc__ as launch_grammar
 from .emulate_program import run_program
-from .emulate_run import Outcome, run_launch, run_sample, show, write_reports
+from .emulate_run import Outcome, add_report_options, run_launch, run_sample, show, write_reports
 from .inspect_descriptor import open_source
 
 #: Kernels of the registry with generated operands.
@@ -183,8 +183,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     result.add_argument(
         "--trace", action="append", default=[], type=Path, metavar="FILE", help=".svg: a picture; .json: for Perfetto"
     )
-    result.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page in one file")
-    result.add_argument("--sarif", type=Path, metavar="FILE", help="write the hazards for code scanning, SARIF 2.1.0")
+    add_report_options(result)
     result.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -133,6 +133,12 @@ def _run_with_progress(run: Callable[..., Report], options: argparse.Namespace) 
     return Outcome(report, list(options.trace))
 
 
+def add_report_options(parser: argparse._ActionsContainer) -> None:
+    """Add the options of write_reports()."""
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page in one file")
+    parser.add_argument("--sarif", type=Path, metavar="FILE", help="write the hazards for code scanning, SARIF 2.1.0")
+
+
 def write_reports(reports: Sequence[Report], options: argparse.Namespace) -> list[Path]:
     """Write the page (--html) and the SARIF file (--sarif) of some reports, and return their paths."""
     if options.html is not None:
