@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -132,10 +133,15 @@ def _module(ptx: str, sources: tuple[tuple[str, str], ...] | None) -> EmulatedMo
 
 def files_of(ptx: str, without: str = "\0") -> tuple[tuple[str, str], ...]:
     """Return the names and texts of the source files that PTX names and that exist, except those in a folder."""
+    return read_sources(name for name in dict.fromkeys(_FILE.findall(ptx)) if not name.startswith(without))
+
+
+def read_sources(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Return the names and texts of the files that exist. Reports name files without their folders."""
     return tuple(
-        (os.path.basename(name), Path(name).read_text(encoding="utf-8", errors="replace"))
-        for name in dict.fromkeys(_FILE.findall(ptx))
-        if os.path.isfile(name) and not name.startswith(without)
+        (os.path.basename(path), Path(path).read_text(encoding="utf-8", errors="replace"))
+        for path in paths
+        if os.path.isfile(path)
     )
 
 

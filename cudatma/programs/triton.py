@@ -19,7 +19,7 @@ from cudatma.descriptor import Swizzle, TensorMap, TiledSpec
 from cudatma.dtypes import TMA_TYPES
 from cudatma.emulator.machine.memory import address_of
 from cudatma.errors import ArgumentTypeError
-from cudatma.programs.launch import ProgramLaunch, calling_place, files_of
+from cudatma.programs.launch import ProgramLaunch, calling_place, files_of, read_sources
 from cudatma.programs.log import SM_COUNT, LaunchLog, naming
 from cudatma.programs.patches import Patches
 
@@ -48,17 +48,17 @@ class TritonInterceptor:
         from triton.runtime.autotuner import Autotuner
         from triton.runtime.jit import JITFunction
 
+        run, prune = JITFunction.run, Autotuner.prune_configs
+
+        def run_wrapped(jit: Any, *args: Any, **kwargs: Any) -> Any:
+            return run(jit, *map(_wrapped, args), **{name: _wrapped(value) for name, value in kwargs.items()})
+
+        def first_config(tuner: Any, kwargs: dict[str, Any]) -> Sequence[Any]:
+            return self._first_config(tuner, prune(tuner, kwargs), kwargs)
+
         self._patches.set(driver, "_active", _Driver(log))
-        run = self._patches.set(
-            JITFunction,
-            "run",
-            lambda jit, *args, **kwargs: run(
-                jit, *map(_wrapped, args), **{name: _wrapped(value) for name, value in kwargs.items()}
-            ),
-        )
-        prune = self._patches.set(
-            Autotuner, "prune_configs", lambda tuner, kwargs: self._first_config(tuner, prune(tuner, kwargs), kwargs)
-        )
+        self._patches.set(JITFunction, "run", run_wrapped)
+        self._patches.set(Autotuner, "prune_configs", first_config)
         self._patches.set(Autotuner, "_bench", lambda *args, **options: [1.0])  # Triton 3.6 measures even one config
         for name in ("do_bench", "do_bench_cudagraph"):
             self._patches.set(triton.testing, name, _no_benchmark)
@@ -182,6 +182,8 @@ class _Launcher:
         with open(path, encoding="utf-8") as file:
             self._ptx = file.read()
         self._sources = files_of(self._ptx, without=os.path.dirname(triton.__file__))
+        if function is not None:  # Triton's cache may have the PTX of the same kernel in another folder
+            self._sources += read_sources([function.fn.__code__.co_filename])
 
     def __call__(
         self,
