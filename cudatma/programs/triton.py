@@ -315,6 +315,10 @@ class _Arguments:
         if known or not size:
             return tensor.data_ptr(), known[0] if known else None
         memory = np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+        if size % tensor.element_size() == 0:  # reports name elements
+            memory = memory.view(f"V{tensor.element_size()}")
+        if tensor.is_contiguous() and tensor.numel() == memory.size:
+            memory = memory.reshape(tuple(tensor.shape))
         self.arrays[name, address] = memory
         return tensor.data_ptr(), memory
 
