@@ -197,6 +197,9 @@ def report_page(reports: Sequence[Report], title: str = "") -> str:
         An HTML document that needs no other file.
     """
     launches = [_LaunchView(report, number) for number, report in enumerate(reports, 1)]
+    sections: dict[object, int] = {}
+    for launch in launches if len(launches) > 1 else ():
+        launch.section = sections.setdefault(launch.content, launch.number) if launch.content else 0
     if not title:
         title = launches[0].title if len(launches) == 1 else f"{len(launches)} launches"
     body = render("report.html.j2", launches=launches, is_page=True, title=title)
@@ -227,10 +230,21 @@ class _LaunchView:
 
     def __init__(self, report: Report, number: int) -> None:
         self.report, self.number = report, number
+        #: Number of the launch whose section shows this report: an equal one, this one, or 0 for none.
+        self.section = number
         self.title = report.title or report.kernel
         self.seconds = duration(report.seconds)
         self.verdict = counted(len(report.hazards), "hazard") if report.hazards else "no hazard"
         self.wrong = [comparison.name for comparison in report.compared if not comparison.passed]
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """What a section would show, except numbers; empty if a row of the table says it all."""
+        report = self.report
+        found = [(h.kind, h.ptx_line, h.source) for h in (*report.hazards, *report.warnings)]
+        results = [(comparison.name, comparison.error) for comparison in report.compared]
+        parts = (found, results, report.printed, report.unchecked)
+        return (self.title, repr(parts)) if any(parts) else ()
 
     def _views(self, hazards: list[Hazard]) -> list[HazardView]:
         report = self.report
