@@ -239,7 +239,7 @@ class _LaunchView:
 
     @property
     def content(self) -> tuple[object, ...]:
-        """What a section would show, except numbers; empty if a row of the table says it all."""
+        """The content of the section, without numbers. It is empty if a row of the table is enough."""
         report = self.report
         found = [(h.kind, h.ptx_line, h.source) for h in (*report.hazards, *report.warnings)]
         results = [(comparison.name, comparison.error) for comparison in report.compared]

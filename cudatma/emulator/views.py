@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Lines of a file. None stands for lines that are left out."""
+    """Lines of a file; None marks a gap."""
 
     file: str
     lines: tuple[Line | None, ...]
@@ -217,7 +217,8 @@ def _related(
     Without earlier accesses, these are the events on the hazard's mbarriers, if it concerns any.
     """
     begin = min((event.begin for event in earlier), default=0)
-    recent = [e for e in trace.events if e.kind in _ORDERING and e.end is not None and begin <= _when(e) <= last.begin]
+    recent = [e for e in trace.events if e.kind in _ORDERING and begin <= _when(e) <= last.begin]
+    recent = [e for e in recent if e.kind != "wait" or e.end is not None]
     warps = {_issuer(event) for event in (*earlier, last, *stuck)}
     if mbarriers and not earlier:
         warps = set()

@@ -13,7 +13,7 @@ from cudatma.emulator.hazards.shared_memory import Shadow
 from cudatma.emulator.hazards.sources import Sources
 from cudatma.emulator.hazards.variables import SharedVariables
 from cudatma.emulator.machine.access import FlagWait
-from cudatma.emulator.machine.events import Observer
+from cudatma.emulator.machine.events import Copy, Observer
 from cudatma.emulator.machine.loops import Recorder, is_plain
 from cudatma.emulator.machine.memory import RANK_SHIFT, SHARED_START, SHARED_WINDOW
 from cudatma.emulator.machine.program import Program
@@ -191,6 +191,7 @@ class Reporter(Observer):
         place: int,
         indices: Array,
         read_at: int = -1,
+        copy: Copy | None = None,
         **more: Any,
     ) -> None:
         """Record a hazard in shared memory at granule ``place`` and name the last writer.
@@ -199,17 +200,18 @@ class Reporter(Observer):
         write.
         """
         address = place * shadow.granule + SHARED_START
-        others = self.earlier(read_at, int(shadow.writer_at[place]))
+        copied_at = copy.at if copy is not None and copy.program is self.launch.program else -1
+        others = self.earlier(read_at, int(shadow.writer_at[place]), copied_at)
         where = self.findings.variables.byte(address)
         shown = "; ".join([f"shared address {address:#x}" + (f", {where}" if where else ""), *map(str, others)])
         more["places"] = [shadow.bytes_of(indices), *more.get("places", ())]
         generic = SHARED_WINDOW | shadow.rank << RANK_SHIFT | address
         self.report(kind, w, at, f"{text} ({shown})", others=others, where=where, address=generic, **more)
 
-    def earlier(self, read_at: int, written_at: int) -> list[Access]:
-        """Return the read and the last write at these instructions, except those of called functions."""
+    def earlier(self, read_at: int, written_at: int, copied_at: int = -1) -> list[Access]:
+        """Return the read, the last write and the copy at these instructions of the kernel."""
         accesses = []
-        for verb, at in (("read", read_at), ("last written", written_at)):
+        for verb, at in (("copied", copied_at), ("read", read_at), ("last written", written_at)):
             if 0 <= at < len(self.body):
                 instruction = self.body[at]
                 source = self.launch.program.module.source_of(instruction)

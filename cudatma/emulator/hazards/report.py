@@ -74,7 +74,7 @@ class Access:
     Parameters
     ----------
     verb : str
-        "read", "last written" or "waits".
+        "read", "last written", "copied" (by a copy in flight) or "waits".
     ptx_line : int
         Line of the instruction in the PTX text.
     source : str

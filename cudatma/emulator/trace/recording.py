@@ -96,11 +96,12 @@ class _Accessed:
     def lane(self, address: int) -> int:
         """Return the first lane that accesses an address, or -1 if the pieces do not belong to lanes."""
         active = [lane for lane in range(32) if self.lanes >> lane & 1]
-        if not active or len(self.offsets) % len(active):
-            return active[0] if len(active) == 1 else -1
+        if len(active) == 1:
+            return active[0]
+        if self.offsets.shape != (len(active),):
+            return -1
         first = address - self.base
-        position = int(np.argmax((self.offsets <= first) & (first < self.offsets + self.size)))
-        return active[position // (len(self.offsets) // len(active))]
+        return active[int(np.argmax((self.offsets <= first) & (first < self.offsets + self.size)))]
 
 
 class Recording(Observer):
