@@ -29,6 +29,13 @@ extern "C" __global__ void shift(float* y) {
     if (threadIdx.x == 0) y[70] = 1;
     if (threadIdx.x == 32) y[0] = y[70];
 }
+extern "C" __global__ void ahead(const float* x, float* y) {
+    __shared__ float4 tile[16];
+    if (threadIdx.x >= 16) return;
+    const unsigned to = __cvta_generic_to_shared(&tile[threadIdx.x]);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" :: "r"(to), "l"(x + 4 * threadIdx.x) : "memory");
+    y[threadIdx.x] = tile[threadIdx.x].x;
+}
 extern "C" __global__ void wait(float* y) {
     __shared__ unsigned long long full[2];
     const unsigned bar = __cvta_generic_to_shared(&full[1]);
@@ -47,7 +54,7 @@ HOSTILE = '"><script>alert(1)</script>'
 def run(kernel: str, source: str = REVERSE, **options: Any) -> Report:
     compiled = ptx_source(source, target="sm_90a")
     arrays = (np.ones(64, np.float32), np.ones((2, 64), np.float32))
-    args = arrays if kernel == "reverse" else arrays[1:]
+    args = arrays if kernel in ("reverse", "ahead") else arrays[1:]
     module = load(compiled.ptx, lines=compiled.lines)
     return module.launch(kernel, 1, 64, args, hazards="collect", trace=Trace(), **options)
 
@@ -87,6 +94,16 @@ def test_a_page_shows_both_accesses_and_their_order() -> None:
     assert "Order of events" in page
     assert "Order of events" not in without
     assert '<li class="other"><b>9</b>' in without
+
+
+def test_a_page_shows_a_copy_in_flight() -> None:
+    report = run("ahead", replay=1)
+    assert [other.verb for other in report.hazards[0].others] == ["copied"]
+    assert "copied at PTX line " in report.hazards[0].message
+    page = report.to_html()
+    assert '<li class="other"><b>16</b>' in page
+    assert '<li class="this"><b>17</b>' in page
+    assert page.index("cp.async group</span>") < page.index("reads byte 0 of tile</span>")
 
 
 def test_a_page_shows_where_threads_wait_forever() -> None:
