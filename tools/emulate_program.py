@@ -43,7 +43,7 @@ def run_program(words: Sequence[str], program: str, arguments: Sequence[str]) ->
                 trace=options.html is not None,
             )
         )
-        status = _run(program, arguments)
+        status = run_script(program, arguments)
     if not any(entry.is_checked for entry in log):
         which = f"a kernel whose name contains {options.only!r}" if options.only else "a kernel"
         print(f"cudatma: {program} did not launch {which} through a library that cudatma knows", file=sys.stderr)
@@ -68,7 +68,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _run(program: str, arguments: Sequence[str]) -> int:
+def run_script(program: str, arguments: Sequence[str]) -> int:
     """Run a program as ``python program arguments`` does, and return its exit status."""
     saved = sys.argv, sys.path[:]
     sys.argv = [program, *arguments]

@@ -78,7 +78,7 @@ class ProgramLaunch:
     @property
     def module(self) -> EmulatedModule:
         """The parsed module. Launches of the same PTX share it, and its variables keep their values between them."""
-        return _module(self.ptx, self.sources)
+        return module_of(self.ptx, self.sources)
 
     def run(self, **options: Any) -> Report:
         """Run the launch on the emulator.
@@ -125,7 +125,7 @@ class ProgramLaunch:
 
 
 @lru_cache(maxsize=_MAX_MODULES)
-def _module(ptx: str, sources: tuple[tuple[str, str], ...] | None) -> EmulatedModule:
+def module_of(ptx: str, sources: tuple[tuple[str, str], ...] | None) -> EmulatedModule:
     texts = files_of(ptx) if sources is None else sources
     lines = {name: dict(enumerate(text.splitlines(), 1)) for name, text in texts}
     return load(ptx, lines=lines)
@@ -150,7 +150,7 @@ def calling_place(*packages: str) -> str:
     frame = sys._getframe(1)
     while frame.f_back is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in ("cudatma", *packages):
+        if package not in ("cudatma", *packages) and frame.f_code.co_filename != "<string>":  # generated code
             break
         frame = frame.f_back
     path = frame.f_code.co_filename

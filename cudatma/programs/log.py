@@ -7,7 +7,7 @@ import importlib.abc
 import importlib.util
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -21,7 +21,7 @@ from cudatma.target import Target, get_target
 
 
 class Interceptor(Protocol):
-    """What a library contributes: it sends the library's launches to a log."""
+    """Sends the launches of one library to a log."""
 
     def install(self, log: LaunchLog) -> None:
         """Redirect the library's launches to ``log.run``. The library has been imported."""
@@ -38,6 +38,10 @@ SM_COUNT = 4
 INTERCEPTORS: dict[str, str] = {
     "torch": "cudatma.programs.torch:TorchInterceptor",
     "triton": "cudatma.programs.triton:TritonInterceptor",
+    "cutlass.cute.runtime": "cudatma.programs.cute_dsl:CuteDslInterceptor",
+    "cupy": "cudatma.programs.cupy:CupyInterceptor",
+    "cuda.core": "cudatma.programs.cuda_core:CoreInterceptor",
+    "cuda.bindings.driver": "cudatma.programs.driver:DriverInterceptor",
 }
 
 
@@ -167,7 +171,7 @@ class LaunchLog(Sequence[LaunchEntry]):
         if self._on_launch is not None:
             self._on_launch(entry)
         if self._hazards == "raise" and report.hazards:
-            raise HazardError("\n".join(map(str, [entry, *report.hazards])), report.hazards)
+            raise HazardError("\n".join(map(str, [entry, *report.hazards])), report.hazards, report)
         return report
 
 
@@ -221,21 +225,28 @@ def emulate_launches(
     chosen = default_target() if target is None else get_target(target)
     options = {"schedules": schedules, "seed": seed, "replay": replay}
     log = LaunchLog(target=chosen, options=options, hazards=hazards, only=only, on_launch=on_launch, trace=trace)
+    with intercepting(INTERCEPTORS, log):
+        yield log
+
+
+@contextmanager
+def intercepting(interceptors: Mapping[str, str], sink: Any) -> Iterator[None]:
+    """Install the interceptor of each library that the program has imported, and of others when it imports them."""
     with ExitStack() as stack:
 
         def install(name: str) -> None:
-            module, _, kind = INTERCEPTORS[name].partition(":")
+            module, _, kind = interceptors[name].partition(":")
             interceptor: Interceptor = getattr(importlib.import_module(module), kind)()
-            interceptor.install(log)
+            interceptor.install(sink)
             stack.callback(interceptor.remove)
 
-        imported = [name for name in INTERCEPTORS if name in sys.modules]
-        hook = _ImportHook(set(INTERCEPTORS) - set(imported), install)
+        imported = [name for name in interceptors if name in sys.modules]
+        hook = _ImportHook(set(interceptors) - set(imported), install)
         sys.meta_path.insert(0, hook)
         stack.callback(sys.meta_path.remove, hook)
         for name in imported:
             install(name)
-        yield log
+        yield
 
 
 class _ImportHook(importlib.abc.MetaPathFinder):

@@ -34,9 +34,10 @@ class Sources:
     def locate(self, source: str) -> tuple[str, int] | None:
         """Return the innermost (file, line) of "k.cu:12, inlined at k.cu:40" whose text is available, or None.
 
-        A call of a function is preferred to the asm statement in the function.
+        The first file of `lines` is preferred to included files, and a call of a function to an asm statement.
         """
         known = [(name, line) for name, line in places(source) if line in self.lines.get(name, {})]
+        known = [place for place in known if place[0] == next(iter(self.lines))] or known
         calls = [(name, line) for name, line in known if not _ASM.search(self.lines[name][line])]
         return next(iter(calls or known), None)
 

@@ -1,0 +1,89 @@
+"""Where CUDA's headers are: the include folders that NVRTC needs for cuda_fp16.h, mma.h, cuda/ptx and cub."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+#: A header of each part of CUDA: the runtime, libcu++, CUB, Thrust and the compiler.
+_PARTS = ("cuda_runtime_api.h", "cuda/std/version", "cub/version.cuh", "thrust/version.h", "crt/mma.h")
+#: CUDA's major version -> include folders of NVIDIA's wheels, below site-packages.
+_WHEELS = {
+    12: ("nvidia/cuda_runtime/include", "nvidia/cuda_nvcc/include", "nvidia/cuda_cccl/include"),
+    13: ("nvidia/cu13/include",),
+}
+_CUPY_FOLDERS = ("libcudacxx", "cub", "thrust")
+_VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
+#: Names of CUDA's headers, as programs include them.
+_CUDA_NAME = re.compile(
+    r"(cuda|cub|thrust|nv|crt|cooperative_groups)/|cu(da|Complex|rand|blas)\w*\.h|(mma|cooperative_groups)\.h"
+)
+
+
+def cuda_headers(major: int) -> tuple[str, ...]:
+    """Return the include folders of CUDA's headers, preferably those of this major version of CUDA.
+
+    Each part of CUDA comes from the first place that has it: $CUDA_HOME, $CUDA_PATH, NVIDIA's wheels, an installed
+    toolkit, the toolkit of the nvcc on PATH, and CuPy. The result is empty if there are no headers.
+    """
+    places = tuple(os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH", "PATH", "CONDA_PREFIX"))
+    return _cuda_headers(major, places, tuple(sys.path))
+
+
+@lru_cache(maxsize=16)
+def _cuda_headers(major: int, places: tuple[str, ...], path: tuple[str, ...]) -> tuple[str, ...]:
+    """Find the folders again only if the environment or ``sys.path`` changes."""
+    del places, path
+    found: dict[str, str] = {}
+    for is_any_version in (False, True):
+        for folder in _candidates(major):
+            if len(found) == len(_PARTS):
+                break
+            if is_any_version or _major(folder) in (major, None):
+                for part in _PARTS:
+                    holder = next((at for at in (folder, folder / "cccl") if (at / part).is_file()), None)
+                    if holder is not None:
+                        found.setdefault(part, str(holder))
+    return tuple(dict.fromkeys(found[part] for part in _PARTS if part in found))
+
+
+def _candidates(major: int) -> Iterator[Path]:
+    """Yield include folders, the preferred ones first."""
+    homes = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
+    yield from (Path(home) / "include" for home in homes if home)
+    for wheel in _WHEELS.get(major, ()):
+        yield from (Path(place) / wheel for place in sys.path if place)
+    with suppress(ImportError):
+        from cuda.pathfinder import locate_nvidia_header_directory
+
+        for name in ("cudart", "nvcc", "cccl"):
+            if (located := locate_nvidia_header_directory(name)) is not None and located.abs_path:
+                yield Path(located.abs_path)
+    if nvcc := shutil.which("nvcc"):
+        yield Path(nvcc).resolve().parents[1] / "include"
+    if (cupy := find_spec("cupy")) is not None and cupy.origin:
+        yield from (Path(cupy.origin).parent / "_core/include/cupy/_cccl" / name for name in _CUPY_FOLDERS)
+
+
+def _major(folder: Path) -> int | None:
+    """Return the major version of the CUDA runtime whose headers a folder has, or None without them."""
+    try:
+        match = _VERSION.search((folder / "cuda_runtime_api.h").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    return int(match[1]) // 1000 if match else None
+
+
+def missing_header_remedy(name: str, major: int) -> str:
+    """Return what to do about an included file that no folder has."""
+    if _CUDA_NAME.match(name):
+        extra = "headers12" if major == 12 else "headers"
+        return f"pip install 'cudatma[{extra}]' brings CUDA's headers"
+    return "name its folder with -I (include_dirs= in Python)"
