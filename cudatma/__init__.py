@@ -238,6 +238,7 @@ _PACKAGES = (
     "mutants",
     "programs",
     "quantization",
+    "review",
     "runtime",
 )
 

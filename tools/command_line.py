@@ -88,27 +88,6 @@ class Parser(argparse.ArgumentParser):
         raise ArgumentError(field, got, allowed)
 
 
-class _Reached(Exception):  # noqa: N818
-    """Exception that carries the parser of a command whose ``main`` was about to parse."""
-
-    def __init__(self, parser: Parser) -> None:
-        self.parser = parser
-
-
-def parser_of(module: str) -> Parser:
-    """Return the parser of the subcommand in a module of this package."""
-
-    def stop(self: Parser, *_: Any) -> NoReturn:
-        raise _Reached(self)
-
-    with mock.patch.object(Parser, "parse_args", stop), mock.patch.object(Parser, "parse_known_args", stop):
-        try:
-            importlib.import_module(f"{__package__}.{module}").main([])
-        except _Reached as reached:
-            return reached.parser
-    raise AssertionError(f"{module} parsed nothing")
-
-
 def add_source_options(parser: argparse.ArgumentParser) -> None:
     """Add the compiler's options for a .cu or .j2 file."""
     group = parser.add_argument_group("the source")
@@ -131,6 +110,27 @@ def source_arguments(options: argparse.Namespace) -> dict[str, Any]:
         "options": flags,
         "template": options.template,
     }
+
+
+class _Reached(Exception):  # noqa: N818
+    """Exception that carries the parser of a command whose ``main`` was about to parse."""
+
+    def __init__(self, parser: Parser) -> None:
+        self.parser = parser
+
+
+def parser_of(module: str) -> Parser:
+    """Return the parser of the subcommand in a module of this package."""
+
+    def stop(self: Parser, *_: Any) -> NoReturn:
+        raise _Reached(self)
+
+    with mock.patch.object(Parser, "parse_args", stop), mock.patch.object(Parser, "parse_known_args", stop):
+        try:
+            importlib.import_module(f"{__package__}.{module}").main([])
+        except _Reached as reached:
+            return reached.parser
+    raise AssertionError(f"{module} parsed nothing")
 
 
 def seconds(text: str) -> float:

@@ -43,21 +43,23 @@ _cudatma_words() {
     esac
 }
 _cudatma() {
-    local word="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}" command="${COMP_WORDS[1]}" words line
+    local word="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD-1]}" command="${COMP_WORDS[1]}" name
+    local context="$command"
     if [[ $COMP_CWORD == 1 ]]; then
-        words="$(_cudatma_words commands)"
+        context=commands
     elif [[ $word == -* ]]; then
-        words="$(_cudatma_words "$command -") $(_cudatma_words "$command ${COMP_WORDS[2]} -")"
+        context="$command -"
     elif [[ $previous == -* ]]; then
-        words="$(_cudatma_words "$command $previous")"
-    else
-        words="$(_cudatma_words "$command")"
+        context="$command $previous"
     fi
     COMPREPLY=()
-    while IFS= read -r line; do COMPREPLY+=("$line"); done < <(
-        compgen -W "$words" -- "$word"
-        [[ $COMP_CWORD == 1 || $word == -* ]] || compgen -f -- "$word"
-    )
+    for name in $(_cudatma_words "$context") $(_cudatma_words "$context ${COMP_WORDS[2]-}"); do
+        [[ $name == "$word"* ]] && COMPREPLY+=("$name")
+    done
+    [[ $COMP_CWORD == 1 || $word == -* ]] && return
+    while IFS= read -r name; do
+        [[ -n $name ]] && COMPREPLY+=("$name")
+    done <<< "$(compgen -f -- "$word")"
 }
 complete -o filenames -F _cudatma cudatma
 """
@@ -76,7 +78,7 @@ def words() -> dict[str, list[str]]:
             for name in action.option_strings:
                 found[f"{command} {name}"] = found[command] if action.nargs == 0 else list(map(str, choices))
     for kernel in EMULATED:
-        found[f"emulate {kernel} -"] = [
+        found[f"emulate - {kernel}"] = [
             name for action in sample_parser(kernel).options for name in action.option_strings
         ]
     return {context: sorted(set(filter(None, names))) for context, names in found.items()}

@@ -15,7 +15,7 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, CudaTmaError
 from cudatma.programs import LaunchEntry, LaunchLog, emulate_launches
 
 from .command_line import DEFAULT_TARGET, Parser
@@ -79,6 +79,9 @@ def run_script(program: str, arguments: Sequence[str]) -> int:
         if error.code is None or isinstance(error.code, int):
             return error.code or 0
         print(error.code, file=sys.stderr)
+        return 1
+    except CudaTmaError as error:  # names the launch and its line
+        print(f"cudatma: {error}", file=sys.stderr)
         return 1
     except Exception as error:
         _print_traceback(error, program)

@@ -157,6 +157,11 @@ class _Driver:
 
         return torch.device("cpu")
 
+    def get_device_interface(self) -> Any:
+        import torch
+
+        return torch.cuda
+
     def get_benchmarker(self) -> Any:
         return _no_benchmark
 

@@ -47,7 +47,7 @@ def own_lines(source: str, name: str = "kernel.cu") -> Lines:
 
 
 def source_lines(source: str, ptx: str, name: str = "kernel.cu") -> Lines:
-    """Return the lines of own_lines(), followed by those of the included files that the PTX names and that exist."""
+    """Return the lines of own_lines(), followed by the lines of each existing file that the PTX names."""
     files = own_lines(source, name)
     paths: dict[str, set[str]] = {}
     for path in _PTX_FILE.findall(ptx):
