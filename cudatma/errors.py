@@ -231,7 +231,7 @@ class CacheError(CudaTmaError, RuntimeError):
 class HazardError(CudaTmaError, RuntimeError):
     """The emulator found a race, a deadlock or another hazard.
 
-    The arrays hold the results of the last schedule. ``hazards`` is also an attribute.
+    The arrays hold the results of the last schedule. ``hazards`` and ``report`` are also attributes.
 
     Parameters
     ----------
@@ -239,11 +239,13 @@ class HazardError(CudaTmaError, RuntimeError):
         Report of the hazards.
     hazards : sequence of Hazard
         Hazards, as in ``Report.hazards``.
+    report : Report, optional
+        The report of the launch, if the launch ended normally.
     """
 
-    def __init__(self, message: str, hazards: Sequence[Any] = ()) -> None:
+    def __init__(self, message: str, hazards: Sequence[Any] = (), report: Any = None) -> None:
         super().__init__(message)
-        self.hazards = tuple(hazards)
+        self.hazards, self.report = tuple(hazards), report
 
 
 class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818

@@ -42,7 +42,7 @@ from .command_line import DEFAULT_TARGET, Parser, add_source_options
 from .emulate_launch import __doc__ as launch_grammar
 from .emulate_program import run_program
 from .emulate_recording import run_recording
-from .emulate_run import Outcome, run_launch, run_sample, show
+from .emulate_run import Outcome, add_report_options, run_launch, run_sample, show, write_reports
 from .inspect_descriptor import open_source
 
 #: Kernels of the registry with generated operands.
@@ -187,6 +187,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     result.add_argument(
         "--trace", action="append", default=[], type=Path, metavar="FILE", help=".svg: a picture; .json: for Perfetto"
     )
+    add_report_options(result)
     result.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -285,5 +286,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StepLimitError as error:
         print(f"cudatma: {str(error).replace('step_limit=', '--step-limit')}", file=sys.stderr)
         return 1
+    outcome.written += write_reports([outcome.report], options)
     show(outcome, options.json)
     return 0 if outcome.passed else 1

@@ -257,6 +257,19 @@ class Kernel:
     def __repr__(self) -> str:
         return f"Kernel({self.entry}, {self.target.name}, {counted(len(self.parameters), 'parameter')})"
 
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook displays."""
+        from cudatma import pages
+
+        kinds = {"int": "integer", "float": "float", "bytes": "structure"}
+        rows = [("kernel", self.entry), ("target", self.target.name)]
+        for p in self.parameters:
+            kind = "pointer or integer" if p.is_pointer_wide else kinds[p.kind]
+            rows.append(("parameter", f"{p.name}: {kind}, {counted(p.size_bytes, 'byte')}"))
+        rows += [("shared memory", f"{offset}: {name}, {size} bytes") for name, offset, size in self.smem_layout]
+        rows += [("warning", warning) for warning in self.warnings]
+        return pages.fragment(pages.table(rows))
+
     def __reduce__(self) -> tuple[Any, ...]:
         kept = (self.cubin, self.entry, self.target, self.ptx, self.source, self.log, self.folder, self.smem_layout)
         return _rebuild, kept
@@ -432,12 +445,12 @@ class Kernel:
         """Module on the emulator. The module's variables keep their values between launches, as on a GPU."""
         from cudatma.emulator import load  # slow to import
 
-        lines = source_lines(self.source, self.ptx)
+        module = load(self.ptx, lines=source_lines(self.source, self.ptx), smem_layout=self.smem_layout)
         if not self.is_debug:
-            return load(self.ptx, lines=lines)
+            return module
         from cudatma.runtime.hang.listeners import ListeningModule
 
-        return ListeningModule(load(self.ptx, lines=lines), self._names)
+        return ListeningModule(module, self._names)
 
     def report(self, *, threads: int | None = None, shared_bytes: int | None = None) -> KernelReport:
         """Return what the compiled kernel contains; ``str()`` of the result is a page of text.

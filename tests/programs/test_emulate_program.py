@@ -45,13 +45,21 @@ def program(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_hazards_are_printed_once_with_their_lines(program: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["emulate", "--schedules", "1", program, "--schedules", "7"]) == 1
+def test_hazards_are_printed_once_with_their_lines(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, log = tmp_path / "page.html", tmp_path / "log.sarif"
+    options = ["--schedules", "1", "--html", str(page), "--sarif", str(log)]
+    assert cli.main(["emulate", *options, program, "--schedules", "7"]) == 1
     printed = capsys.readouterr().out
     assert "argv ['--schedules', '7'] total 12.0 __main__" in printed
     assert printed.count("program.py:15: add_up (triton), grid 4x1x1: ") == 2
     assert printed.count("source: tl.store(total_ptr, tl.load(total_ptr) + x)") == 1
-    assert printed.splitlines()[-1].startswith("launches: 2, hazards: ")
+    assert printed.splitlines()[-3].startswith("launches: 2, hazards: ")
+    assert page.read_text().count('href="#launch-1"') == 2, "equal reports have one section"
+    assert "writes total_ptr[0]" in page.read_text()
+    (run,) = json.loads(log.read_text())["runs"]
+    assert run["results"][0]["locations"][0]["physicalLocation"]["region"]["startLine"] == 11
 
 
 @pytest.mark.parametrize(("word", "status"), [("--fail", 3), ("--raise", 1), ("--unreadable", 1), ("--fine", 0)])

@@ -63,12 +63,15 @@ def test_a_race_fails_with_its_line_its_cause_and_how_to_see_it_again(files: pyt
 
 def test_a_failing_launch_leaves_its_trace(files: pytest.Pytester) -> None:
     break_kernel(files)
-    result = files.runpytest_inprocess("--emulator-trace", "traces", "--emulator-seed", "3")
+    result = files.runpytest_inprocess(
+        "--emulator-trace", "traces", "--emulator-html", "traces", "--emulator-seed", "3"
+    )
     result.assert_outcomes(failed=1)
     found = {path.suffix: path for path in (files.path / "traces").iterdir()}
     assert found[".svg"].name == "test_reverse.py_test_reverse.svg"
     result.stdout.fnmatch_lines([f"wrote traces/{found['.json'].name}"])
     assert "hazard" in found[".svg"].read_text()
+    assert "// no barrier" in found[".html"].read_text()
     assert json.loads(found[".json"].read_text())["otherData"]["seed"] == 3
 
 
