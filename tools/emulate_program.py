@@ -52,6 +52,8 @@ def run_program(words: Sequence[str], program: str, arguments: Sequence[str]) ->
     if options.json:
         print(json.dumps({"passed": log.is_clean and not status, "launches": _data(log)}, indent=2))
     else:
+        if not log.is_clean:
+            print(f"  more: cudatma explain {' '.join(sorted({hazard.kind for hazard in log.hazards}))}")
         print(f"launches: {len(log)}, hazards: {len(log.hazards)}", *(f"wrote {path}" for path in written), sep="\n")
     return status or int(not log.is_clean)
 
