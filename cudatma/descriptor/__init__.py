@@ -1,4 +1,5 @@
-"""Tensor maps: configs, driver and hardware rules, the 128-byte encoding, and TensorMap, the type that kernels take."""
+"""Tensor maps: configs, the rules of the driver and the hardware, the 128-byte encoding, and TensorMap, the type of
+kernel arguments."""
 
 from cudatma.descriptor.access import REDUCE_TYPES, check_load, check_reduce, check_store, check_target
 from cudatma.descriptor.cluster import check_cluster, multicast_mask
