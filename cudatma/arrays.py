@@ -94,8 +94,10 @@ class ArrayInfo:
 
     @property
     def is_disjoint(self) -> bool:
-        """Whether no two elements share a byte. This is the case if each axis steps over all axes with smaller
-        strides."""
+        """Whether no two elements share a byte.
+
+        This is the case if each axis steps over all axes with smaller strides.
+        """
         end = self.dtype.itemsize
         for stride, extent in sorted((abs(s), n) for n, s in zip(self.shape, self.strides_bytes, strict=True)):
             if extent > 1:
@@ -207,8 +209,10 @@ def _from_cuda_array_interface(array: object, interface: Mapping[str, Any], fiel
 
 
 def _named_stream(interface: Mapping[str, Any], field: str) -> int | None:
-    """Return the stream handle of a ``__cuda_array_interface__``. The handle 0 is ambiguous and therefore not
-    allowed."""
+    """Return the stream handle of a ``__cuda_array_interface__``.
+
+    The handle 0 is ambiguous and therefore not allowed.
+    """
     producer = interface.get("stream")
     if producer is not None and (type(producer) is not int or producer <= 0):
         raise ArgumentError(f"{field}.stream", repr(producer), "None, or a handle from 1 up")

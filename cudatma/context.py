@@ -58,8 +58,10 @@ class Runtime:
         self._lock = threading.RLock()
 
     def part(self, key: Any, make: Callable[[], _Part] | None = None) -> _Part:
-        """Return the part with this key. A missing part is created by calling ``make``; by default, the key is a class
-        and is called."""
+        """Return the part with this key.
+
+        A missing part is created by calling ``make``; by default, the key is a class and is called.
+        """
         part: _Part | None = self.parts.get(key)
         if part is None:
             with self._lock:

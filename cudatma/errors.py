@@ -61,8 +61,10 @@ def shown(value: object) -> str:
 
 
 def _given(got: object) -> str:
-    """Return a value as printable text for the first line of an error message. The text has no quotes and is truncated
-    if it is long."""
+    """Return a value as printable text for the first line of an error message.
+
+    The text has no quotes and is truncated if it is long.
+    """
     text = shown(got) if not isinstance(got, str) else got if got.isprintable() else repr(got)
     return text if len(text) <= _LONG_TEXT else f"{text[:_LONG_TEXT]}... ({len(text)} characters)"
 
@@ -224,8 +226,7 @@ class DriverError(CudaTmaError, RuntimeError):
 
 
 class CacheError(CudaTmaError, RuntimeError):
-    """The kernel cache cannot be used because its folder is not private or not writable, or because another process
-    holds its lock."""
+    """The kernel cache cannot be used: it is not private, it is not writable, or another process holds its lock."""
 
 
 class HazardError(CudaTmaError, RuntimeError):

@@ -1,5 +1,4 @@
-"""Streams of CuPy, torch and other libraries: their handles, the current stream, and a context that selects another
-stream."""
+"""Streams of CuPy, torch and other libraries: handles, the current stream, and a context that selects a stream."""
 
 from __future__ import annotations
 
@@ -41,8 +40,10 @@ class _Foreign:
 
 
 def _cupy_stream(library: Any, stream: int, device: int) -> Any:
-    """Return a CuPy stream that wraps a handle on the current device without owning it. ``library`` is
-    ``cupy.cuda``."""
+    """Return a CuPy stream that wraps a handle on the current device without owning it.
+
+    ``library`` is ``cupy.cuda``.
+    """
     from_handle = getattr(getattr(library, "Stream", None), "from_external", None)
     if from_handle is None:  # CuPy 13
         return library.ExternalStream(stream, device)

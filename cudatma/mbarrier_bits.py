@@ -57,8 +57,9 @@ def _field(raw: int, name: str) -> int:
 
 
 def decode(raw: int) -> BarrierBits:
-    """Return the state that 8 bytes encode. The bytes are passed as a little-endian integer; every 64-bit number
-    encodes a state.
+    """Return the state that 8 bytes encode.
+
+    The bytes are passed as a little-endian integer; every 64-bit number encodes a state.
 
     Raises ArgumentError for a number outside 64 bits.
     """

@@ -136,8 +136,10 @@ def check_store(spec: AnySpec, coords: Sequence[int] | None = None) -> None:
 
 
 def check_reduce(spec: AnySpec, op: str, coords: Sequence[int] | None = None) -> None:
-    """Check that a reduction is legal: it must pass check_store(), and REDUCE_TYPES must list its element type for
-    ``op``."""
+    """Check that a reduction is legal.
+
+    It must pass check_store(), and REDUCE_TYPES must list its element type for ``op``.
+    """
     if op not in REDUCE_TYPES:
         raise DescriptorError("op", op, ", ".join(REDUCE_TYPES))
     if spec.dtype.name not in REDUCE_TYPES[op]:

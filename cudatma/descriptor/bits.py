@@ -287,7 +287,9 @@ def _differences(left: int, right: int) -> Iterator[FieldDifference]:
 
 
 def _place(bit: int, kinds: list[str]) -> tuple[str, int, int]:
-    """Return field_at() if both kinds of map have the same field there. Otherwise return only the bit, with both
-    names."""
+    """Return field_at() if both kinds of map have the same field there.
+
+    Otherwise return only the bit, with both names.
+    """
     left, right = (field_at(bit, kind) for kind in kinds)
     return left if left == right else (f"{left[0]} / {right[0]}", bit, 1)

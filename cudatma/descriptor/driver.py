@@ -44,8 +44,10 @@ def encode(spec: AnySpec, device: int | None = None) -> bytes:
 
 
 def _call(driver: Any, name: str, spec: AnySpec, extents: tuple[Any, ...], mode: str | None = None) -> Any:
-    """Call a cuTensorMapEncode function. The three functions differ only in the arguments between the strides and the
-    element strides."""
+    """Call a cuTensorMapEncode function.
+
+    The three functions differ only in the arguments between the strides and the element strides.
+    """
     function: Callable[..., Any] | None = getattr(driver, name, None)
     if function is None:
         raise DriverError(name, None, "this cuda.bindings has no such function; install cuda-python 13 or later")

@@ -336,8 +336,10 @@ def _map(info: ArrayInfo, spec: TiledSpec, target: Target | str | None, encoder:
 
 
 def _box_extent(spec: AnySpec) -> tuple[int, ...]:
-    """Return the number of elements that one box spans in each dimension, in TMA order. Raise DescriptorError unless
-    the map is tiled."""
+    """Return the number of elements that one box spans in each dimension, in TMA order.
+
+    Raise DescriptorError unless the map is tiled.
+    """
     if not isinstance(spec, TiledSpec):
         raise DescriptorError("spec", type(spec).__name__, "TiledSpec", "im2col boxes have no fixed extent")
     return spec.box

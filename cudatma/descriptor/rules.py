@@ -25,8 +25,10 @@ class L2Promotion(Mode):
 
 
 class OobFill(Mode):
-    """Value that loads write for elements outside the tensor: zero, or a NaN that FMA treats as zero (floating-point
-    types only)."""
+    """Value that loads write for elements outside the tensor: zero, or a NaN that FMA treats as zero.
+
+    Only floating-point types can be filled with NaN.
+    """
 
     ZEROS = 0
     NAN = 1
@@ -250,8 +252,7 @@ def check_pixels(pixels: int) -> None:
 
 
 def check_wide(interleave: Interleave, swizzle: Swizzle) -> None:
-    """Require a combination that the wide im2col modes support: no interleave, and swizzle 64B, 128B or
-    128B_ATOM_32B."""
+    """Require what the wide im2col modes support: no interleave, and swizzle 64B, 128B or 128B_ATOM_32B."""
     if interleave is not Interleave.NONE:
         raise DescriptorError("interleave", interleave.label, "none in im2col wide mode")
     if swizzle not in _WIDE_SWIZZLES:

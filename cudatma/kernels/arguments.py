@@ -28,8 +28,7 @@ Field = tuple[str, int]
 
 
 class At(NamedTuple):
-    """Address that is ``offset_bytes`` after the first element of a named array, or null if the call has no such
-    array."""
+    """Address ``offset_bytes`` past the first element of a named array, or null if the call has no such array."""
 
     array: str
     offset_bytes: int = 0
@@ -116,8 +115,10 @@ class Arguments:
         return load_kernel(self.template, self.config, target)
 
     def at(self, addresses: Mapping[str, int], encode: Callable[[AnySpec], Any]) -> list[Any]:
-        """Return the arguments for arrays at these addresses. A missing array gets null. ``encode`` encodes tensor
-        maps."""
+        """Return the arguments for arrays at these addresses.
+
+        A missing array gets null. ``encode`` encodes tensor maps.
+        """
         maps, values = iter(self.maps), []
         for parameter in self.parameters:
             if isinstance(parameter, Map):

@@ -185,8 +185,7 @@ class Tables(Cache[ChoiceTable]):
 
 
 def choose(family: Family[P, S], problem: P, gpu: Gpu, memo: dict[Any, Any], key: Any = "table") -> S:
-    """Return the pinned configuration if there is one, otherwise the configuration in the table for the problem's
-    shape.
+    """Return the pinned configuration if there is one, otherwise the one from the table for the problem's shape.
 
     ``memo`` stores the table under ``key``, so that all problems of this shape use the same table.
     """

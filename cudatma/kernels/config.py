@@ -279,8 +279,10 @@ class KernelConfig(ABC):
         return self.cost_at(problem.m, problem, gpu)
 
     def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
-        """Yield sets of fields to change, other than the tile, that are worth measuring. By default, these are shorter
-        rings."""
+        """Yield sets of fields to change, other than the tile, that are worth measuring.
+
+        By default, these are shorter rings.
+        """
         yield from ({"stages": self.stages - fewer} for fewer in (1, 2))
 
     @property

@@ -193,8 +193,10 @@ def emulate(
 
 
 def host_workspace(sizes: Sizes) -> dict[str, ArrayInfo]:
-    """Return a workspace in host memory for one launch. Flags are 0. All other bytes read as NaN in every
-    floating-point type."""
+    """Return a workspace in host memory for one launch.
+
+    Flags are 0. All other bytes read as NaN in every floating-point type.
+    """
     needed = {PARTIALS: sizes.partials_bytes, FLAGS: sizes.flags_bytes, ROWS: sizes.rows_bytes}
     return {
         name: describe(np.full(nbytes, 0 if name == FLAGS else 0xFF, np.uint8))

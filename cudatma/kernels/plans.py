@@ -21,8 +21,10 @@ NO_SPACES = (0,) * len(SPACES)
 
 
 class Launch(NamedTuple):
-    """Launches of a call, without addresses and without a stream. partials_bytes: number of bytes of partial sums, or
-    None if the call uses no workspace."""
+    """Launches of a call, without addresses and without a stream.
+
+    partials_bytes: number of bytes of partial sums, or None if the call uses no workspace.
+    """
 
     replays: tuple[Replay, ...]
     sizes: tuple[Sizes, ...]
@@ -54,8 +56,10 @@ class Launch(NamedTuple):
 
 
 class _Loaded(NamedTuple):
-    """Loaded kernels of a configuration on a device. sizes_of: function that returns the Sizes of a problem's
-    launches."""
+    """Loaded kernels of a configuration on a device.
+
+    sizes_of: function that returns the Sizes of a problem's launches.
+    """
 
     config: Any
     replays: tuple[Replay, ...]
@@ -140,8 +144,7 @@ class Plan(Generic[P, C]):
 
 
 def ctas_on_sm(config: Any, occupancy: int) -> int:
-    """Return the number of CTAs per SM: ``ctas_per_sm`` of the config if the config has this field, otherwise the
-    occupancy."""
+    """Return the number of CTAs per SM: the config's ``ctas_per_sm`` if it has this field, otherwise the occupancy."""
     return int(getattr(config, "ctas_per_sm", occupancy))
 
 

@@ -201,8 +201,10 @@ class _SizedMap:
     )
 
     def __init__(self, tensor_map: Map, value: Any, place: tuple[int, int], device: int) -> None:
-        """Read the initial values. ``place``: the group that contains the array's name, and the index of the name in
-        this group."""
+        """Read the initial values.
+
+        ``place``: the group that contains the array's name, and the index of the name in this group.
+        """
         spec: Any = tensor_map.spec
         self._map, self._place, self._device = tensor_map, place, device
         self.count = len(tensor_map.sized)

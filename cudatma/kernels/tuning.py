@@ -380,8 +380,9 @@ class Match:
 
 
 def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Match | None:
-    """Return the tuning entry that serves a problem, or None. The user's entries take precedence over the shipped
-    entries.
+    """Return the tuning entry that serves a problem, or None.
+
+    The user's entries take precedence over the shipped entries.
 
     An invalid file does not raise an error. A TuneFileWarning names each ignored part once per process.
     """
@@ -473,8 +474,10 @@ def shipped(family: Family[Any, Any]) -> Path | None:
 
 
 class _Read:
-    """Contents of tuning files and the warnings already issued about them, which the Runtime holds. Each file is read
-    once."""
+    """Contents of tuning files and the warnings already issued about them, which the Runtime holds.
+
+    Each file is read once.
+    """
 
     #: choice.forget() drops this cache.
     holds_choices = True

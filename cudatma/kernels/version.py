@@ -1,5 +1,4 @@
-"""Selection of a kernel version by a call's argument, an environment variable or a file, in this order of
-precedence."""
+"""Selection of a kernel version: a call's argument precedes an environment variable, which precedes a file."""
 
 from __future__ import annotations
 
@@ -89,8 +88,10 @@ class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
 
 
 class _File(NamedTuple):
-    """Contents of the file that selects versions, which the Runtime holds. path: path of the file, or "" if there is no
-    file."""
+    """Contents of the file that selects versions, which the Runtime holds.
+
+    path: path of the file, or "" if there is no file.
+    """
 
     path: str
     content: dict[str, Any]

@@ -97,8 +97,7 @@ def prepare(
     max_m: int,
     progress: bool | None,
 ) -> None:
-    """Compile and load the kernels of calls on a device for sizes up to ``max_m``, and create the plans of the
-    calls."""
+    """Compile and load the kernels of calls on a device for sizes up to ``max_m``, and create their plans."""
     gpu = gpu_of(device)
     kernels = (kernel for operation, checked, _ in calls for kernel in operation.kernels_up_to(checked, max_m, gpu))
     compile_and_load(kernels, device, progress)

@@ -192,8 +192,10 @@ def refuse_in_capture(device: int, stream: int, allowed: str) -> None:
 
 
 def check_workspace(workspace: object, device: int) -> Workspace:
-    """Return a caller's workspace. Raises ArgumentTypeError for another type, and LaunchError for a workspace of
-    another device."""
+    """Return a caller's workspace.
+
+    Raises ArgumentTypeError for another type, and LaunchError for a workspace of another device.
+    """
     if not isinstance(workspace, Workspace):
         raise ArgumentTypeError("workspace", type(workspace).__name__, "Workspace or None")
     if workspace.device != device:
@@ -265,8 +267,10 @@ class _Part:
 
 
 class _Reserve:
-    """A device's slabs, from which captures take parts. Slabs are freed outside of captures. All methods are
-    thread-safe."""
+    """A device's slabs, from which captures take parts.
+
+    Slabs are freed outside of captures. All methods are thread-safe.
+    """
 
     def __init__(self, device: int, on_low: Callable[[], None]) -> None:
         """Create an empty reserve. ``on_low`` is called when less than _MIN_LEFT_BYTES is left."""
@@ -295,8 +299,10 @@ class _Reserve:
             return idle
 
     def refill(self) -> list[_Slab]:
-        """Trim the slabs, and add a slab if too little memory is left. Call this outside of captures. Raises
-        DriverError."""
+        """Trim the slabs, and add a slab if too little memory is left.
+
+        Call this outside of captures. Raises DriverError.
+        """
         idle = self.trim(_MIN_LEFT_BYTES)
         with self._lock:
             if not self._has_left(_MIN_LEFT_BYTES):

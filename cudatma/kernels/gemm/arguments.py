@@ -63,8 +63,10 @@ def _parameter(name: str, problem: Problem, config: GemmConfig) -> Map | At | Va
 def _matrices(
     dims: tuple[int, int], matrix: Matrix, problem: Problem, box: tuple[int, ...], dtype: str, swizzle: Any = "none"
 ) -> TiledSpec:
-    """Return the tensor map of a batch of matrices. ``dims`` begins with the innermost axis; ``box`` begins with the
-    batch."""
+    """Return the tensor map of a batch of matrices.
+
+    ``dims`` begins with the innermost axis; ``box`` begins with the batch.
+    """
     kind = tma_type("uint8" if dtype.startswith("float8") else dtype)
     strides = matrix.pitch_bytes, matrix.batch_bytes if problem.batch > 1 else matrix.pitch_bytes
     dims_of_batch = *dims, problem.batch

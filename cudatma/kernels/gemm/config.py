@@ -170,8 +170,7 @@ class GemmConfig(KernelConfig):
 
     @classmethod
     def of(cls, version: str, **fields: Any) -> GemmConfig:
-        """Return a configuration of a version, with the version's smallest clusters unless ``fields`` contains other
-        cluster sizes."""
+        """Return a configuration of a version, with its smallest clusters unless ``fields`` says otherwise."""
         cluster_m, cluster_n = _clusters(version, fields["tile_m"], fields["tile_n"])
         clusters = {
             "cluster_m": cluster_m,
@@ -309,8 +308,10 @@ class GemmConfig(KernelConfig):
 
     @property
     def ring_has_scales(self) -> bool:
-        """Whether TMA loads A's block scales with each stage. Otherwise the threads of 64-row warpgroups load the
-        scales of their own rows."""
+        """Whether TMA loads A's block scales with each stage.
+
+        Otherwise the threads of 64-row warpgroups load the scales of their own rows.
+        """
         return self.scales_by_tma and self.tile_m > WGMMA_M * self.warpgroups
 
     @property
@@ -378,8 +379,10 @@ class GemmConfig(KernelConfig):
 
     @property
     def warps_n(self) -> int:
-        """Number of warps along N with mma.sync. Nearly square parts of the tile minimize the number of operand
-        elements that the warps read."""
+        """Number of warps along N with mma.sync.
+
+        Nearly square parts of the tile minimize the number of operand elements that the warps read.
+        """
         fits = [n for n in (1, 2, 4, 8) if n <= self.consumer_warps and self.tile_n // n >= 32]
         return min(fits, key=lambda n: self.tile_m * n // self.consumer_warps + self.tile_n // n)
 
@@ -446,8 +449,10 @@ class GemmConfig(KernelConfig):
         return (1, self.loaded_rows[1], self.span_k)
 
     def boxes_bytes(self, a_box_rows: int) -> int:
-        """Return the number of bytes that the boxes of a stage deliver to a CTA. ``a_box_rows``: number of rows in a
-        box of A."""
+        """Return the number of bytes that the boxes of a stage deliver to a CTA.
+
+        ``a_box_rows``: number of rows in a box of A.
+        """
         rows = a_box_rows * (self.tile_m // self.max_a_box_rows)
         scales = 4 * self.tile_m if self.ring_has_scales else 0
         return self.element_bytes * self.tile_k * (rows + self.slot_n) + scales
@@ -458,8 +463,10 @@ class GemmConfig(KernelConfig):
 
     @property
     def staged_n(self) -> int:
-        """Number of columns of the result that are staged at a time. It does not exceed the number of columns that a
-        CTA stores."""
+        """Number of columns of the result that are staged at a time.
+
+        It does not exceed the number of columns that a CTA stores.
+        """
         return min(_SPAN_BYTES // self.out_bytes, self.tile_n // self.cluster_k)
 
     @property

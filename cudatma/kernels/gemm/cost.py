@@ -158,8 +158,10 @@ def _launch_us(config: Any) -> float:
 
 
 def _multiplying_clocks(config: Any) -> float:
-    """Return the clocks of a stage whose operands are in shared memory. They are bound by the tensor cores or by shared
-    memory."""
+    """Return the clocks of a stage whose operands are in shared memory.
+
+    They are bound by the tensor cores or by shared memory.
+    """
     k_bytes, wgmmas = config.element_bytes * config.tile_k, config.tile_m // WGMMA_M
     products = config.tile_m * (config.tile_n + _MORE_COLUMNS) * k_bytes / (_MAC_BYTES * _RATE_PART)
     scales = _RING_SCALES_CLOCKS if config.ring_has_scales else _SCALES_CLOCKS

@@ -98,7 +98,7 @@ def default_result(dtype: str) -> str:
 def check_kind(fields: Any) -> None:
     """Check the PROBLEM_FIELDS of a frozen dataclass, and set ``out_dtype`` to "" if it is the default.
 
-    Raises ArgumentError, ArgumentTypeError.
+    Raises ArgumentError or ArgumentTypeError.
     """
     if not isinstance(fields.dtype, str) or fields.dtype not in OPERAND_TYPES:
         raise ArgumentTypeError("dtype", fields.dtype, ", ".join(OPERAND_TYPES))
@@ -218,8 +218,10 @@ class Problem:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Problem:
-        """Return the problem of a tuning entry. Raises KeyError, ArgumentError or ArgumentTypeError for an invalid
-        one."""
+        """Return the problem of a tuning entry.
+
+        Raises KeyError, ArgumentError or ArgumentTypeError for an invalid one.
+        """
         known = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
         return cls(**{name: raw[name] for name in ("m", "n", "k", "dtype", "layout")} | known)
 
@@ -273,7 +275,7 @@ def call_of(
 
 
 def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Checked[Problem]:
-    """Validate the arguments of gemm(), as call_of() returns them. Raises ArgumentError, ArgumentTypeError.
+    """Validate the arguments of gemm(), as call_of() returns them. Raises ArgumentError or ArgumentTypeError.
 
     The result's arrays are a (batch, M, K), b (batch, K, N), the two scales, and bias. A matrix that the whole batch
     shares has stride 0. If possible, a batch that shares b is merged into one matrix with all rows of a, so that fewer
@@ -433,8 +435,9 @@ def _scale(value: Any, field: str) -> ArrayInfo | None:
 def _are_of_blocks(
     scales: Sequence[ArrayInfo | None], factors: Sequence[Any], sizes: tuple[int, int, int], batch: int
 ) -> bool:
-    """Return whether the scales are block scales. Otherwise, each argument is a single scale or has one scale per row
-    or column.
+    """Return whether the scales are block scales.
+
+    Otherwise, each argument is a single scale or has one scale per row or column.
 
     Raises ArgumentError for a scale of another shape, or if only one of the two arguments has block scales.
     """

@@ -110,8 +110,7 @@ class _Division(NamedTuple):
 
 
 def _divisions(n: int, target: Target, sm_count: int) -> Iterator[_Division]:
-    """For each number of CTAs that may divide K, yield a division with the fewest N tiles that do not need more
-    waves."""
+    """For each number of CTAs that may divide K, yield the division with the fewest N tiles that adds no wave."""
     n_tiles = ceil_div(n, N_TILE)
     waves = ceil_div(n_tiles, sm_count * _MAX_N_TILES)
     # A second CTA on the SM, if its ring fits in shared memory, works while one wave follows another.
@@ -147,8 +146,7 @@ def _slices(layer: LinearShape, division: _Division) -> Iterator[tuple[int, int]
 def _skinny_config(
     division: _Division, slices: list[tuple[int, int]], layer: LinearShape, m: int, target: Target
 ) -> MarlinConfig | None:
-    """Return the config for the first slices whose ring has enough stages, or None if no such ring fits in shared
-    memory."""
+    """Return the config for the first slices whose ring has enough stages, or None if no such ring fits."""
     smem_bytes, own_k = target.smem_share_bytes(division.ctas_per_sm), ceil_div(layer.k, division.cluster_k)
     rows = tile_rows(layer, m, _TILE_KS[0])
     unsliced = division.ctas_per_sm > 1 and rows >= _UNSLICED_M and layer.group_size >= _UNSLICED_GROUP
@@ -456,8 +454,10 @@ _SMALL = replace(_LARGE, k=4096, n=4096)
 
 
 def dump_configs(version: str, target: Target) -> list[MarlinConfig]:
-    """Return the configurations for dumps and compile checks. They cover each tile of a kernel, and each feature
-    once."""
+    """Return the configurations for dumps and compile checks.
+
+    They cover each tile of a kernel, and each feature once.
+    """
     if not target.has("tma") or not target.has("wgmma" if version == "wgmma" else "mma_sync"):
         return []
     dumped = {"skinny": _skinny_dumps, "wgmma": _wgmma_dumps, "mma_sync": _mma_sync_dumps}[version]

@@ -391,8 +391,10 @@ class MarlinConfig(KernelConfig):
 
     @property
     def has_stage_scales(self) -> bool:
-        """Whether scales are loaded with each stage. With one scale per column, the epilogue reads the scales
-        instead."""
+        """Whether scales are loaded with each stage.
+
+        With one scale per column, the epilogue reads the scales instead.
+        """
         return self.group_size != -1
 
     @property
@@ -406,8 +408,10 @@ class MarlinConfig(KernelConfig):
 
     @property
     def groups_per_stage(self) -> int:
-        """Number of rows of the scale table per stage. A row whose group spans several stages is loaded with each of
-        these stages."""
+        """Number of rows of the scale table per stage.
+
+        A row whose group spans several stages is loaded with each of these stages.
+        """
         return 1 if self.group_size == -1 else max(1, self.tile_k // self.group_size)
 
     @property
@@ -516,8 +520,10 @@ class MarlinConfig(KernelConfig):
 
     @property
     def n_tiles(self) -> int:
-        """Number of N tiles per CTA of the skinny kernel. An N tile is computed by one warp or by several warps that
-        divide K."""
+        """Number of N tiles per CTA of the skinny kernel.
+
+        An N tile is computed by one warp or by several warps that divide K.
+        """
         return self.tile_n // N_TILE
 
     @property
@@ -647,8 +653,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def zero_slot_bytes(self) -> int:
-        """Number of bytes from one slot of zero points to the next, padded because a TMA destination must be 128-byte
-        aligned."""
+        """Bytes per slot of zero points, rounded up because a TMA destination must be 128-byte aligned."""
         return align_up(self.zero_stage_bytes, 128)
 
     def _stage_bytes(self) -> list[tuple[str, int]]:
@@ -680,8 +685,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def column_bytes(self) -> int:
-        """Number of bytes of the partial sums of an N tile, which warps and CTAs of the skinny kernel add in shared
-        memory."""
+        """Bytes of the partial sums of an N tile, which warps and CTAs of the skinny kernel add in shared memory."""
         return N_TILE // 16 * max(MMA_COLUMNS, self.tile_m) // 8 * _FRAGMENT_BYTES
 
     @property
@@ -706,8 +710,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def staging_pitch_bytes(self) -> int:
-        """Bytes per row of a warp's or warpgroup's result, including 16 bytes of padding that avoid bank conflicts of
-        stmatrix."""
+        """Bytes per staging row, including 16 bytes of padding that avoid bank conflicts of stmatrix."""
         return self.warp_n * 2 + 16
 
     @property

@@ -161,7 +161,7 @@ def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend:
     stream : stream, optional
         Default: the current stream of out's library.
     backend : str, optional
-        As in ``marlin_gemm``.
+        As for ``marlin_gemm``.
 
     Returns
     -------
@@ -225,8 +225,7 @@ class Dequantize(Operation[DenseProblem, DequantizeConfig]):
         return Checked(DenseProblem.of(resource, info), (), info, info.shape, info.dtype)
 
     def configure(self, problem: DenseProblem, gpu: Gpu, memo: dict[Any, Any]) -> DequantizeConfig:
-        """Return the kernel with as many stages as fit in 99 KiB of shared memory, so that two CTAs fit on an SM of
-        SM90."""
+        """Return the kernel with as many stages as fit in 99 KiB, so that two CTAs fit on an SM of SM90."""
         return _config(problem.layer, problem.has_permutation)
 
     def kernels(self, problem: DenseProblem, config: DequantizeConfig) -> tuple[tuple[str, Any], ...]:

@@ -285,8 +285,10 @@ def host_weight(layer: LinearShape, arrays: Mapping[str, ArrayInfo]) -> PackedWe
 
 
 class _Format:
-    """The part of a plan's key that comes from a weight. Weights with the same shape, format and scale fit share this
-    object."""
+    """The part of a plan's key that comes from a weight.
+
+    Weights with the same shape, format and scale fit share this object.
+    """
 
 
 class _Formats(dict[Hashable, _Format]):

@@ -185,8 +185,10 @@ class MarlinLinear:
 
 
 def converted_bias(bias: Any, dtype: str) -> NDArray[Any]:
-    """Return a dense layer's bias on the host, rounded to the weight's dtype. The values must be in the range of this
-    dtype."""
+    """Return a dense layer's bias on the host, rounded to the weight's dtype.
+
+    The values must be in the range of this dtype.
+    """
     values, kind = host_array(bias, "bias"), activation_type(dtype)
     if not is_float(values.dtype):
         raise ArgumentTypeError("bias.dtype", str(values.dtype), "float16, bfloat16, float32 or float64")

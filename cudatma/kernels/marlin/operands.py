@@ -135,8 +135,10 @@ def check_output(out: object, x: Rows, w: PackedWeight) -> Rows:
 
 
 def check_bias(bias: object, w: PackedWeight, out: ArrayInfo | None) -> ArrayInfo:
-    """Check that bias has shape (N,), is dense, has the weight's dtype, is on the weight's device, and does not overlap
-    ``out``."""
+    """Check the bias.
+
+    It must have shape (N,), be dense, have the weight's dtype, be on the weight's device, and not overlap ``out``.
+    """
     info = describe(bias, "bias")
     _check_common(info, w, "bias")
     if info.shape != (w.shape[1],):

@@ -202,8 +202,10 @@ class Problem:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Problem:
-        """Return the problem of a tuning entry. Raises KeyError, ArgumentError or ArgumentTypeError for an invalid
-        one."""
+        """Return the problem of a tuning entry.
+
+        Raises KeyError, ArgumentError or ArgumentTypeError for an invalid one.
+        """
         layer = LinearShape(*(raw[name] for name in ("k", "n", "group_size", "has_zeros", "dtype")))
         return cls(layer, raw["m"])
 
