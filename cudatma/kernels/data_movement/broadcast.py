@@ -75,8 +75,7 @@ class BroadcastConfig(CopyRing):
         return multicast_mask((self.copies,))
 
     def check_target(self, target: Target) -> None:
-        """Raise TargetError if the target lacks TMA, clusters or multicast, and ArgumentError if the ring does not
-        fit."""
+        """Raise TargetError if the target lacks a required feature, and ArgumentError if the ring does not fit."""
         for feature in ("tma", "cluster", "multicast"):
             target.require(feature, "broadcast")
         self.ring.check_fits(target, min_stages=MIN_STAGES)

@@ -85,8 +85,7 @@ def run_plan(
 
 
 def _run_setting(limits: LaunchLimits, op: str, nbytes: int) -> Setting:
-    """Return the measured ring if there is a segment for every CTA, otherwise the usual ring or a ring with small
-    slots."""
+    """Return the measured ring if there is a segment for every CTA, otherwise the usual ring or small slots."""
     for setting in (rings.RUN if op == "copy" else rings.REDUCTIONS, Setting()):
         if nbytes >= setting.ctas(limits.ctas) * setting.slot(limits.target):
             return setting

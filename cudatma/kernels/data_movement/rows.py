@@ -66,8 +66,7 @@ class RowsConfig(CopyRing):
         return f"{self.op}_rows"
 
     def check_target(self, target: Target) -> None:
-        """Raise TargetError unless the target has TMA and the instruction, and ArgumentError if the ring does not
-        fit."""
+        """Raise TargetError unless the target has the instruction, and ArgumentError if the ring does not fit."""
         target.require("tma", self.entry)
         target.require(f"{self.op}4", self.entry)
         self.ring.check_fits(target, min_stages=MIN_STAGES)

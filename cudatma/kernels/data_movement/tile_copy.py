@@ -51,8 +51,7 @@ class TileCopyConfig(BoxRing):
         self.check_box()
 
     def check_target(self, target: Target) -> None:
-        """Raise TargetError unless the target has TMA, and ArgumentError unless the ring fits in a CTA's shared
-        memory."""
+        """Raise TargetError unless the target has TMA, and ArgumentError unless the ring fits in shared memory."""
         target.require("tma", "the tile copy")
         self.ring.check_fits(target)
 
