@@ -347,7 +347,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     shaped = options.size or options.product or options.layout or options.dtype or options.transformer
     if options.fp8 and (shaped or options.version):
         parser.error(
-            "--fp8 has its own shapes and contenders, so it excludes --size, --product, --layout, --dtype, --transformer "
+            "--fp8 has its own shapes and contenders and excludes --size, --product, --layout, --dtype, --transformer "
             "and --version"
         )
     if 0 < options.seconds < _MIN_SECONDS:
