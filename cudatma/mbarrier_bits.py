@@ -22,10 +22,10 @@ from cudatma.errors import ArgumentError
 MAX_COUNT = (1 << 20) - 1
 #: Maps each field to (first bit, number of bits, evidence).
 FIELDS: dict[str, tuple[int, int, str]] = {
-    "next_arrivals": (1, 20, "H200, and SASS of mbarrier.init from sm_90a to sm_121a: 2**20 - count"),
-    "tx_bytes": (21, 21, "H200: signed, minus the announced bytes that have not arrived"),
-    "pending_arrivals": (43, 20, "H200, and SASS of mbarrier.init and .pending_count: 2**20 - pending; 0: none"),
-    "parity": (63, 1, "H200: of the current phase"),
+    "next_arrivals": (1, 20, "2**20 - count; observed on an H200 and in the SASS of mbarrier.init from sm_90a to sm_121a"),
+    "tx_bytes": (21, 21, "signed, minus the number of announced bytes that have not arrived; observed on an H200"),
+    "pending_arrivals": (43, 20, "2**20 - pending, or 0 for none; observed on an H200 and in SASS of mbarrier.init and .pending_count"),
+    "parity": (63, 1, "parity of the current phase; observed on an H200"),
 }
 #: Bits 0 and 42 belong to no field; they were 0 in every state of the H200.
 UNKNOWN_BITS = 1 << 0 | 1 << 42

@@ -169,7 +169,7 @@ class PipelineSpec:
             _whole("expect_tx_bytes", self.expect_tx_bytes, 0)
             self.check_expected(self.expect_tx_bytes)
 
-    # Numbers of bytes and arrivals per stage.
+    # ---- Bytes and arrivals per stage
 
     @property
     def stage_tx_bytes(self) -> int:
@@ -235,7 +235,7 @@ class PipelineSpec:
             )
             raise ArgumentError(field, expected, f"{count}, the number of arrivals in the kernel", fate)
 
-    # Shared memory.
+    # ---- Shared memory
 
     def offset(self, name: str) -> int:
         """Return the offset of an operand in slot 0.

@@ -3,8 +3,8 @@
 A table is built when a shape is first needed: the cost model predicts the times of all configurations at all intervals,
 a menu reduces them to a few kernels, and tuning entries (tuning.py) replace the choices for the values of M that they
 serve. Each M has its own cheapest tile, but a kernel is compiled and loaded before its first launch. A menu is
-therefore a small set of kernels in which every M finds a kernel that takes little longer than the cheapest one. A
-greedy set cover computes the menu.
+therefore a small set of kernels that contains, for every M, a kernel that takes only slightly longer than the cheapest
+one. A greedy set cover computes the menu.
 """
 
 from __future__ import annotations

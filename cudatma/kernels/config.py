@@ -165,7 +165,7 @@ class KernelConfig(ABC):
     def cost_at(self, m: Any, problem: Any, gpu: Gpu) -> Cost:
         """Return the predicted time for M = ``m``, an int or int64 array. The problem's own M is ignored."""
 
-    # The version.
+    # ---- Version
 
     @property
     def preset(self) -> Preset:
@@ -176,7 +176,7 @@ class KernelConfig(ABC):
     def has_wgmma(self) -> bool:
         return self.preset.mma == "wgmma"
 
-    # Validity.
+    # ---- Validity
 
     def check_values(self) -> None:
         """Raise ArgumentError for an unknown version, or for a value that the preset does not allow."""
@@ -203,7 +203,7 @@ class KernelConfig(ABC):
             remedy = f"this configuration takes {self.smem_bytes}; use fewer stages or a smaller tile"
             raise ArgumentError("stages", self.stages, allowed, remedy)
 
-    # The launch.
+    # ---- Launch
 
     @property
     def problem_members(self) -> tuple[Member, ...]:
@@ -272,7 +272,7 @@ class KernelConfig(ABC):
     def _epilogue_bytes(self) -> int:
         return sum([size for _, size in self.epilogue_parts()])
 
-    # Choosing, tuning and reports.
+    # ---- Choice, tuning and reports
 
     def cost(self, problem: Any, gpu: Gpu) -> Cost:
         """Return the predicted time of one launch."""

@@ -22,7 +22,7 @@ from cudatma.target import Target, get_target
 
 @dataclass(frozen=True, slots=True)
 class KernelEntry:
-    """A kernel.
+    """Registry entry of a kernel.
 
     Attributes
     ----------

@@ -219,7 +219,7 @@ def test_what_fails_on_one_rank_is_an_error_of_all(ranks: Ranks, monkeypatch: py
 def test_ranks_with_different_limits_are_refused(ranks: Ranks, least: int) -> None:
     for rank, found in enumerate(ranks.run(lambda: AllReduce(max_bytes=4000 if ranks.rank else least))):
         assert isinstance(found, ArgumentError)
-        assert str(found).startswith(f"max_bytes: got {4000 if rank else least}; allowed: the same on all ranks")
+        assert str(found).startswith(f"max_bytes: got {4000 if rank else least}; allowed: the same value on all ranks")
     assert ranks.opened == []
 
 

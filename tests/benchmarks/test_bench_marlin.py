@@ -228,7 +228,7 @@ def test_a_run_ends_when_the_gpu_is_lost(world: World, capsys: pytest.CaptureFix
     world.gpu.synchronize = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
     assert marlin.main(["--shapes", "4096x4096,8192x8192", "--m", "32,64", "--rivals", "none"]) == 1
     said = capsys.readouterr().out
-    assert "4096x4096 M=32: the GPU no longer computes" in said
+    assert "4096x4096 M=32: this process can no longer use the GPU" in said
     assert len(world.opened) == 1
 
 

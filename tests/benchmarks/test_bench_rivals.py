@@ -161,7 +161,7 @@ class Wrong(Good):
     name = "wrong"
 
     def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
-        raise ArithmeticError("wrong result: relative error 1")
+        raise ArithmeticError("wrong result: the relative error is 1")
 
 
 def test_a_rival_that_fails_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_a_rival_that_fails_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "no_such_module" in field.errors["absent"]
     found, errors = field.contenders(None, 1, 2)
     assert [each.name for each in found["good"]] == ["good 0", "good 1"]
-    assert errors["wrong"] == "ArithmeticError: wrong result: relative error 1"
+    assert errors["wrong"] == "ArithmeticError: wrong result: the relative error is 1"
     assert set(errors) == {"absent", "wrong", "part"}
     assert field.contenders(None, 100, 2)[0] == {}, "it takes no part in so many tokens"
 

@@ -137,7 +137,7 @@ def test_what_an_all_reduce_refuses() -> None:
             AllReduce(**options)
     alone = AllReduce(torch.distributed.new_group([0]))
     with pytest.raises(
-        ArgumentError, match=r"^all_reduce: got an object for ranks \[0\]; allowed: one for ranks \[0, 1\]"
+        ArgumentError, match=r"^all_reduce: got an object for ranks \[0\]; allowed: an object for ranks \[0, 1\]"
     ):
         RowParallel(layer, all_reduce=alone)
     of_others = AllReduce()

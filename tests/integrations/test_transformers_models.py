@@ -404,7 +404,7 @@ def test_the_configuration_of_a_subfolder_is_read(tmp_path: Path) -> None:
             ),
             "metadata: got none",
         ),
-        (lambda path: (path / "adapter_config.json").write_text("{}"), "an adapter, without peft"),
+        (lambda path: (path / "adapter_config.json").write_text("{}"), "an adapter without peft installed"),
     ],
 )
 def test_folders_that_transformers_cannot_load_are_refused(
@@ -493,7 +493,7 @@ MISFITS: dict[str, tuple[dict[str, tuple[int, int]], dict[str, Any], dict[str, A
         {"lm_head": (HIDDEN, VOCAB)},
         {"model.embed_tokens.weight": None},
         {"tie_word_embeddings": True},
-        r"lm_head: got quantized, without model\.embed_tokens\.weight",
+        r"lm_head: got quantized, but without model\.embed_tokens\.weight",
     ),
 }
 

@@ -181,7 +181,7 @@ def test_an_unknown_dtype(base: MarlinConfig) -> None:
         (MMA_SYNC, {"tile_n": 256, "tile_k": 256, "warps_n": 8, "slice_k": 4}, "slice_k", ""),
         (MMA_SYNC, {"group_size": -1}, "scale_on", ""),
         (SKINNY, {"tile_n": 160, "slice_k": 4}, "", "at most 16 warps"),
-        (SKINNY, {"tile_m": 4}, "", "deep_box"),  # a box of 64 of K has the mma's eight rows
+        (SKINNY, {"tile_m": 4}, "", "deep_box"),  # a box of 64 elements of K has the mma's eight rows
         (SKINNY, {"tile_m": 1, "deep_box": True}, "", "at least 2 for tile_k = 256"),
         (WGMMA, {"tile_m": 24, "cluster_n": 2}, "tile_m", "swizzle"),
         (WGMMA, {"warpgroups": 3}, "tile_n", "192 or 384"),
@@ -203,7 +203,7 @@ def test_an_unknown_dtype(base: MarlinConfig) -> None:
         (WGMMA, {"tile_k": 64, "mmas_per_commit": 4}, "commits_in_flight", "a stage has 1 commit group"),
         (WGMMA, {"tile_k": 64, "mmas_per_commit": 2, "commits_in_flight": 3}, "commits_in_flight", "2 commit groups"),
         (WGMMA, {"tile_k": 128, "mmas_per_commit": 4, "commits_in_flight": 3}, "commits_in_flight", "increase tile_k"),
-        (WGMMA, {"cluster_k": 2, "cluster_n": 2}, "cluster_k", "share activations, or divide K"),
+        (WGMMA, {"cluster_k": 2, "cluster_n": 2}, "cluster_k", "share activations or divide K"),
     ],
     ids=lambda value: getattr(value, "version", str(value)),
 )

@@ -131,15 +131,15 @@ _PRODUCER, _CONSUMER = "// producer", "// consumer"
 PLANTED: tuple[Planted, ...] = (
     Planted("WRONG_BYTES", "expired", "full[0]", "1024 announced bytes never arrived", _CONSUMER, 0),
     Planted("MISSING_ARRIVE", "expired", "empty[1]", "1 of 2 arrivals are missing", _PRODUCER, 0),
-    Planted("WRONG_PARITY", "expired", "empty[0]", "nobody has arrived", _PRODUCER, 0, leads=False),
+    Planted("WRONG_PARITY", "expired", "empty[0]", "no thread has arrived", _PRODUCER, 0, leads=False),
     Planted("WRONG_COUNT", "expired", "full[0]", "1 of 2 arrivals are missing", _CONSUMER, 0),
     Planted("MISSING_EXPECT", "expired", "full[0]", "more bytes arrived than were announced", _CONSUMER, 1, races=True),
     Planted("CONSUMER_LEAVES", "expired", "empty[1]", "1 of 2 arrivals are missing", _PRODUCER, 0, leads=False),
-    Planted("SKIPPED_STAGE", "expired", "full[1]", "nobody has arrived", _CONSUMER, 0, leads=False),
+    Planted("SKIPPED_STAGE", "expired", "full[1]", "no thread has arrived", _CONSUMER, 0, leads=False),
     Planted("WRONG_BARRIER", "expired", "full[0]", "1024 announced bytes never arrived", _CONSUMER, 0),
     Planted("UNINITIALISED", "refused", "empty[1]|full[1]", "no mbarrier_init", "", rule="barrier_uninitialised"),
     Planted("NAMED_COUNT", "expired", "named barrier 1", "64 of 96 threads", "bar_sync(1"),
-    Planted("MISALIGNED_BARRIER", "refused", "full[0] + 4 B", "8 bytes", "mbarrier_init", rule="barrier_alignment"),
+    Planted("MISALIGNED_BARRIER", "refused", "full[0] + 4 B", "8-byte aligned", "mbarrier_init", rule="barrier_alignment"),
     Planted("BULK_SIZE", "refused", "tiles[0]", "1016 bytes", "cp_async_bulk_load", rule="bulk_bytes"),
     Planted("PEER", "expired", "empty[0]", "2 of 4 arrivals are missing", _PRODUCER, 0, cluster=2),
 )

@@ -304,7 +304,7 @@ class AttentionConfig(KernelConfig):
             allowed = f"0, or a divisor of the {problem.page_size} keys of a page"
             raise ArgumentError("box_rows", self.box_rows, allowed)
 
-    # The version.
+    # ---- Version
 
     @property
     def preset(self) -> AttentionPreset:
@@ -370,7 +370,7 @@ class AttentionConfig(KernelConfig):
         names += [f"paged{self.box_rows}" if self.by_tma else "rows"] if self.is_paged else []
         return f"attention_{'_'.join(names)}"
 
-    # Launch parameters.
+    # ---- Launch parameters
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -407,7 +407,7 @@ class AttentionConfig(KernelConfig):
         """Members of ``Problem``, in the order of the struct."""
         return DECODE_MEMBERS if self.is_decode else MEMBERS
 
-    # Warps and registers.
+    # ---- Warps and registers
 
     @property
     def warpgroups(self) -> int:
@@ -438,7 +438,7 @@ class AttentionConfig(KernelConfig):
         """Number of registers per consumer thread for the output and for the scores and probabilities of a block."""
         return self.tile_n // 2 + self.tile_n // 4 + self.v_head_dim // 2
 
-    # Operands and their boxes.
+    # ---- Operands and their boxes
 
     @property
     def mma_type(self) -> str:
@@ -484,7 +484,7 @@ class AttentionConfig(KernelConfig):
         """Bytes per row of attention_decode()'s workspace: output sums, maximum logit and sum of exponentials."""
         return 4 * (self.v_head_dim + 2)
 
-    # Shared memory.
+    # ---- Shared memory
 
     @property
     def block_bytes(self) -> tuple[int, int]:
@@ -532,7 +532,7 @@ class AttentionConfig(KernelConfig):
             (f"v {self.tile_n} x {self.v_head_dim} {dtype}, {self.swizzle} swizzle", v),
         ]
 
-    # Choosing and tuning.
+    # ---- Choice and tuning
 
     def ctas(self, problem: Problem, sm_count: int) -> int:
         """Return the number of CTAs of a launch: one per tile, or one per SM if they are persistent."""

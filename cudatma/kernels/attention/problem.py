@@ -251,7 +251,7 @@ class Problem:
         """Number of heads of q that share one head of k and v."""
         return self.heads // self.kv_heads
 
-    # The call.
+    # ---- Call
 
     @property
     def has_keys(self) -> bool:
@@ -303,7 +303,7 @@ class Problem:
         kept = [value for name, value in vars(self).items() if name not in _SIZES + _OF_A_CALL]
         return (*kept, *[layout.strides_bytes[1] for layout in self.layouts])
 
-    # The choice of a configuration.
+    # ---- Choice of a configuration
 
     @property
     def m(self) -> int:

@@ -225,7 +225,7 @@ class GemmConfig(KernelConfig):
         names += ["setmaxnreg"] if self.consumer_registers else []
         return tuple(names)
 
-    # The version.
+    # ---- Version
 
     @property
     def preset(self) -> GemmPreset:
@@ -270,7 +270,7 @@ class GemmConfig(KernelConfig):
         kinds += ["tma"] if self.ring_has_scales else []
         return f"gemm_{self.version}_{'_'.join(kinds)}_{tile}"
 
-    # Operands and the result.
+    # ---- Operands and the result
 
     @property
     def mma_type(self) -> str:
@@ -324,7 +324,7 @@ class GemmConfig(KernelConfig):
         """Whether K is contiguous in B; otherwise N is."""
         return self.layout[1] == "C"
 
-    # Launch parameters.
+    # ---- Launch parameters
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -352,7 +352,7 @@ class GemmConfig(KernelConfig):
             names += ["a_scale_row", "b_scale_column"]
         return tuple(names)
 
-    # Warps and registers.
+    # ---- Warps and registers
 
     @property
     def consumer_warps(self) -> int:
@@ -400,7 +400,7 @@ class GemmConfig(KernelConfig):
         """Number of columns of the tile per warp."""
         return self.tile_n // self.warps_n
 
-    # TMA boxes.
+    # ---- TMA boxes
 
     @property
     def span(self) -> int:
@@ -502,7 +502,7 @@ class GemmConfig(KernelConfig):
         """Size (matrices, rows, columns) of a box that TMA stores for a warpgroup."""
         return (1, self.tile_m // self.warpgroups if self.stages_whole_tile else WGMMA_M, self.staged_n)
 
-    # Shared memory.
+    # ---- Shared memory
 
     def stage_arrays(self) -> tuple[tuple[str, int], ...]:
         k_bytes = self.element_bytes * self.tile_k
@@ -545,7 +545,7 @@ class GemmConfig(KernelConfig):
             share = min(share, _MAX_BYTES_BESIDE_L1)
         return min(_MAX_USEFUL_STAGES, self.max_stages(share))
 
-    # Choosing and tuning.
+    # ---- Choice and tuning
 
     def divide_tiles(self, problem: Problem, sm_count: int) -> Schedule:
         """Return how the tiles of all matrices of the batch are divided among CTAs."""

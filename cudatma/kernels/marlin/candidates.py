@@ -38,8 +38,8 @@ MAX_STAGES = 12
 
 # ---- Skinny: one configuration for each division of N and K among CTAs -----------------------------------------------
 
-#: The largest M for each number of rows per box. For larger M, mma.sync bounds the time instead of the loads of the
-#: weight.
+#: The largest M for each number of rows per box. For larger M, the time is bound by mma.sync and not by the loads of
+#: the weight.
 _SIZES = (1, 2, 4, 8, 16, 32)
 _MAX_N_TILES = 8
 #: Maximum number of bytes of outstanding weight loads per CTA. More loads would delay the first stage without any gain.

@@ -318,7 +318,7 @@ class MarlinConfig(KernelConfig):
         names += ["cluster"] if self.cluster_k > 1 else []
         return tuple(names)
 
-    # The kernel.
+    # ---- Kernel
 
     @property
     def template(self) -> str:
@@ -354,7 +354,7 @@ class MarlinConfig(KernelConfig):
             names += ["pp"] if self.pingpong else []
         return f"marlin_{'_'.join(names)}"
 
-    # Scales.
+    # ---- Scales
 
     @property
     def activation(self) -> ActivationType:
@@ -422,7 +422,7 @@ class MarlinConfig(KernelConfig):
         """
         return align_up(self.tile_n, 64)
 
-    # Launch parameters.
+    # ---- Launch parameters
 
     @property
     def has_workspace(self) -> bool:
@@ -483,7 +483,7 @@ class MarlinConfig(KernelConfig):
         max_rows = 16 if self.has_wgmma and self.cluster_k == 1 else MMA_COLUMNS
         return 2 if self.tile_m < 8 or (self.tile_m <= max_rows and weight_bytes >= _LONG_BYTES) else 1
 
-    # Warps and registers.
+    # ---- Warps and registers
 
     @property
     def warp_tiles(self) -> int:
@@ -573,7 +573,7 @@ class MarlinConfig(KernelConfig):
         """
         return max(0, ceil_div(self.commits_in_flight, self.groups_per_k64) - 1)
 
-    # Loads of a stage.
+    # ---- Loads of a stage
 
     @property
     def all_tma(self) -> bool:
@@ -633,7 +633,7 @@ class MarlinConfig(KernelConfig):
         """Bytes of weights and activations that one CTA loads per stage. CTAs of a cluster share the activations."""
         return self.weight_stage_bytes + self.activation_stage_bytes // self.cluster_n
 
-    # Shared memory.
+    # ---- Shared memory
 
     @property
     def weight_stage_bytes(self) -> int:
@@ -727,7 +727,7 @@ class MarlinConfig(KernelConfig):
         }
         return [(words[name], size) for name, size in self._stage_bytes()]
 
-    # Choosing, dividing and tuning.
+    # ---- Choice, division and tuning
 
     @property
     def partial_bytes(self) -> int:
@@ -744,7 +744,7 @@ class MarlinConfig(KernelConfig):
 
         Both are in units of the time of a stage of a whole tile. ``others`` is the number of CTAs that share a tile
         with the CTA that stores it; ``tiles_m`` is the number of rows of tiles. By default, storing and loading partial
-        sums takes about as long as stages with the same number of bytes.
+        sums is assumed to take as long as stages with the same number of bytes.
         """
         if self.has_wgmma:
             return wgmma_division(self, others, tiles_m)
