@@ -22,10 +22,10 @@ from cudatma.errors import ArgumentError
 MAX_COUNT = (1 << 20) - 1
 #: Maps each field to (first bit, number of bits, evidence).
 FIELDS: dict[str, tuple[int, int, str]] = {
-    "next_arrivals": (1, 20, "2**20 - count; observed on an H200 and in the SASS of mbarrier.init from sm_90a to sm_121a"),
-    "tx_bytes": (21, 21, "signed, minus the number of announced bytes that have not arrived; observed on an H200"),
-    "pending_arrivals": (43, 20, "2**20 - pending, or 0 for none; observed on an H200 and in SASS of mbarrier.init and .pending_count"),
-    "parity": (63, 1, "parity of the current phase; observed on an H200"),
+    "next_arrivals": (1, 20, "2**20 - count (H200; SASS of mbarrier.init for sm_90a to sm_121a)"),
+    "tx_bytes": (21, 21, "signed; minus the number of announced bytes that have not arrived (H200)"),
+    "pending_arrivals": (43, 20, "2**20 - pending, or 0 for none (H200; SASS of mbarrier.init and mbarrier.pending_count)"),
+    "parity": (63, 1, "parity of the current phase (H200)"),
 }
 #: Bits 0 and 42 belong to no field; they were 0 in every state of the H200.
 UNKNOWN_BITS = 1 << 0 | 1 << 42
