@@ -24,7 +24,7 @@ MAX_COUNT = (1 << 20) - 1
 FIELDS: dict[str, tuple[int, int, str]] = {
     "next_arrivals": (1, 20, "2**20 - count (H200; SASS of mbarrier.init for sm_90a to sm_121a)"),
     "tx_bytes": (21, 21, "signed; minus the number of announced bytes that have not arrived (H200)"),
-    "pending_arrivals": (43, 20, "2**20 - pending, or 0 for none (H200; SASS of mbarrier.init and mbarrier.pending_count)"),
+    "pending_arrivals": (43, 20, "2**20 - pending, or 0 for none (H200; SASS of mbarrier.init and .pending_count)"),
     "parity": (63, 1, "parity of the current phase (H200)"),
 }
 #: Bits 0 and 42 belong to no field; they were 0 in every state of the H200.

@@ -1,5 +1,4 @@
-"""The Marlin benchmark without a GPU: its cells and table, a run from the command line to the file on a scripted clock,
-and the continuation of a file."""
+"""The Marlin benchmark without a GPU: cells, table, a run with a scripted clock, and the continuation of a file."""
 
 from __future__ import annotations
 
@@ -89,7 +88,7 @@ CONFIG = FloorConfig(16384, 4, 2, False)
 
 
 class World:
-    """Replaces everything that needs a GPU. speeds: contender -> microseconds of a launch at M = 1."""
+    """Replacements for everything that needs a GPU. speeds: microseconds per launch at M = 1 of each contender."""
 
     def __init__(self, gpu: FakeGpu) -> None:
         self.gpu, self.opened = gpu, list[tuple[Any, ...]]()

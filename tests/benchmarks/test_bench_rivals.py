@@ -1,4 +1,4 @@
-"""Rivals without a GPU: cuBLASLt replaced by a library whose functions are written in NumPy, and rivals that fail."""
+"""Competing libraries without a GPU: a cuBLASLt that is written in NumPy, and libraries that fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORKSPACE = 1 << 20
 
 
 class NumpyLt:
-    """cuBLASLt's C functions as callbacks: descriptors are numbers, a product is read and written by address.
+    """cuBLASLt's C functions as callbacks. Descriptors are numbers, and operands are accessed by address.
 
     Each function is called through the C interface, with the argument types that the binding declares.
     """
@@ -110,7 +110,7 @@ class NumpyLt:
         self.launches.append((algorithm[0].data[0], space, size, stream))
 
     def _matrix(self, address: int, number: int) -> Any:
-        """The column-major matrix of a layout as a NumPy array over the same memory."""
+        """Return the column-major matrix of a layout as a NumPy array over the same memory."""
         layout = self.objects[number]
         count = layout["leading"] * layout["columns"]
         memory = np.ctypeslib.as_array((ctypes.c_uint16 * count).from_address(address)).view(np.float16)

@@ -1,4 +1,4 @@
-"""Wrong calls of the operations over arrays: each is answered by its typed error, before anything is compiled."""
+"""Wrong calls of the data movement operations raise their typed errors before anything is compiled."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_wrong_call_is_answered(index: int) -> None:
 
 
 def test_reference_refuses_what_the_emulator_refuses() -> None:
-    """Arguments are checked alike; only TMA's own limits are not asked for."""
+    """The checks of arguments are the same, except for the limits of TMA."""
     for call, error, field, part in WRONG:
         if error is not c.DescriptorError and field not in ("backend", "src.device") and part != "smaller box":
             with pytest.raises(error):
@@ -272,7 +272,8 @@ def test_huge_runs_and_windows_are_planned() -> None:
 
 
 def test_a_window_goes_as_boxes_of_8_byte_elements() -> None:
-    """Twice as many bytes a row as of float32, one block a multiprocessor; an odd number of columns stays as it is."""
+    """A row of a box has twice as many bytes as with float32. A window with an odd number of columns keeps its
+    elements."""
     for columns, box, width in ((12000, (250, 4), 8), (11999, (256, 8), 4)):
         arrays = info((16384, columns + 1000), (65536, 4)), info((12000, 12000), (48000, 4), 1 << 40)
         planned = plan_copy(*arrays, (100, 1000), card(), via="tma")
@@ -372,6 +373,6 @@ def test_two_rings_share_a_multiprocessor(target: str) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_infinities_reduce_without_a_warning() -> None:
-    """As on the GPU: they are results."""
+    """As on the GPU, infinities are valid results."""
     up, down = np.full((4, 32), np.inf, np.float16), np.full((4, 32), -np.inf, np.float16)
     assert np.isnan(c.reduce_into(up, down, "add", backend="reference")).all()

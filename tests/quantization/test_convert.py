@@ -427,7 +427,11 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "groups of 48": (lambda path: write_gptq(path, group=48), section(), "group_size: got 48; .*multiple of 32"),
     "rows in another order": (lambda path: write_gptq(path, order=True), section(desc_act=False), "g_idx: got rows in"),
     "order of groups": (write_compressed, weights(actorder="group"), "got no weight_g_idx; .*activation order"),
-    "awq in order": (write_awq, section(desc_act=True), "AWQ, because this format stores rows in order; .*desc_act true"),
+    "awq in order": (
+        write_awq,
+        section(desc_act=True),
+        "AWQ, because this format stores rows in order; .*desc_act true",
+    ),
     "8 bits in tensors": (gptq, tensor(f"{LAYER}.qzeros", EIGHTS), "these would be 8 bits per value; .*says 4 bits"),
     "another format": (gptq, section(quant_method="awq", checkpoint_format=None), "looks like GPTQ; allowed: AWQ, bec"),
     "marlin by name": (gptq, section(checkpoint_format="marlin"), "got layers of GPTQ; .*says the original Marlin"),

@@ -123,7 +123,9 @@ def test_a_wait_that_is_over_stands_last() -> None:
     idle = record(shared.WAITED, 80, wanted=1, waited_us=5, state=BarrierBits(2, 2, 0, 1), thread=32)
     error = hang(over, idle)
     assert [wait.is_over for wait in error.waits] == [False, True]
-    assert error.waits[1].cause == "the phase has completed since then: the missing arrivals or bytes were still in flight"
+    assert (
+        error.waits[1].cause == "the phase has completed since then: the missing arrivals or bytes were still in flight"
+    )
     assert not error.waits[1].is_half_done
 
 

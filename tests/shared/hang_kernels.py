@@ -139,7 +139,9 @@ PLANTED: tuple[Planted, ...] = (
     Planted("WRONG_BARRIER", "expired", "full[0]", "1024 announced bytes never arrived", _CONSUMER, 0),
     Planted("UNINITIALISED", "refused", "empty[1]|full[1]", "no mbarrier_init", "", rule="barrier_uninitialised"),
     Planted("NAMED_COUNT", "expired", "named barrier 1", "64 of 96 threads", "bar_sync(1"),
-    Planted("MISALIGNED_BARRIER", "refused", "full[0] + 4 B", "8-byte aligned", "mbarrier_init", rule="barrier_alignment"),
+    Planted(
+        "MISALIGNED_BARRIER", "refused", "full[0] + 4 B", "8-byte aligned", "mbarrier_init", rule="barrier_alignment"
+    ),
     Planted("BULK_SIZE", "refused", "tiles[0]", "1016 bytes", "cp_async_bulk_load", rule="bulk_bytes"),
     Planted("PEER", "expired", "empty[0]", "2 of 4 arrivals are missing", _PRODUCER, 0, cluster=2),
 )
