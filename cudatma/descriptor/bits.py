@@ -34,8 +34,8 @@ class Evidence(Enum):
 class BitRange:
     """A field of a tensor map, or a run of bits that belongs to no field.
 
-    name: a name from codec.FIELDS, or ``"unknown"``. first, bits: first bit and number of bits. value: the contents.
-    evidence: how the meaning is known. note: a remark, usually empty.
+    name: a name from codec.FIELDS, or ``"unknown"``. first, bits: first bit and number of bits. value: the bits as an
+    unsigned integer. evidence: how the meaning is known. note: a remark, usually empty.
     """
 
     first: int

@@ -138,7 +138,7 @@ class Family(Generic[P, S]):
     with_m : callable
         ``with_m(problem, m)`` returns the problem with another M. By default, its field ``m`` is replaced.
     shape : callable, optional
-        Returns the problem for which the choice table of a problem is built. By default, it is the problem with
+        Maps a problem to the problem for which the choice table is built. By default, this is the same problem with
         ``m`` = 1.
     is_shared : callable
         Returns whether menus prefer a config because many shapes use it, so that all shapes together need fewer

@@ -118,7 +118,8 @@ class Checkpoint:
 def open_checkpoint(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
     """Open a checkpoint.
 
-    This function reads only the headers, and tensors that occur in two files.
+    This function reads only the headers of the files. If a tensor occurs in two files, both values are read and
+    compared.
 
     Parameters
     ----------

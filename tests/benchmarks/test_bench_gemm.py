@@ -93,8 +93,8 @@ def test_a_summary_has_means_and_the_least_by_group() -> None:
         *["float16, transformer layers"] * 2,
     ]
     assert lines[1] == (
-        "float16, squares from 512 upwards: auto / cuBLASLt: geometric mean 1.200, least 0.900 at 2048 x 2048 x 2048 CC, "
-        "2 cells (1 more not measured); errors at most 1.10 times as large"
+        "float16, squares from 512 upwards: auto / cuBLASLt: geometric mean 1.200, least 0.900 at 2048 x 2048 x 2048 CC"
+        ", 2 cells (1 more not measured); errors at most 1.10 times as large"
     )
 
 

@@ -25,8 +25,9 @@ _STEPS = 8
 class KernelOption(NamedTuple):
     """An option of the public functions that changes the kernel.
 
-    field: name of the bool in Problem and in AttentionConfig. name: suffix in the kernel's entry. words: description.
-    parameters: launch parameters that the option adds. members: members of the struct that the option adds.
+    field: name of the bool in Problem and in AttentionConfig. name: suffix in the kernel's entry. words: what problems
+    and messages call the option. parameters: launch parameters that the option adds. members: members of the struct
+    that the option adds.
     """
 
     field: str

@@ -110,9 +110,9 @@ _EVERY_M = np.ones(1, np.bool_)
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmConfig]:
     """Return ``Family.times``: each tile of each version, with the longest ring that fits in shared memory.
 
-    The problem may name a version. Otherwise several wgmma versions compete; targets without wgmma use mma_sync. Raises
-    TargetError if the target lacks a feature of the version or of the operands, and ArgumentError if the version has no
-    kernel for the problem.
+    If the problem names a version, only this version is considered. Otherwise, the wgmma versions compete, or mma_sync
+    is used if the target has no wgmma. Raises TargetError if the target lacks a feature of the version or of the
+    operands, and ArgumentError if the version has no kernel for the problem.
     """
     configs: list[tuple[GemmConfig, NDArray[np.float64]]] = []
     kind = [getattr(problem, name) for name in PROBLEM_FIELDS]

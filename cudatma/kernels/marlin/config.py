@@ -759,7 +759,7 @@ class MarlinConfig(KernelConfig):
 
         A tile that was measured with zero points is not adapted, because its gain comes from the cost of the zero
         points. A tile of the mma.sync kernel is not adapted either, because ``scale_on`` and the ring depend on the
-        groups. The gain of every other tile comes from the division of work and carries over.
+        groups. The gain of every other tile comes from the division of work, which also applies to the other problem.
         """
         if self.has_zeros or self.version == "mma_sync":
             return None

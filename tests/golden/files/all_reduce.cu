@@ -56,7 +56,7 @@ struct Member {
     u64* failure;            // in host memory: the rank whose packet is missing, and the number of the launch
     u64 timeout_ns;
     u32 slot_packets;        // number of packets per rank in a slot
-    u32 rank;                // this rank
+    u32 rank;                // the number of this rank
 };
 
 // [PTX ISA, st] Store a packet with one 128-bit access, so that a reader that sees the number of the launch (w) also sees the words of that

@@ -197,7 +197,8 @@ struct Problem {
 };
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------
-// A tile: queries of one sequence and one head of q, beginning with row0, and the head of k and v that these queries attend to.
+// A tile consists of queries of one sequence and one head of q. Its first query is row0, and kv_head is the head of k and v that its
+// queries attend to.
 struct Place {
     u32 row0, head, kv_head, batch;
 };
@@ -231,7 +232,7 @@ __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place
 }
 
 // ---- Slots: rows of q, k and v, divided into spans of the swizzle's width -------------------------------------------
-constexpr u32 WARPGROUPS = 1;   // 64 queries each
+constexpr u32 WARPGROUPS = 1;   // number of consumer warpgroups; each has 64 queries
 constexpr u32 KV_BYTES = 2;   // bytes per element of k and v
 constexpr u32 K_STAGE_BYTES = KV_BYTES * TILE_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * TILE_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;   // in elements and vectors

@@ -312,7 +312,8 @@ struct Problem {
 };
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------
-// A tile: queries of one sequence and one head of q, beginning with row0, and the head of k and v that these queries attend to.
+// A tile consists of queries of one sequence and one head of q. Its first query is row0, and kv_head is the head of k and v that its
+// queries attend to.
 struct Place {
     u32 row0, head, kv_head, batch;
 };
@@ -346,7 +347,7 @@ __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place
 }
 
 // ---- Slots: rows of q, k and v, divided into spans of the swizzle's width -------------------------------------------
-constexpr u32 WARPGROUPS = 2;   // 64 queries each
+constexpr u32 WARPGROUPS = 2;   // number of consumer warpgroups; each has 64 queries
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 STAGES = 2;   // slots of the ring of keys, and of the ring of values
 constexpr u32 Q_BYTES = 2 * TILE_M * HEAD_DIM;

@@ -703,7 +703,7 @@ __device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, const Proble
     Block next = find_block(sequence, page_table, place, blocks.end - 1);
     for (u32 block = blocks.end; block-- > blocks.begin;) {
         const Block current = next;
-        if (block > blocks.begin) next = find_block(sequence, page_table, place, block - 1);   // before the waits for slots
+        if (block > blocks.begin) next = find_block(sequence, page_table, place, block - 1);   // do this before waiting for slots
         k_ring.acquire();
         k_ring.expect_tx(K_STAGE_BYTES);
         load_block<HEAD_DIM>(smem + K + k_ring.stage * K_STAGE_BYTES, k_map, k_ring.get_barrier(), current, place.kv_head);

@@ -185,13 +185,13 @@ struct TmaPipeline {
 
 using namespace cudatma;
 
-constexpr u32 COPIES = 4;   // CTAs of a cluster: each writes one copy
+constexpr u32 COPIES = 4;   // CTAs per cluster; each writes one copy
 constexpr u16 ALL_CTAS = 15;   // multicast mask of the cluster
 constexpr u32 STAGES = 6;
-constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still read their slots
+constexpr u32 STORES_IN_FLIGHT = 3;   // number of stores that may still be reading their slots
 constexpr u32 PART_BYTES = 4096;   // bytes of a tile that one CTA loads for the whole cluster
-constexpr u32 STAGE_BYTES = 16384;   // a tile: COPIES parts
-constexpr u32 BARRIERS = 98304;   // after the slots
+constexpr u32 STAGE_BYTES = 16384;   // bytes per tile, which has COPIES parts
+constexpr u32 BARRIERS = 98304;   // offset of the barriers, after the slots
 
 // Copy the source to COPIES destinations, which are `bytes` apart; `bytes` is a multiple of 16. A cluster processes every (gridDim.x /
 // COPIES)-th tile. Each CTA loads its part of a tile by multicast into all CTAs, so the tile is read from L2 only once. Each CTA then

@@ -267,12 +267,12 @@ namespace cudatma {
 constexpr u32 WARPS = 4;   // consumer warps; each has one 64 x 64 block of a tile of 64 rows and 64 * WARPS columns of W
 constexpr u32 STAGES = 2;
 constexpr u32 STAGE_BYTES = 9728;   // bytes from one slot to the next
-constexpr u32 EXPECTED_BYTES = 9728;   // bytes of the loads of a tile
-constexpr u32 BLOCK_BYTES = 2048;   // a packed block
+constexpr u32 EXPECTED_BYTES = 9728;   // bytes that the loads of a tile deliver
+constexpr u32 BLOCK_BYTES = 2048;   // bytes per packed block
 constexpr u32 SCALES = 8192;   // offset in a slot, after the packed blocks
 constexpr u32 ZEROS = 9216;
 constexpr int GROUP_SIZE = 32;   // elements of K that share a scale; -1: all of K
-constexpr u32 GROUPS = 2;   // groups of scales in a tile
+constexpr u32 GROUPS = 2;   // number of groups of scales per tile
 constexpr u32 ROW_BYTES = 144;   // bytes from one row to the next in a warp's buffer
 constexpr u32 BUFFER_BYTES = 64 * ROW_BYTES;
 // A buffer that TMA stores as a whole is in the 128-byte swizzle. Rows that are stored one by one are padded instead. In both layouts, the

@@ -270,7 +270,7 @@ namespace cudatma {
 
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 128, TILE_N = 256;   // rows and columns of C per CTA
-constexpr u32 TILE_K = 32;   // K per stage
+constexpr u32 TILE_K = 32;   // elements of K per stage
 constexpr u32 STAGES = 4;
 constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
@@ -284,13 +284,13 @@ constexpr u32 FULL_BARRIERS = 98304;          // 32 B
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // bytes per element of A and B
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle, in bytes and in elements
-constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // box of an M-major or N-major operand: SPAN of M or N, all of the stage's K
+constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // bytes per box of an M-major or N-major operand: SPAN of M or N, and all of the stage's K
 constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: an N-major operand takes whole boxes
 constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * TILE_K * ELEMENT_BYTES;
 constexpr u32 K_ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // bytes per row of a box of a K-major operand: the width of its swizzle
 constexpr u32 WARPS_M = 2, WARPS_N = 4;   // warps that divide the tile
 constexpr u32 WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
-constexpr u32 CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;   // per thread
+constexpr u32 CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;   // registers per thread
 
 // ---- Fragments ------------------------------------------------------------------------------------------------------
 // A fragment of an operand is 16 rows (of M or N) by 32 bytes of K: four matrices of ldmatrix.
@@ -303,7 +303,7 @@ __device__ __forceinline__ u32 lane_address(u32 slots, u32 row0, u32 lane) {
     if constexpr (IsKMajor) {
         const u32 row = row0 + lane % 16, chunk = lane / 16;
         return slots + row * K_ROW_BYTES + (chunk ^ (row * K_ROW_BYTES / SPAN_BYTES % (K_ROW_BYTES / 16))) * 16;
-    } else {   // ldmatrix.trans: rows of K
+    } else {   // for ldmatrix.trans, rows are along K
         const u32 k = lane % 8 + lane / 16 * 8, chunk = row0 % SPAN / 8 + lane / 8 % 2;
         return slots + row0 / SPAN * MN_BOX_BYTES + k * SPAN_BYTES + (chunk ^ (k % 8)) * 16;
     }
@@ -326,7 +326,7 @@ __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 address, u32 frag
     }
 }
 
-constexpr u32 STEPS = TILE_K * ELEMENT_BYTES / 32;   // MMAs along the K of a stage
+constexpr u32 STEPS = TILE_K * ELEMENT_BYTES / 32;   // number of MMAs along the K of a stage
 constexpr u32 FRAGMENTS_16 = WARP_M / 16, FRAGMENTS_8 = WARP_N / 8;   // fragments per warp along M and along N
 constexpr u32 FRAGMENT_STRIDE_M = 16;   // rows from one fragment to the next
 

@@ -363,7 +363,7 @@ namespace cudatma {
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 8;   // rows of M per CTA: columns of the mma
 constexpr u32 TILE_N = 128;   // columns of N per CTA: rows of the mma
-constexpr u32 TILE_K = 256;   // K per stage
+constexpr u32 TILE_K = 256;   // elements of K per stage
 constexpr u32 WARPS_N = 4, WARP_N = 32;   // warps along N (each has all rows of M); columns per warp
 constexpr u32 SLICE_K = 2;   // number of warps with the same columns of N; they divide each stage's K
 constexpr u32 STAGES = 4;
@@ -374,8 +374,8 @@ constexpr u32 FRAGMENTS_16 = WARP_N / 16, FRAGMENT_STRIDE_N = 16;   // fragments
 constexpr u32 FRAGMENTS_8 = TILE_M / 8;   // fragments of 8 rows of M
 constexpr u32 FIX_UP_UNROLL = 8;   // partial tiles whose loads are in flight at the same time
 constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_WARP = K64_PER_STAGE / SLICE_K, N64_PER_TILE = TILE_N / 64;   // 64 x 64 blocks of weights
-constexpr u32 K64_BLOCK_BYTES = 2048;   // a packed 64 x 64 block of weights
-constexpr u32 ROW_BYTES = 128;   // 64 elements of K: a row of a box of activations
+constexpr u32 K64_BLOCK_BYTES = 2048;   // bytes per packed 64 x 64 block of weights
+constexpr u32 ROW_BYTES = 128;   // bytes per row of a box of activations: 64 elements of K
 
 // ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 ACTIVATIONS = 0;                // 16384 B
@@ -391,7 +391,7 @@ constexpr u32 ACTIVATION_STAGE_BYTES = 4096;
 constexpr u32 WEIGHT_STAGE_BYTES = 16384;
 constexpr u32 SCALE_STAGE_BYTES = 512;
 constexpr u32 ZERO_SLOT_BYTES = 256;
-constexpr u32 TRANSACTION_BYTES = 21248;   // bytes of the TMA loads of a stage
+constexpr u32 TRANSACTION_BYTES = 21248;   // bytes that the TMA loads of a stage deliver
 constexpr u32 FULL_ARRIVALS = 1;   // number of arrivals that fill a slot
 constexpr u32 STAGING_PITCH_BYTES = 80;   // bytes from one row to the next
 constexpr u32 STAGING_BYTES = 640;   // bytes of a warp's eight staging rows
@@ -663,7 +663,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
 // Store a warp's part of the tile through the warp's staging rows, eight rows at a time.
 __device__ __forceinline__ void store_rows_of_warp(const Accumulators& acc, const Problem& problem, u16* output, u32 smem,
                                                    u32 warp_tile, u32 lane, u32 row0, u32 column0) {
-    constexpr u32 VECTORS_PER_ROW = 2 * FRAGMENTS_16;   // of 8 columns each
+    constexpr u32 VECTORS_PER_ROW = 2 * FRAGMENTS_16;   // vectors of 8 columns
     const u32 staging = smem + STAGING + warp_tile * STAGING_BYTES;
 #pragma unroll
     for (u32 r = 0; r < FRAGMENTS_8; ++r) {

@@ -346,7 +346,7 @@ constexpr u32 TILE_M = 16;   // rows of x per CTA: columns of the mma
 constexpr u32 FRAGMENTS_8 = TILE_M < 8 ? 1 : TILE_M / 8;   // fragments of 8 rows of x; if there are fewer rows, a fragment repeats them
 constexpr u32 N_TILE = 32, FRAGMENTS_16 = N_TILE / 16;   // columns of W per N tile (rows of the mma); fragments per N tile
 constexpr u32 N_TILES = 3;   // N tiles per CTA
-constexpr u32 TILE_K = 256;   // K per stage
+constexpr u32 TILE_K = 256;   // elements of K per stage
 constexpr u32 SLICE_K = 2;   // number of warps that share an N tile; each multiplies a slice of every stage's K
 constexpr u32 CONSUMER_WARPS = N_TILES * SLICE_K;
 constexpr u32 CLUSTER_K = 2;   // CTAs per cluster; they share a tile and divide its K
@@ -369,13 +369,13 @@ constexpr u32 FULL_BARRIERS = 76296;          // 24 B
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
 constexpr u32 STAGES = 3;
 constexpr u32 ACTIVATION_STAGE_BYTES = 8192;
-constexpr u32 ROW_BYTES = 128;   // 64 elements of K: a row of a box of activations
+constexpr u32 ROW_BYTES = 128;   // bytes per row of a box of activations: 64 elements of K
 constexpr u32 WEIGHT_STAGE_BYTES = 12288;
 constexpr u32 SCALE_STAGE_BYTES = 1024;
 constexpr u32 SCALE_ROW = 128;   // number of scales per group in a slot, for whole n64 rows
 constexpr u32 ZERO_SLOT_BYTES = 512;
-constexpr u32 TRANSACTION_BYTES = 22016;   // bytes of the loads of a stage
-constexpr u32 FRAGMENT_BYTES = 32 * 16;   // a fragment of fp32 sums: 16 columns of W x 8 rows of x
+constexpr u32 TRANSACTION_BYTES = 22016;   // bytes that the loads of a stage deliver
+constexpr u32 FRAGMENT_BYTES = 32 * 16;   // bytes per fragment of fp32 sums: 16 columns of W x 8 rows of x
 constexpr u32 N_TILE_SUM_BYTES = FRAGMENTS_16 * FRAGMENTS_8 * FRAGMENT_BYTES;
 typedef TmaPipeline<STAGES> Ring;
 
@@ -815,7 +815,7 @@ __device__ __forceinline__ void store_result(const OwnSums& own, const Problem& 
     u16* const target = output + m_begin * problem.output_pitch + column;
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_8; ++m) {
-        if (m > 0 && m_begin + 8 * m >= problem.m) return;   // uniform in the warp
+        if (m > 0 && m_begin + 8 * m >= problem.m) return;   // uniform within the warp
         u32 pairs[OWN][2];
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)

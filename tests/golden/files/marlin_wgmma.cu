@@ -407,7 +407,7 @@ namespace cudatma {
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 128;   // rows of M per CTA: columns of the wgmma
 constexpr u32 TILE_N = 128;   // columns of N per CTA: rows of the wgmmas
-constexpr u32 TILE_K = 128;   // K per stage
+constexpr u32 TILE_K = 128;   // elements of K per stage
 constexpr u32 WARPGROUPS = 1;   // warpgroups along N
 constexpr u32 SLICE_K = 1;   // number of warpgroups with the same columns of N; they divide each stage's K
 constexpr u32 PINGPONG = 2;   // number of warpgroups; they take the CTA's work units alternately
@@ -417,18 +417,18 @@ constexpr u32 CLUSTER = 2;   // CTAs per cluster, along N; they share the activa
 constexpr u32 CLUSTER_MASK = 3;   // all CTAs of the cluster
 constexpr u32 LOADED_M = 64;   // rows of the activations that each CTA loads for the whole cluster
 constexpr u32 MMAS_PER_COMMIT = 1;   // wgmmas per accumulator and commit group; each multiplies 16 elements of K
-constexpr u32 COMMITS_IN_FLIGHT = 3;   // commit groups in flight while the next one is dequantized
+constexpr u32 COMMITS_IN_FLIGHT = 3;   // commit groups in flight while the weights of the next one are dequantized
 constexpr u32 RELEASE_K64 = 0;   // after this 64-deep block, all wgmmas of the previous stage have completed
 constexpr u32 CONSUMER_WARPS = 8;
-constexpr u32 PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;   // per thread
+constexpr u32 PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;   // registers per thread
 constexpr u32 GROUP_SIZE = 128;   // elements of K that share a scale
 constexpr u32 WARP_TILES = 4 * WARPGROUPS;   // warps that divide a CTA's tile
 constexpr u32 FRAGMENTS_16 = STACK, FRAGMENT_STRIDE_N = 64;   // fragments of 16 columns of N per warp; columns from one fragment to the next
 constexpr u32 FRAGMENTS_8 = TILE_M / 8;   // fragments of 8 rows of M
 constexpr u32 FIX_UP_UNROLL = 1;   // partial tiles whose loads are in flight at the same time
 constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_SLICE = K64_PER_STAGE / SLICE_K, N64_PER_TILE = TILE_N / 64;   // 64 x 64 blocks of weights
-constexpr u32 K64_BLOCK_BYTES = 2048;   // a packed 64 x 64 block of weights
-constexpr u32 ROW_BYTES = 128;   // 64 elements of K: a row of a box of activations
+constexpr u32 K64_BLOCK_BYTES = 2048;   // bytes per packed 64 x 64 block of weights
+constexpr u32 ROW_BYTES = 128;   // bytes per row of a box of activations: 64 elements of K
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * ROW_BYTES;   // fields of a matrix descriptor
 
 // ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
@@ -442,7 +442,7 @@ constexpr u32 FULL_BARRIERS = 182272;         // 32 B
 constexpr u32 ACTIVATION_STAGE_BYTES = 32768;
 constexpr u32 WEIGHT_STAGE_BYTES = 8192;
 constexpr u32 SCALE_STAGE_BYTES = 256;
-constexpr u32 TRANSACTION_BYTES = 41216;   // bytes of the loads of a stage
+constexpr u32 TRANSACTION_BYTES = 41216;   // bytes that the loads of a stage deliver
 constexpr u32 EMPTY_ARRIVALS = 8;   // number of consumer warps that release a slot
 constexpr u32 STAGING_ROWS = 32;   // rows of M that a warpgroup stores at a time
 constexpr u32 STAGING_PITCH_BYTES = 272;   // bytes from one row to the next
@@ -451,8 +451,8 @@ using Ring = TmaPipeline<STAGES>;
 
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
-    WARPGROUP_BARRIER = 1,   // the first of one barrier per warpgroup
-    ORDER_BARRIER = WARPGROUP_BARRIER + PINGPONG,   // the first of one barrier per warpgroup
+    WARPGROUP_BARRIER = 1,   // the first of several barriers, one per warpgroup
+    ORDER_BARRIER = WARPGROUP_BARRIER + PINGPONG,   // the first of several barriers, one per warpgroup
 };
 
 __device__ __forceinline__ void warpgroup_sync(u32 group) { bar_sync_one_of<WARPGROUP_BARRIER, PINGPONG>(group, 128); }
@@ -1077,7 +1077,7 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume(ring, problem, operands, smem, range, rank, WarpPosition{0, warp_index % 4, laneid(), warp_index / 4});
     }
-    // A CTA must not exit while another CTA may write to its shared memory or arrive at its barriers.
+    // A CTA must not exit while another CTA may write to its shared memory or arrive on its barriers.
     barrier_cluster_arrive();
     barrier_cluster_wait();
 }

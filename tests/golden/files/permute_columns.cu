@@ -171,7 +171,7 @@ using namespace cudatma;
 constexpr u32 STAGES = 2;
 constexpr u32 ROW_BYTES = 16384;   // bytes from one row to the next in a slot
 constexpr u32 STAGE_BYTES = 32768;   // bytes from one slot to the next
-constexpr u32 BARRIERS = 65536;  // after the slots
+constexpr u32 BARRIERS = 65536;  // offset of the barriers, after the slots
 constexpr u32 CONSUMERS = 512;   // threads that write
 constexpr u32 ROWS = 2;   // rows per step; the permutation is read once per step
 constexpr u32 CHUNK = 8;   // elements per 16-byte chunk; a thread writes one chunk at a time

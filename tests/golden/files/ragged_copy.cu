@@ -223,8 +223,8 @@ using namespace cudatma;
 
 constexpr u32 STAGES = 4;   // at least 2, because a slot is released one store later
 constexpr u32 STAGE_BYTES = 8192;   // bytes from one slot to the next
-constexpr u32 EXPECTED_BYTES = 8192;   // bytes of the load of a box
-constexpr u32 BARRIERS = 32768;   // after the slots
+constexpr u32 EXPECTED_BYTES = 8192;   // bytes that the load of a box delivers
+constexpr u32 BARRIERS = 32768;   // offset of the barriers, after the slots
 constexpr u32 BOX_ROWS = 64;
 constexpr u32 BOX_COLUMNS = 64;
 // Tensor maps in global memory that each warp of a CTA edits in turn. A map is edited again after MAPS other arrays, each of which has at
@@ -325,7 +325,7 @@ ragged_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Te
             pipeline.advance();
         }
     } else {
-        u32 previous = STAGES;   // the slot of the last store; STAGES: none yet
+        u32 previous = STAGES;   // the slot of the last store, or STAGES if there was none
         for (u32 box = begin; box < end; ++box) {
             if (cursor.enters(box)) {
                 const Pair& pair = cursor.pair;

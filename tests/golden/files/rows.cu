@@ -170,7 +170,7 @@ __device__ __forceinline__ void copy_units(u32 slots, u32 barriers, u32 units, L
     ring.init_full_barriers(1);
 
     const u32 own_units = blockIdx.x < units ? (units - blockIdx.x - 1) / gridDim.x + 1 : 0;
-    u32 loads = 0;                // loads issued
+    u32 loads = 0;                // number of loads issued
     u32 load_unit = blockIdx.x;   // the unit of the next load
     for (; loads < Stages && loads < own_units; ++loads, load_unit += gridDim.x)
         load(load_unit, slots + loads * StageBytes, ring.get_barrier(loads));
@@ -196,9 +196,9 @@ __device__ __forceinline__ void copy_units(u32 slots, u32 barriers, u32 units, L
 using namespace cudatma;
 
 constexpr u32 STAGES = 6;
-constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still read their slots
+constexpr u32 STORES_IN_FLIGHT = 3;   // number of stores that may still be reading their slots
 constexpr u32 STAGE_BYTES = 16384;   // bytes from one slot to the next
-constexpr u32 BARRIERS = 98304;   // after the slots
+constexpr u32 BARRIERS = 98304;   // offset of the barriers, after the slots
 constexpr u32 ROWS = 16;   // rows of a box, a multiple of 4: each gather4 instruction takes four
 
 // Gather `count` rows, destination[i] = source[index[i]], in boxes of ROWS rows and `columns` columns. Rows outside the source are zero.

@@ -156,7 +156,7 @@ __device__ __forceinline__ void copy_units(u32 slots, u32 barriers, u32 units, L
     ring.init_full_barriers(1);
 
     const u32 own_units = blockIdx.x < units ? (units - blockIdx.x - 1) / gridDim.x + 1 : 0;
-    u32 loads = 0;                // loads issued
+    u32 loads = 0;                // number of loads issued
     u32 load_unit = blockIdx.x;   // the unit of the next load
     for (; loads < Stages && loads < own_units; ++loads, load_unit += gridDim.x)
         load(load_unit, slots + loads * StageBytes, ring.get_barrier(loads));
@@ -182,9 +182,9 @@ __device__ __forceinline__ void copy_units(u32 slots, u32 barriers, u32 units, L
 using namespace cudatma;
 
 constexpr u32 STAGES = 6;
-constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still read their slots
+constexpr u32 STORES_IN_FLIGHT = 3;   // number of stores that may still be reading their slots
 constexpr u32 STAGE_BYTES = 16384;   // bytes per segment; the last segment may be shorter
-constexpr u32 BARRIERS = 98304;   // after the slots
+constexpr u32 BARRIERS = 98304;   // offset of the barriers, after the slots
 
 // Copy `bytes` bytes by bulk copies, and the `head` bytes before them and the `tail` bytes after them by ordinary accesses. source and
 // destination, where the bulk copies begin, must be multiples of 16. head and tail must be less than 16.

@@ -198,8 +198,8 @@ using namespace cudatma;
 
 constexpr u32 STAGES = 3;   // at least 2, because a slot is released one store later
 constexpr u32 STAGE_BYTES = 8192;   // bytes from one slot to the next
-constexpr u32 EXPECTED_BYTES = 8192;   // bytes of the load of a box
-constexpr u32 BARRIERS = 24576;   // after the slots
+constexpr u32 EXPECTED_BYTES = 8192;   // bytes that the load of a box delivers
+constexpr u32 BARRIERS = 24576;   // offset of the barriers, after the slots
 constexpr int BOX_ROWS = 32;
 constexpr int BOX_COLUMNS = 64;
 
@@ -226,7 +226,7 @@ tile_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Tens
         }
     } else if (threadIdx.x == 32) {
         prefetch_tensormap(&destination);
-        u32 previous = STAGES;   // the slot of the last store; STAGES: none yet
+        u32 previous = STAGES;   // the slot of the last store, or STAGES if there was none
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
             const int x = tile % tiles_x * BOX_COLUMNS, y = tile / tiles_x * BOX_ROWS;
             pipeline.wait();

@@ -241,7 +241,7 @@ constexpr u32 BARRIERS = 81920;
 constexpr u32 WARPS = 4;   // warps that transpose tiles; another warp loads
 constexpr int SIDE = 128;   // elements in 128 bytes: the width of a panel and the side of a square
 constexpr int SQUARES_Y = 1, SQUARES_X = 1;   // squares per tile along each axis
-constexpr u32 LINE_BYTES = 128;   // a row of a panel: the width of the swizzle
+constexpr u32 LINE_BYTES = 128;   // bytes per row of a panel: the width of the swizzle
 constexpr u32 LOADED_PANEL_BYTES = 16384;   // a panel holds SIDE columns of all rows of a tile
 constexpr u32 STORED_PANEL_BYTES = 16384;   // a panel holds SIDE rows of all columns of a tile
 constexpr int TILE_ROWS = SQUARES_Y * SIDE, TILE_COLUMNS = SQUARES_X * SIDE;
