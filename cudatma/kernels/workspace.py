@@ -399,9 +399,9 @@ class Owners:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: Maps (device, identity of the stream) to a workspace. It is read without the lock; missing workspaces are in
-        #: _recent. It is emptied when a stream is added, to find out which streams are still in use, and when the
-        #: reserve must be refilled.
+        #: Maps (device, identity of the stream) to a workspace. It is read without the lock. If a workspace is not in
+        #: it, _recent may contain it. It is emptied when a stream is added, to find out which streams are still in use,
+        #: and when the reserve must be refilled.
         self.ready: dict[tuple[int, int | None], Workspace] = {}
         #: All workspaces of streams, with the most recently used at the end.
         self._recent: OrderedDict[tuple[int, int], Workspace] = OrderedDict()

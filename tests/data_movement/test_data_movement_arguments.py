@@ -122,7 +122,7 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.reduce_into(fresh(), F32, "min", **o), c.ArgumentTypeError, "src.dtype", "bfloat16"),
     (lambda o: c.reduce_into(fresh(), F32, "xor", **o), c.ArgumentTypeError, "src.dtype", "integers"),
     (lambda o: c.reduce_into(fresh(dtype=">f4"), F32.astype(">f4"), "add", **o), c.ArgumentTypeError, "src.dtype",
-     "order of bytes"),
+     "byte order"),
     (lambda o: c.reduce_into(fresh(dtype=np.uint16), np.ones((32, 64), np.uint16), "max", **o),
      c.ArgumentTypeError, "src.dtype", "uint32"),
     (lambda o: c.reduce_into(fresh(dtype=np.int32), np.ones((32, 64), np.int32), "inc", **o),
@@ -162,20 +162,20 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     # im2col
     (lambda o: c.im2col(F32, 3, **o), c.ArgumentError, "src.shape", "3 to 5 axes"),
     (lambda o: c.im2col(fresh((1, 5, 5, 4)), (3, 3, 3), **o), c.ArgumentError, "kernel", "2 ints"),
-    (lambda o: c.im2col(fresh((1, 5, 5, 4)), 0, **o), c.ArgumentError, "kernel[0]", "1 or more"),
+    (lambda o: c.im2col(fresh((1, 5, 5, 4)), 0, **o), c.ArgumentError, "kernel[0]", "at least 1"),
     (lambda o: c.im2col(fresh((1, 5, 5, 4)), 3, stride=True, **o), c.ArgumentTypeError, "stride", "ints"),
-    (lambda o: c.im2col(fresh((1, 5, 5, 4)), 3, padding=-1, **o), c.ArgumentError, "padding[0]", "0 or more"),
+    (lambda o: c.im2col(fresh((1, 5, 5, 4)), 3, padding=-1, **o), c.ArgumentError, "padding[0]", "at least 0"),
     (lambda o: c.im2col(fresh((1, 5, 5, 3)), 3, **o), c.DescriptorError, "strides_bytes[0]", "16 bytes"),
     (lambda o: c.im2col(fresh((1, 50, 50, 4)), 3, stride=9, **o), c.DescriptorError, "element_strides[1]", "1 to 8"),
     (lambda o: c.im2col(fresh((1, 9, 9, 9, 4)), 3, padding=17, **o), c.DescriptorError, "lower_corner[0]", "-16 to 15"),
     (lambda o: c.im2col(fresh((1, 5, 5, 8))[..., ::2], 3, **o), c.DescriptorError, "src.strides", "channel"),
-    *[(lambda o, args=args: c.im2col(fresh((1, 5, 5, 4)), **args, **o), c.ArgumentError, field, "below 2**31")
+    *[(lambda o, args=args: c.im2col(fresh((1, 5, 5, 4)), **args, **o), c.ArgumentError, field, "less than 2**31")
       for args, field in (({"kernel": 10**30}, "kernel[0]"), ({"kernel": 3, "padding": 10**30}, "padding[0]"),
                           ({"kernel": 3, "stride": 10**30}, "stride[0]"))],
     (lambda o: c.im2col(fresh((1, 5, 5, 4)), 2**31 - 1, padding=2**30, **o), c.ArgumentError, "kernel, padding",
      "2**63 bytes"),
     # broadcast, prefetch, rows
-    (lambda o: c.broadcast(F32, 0, **o), c.ArgumentError, "copies", "1 or more"),
+    (lambda o: c.broadcast(F32, 0, **o), c.ArgumentError, "copies", "at least 1"),
     (lambda o: c.broadcast(F32, 10**5000, **o), c.ArgumentError, "copies", "2**63 bytes"),
     (lambda o: c.broadcast(F32[:, :8], 2, **o), c.ArgumentError, "src", "C order"),
     (lambda o: c.broadcast(np.ones(5, np.float32), 2, **o), c.DescriptorError, "src.address", "multiples of 16"),

@@ -25,9 +25,9 @@ _STEPS = 8
 class KernelOption(NamedTuple):
     """An option of the public functions that changes the kernel.
 
-    field: name of the bool in Problem and in AttentionConfig. name: suffix in the kernel's entry. words: what problems
-    and messages call the option. parameters: launch parameters that the option adds. members: members of the struct
-    that the option adds.
+    field: name of the bool in Problem and in AttentionConfig. name: suffix in the kernel's entry. words: how the
+    description of a problem mentions the option. parameters: launch parameters that the option adds. members: members
+    of the struct that the option adds.
     """
 
     field: str

@@ -76,7 +76,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended. On a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended
+// for a time that the hardware chooses. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -123,8 +124,8 @@ __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
 // swizzle: 0 for none, 1 for 128B, 2 for 64B, 3 for 32B. (Tensor maps number the swizzles in reverse.)
-// K-major with a swizzle: stride_bytes is the distance between groups of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2 to
-// the descriptor.
+// K-major with a swizzle: stride_bytes is the distance between groups of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2
+// to the descriptor.
 // M-major or N-major (transposed): stride_bytes is the distance between groups of 8 elements of K; leading_bytes is the distance between
 // groups of 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
@@ -137,7 +138,7 @@ __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.commit_group] Make the wgmmas since the last commit one group.
+// [PTX ISA, wgmma.commit_group] Commit all wgmmas that are in no group yet, as one group.
 __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }

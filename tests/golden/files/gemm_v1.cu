@@ -57,7 +57,7 @@ __device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_by
                  :: "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(src_bytes) : "memory");
 }
 
-// [PTX ISA, cp.async.commit_group] Make this thread's cp.async operations since the last commit one group.
+// [PTX ISA, cp.async.commit_group] Commit all cp.async operations of this thread that are in no group yet, as one group.
 __device__ __forceinline__ void cp_async_commit_group() {
     asm volatile("cp.async.commit_group;" : : : "memory");
 }
@@ -86,8 +86,8 @@ __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
 // swizzle: 0 for none, 1 for 128B, 2 for 64B, 3 for 32B. (Tensor maps number the swizzles in reverse.)
-// K-major with a swizzle: stride_bytes is the distance between groups of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2 to
-// the descriptor.
+// K-major with a swizzle: stride_bytes is the distance between groups of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2
+// to the descriptor.
 // M-major or N-major (transposed): stride_bytes is the distance between groups of 8 elements of K; leading_bytes is the distance between
 // groups of 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
@@ -100,7 +100,7 @@ __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.commit_group] Make the wgmmas since the last commit one group.
+// [PTX ISA, wgmma.commit_group] Commit all wgmmas that are in no group yet, as one group.
 __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }

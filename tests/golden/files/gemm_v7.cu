@@ -101,8 +101,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended for at most
-// `ns` nanoseconds. On a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended
+// for at most `ns` nanoseconds. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\nselp.u32 %0, 1, 0, p;\n}"
@@ -145,7 +145,7 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.commit_group] Make this thread's bulk stores and reductions since the last commit one group.
+// [PTX ISA, cp.async.bulk.commit_group] Commit all bulk stores and reductions of this thread that are in no group yet, as one group.
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
@@ -187,8 +187,8 @@ __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
 // swizzle: 0 for none, 1 for 128B, 2 for 64B, 3 for 32B. (Tensor maps number the swizzles in reverse.)
-// K-major with a swizzle: stride_bytes is the distance between groups of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2 to
-// the descriptor.
+// K-major with a swizzle: stride_bytes is the distance between groups of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2
+// to the descriptor.
 // M-major or N-major (transposed): stride_bytes is the distance between groups of 8 elements of K; leading_bytes is the distance between
 // groups of 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
@@ -201,7 +201,7 @@ __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.commit_group] Make the wgmmas since the last commit one group.
+// [PTX ISA, wgmma.commit_group] Commit all wgmmas that are in no group yet, as one group.
 __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }

@@ -81,7 +81,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended. On a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended
+// for a time that the hardware chooses. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"

@@ -30,7 +30,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended. On a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended
+// for a time that the hardware chooses. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -63,7 +64,7 @@ __device__ __forceinline__ void cp_async_bulk_store(void* dst, u32 src, u32 byte
                  :: "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.commit_group] Make this thread's bulk stores and reductions since the last commit one group.
+// [PTX ISA, cp.async.bulk.commit_group] Commit all bulk stores and reductions of this thread that are in no group yet, as one group.
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
