@@ -55,7 +55,7 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
     times: dict[str, Any] = {}
     begin = time.perf_counter()
     gpu = imagined_gpu(target, H200.sm_count) if call is None else gpu_of(device)
-    # The scales of the weight in _prepared() vary little.
+    # The weight of _prepared() has scales of similar size, so its kernel uses them as they are stored.
     config = decide(Problem(layer, m), gpu).config.in_form("as_stored")
     kernel = load_kernel(config.template, config, target)
     times["load"] = _ms_since(begin)

@@ -351,7 +351,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             "and --version"
         )
     if 0 < options.seconds < _MIN_SECONDS:
-        parser.error(f"argument --seconds: {options.seconds}; allowed: at least {_MIN_SECONDS}, {MIN_ROUNDS} blocks")
+        parser.error(
+            f"argument --seconds: {options.seconds}; allowed: at least {_MIN_SECONDS}, the time of {MIN_ROUNDS} blocks"
+        )
     require_gpu(parser)
     require_torch(parser)
     from benchmarks.rivals.dense import ALWAYS, OPTIONAL

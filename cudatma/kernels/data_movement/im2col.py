@@ -45,7 +45,7 @@ class Im2colCopyConfig(CopyRing):
     """A configuration of ``kernels/im2col.cu.j2``.
 
     rank: number of axes of the images, including batch and channels, 3 to 5. stage_bytes: maximum size of a box in
-    bytes. stages, in_flight: as in CopyRing. Raises ArgumentError.
+    bytes. stages, in_flight: as in CopyRing. Raises ArgumentError for invalid fields.
     """
 
     rank: int

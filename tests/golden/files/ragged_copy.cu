@@ -312,7 +312,7 @@ ragged_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Te
 
     if (warp == 0) {
         for (u32 box = begin; box < end; ++box) {
-            if (lane == 0) pipeline.acquire();   // wait until the store of STAGES boxes ago has read the slot
+            if (lane == 0) pipeline.acquire();   // wait until the store from STAGES boxes ago has read the slot
             if (cursor.enters(box)) {
                 const Pair& pair = cursor.pair;
                 map = mine + cursor.edits % MAPS;
