@@ -1,4 +1,4 @@
-"""A kernel that asks for one access by TMA, right or wrong, as its parameters say; for the emulator and a GPU."""
+"""A kernel that makes one legal or illegal TMA access, given by its parameters; for the emulator and a GPU."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ SHARED_BYTES = 8192
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One access. rule: how it is refused, "" where it is right. detail: a part of what is said then."""
+    """One access. rule: the rule that it breaks, or "" if it is legal. detail: a part of the message."""
 
     name: str
     what: str
@@ -117,7 +117,7 @@ ACCESSES: tuple[Access, ...] = (
 
 
 def operands(access: Access, encoder: str = "codec", place: Any = np.asarray) -> tuple[Any, ...]:
-    """The kernel's arguments. place: makes a device array of a host array."""
+    """Return the kernel's arguments. place: a function that copies a host array to the device."""
     options = dict(access.map)
     if "corners" in options:
         tensor = place(np.zeros((2, 64, 64), access.dtype))

@@ -1,6 +1,6 @@
 """Kernels with a planted hang or a planted wrong access, shared by the tests of the emulator and of a GPU.
 
-``bug`` is a parameter of the kernel, so that one compilation serves them all; 0 is the kernel as it should be.
+``bug`` is a parameter of the kernel, so that one compilation is enough for all bugs. 0 is the correct kernel.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ PLANTED: tuple[Planted, ...] = (
 
 
 def matches(planted: Planted, wait: StuckWait) -> bool:
-    """Whether a wait is what the bug is known by."""
+    """Return whether a wait is the one that identifies the bug."""
     exact = (planted.state, planted.parity, planted.rule)
     same = (wait.state, wait.parity, wait.rule) == exact and wait.barrier in planted.barrier.split("|")
     return same and planted.cause in wait.cause and planted.text in wait.text
@@ -159,7 +159,7 @@ NUMBERS: dict[str, int] = {"NONE": 0} | {planted.name: number for number, plante
 
 
 def operands() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(tiles as bytes, sums to be written, the right sums)."""
+    """Return the tiles as bytes, the array for the sums, and the correct sums."""
     tiles = np.random.default_rng(0).integers(0, 256, (TILES, TILE_BYTES), dtype=np.uint8)
     right = tiles.reshape(TILES, -1, 32 * CONSUMERS).sum(axis=(0, 1), dtype=np.uint32)
     return tiles.reshape(-1), np.zeros(BLOCKS * 32 * CONSUMERS, np.uint32), np.tile(right, BLOCKS)
