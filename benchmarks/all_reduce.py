@@ -29,14 +29,14 @@ M_VALUES = (1, 16, 64, 256, 512, 1024, 4096)
 #: graph replays.
 LAYERS, REPEATS, ROUNDS = 4, 4, 15
 EQUAL_RUNS = 200
-#: Maximum message size of torch's one-shot all-reduce in bytes.
+#: Maximum M for which torch's one-shot all-reduce is measured.
 _MAX_ONE_SHOT_M = 256
 _TIMEOUT_S = 400
 # Turn NVLink multicast off, and ignore the user's tuning file.
 _ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "CUDATMA_TUNE_FILE": "none"}
 
 Step = Callable[[int], object]
-#: Numbers of groups. AllReduce itself uses positive numbers.
+#: Identifies each group by a negative number, because AllReduce itself uses positive numbers.
 _numbers = itertools.count(-1, -1)
 
 
