@@ -1,4 +1,4 @@
-"""Python interface to NVIDIA's Tensor Memory Accelerator, with int4 and dense GEMM kernels and attention kernels."""
+"""Python interface to NVIDIA's Tensor Memory Accelerator, with kernels for int4 GEMM, dense GEMM and attention."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The guide: its pages run and show what they print, its notebooks are complete, and its mistakes are reported."""
+"""The guide: its pages run and show their real output, its notebooks are complete, and its mistakes are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The documentation site: the API reference has every public name once, the command-line reference every option."""
+"""The documentation site: the API reference lists every public name once, and the command-line reference every
+option."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def test_blocks_of_code_are_left_alone() -> None:
 
 @pytest.fixture(scope="module")
 def sections() -> dict[str, str]:
-    """Command -> its section of the command-line reference."""
+    """Return the section of each command in the command-line reference."""
     parts = re.split(r"^\.\. _cudatma-(\w+):$", site_cli.page(), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 

@@ -41,7 +41,7 @@ def ptx_alone(text: str, target: Target) -> str:
 
 @lru_cache(maxsize=256)
 def ptx_of_source(source: str, target: str = "sm_90a") -> str:
-    """PTX of a kernel written with the primitives at hand."""
+    """Return the PTX of a source that may use all primitives."""
     chosen = get_target(target)
     text = render(PRELUDE + source, None, chosen, is_source=True)
     return str(compile_source(text, chosen, options=LINES).ptx)
@@ -49,7 +49,7 @@ def ptx_of_source(source: str, target: str = "sm_90a") -> str:
 
 @lru_cache(maxsize=256)
 def ptx_of_template(template: str, config: object, target: str = "sm_90a") -> str:
-    """PTX of a template of the project."""
+    """Return the PTX of a template of this project."""
     chosen = get_target(target)
     return ptx_alone(render(template, config, chosen), chosen)
 
