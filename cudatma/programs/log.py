@@ -21,7 +21,7 @@ from cudatma.target import Target, get_target
 
 
 class Interceptor(Protocol):
-    """What a library contributes: it sends the library's launches to a log."""
+    """Sends the launches of one library to a log."""
 
     def install(self, log: LaunchLog) -> None:
         """Redirect the library's launches to ``log.run``. The library has been imported."""
@@ -38,6 +38,7 @@ SM_COUNT = 4
 INTERCEPTORS: dict[str, str] = {
     "torch": "cudatma.programs.torch:TorchInterceptor",
     "triton": "cudatma.programs.triton:TritonInterceptor",
+    "cutlass.cute.runtime": "cudatma.programs.cute_dsl:CuteDslInterceptor",
     "cupy": "cudatma.programs.cupy:CupyInterceptor",
     "cuda.core": "cudatma.programs.cuda_core:CoreInterceptor",
     "cuda.bindings.driver": "cudatma.programs.driver:DriverInterceptor",

@@ -7,7 +7,9 @@ converts each launch to a ProgramLaunch. Works with Triton 3.6 and later.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -27,10 +29,9 @@ from cudatma.review.cubin import read_cubin
 
 _LIBRARY = "triton"
 _WARP = 32
-#: Hazards of code that the compiler generates. Triton and Gluon initialize mbarriers without a fence, and shrink the
-#: registers of a warpgroup twice in a row. Triton 3.6 has no proxy fence between cp.async and wgmma; in Gluon, this
-#: fence is part of the program.
-_FROM_COMPILER = (("missing_init_fence", "mbarrier.init"), ("divergent_warp", "setmaxnreg"))
+#: Hazards of code that the compiler generates. Triton and Gluon initialize mbarriers without a fence. Triton 3.6 has no
+#: proxy fence between cp.async and wgmma; in Gluon, this fence is part of the program.
+_FROM_COMPILER = (("missing_init_fence", "mbarrier.init"),)
 _FROM_TRITON = (*_FROM_COMPILER, ("missing_proxy_fence", "wgmma.mma_async"))
 #: Element types by the number that tensormap.replace and Triton's metadata use.
 _TMA_TYPE = {t.descriptor_format: t for t in TMA_TYPES.values() if t.name not in ("tfloat32", "tfloat32_ftz")}
@@ -332,14 +333,34 @@ class Arguments:
         if not is_torch(tensor) or tensor.device.type != "cpu":
             got = f"a tensor on {tensor.device}" if is_torch(tensor) else type(value).__name__
             raise ArgumentTypeError(name, got, "a NumPy array or a torch tensor on the CPU")
+        return tensor.data_ptr(), self._storage(name, tensor)
+
+    def _storage(self, name: str, tensor: Any) -> np.ndarray[Any, Any] | None:
+        """Return the memory of a torch tensor, which becomes one of the launch's arrays."""
         storage = tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
         known = [array for (_, base), array in self.arrays.items() if base == address]
         if known or not size:
-            return tensor.data_ptr(), known[0] if known else None
+            return known[0] if known else None
         memory = np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
         self.arrays[name, address] = memory
-        return tensor.data_ptr(), memory
+        if str(tensor.dtype) in ("torch.int64", "torch.uint64"):
+            self._add_pointees(name, memory[: size - size % 8].view(np.uint64))
+        return memory
+
+    def _add_pointees(self, name: str, table: np.ndarray[Any, Any]) -> None:
+        """Add the tensors whose addresses a table contains, as the pointers of a grouped GEMM."""
+        addresses = np.unique(table[(table >> 32 != 0) & (table >> 48 == 0)])
+        if not addresses.size:
+            return
+        torch = sys.modules["torch"]
+        for tensor in gc.get_objects():
+            is_tensor = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            if is_tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided:
+                start = tensor.data_ptr()
+                first = np.searchsorted(addresses, start)
+                if first < addresses.size and addresses[first] < start + max(tensor.nbytes, 1):
+                    self._storage(f"{name}[...]", tensor)
 
 
 def _number(kind: str, value: Any) -> Any:

@@ -36,3 +36,9 @@ def square_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
         x = tl.load(x_ptr + rows[:, None] * columns + k + at[None, :])
         total = tl.dot(x, tl.trans(x), total)
     tl.store(y_ptr + rows[:, None] * BLOCK + at[None, :], total)
+
+
+@triton.jit
+def fill_kernel(pointers_ptr, value, BLOCK: tl.constexpr):
+    pointer = tl.load(pointers_ptr + tl.program_id(0)).to(tl.pointer_type(tl.float32))
+    tl.store(pointer + tl.arange(0, BLOCK), value)

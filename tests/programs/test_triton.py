@@ -87,6 +87,14 @@ def test_autotuning_chooses_the_first_config_that_fits() -> None:
     torch.testing.assert_close(y, x.float() @ x.float().T, atol=0.01, rtol=0)
 
 
+def test_a_table_of_addresses_gives_access_to_the_tensors() -> None:
+    tensors = [torch.zeros(32) for _ in range(3)]
+    pointers = torch.tensor([tensor.data_ptr() for tensor in tensors])
+    with cudatma.emulate_launches():
+        kernels.fill_kernel[3,](pointers, 5.0, BLOCK=32)
+    assert all((tensor == 5).all() for tensor in tensors)
+
+
 def test_programs_for_a_gpu_run_on_the_cpu() -> None:
     with cudatma.emulate_launches(target="sm_120a"):
         assert torch.cuda.is_available()
