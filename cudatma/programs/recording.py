@@ -38,7 +38,7 @@ _MAX_LINES = 10
 _POINTER_BYTES = 8
 #: Name of the array in an archive, and maximum size of its header.
 _MEMBER, _HEADER_BYTES = "data.npy", 4096
-#: Alignment of memory in a replay: that of cuMemAlloc, which kernels rely on.
+#: Alignment of memory in a replay. Kernels rely on the alignment of cuMemAlloc.
 _ALIGNMENT = 512
 _CUSTOM_TYPES = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 TYPES = _CUSTOM_TYPES | {
@@ -92,11 +92,11 @@ class Comparison:
     Parameters
     ----------
     name : str
-        Name of the memory: that of the parameter that points to it.
+        Name of the memory, which is the name of the first parameter that points to it.
     dtype : str or None
         Element type. None: unknown, so that bytes were compared.
     elements, different : int
-        Number of elements, and of those that differ.
+        Number of elements, and number of different elements.
     max_difference : float or None
         Maximum absolute difference. None: not finite, or of unknown type.
     relative : float or None
