@@ -1,4 +1,4 @@
-"""Time the bf16 GEMM and all-reduce of a layer divided by rows among GPUs: AllReduce, NCCL and torch's one-shot."""
+"""Time the bf16 GEMM and all-reduce of a row-parallel layer with AllReduce, NCCL and torch's one-shot all-reduce."""
 
 from __future__ import annotations
 
@@ -25,22 +25,26 @@ from cudatma.errors import counted
 
 K, N = 28672, 8192
 M_VALUES = (1, 16, 64, 256, 512, 1024, 4096)
-#: Number of layers that take turns (their weights exceed any L2), runs of all layers per graph, and graph replays.
+#: Number of layers that take turns (their weights exceed any L2), number of runs of all layers per graph, and number of
+#: graph replays.
 LAYERS, REPEATS, ROUNDS = 4, 4, 15
 EQUAL_RUNS = 200
-#: Maximum message size of torch's one-shot in bytes.
+#: Maximum M for which torch's one-shot all-reduce is measured.
 _MAX_ONE_SHOT_M = 256
 _TIMEOUT_S = 400
-# Keep NVLink multicast off, and ignore a user's tuning file.
+# Turn NVLink multicast off, and ignore the user's tuning file.
 _ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "CUDATMA_TUNE_FILE": "none"}
 
 Step = Callable[[int], object]
-#: Numbers of groups. AllReduce uses positive numbers.
+#: Identifies each group by a negative number, because AllReduce itself uses positive numbers.
 _numbers = itertools.count(-1, -1)
 
 
 class Loopback:
-    """AllReduce for two ranks on one GPU. Packets for the peer return as the peer's packets. Times exclude the link."""
+    """AllReduce for two ranks on one GPU.
+
+    Packets for the peer come back as the peer's packets, so times exclude the link.
+    """
 
     def __init__(self) -> None:
         import torch
@@ -50,7 +54,9 @@ class Loopback:
 
         self.device, self.max_bytes = torch.cuda.current_device(), longest_message_bytes(2)
         inbox = Inbox(2, self.max_bytes)
-        shift = inbox.slot_packets * PACKET_BYTES  # from rank 0's packets to the place where rank 1's are expected
+        shift = (
+            inbox.slot_packets * PACKET_BYTES
+        )  # from rank 0's packets to the address at which rank 1's packets are expected
         self._memory = DeviceMemory(inbox.nbytes + shift, self.device)
         self._memory.clear(0, self._memory.nbytes)
         self._memory.write(initial_state())
@@ -72,7 +78,7 @@ class Loopback:
 
 
 def steps(layers: Sequence[Any], reduce: Any, x: Any) -> dict[str, Step]:
-    """Return, by name, the GEMM and all-reduce of the i-th layer for x."""
+    """Return, by name, functions that run the GEMM and the all-reduce of the i-th layer for x."""
     if isinstance(reduce, Loopback):
         return {"gemm": lambda i: layers[i](x), "cudatma": lambda i: reduce(layers[i](x))}
     import torch
@@ -105,9 +111,9 @@ def steps(layers: Sequence[Any], reduce: Any, x: Any) -> dict[str, Step]:
 
 
 def timed(calls: dict[str, Step]) -> Cell:
-    """Return the microseconds of a layer for each call, measured in turns, on the slower rank.
+    """Return the microseconds per layer of each call on the slower rank. The calls take turns.
 
-    A failure on one rank is an error on all ranks.
+    A failure on one rank becomes an error on all ranks.
     """
     import torch
     import torch.distributed as dist
@@ -140,7 +146,7 @@ def timed(calls: dict[str, Step]) -> Cell:
         for name, graph in graphs.items():
             dist.barrier()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            graph.replay()  # aligns the ranks
+            graph.replay()  # synchronizes the ranks
             begin.record()
             graph.replay()
             end.record()
@@ -154,7 +160,7 @@ def timed(calls: dict[str, Step]) -> Cell:
 
 
 def unequal_runs(layer: Any, reduce: Any, x: Any) -> int:
-    """Return how many of EQUAL_RUNS results, on all ranks, differ in any bit from rank 0's first result."""
+    """Return how many of the EQUAL_RUNS results of all ranks differ in any bit from rank 0's first result."""
     import torch
     import torch.distributed as dist
 
@@ -197,7 +203,7 @@ def rank_main(folder: Path, rank: int, gpus: int, m_values: Sequence[int]) -> in
             if cell["one_shot"]:
                 cell["unequal"] = unequal_runs(layers[0], reduce, x)
                 if cell["unequal"]:
-                    cell["error"] = f"{cell['unequal']} results have other bits"
+                    cell["error"] = f"{cell['unequal']} results have different bits"
             if rank == 0:
                 print(json.dumps(cell), flush=True)
     torch.cuda.synchronize()
@@ -245,7 +251,7 @@ def all_reduce_table(cells: Sequence[Cell]) -> Table:
             times = (shown(cell.get(f"{name}_us")) for name in names)
             over = (shown(ratio(cell.get(f"{name}_us"), cell["cudatma_us"])) for name in ("nccl", "torch"))
             rows.append((cell["m"], *times, *over))
-    note = "Microseconds of a layer in CUDA graphs, of the slower rank. Over: its time divided by AllReduce's."
+    note = "Microseconds per layer in CUDA graphs, on the slower rank. Over: time divided by the time of AllReduce."
     return Table(("M", *names.values(), "over NCCL", "over torch"), tuple(rows), note)
 
 
@@ -253,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma bench all_reduce`` and return the exit status: 1 if a rank failed or ranks have different bits."""
     parser = make_parser("all_reduce", __doc__)
     add = parser.add_argument
-    add("--gpus", type=int, default=2, help="number of GPUs; 1: the kernel alone, in a loopback (default: 2)")
+    add("--gpus", type=int, default=2, help="number of GPUs; 1 measures only the kernel, in a loopback (default: 2)")
     add("--m", default=",".join(map(str, M_VALUES)), help="values of M, separated by commas (default: %(default)s)")
     add("--rank", type=int, help=argparse.SUPPRESS)
     add("--folder", type=Path, help=argparse.SUPPRESS)
@@ -265,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch
 
     if (count := torch.cuda.device_count()) < options.gpus:
-        remedy = "--gpus 1 measures the kernel alone, without a peer"
+        remedy = "--gpus 1 measures only the kernel, without a peer"
         parser.exit(2, f"{parser.prog} measures on {options.gpus} GPUs, but torch sees {count}; {remedy}\n")
     result = Result({"gpus": options.gpus, "k": K, "n": N, "rounds": ROUNDS}, all_reduce_table, options.json)
     for cell in cells(options.gpus, m_values):

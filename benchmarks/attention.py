@@ -48,19 +48,20 @@ from cudatma.kernels.attention.config import VERSIONS
 
 LADDER = VERSIONS.names
 CUDNN, FA2, FA3, FA4, FLASHINFER = RIVALS = ("cuDNN", "FA2", "FA3", "FA4", "FlashInfer")
-#: Queries and keys of a sequence. A batch has TOKENS of them, or one sequence. All heads together have HIDDEN columns.
+#: Number of queries and keys per sequence. A batch has TOKENS tokens, or consists of one sequence. All heads together
+#: have HIDDEN columns.
 LENGTHS, TOKENS, HIDDEN = (512, 1024, 2048, 4096, 8192, 16384, 32768), 16384, 2048
 LONGEST = 1 << 17
 HEAD_DIMS = (64, 128, 256)
-#: Grouped heads: heads of q, heads of k and v, and their dimension.
+#: Grouped heads: number of heads of q, number of heads of k and v, and head dimension.
 GROUPED = (32, 8, 128)
-#: Lengths in the summary of all calls.
+#: Range of lengths in the summary of all calls.
 SUMMED = (512, 16384)
-#: Duration and maximum number of launches of a graph. A contender whose launch takes _MAX_US or more is not timed.
+#: Duration and maximum number of launches of a graph. A contender is not timed if its launch takes _MAX_US or longer.
 _GRAPH_US, _MAX_LAUNCHES, _MAX_US = 3000.0, 200, 250e3
 #: Seconds for which the GPU is idle before a turn.
 REST_S = 0.006
-#: Rows of a head, and heads, that are compared with float64.
+#: Number of rows per head, and number of heads, that are compared with float64.
 _ROWS, _HEADS = 256, 4
 #: Allowed error relative to the result's root mean square. Probabilities and the result are rounded.
 ALLOWED = {"float16": 2e-3, "bfloat16": 1.2e-2}
@@ -118,7 +119,7 @@ def shapes(
 
 
 class Operands:
-    """Normally distributed q, k and v of a call, as torch tensors (batch, length, heads, dim)."""
+    """Normally distributed q, k and v for a call, as torch tensors (batch, length, heads, dim)."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -126,7 +127,7 @@ class Operands:
         self.k, self.v = (_random(shape, shape.kv_heads) for _ in range(2))
 
     def out(self) -> Any:
-        """Return an array like q full of NaN, which reveals elements that are not written."""
+        """Return an array like q filled with NaN, which reveals elements that are not written."""
         import torch
 
         return torch.full_like(self.q, math.nan)
@@ -145,7 +146,7 @@ def _random(shape: Shape, heads: int) -> Any:
 
 
 def entrant(stream: Any, name: str, run: Callable[[int], object], out: Any) -> Entrant:
-    """Return an entrant. The time of its first launch determines the number of launches in its graph.
+    """Return an entrant. The time of the first launch determines the number of launches in the entrant's graph.
 
     Raise RuntimeError if the launch fails or takes too long.
     """
@@ -154,7 +155,7 @@ def entrant(stream: Any, name: str, run: Callable[[int], object], out: Any) -> E
     if us is None:
         raise RuntimeError(timing.errors.get(name, "not measured"))
     if us > _MAX_US:
-        raise RuntimeError(f"not timed, one launch takes {duration(1e-6 * us)}")
+        raise RuntimeError(f"not timed because one launch takes {duration(1e-6 * us)}")
     launches = max(1, min(_MAX_LAUNCHES, round(_GRAPH_US / max(us, 1.0))))
     return Entrant(name, Contender(name, run, 1, launches), out)
 
@@ -268,7 +269,7 @@ def kind_of(cell: Cell) -> str:
 
 
 def attention_table(cells: Sequence[Cell]) -> Table:
-    """Return TFLOP/s of each contender, and the speedup of our choice over the fastest rival."""
+    """Return the TFLOP/s of each contender, and the speedup of our choice over the fastest competing library."""
     names = [*present(cells, RIVALS), *present(cells, LADDER), *present(cells, (AUTO,))]
     rows = []
     for cell in cells:
@@ -276,7 +277,7 @@ def attention_table(cells: Sequence[Cell]) -> Table:
         rates = [shown(tflops(cell, name), 0) for name in names]
         rows.append((*facts, *rates, shown(times_as_fast(with_best(cell, RIVALS), BEST), 3)))
     columns = ("head dim", "heads", "mask", "dtype", "batch x length", *names, f"{AUTO} / {BEST}")
-    return Table(columns, tuple(rows), "TFLOP/s, causal calls counted half")
+    return Table(columns, tuple(rows), "TFLOP/s; a causal call counts as half the operations")
 
 
 def rates_line(cell: Cell, beginning: str) -> str:
@@ -291,7 +292,7 @@ def rates_line(cell: Cell, beginning: str) -> str:
 
 
 def attention_summary(cells: Sequence[Cell]) -> list[str]:
-    """Compare ``auto`` with the fastest rival of each cell and with each rival.
+    """Compare ``auto`` with the fastest competing library of each cell and with each competing library.
 
     The groups are all calls with lengths in SUMMED, and each kind of call.
     """
@@ -314,7 +315,7 @@ def attention_summary(cells: Sequence[Cell]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench attention`` and return the exit status, 1 if ours failed or a result was wrong."""
+    """Run ``cudatma bench attention`` and return the exit status: 1 if our kernel failed or a result was wrong."""
     parser = _parser()
     options = parser.parse_args(argv)
     require_gpu(parser)
@@ -352,10 +353,15 @@ def parse_length(text: str) -> int:
 
 
 def add_rivals(parser: argparse.ArgumentParser) -> None:
-    """Add the options for rivals from other packages."""
+    """Add the options for competing libraries from other packages."""
     add = parser.add_argument
-    add("--rivals", choices=("fa4", "flashinfer"), nargs="+", default=[], help="more libraries to compare")
-    add("--fa3", type=Path, metavar="FILE.so", help="FlashAttention-3's library (default: found in the packages)")
+    add("--rivals", choices=("fa4", "flashinfer"), nargs="+", default=[], help="additional libraries to compare")
+    add(
+        "--fa3",
+        type=Path,
+        metavar="FILE.so",
+        help="path of FlashAttention-3's library (default: searched for in the packages)",
+    )
     add("--replays", type=int, default=11, help="number of timed turns (default: 11)")
 
 
@@ -369,7 +375,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", choices=tuple(ACTIVATION_TYPES), action="append", help="repeatable (default: bfloat16)")
     mask = parser.add_mutually_exclusive_group()
     mask.add_argument("--causal", dest="mask", action="store_const", const=True, help="causal calls only")
-    mask.add_argument("--full", dest="mask", action="store_const", const=False, help="calls without a mask only")
+    mask.add_argument("--full", dest="mask", action="store_const", const=False, help="only calls without a mask")
     add("--no-gqa", action="store_true", help="omit calls with 32 heads of q and 8 heads of k and v")
     add("--version", choices=LADDER, action="append", help="versions to measure, repeatable (default: all)")
     return parser

@@ -59,7 +59,7 @@ _SEQUENCES = 4
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Sequences of ``length`` keys and one query each, with GROUPED heads."""
+    """``batch`` sequences of ``length`` keys and one query each, with GROUPED heads."""
 
     batch: int
     length: int
@@ -75,7 +75,7 @@ class Decoding:
 
 
 class Caches:
-    """q, copies of the cache, and the same memory as pages in random order."""
+    """The queries, copies of the cache, and the same memory as pages in random order."""
 
     def __init__(self, call: Decoding) -> None:
         import torch
@@ -102,7 +102,7 @@ class Caches:
         return k.reshape(-1, PAGE, *k.shape[2:]), v.reshape(-1, PAGE, *v.shape[2:])
 
     def out(self) -> Any:
-        """Return an array like q full of NaN, which reveals elements that are not written."""
+        """Return an array like q filled with NaN, which reveals elements that are not written."""
         import torch
 
         return torch.full_like(self.q, math.nan)
@@ -216,7 +216,7 @@ OPTIONAL: dict[str, tuple[str, str, Rival]] = {
 
 
 def errors(caches: Caches, outs: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return the errors like attention.errors(), for a few sequences and the last copy of the cache."""
+    """Return errors as attention.errors() does, for a few sequences and the last copy of the cache."""
     import torch
 
     relative_errors, (k, v) = {}, caches.contiguous[-1]
@@ -267,12 +267,12 @@ def _rates_line(cell: Cell, begin: str) -> str:
 
 
 def _rate(cell: Cell, name: str) -> float:
-    """Return TB/s of keys and values."""
+    """Return the rate at which keys and values are read, in TB/s."""
     return float(1e-6 * cell["bytes"] / (2 if name in IN_E4M3 else 1) / cell["us"][name])
 
 
 def decode_table(cells: Sequence[Cell]) -> Table:
-    """Return microseconds and TB/s of each contender, and the speedup over the fastest rival."""
+    """Return the microseconds and TB/s of each contender, and the speedup over the fastest competing library."""
     names = [*present(cells, RIVALS), *present(cells, (FLASHINFER_FP8, OURS, PAGED, FP8))]
     rows = []
     for cell in cells:
@@ -284,7 +284,7 @@ def decode_table(cells: Sequence[Cell]) -> Table:
 
 
 def decode_summary(cells: Sequence[Cell]) -> list[str]:
-    """Compare ours with the fastest rival and with each rival, pages with a contiguous cache, and e4m3 with pages."""
+    """Compare our kernel with competing libraries, pages with a contiguous cache, and e4m3 pages with 16-bit pages."""
     cells = [with_best(cell, RIVALS) for cell in cells]
     pairs = [*((OURS, rival) for rival in (BEST, *RIVALS)), (PAGED, OURS), (FP8, PAGED), (FP8, FLASHINFER_FP8)]
     return [
@@ -299,7 +299,7 @@ def calls_of(batches: Iterable[int], lengths: Sequence[int]) -> list[Decoding]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench attention_decode`` and return the exit status, 1 if ours failed or a result was wrong."""
+    """Run ``cudatma bench attention_decode`` and return the exit status: 1 if it failed or a result was wrong."""
     parser = make_parser("attention_decode", __doc__)
     add = parser.add_argument
     add_rivals(parser)
@@ -322,7 +322,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     calls = calls_of(options.batch or BATCHES, options.length or LENGTHS)
     with measuring_stream() as stream:
         measure_calls(result, calls, lambda call: measure(stream, call, field, options.replays), _facts, _rates_line)
-    return result.finish("Attention, one query a sequence")
+    return result.finish("Attention, one query per sequence")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Functions for runs in which contenders take turns: find rivals, time calls, check results and compare times."""
+"""Functions for runs in which contenders take turns: find libraries, time calls, check results and compare times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cudatma.errors import counted, duration
 from cudatma.target import detect
 
 AUTO = "auto"
-#: Name of the fastest rival in a cell.
+#: Name of the fastest library in a cell.
 BEST = "best"
 
 Call = TypeVar("Call")
@@ -28,7 +28,7 @@ Call = TypeVar("Call")
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """One candidate of a rival.
+    """One candidate of a library.
 
     ``detail`` is the candidate's algorithm, and ``out`` is the array that holds the result.
     """
@@ -39,20 +39,21 @@ class Entrant:
     detail: str = ""
 
 
-#: Function that returns a rival's entrants for a stream and operands, or raises the reason if there are none.
+#: Function that returns a library's entrants for a stream and operands. If there are none, it raises an error with the
+#: reason.
 Rival = Callable[[Any, Any], list[Entrant]]
 
 
-# ---- Rivals ---------------------------------------------------------------------------------------------------------
+# ---- Competing libraries ---------------------------------------------------------------------------------------------
 
 
 def field_of(
     always: Mapping[str, Rival], optional: Mapping[str, tuple[str, str, Rival]], names: Sequence[str]
 ) -> tuple[dict[str, Rival], dict[str, str]]:
-    """Return the rivals by name, and the version of each optional rival or the reason for its absence.
+    """Return the libraries by name, and the version of each optional library or the reason why it is absent.
 
-    ``optional`` maps each value of --rivals to name, package and rival. An absent rival stays in the field, so that
-    every cell shows the reason.
+    ``optional`` maps each value of --rivals to name, package and library. An absent library remains in the field, so
+    that every cell shows the reason.
     """
     field, versions = dict(always), {}
     for option in names:
@@ -85,11 +86,11 @@ def precompile(configs: Callable[[], Iterable[Any]]) -> str:
     except Exception as error:
         return f"nothing compiled beforehand: {failure(error)}"
     line = f"{counted(len(orders), 'kernel')} compiled or found in {duration(time.monotonic() - began)}"
-    return f"{line}, {len(refused)} refused by the compiler" if refused else line
+    return f"{line}, {len(refused)} rejected by the compiler" if refused else line
 
 
 def find_entrants(stream: Any, operands: Any, field: Mapping[str, Rival]) -> tuple[list[Entrant], dict[str, str]]:
-    """Return the rivals' entrants, and the reason for each rival that has no entrant."""
+    """Return the libraries' entrants, and the reason for each library that has no entrant."""
     entrants: list[Entrant] = []
     refused: dict[str, str] = {}
     for name, rival in field.items():
@@ -104,7 +105,7 @@ def find_entrants(stream: Any, operands: Any, field: Mapping[str, Rival]) -> tup
 
 
 def timing_method(stream: Any, replays: int, rest_s: float, seconds: float = 0.0) -> Method:
-    """Return a method that times in turns with an idle GPU before each turn, or for ``seconds`` at the power limit."""
+    """Return a timing method: turns with an idle GPU before each turn, or runs of ``seconds`` at the power limit."""
     if seconds:
         return lambda contenders: sustained(stream, contenders, seconds * len(contenders))
     return partial(cold, stream, replays=replays, rest_s=rest_s)
@@ -113,9 +114,9 @@ def timing_method(stream: Any, replays: int, rest_s: float, seconds: float = 0.0
 def add_times(
     method: Method, entrants: Sequence[Entrant], cell: Cell, refused: dict[str, str], required: Sequence[str]
 ) -> None:
-    """Add the time and the detail of each rival's fastest entrant to the cell.
+    """Add the time and the detail of each library's fastest entrant to the cell.
 
-    A rival without a time gets a reason. A required contender without a time is an error.
+    A library without a time gets a reason. A required contender without a time is an error.
     """
     timing = method([entrant.contender for entrant in entrants])
     us, details = dict[str, float](), dict[str, str]()
@@ -138,7 +139,7 @@ def add_times(
 
 
 def chosen_results(cell: Cell, entrants: Sequence[Entrant]) -> dict[str, Any]:
-    """Return each rival's result from the entrant that counts. The entrants of a rival share one array."""
+    """Return each library's result from the entrant that counts. The entrants of a library share one array."""
     outs = {}
     for entrant in entrants:
         if entrant.rival in cell["us"] and entrant.detail == cell["chosen"].get(entrant.rival, ""):
@@ -152,7 +153,7 @@ def chosen_results(cell: Cell, entrants: Sequence[Entrant]) -> dict[str, Any]:
 def add_errors(cell: Cell, errors: Mapping[str, tuple[float, float]], allowed: float) -> None:
     """Add the errors of results to the cell: root mean square and maximum, relative to the exact root mean square.
 
-    Incorrect results lose their time.
+    The times of incorrect results are discarded.
     """
     cell["rms_error"], cell["largest_error"] = {}, {}
     for name, (rms, largest) in errors.items():
@@ -183,7 +184,7 @@ def measure_calls(
             cell = measure(call)
         except Exception as error:
             cell = {**facts(call), "us": {}, "error": failure(error)}
-        with contextlib.suppress(Exception):  # after a trap even freeing memory fails
+        with contextlib.suppress(Exception):  # after a trap, even freeing memory fails
             torch.cuda.empty_cache()
         result.add(cell, line(cell, f"[{number}/{len(calls)}] {call}"))
 
@@ -192,19 +193,19 @@ def measure_calls(
 
 
 def times_as_fast(cell: Cell, rival: str, ours: str = AUTO) -> float | None:
-    """Return the rival's time divided by ours, or None if either was not measured."""
+    """Return the library's time divided by ours, or None if either was not measured."""
     us = cell.get("us", {})
     return ratio(us.get(rival) or None, us.get(ours))
 
 
 def present(cells: Sequence[Cell], names: Iterable[str]) -> list[str]:
-    """Return the names that have a time, or a reason for its absence, in some cell."""
+    """Return the names that have a time, or a reason for its absence, in at least one cell."""
     known = {name for cell in cells for part in ("us", "refused") for name in cell.get(part, {})}
     return [name for name in names if name in known]
 
 
 def with_best(cell: Cell, rivals: Sequence[str]) -> Cell:
-    """Return the cell with its fastest rival as an additional contender BEST."""
+    """Return the cell with its fastest library as an additional contender BEST."""
     us = {name: cell["us"][name] for name in rivals if name in cell.get("us", {})}
     if not us:
         return cell
@@ -219,7 +220,7 @@ def with_best(cell: Cell, rivals: Sequence[str]) -> Cell:
 def summary_line(
     group: str, cells: Sequence[Cell], rival: str, place: Callable[[Cell], str], ours: str = AUTO
 ) -> list[str]:
-    """Return a line with our speedup over a rival on these cells and the ratio of errors, or no line.
+    """Return a line with our speedup over a library in these cells and the ratio of errors, or no line.
 
     ``place`` names a cell.
     """
@@ -238,5 +239,5 @@ def summary_line(
 
 
 def refusals(cell: Cell) -> str:
-    """Return the end of a cell's line: contenders that were not measured, with reasons."""
+    """Return the end of a cell's line, which lists the contenders that were not measured, with the reasons."""
     return "".join(f"; no {name}: {why}" for name, why in cell.get("refused", {}).items())

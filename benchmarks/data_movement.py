@@ -1,7 +1,7 @@
-"""Compare the bandwidth and host cost of copy, transpose, reduce_into and broadcast with CuPy, on 256 MB and more.
+"""Compare the bandwidth and host cost of copy, transpose, reduce_into and broadcast with CuPy, on at least 256 MB.
 
-cudatma and CuPy are timed as a graph of launches and as single calls from the host. The better time counts, because the
-driver may treat a copy on a stream and a copy node of a graph differently.
+cudatma and CuPy are timed in two ways: as a graph of launches and as single calls from the host. The better time
+counts, because the driver may handle a copy on a stream and a copy node in a graph differently.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from benchmarks.host_cost import quantiles_us, time_calls
 from benchmarks.report import Cell, Result, Table, failure, make_parser, ratio, shown
 
 OURS, CUPY = "cudatma", "cupy"
-#: Number of launches per graph. Each launch moves hundreds of megabytes, so L2 keeps no data of the previous launch.
+#: Number of launches per graph. Each launch moves hundreds of megabytes, so L2 keeps no data from the previous launch.
 LAUNCHES = 10
 SIDE = 16384
-#: Number of calls whose host time is measured. The launch queue has room for more, so no call waits for the GPU.
+#: Number of calls whose host time is measured. The launch queue has room for more calls, so no call waits for the GPU.
 HOST_CALLS = 300
 
 
@@ -57,7 +57,7 @@ def _random(shape: tuple[int, ...], dtype: str) -> Any:
 
     words = cupy.arange(int(_size(shape, dtype)) // 4, dtype=cupy.uint32)
     words *= cupy.uint32(2654435761)
-    words >>= cupy.uint32(1)  # no NaN, which would not equal itself
+    words >>= cupy.uint32(1)  # avoid NaN, because NaN does not equal itself
     words &= cupy.uint32(0x3BFF3BFF)
     return words.view(dtype).reshape(shape)
 
@@ -112,7 +112,7 @@ def _reduce(shape: tuple[int, ...], columns: int) -> Callable[[], Prepared]:
         part = wide[:, :columns]
 
         def right() -> bool:
-            """Return whether a call added 1. Small integers are exact."""
+            """Return whether a call added 1. The comparison is exact, because the values are small integers."""
             before = float(part[0, 0])
             cudatma.reduce_into(wide, source, "add")
             return bool((part == before + 1).all())
@@ -184,8 +184,8 @@ def measure(stream: Any, case: Case, replays: int) -> Cell:
 def called(stream: Any, contenders: Sequence[Contender], replays: int) -> dict[str, float | None]:
     """Return the median microseconds of LAUNCHES launches between two events, each enqueued by a call from the host.
 
-    Contenders take turns. Each turn begins with another contender, and each contender makes LAUNCHES untimed calls
-    first.
+    Contenders take turns. Each turn begins with a different contender, and each contender first makes LAUNCHES untimed
+    calls.
     """
     import cupy
 
@@ -205,7 +205,7 @@ def called(stream: Any, contenders: Sequence[Contender], replays: int) -> dict[s
 
 
 def better(ways: Mapping[str, Mapping[str, float | None]]) -> Cell:
-    """Return the better time of each contender and how it was measured."""
+    """Return the better time of each contender, and how this time was measured."""
     us: dict[str, float | None] = {}
     way: dict[str, str | None] = {}
     for name in (OURS, CUPY):
@@ -234,15 +234,15 @@ def data_movement_table(cells: Sequence[Cell]) -> Table:
         for cell in cells
     ]
     note = (
-        "Microseconds, and terabytes per second read and written, medians, each the better of two: a graph, or "
-        "calls. Host us: of a call on the host, without synchronization."
+        "Median microseconds, and terabytes per second read and written; each is the better of a graph and single "
+        "calls. Host us: host time of a call without synchronization."
     )
     columns = ("operation", "us", "TB/s", "CuPy us", "CuPy TB/s", "times CuPy", "ways", "host us")
     return Table(columns, tuple(rows), note)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench data_movement`` and return the exit status, 1 if a case failed or was wrong."""
+    """Run ``cudatma bench data_movement`` and return the exit status: 1 if a case failed or a result was wrong."""
     parser = make_parser("data_movement", __doc__)
     add = parser.add_argument
     add("--replays", type=int, default=11, help="number of timed turns (default: 11)")

@@ -45,7 +45,7 @@ COPIES = 64
 _BOX_BYTES = 16384
 
 _SGEMM = """
-//# One thread an element, tiles of 32 x 32 in shared memory.
+//# One thread per element, and tiles of 32 x 32 in shared memory.
 using f32 = float;
 extern "C" __global__ void __launch_bounds__(1024) sgemm(const f32* a, const f32* b, f32* c, int n, int k) {
     __shared__ f32 left[32][32], right[32][32];
@@ -150,7 +150,7 @@ tma(const __grid_constant__ TensorMap from, const __grid_constant__ TensorMap to
 """
 
 
-#: The timed call, and a function that returns the largest error in its result.
+#: The timed call, and a function that returns the largest error of the result.
 Prepared = tuple[Callable[[], object], Callable[[], float]]
 
 
@@ -184,7 +184,7 @@ def _normal(seed: int, shape: tuple[int, ...], dtype: type) -> Any:
 
 
 def _marlin() -> Prepared:
-    """Prepare M = 16, N = 256, K = 512, group 128, as a caller runs it: every call parses PTX."""
+    """Prepare M = 16, N = 256, K = 512 and group size 128. As for a user, every call parses PTX."""
     w = quantize(_normal(0, (512, 256), np.float32) * 0.05)
     x, out = _normal(1, (16, 512), np.float16), np.zeros((16, 256), np.float16)
     expected = x.astype(np.float64) @ w.dequantize()
@@ -192,7 +192,7 @@ def _marlin() -> Prepared:
 
 
 def _wgmma() -> Prepared:
-    """Prepare the probe of tests/: TMA with the 128-byte swizzle, one producer warp, m64n128k16."""
+    """Prepare the probe from tests/, which uses TMA with the 128-byte swizzle, one producer warp and m64n128k16."""
     sys.path.insert(0, str(ROOT / "tests" / "shared"))
     config = import_module("probe_configs").WgmmaGemm()
     module = load(load_kernel("probes/wgmma_gemm.cu.j2", config, get_target(TARGET)).ptx)
@@ -276,7 +276,7 @@ def all_cases() -> list[Case]:
 
 
 def measure(case: Case, repeats: int) -> Cell:
-    """Measure the CPU milliseconds per operation in the first call, which compiles segments, and in later calls."""
+    """Measure the CPU milliseconds per operation in the first call (which compiles segments) and in later calls."""
     call, error = case.prepare()
     times = []
     for _ in range(1 + repeats):
@@ -286,13 +286,13 @@ def measure(case: Case, repeats: int) -> Cell:
     worst = error()
     cell: Cell = {"case": case.name, "first_ms": times[0], "ms": statistics.median(times[1:])}
     if not worst <= case.tolerance:
-        cell["error"] = f"the result is off by {worst:.3g}, allowed is {case.tolerance:.3g}"
+        cell["error"] = f"the error of the result is {worst:.3g}, but at most {case.tolerance:.3g} is allowed"
     return cell
 
 
 def make_table(cells: Sequence[Cell]) -> Table:
     rows = tuple((c["case"], c.get("first_ms", "-"), c.get("ms", "-")) for c in cells)
-    return Table(("one schedule, hazards on", "first call, ms", "later calls, ms"), rows)
+    return Table(("one schedule, with checks for hazards", "first call, ms", "later calls, ms"), rows)
 
 
 def processor() -> str:
@@ -308,7 +308,9 @@ def processor() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma bench emulator`` and return the exit status: 1 if a result is wrong."""
     parser = make_parser("emulator", __doc__)
-    parser.add_argument("--repeats", type=int, default=REPEATS, help=f"calls after the first one (default {REPEATS})")
+    parser.add_argument(
+        "--repeats", type=int, default=REPEATS, help=f"number of calls after the first call (default {REPEATS})"
+    )
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains this text")
     options = parser.parse_args(argv)
     repeats = max(1, options.repeats)

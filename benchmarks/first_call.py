@@ -1,4 +1,4 @@
-"""Time the first call in a new process with a cold and a warm cache. Without a GPU, this stops at the cubin."""
+"""Time the first call in a new process with a cold and with a warm cache. Without a GPU, this stops at the cubin."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ K, N = 8192, 28672
 M_VALUES = (1, 1024)
 WARM_RUNS = 5
 _TIMEOUT_S = 120
-#: Steps that a child process times, and their names in the table.
+#: Steps that a child process times, with their names in the table.
 _STEPS = ("load", "module", "call", "second call")
 _LABELS = {
     "load": "load_kernel: render, compile or find the artifact",
     "module": "onto the device",
-    "call": "marlin_gemm: plan, workspace, launch, until the result is there",
-    "second call": "marlin_gemm again, until the result is there",
+    "call": "marlin_gemm: plan, workspace and launch, until the result is available",
+    "second call": "marlin_gemm again, until the result is available",
 }
 
 
 def child(m: int, target_name: str | None) -> dict[str, Any]:
-    """Return milliseconds of each step and of the compiler, excluding imports and the weight. Run in a fresh process.
+    """Return the milliseconds of each step and of the compiler, without imports and the weight. Run in a fresh process.
 
     With a target, nothing uses a GPU.
     """
@@ -55,7 +55,7 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
     times: dict[str, Any] = {}
     begin = time.perf_counter()
     gpu = imagined_gpu(target, H200.sm_count) if call is None else gpu_of(device)
-    # The scales of _prepared()'s weight vary little.
+    # The weight of _prepared() has scales of similar size, so its kernel uses them as they are stored.
     config = decide(Problem(layer, m), gpu).config.in_form("as_stored")
     kernel = load_kernel(config.template, config, target)
     times["load"] = _ms_since(begin)
@@ -73,7 +73,7 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
 
 
 def _prepared(m: int) -> tuple[Any, int]:
-    """Create context and arrays, and return a call of marlin_gemm that waits for its result, and the device."""
+    """Create a context and arrays. Return a call of marlin_gemm that waits for the result, and the device."""
     import cupy
 
     from benchmarks.operands import random_packed
@@ -134,7 +134,7 @@ def first_call_table(cells: Sequence[Cell]) -> Table:
         for step, label in _LABELS.items():
             if step in cell["cold_ms"]:
                 rows.append((m_values, label, shown(cell["cold_ms"][step]), shown(cell["warm_ms"][step])))
-    note = "Milliseconds in a fresh process, imports done, in this order; warm: the artifact is on disk (median)."
+    note = "Milliseconds in a fresh process after the imports, in this order. Warm: the artifact is on disk (median)."
     return Table(("kernel", "step", "cold cache", "warm cache"), tuple(rows), note)
 
 
@@ -142,9 +142,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma bench first_call`` and return the exit status: 1 if a process failed."""
     parser = make_parser("first_call", __doc__)
     add = parser.add_argument
-    add("--target", metavar="NAME", help="compile for this architecture without a GPU (default without one: sm_90a)")
-    add("--m", type=int, action="append", metavar="M", help="rows of x, repeatable (default: 1 and 1024)")
-    add("--warm-runs", type=int, default=WARM_RUNS, help=f"processes with a warm cache (default: {WARM_RUNS})")
+    add(
+        "--target",
+        metavar="NAME",
+        help="compile for this architecture without using a GPU (default if there is no GPU: sm_90a)",
+    )
+    add("--m", type=int, action="append", metavar="M", help="number of rows of x, repeatable (default: 1 and 1024)")
+    add(
+        "--warm-runs", type=int, default=WARM_RUNS, help=f"number of processes with a warm cache (default: {WARM_RUNS})"
+    )
     add("--child", type=int, metavar="M", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child is not None:

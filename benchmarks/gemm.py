@@ -1,9 +1,10 @@
 """Time the dense GEMM: the ladder's versions, `gemm`'s choice and cuBLAS.
 
-The kernels take turns in one run. Operands are normally distributed and have the same bits for all kernels. They are as
-warm in L2 as a launch leaves them, or come from memory with --cold. The GPU is idle before each turn. With --seconds,
-the GPU is not idle, so its power limit determines the times. cuBLAS runs through torch.mm and as the fastest algorithm
-that cuBLASLt's heuristic returns. Every result is compared with float64. --fp8 measures scaled fp8 products instead.
+The kernels take turns in one run. Operands are normally distributed and have the same bits for all kernels. They are in
+L2 to the extent that the previous launch left them there; with --cold, they are read from memory. The GPU is idle
+before each turn. With --seconds, the GPU is not idle, so its power limit determines the times. cuBLAS runs through
+torch.mm and as the fastest algorithm that cuBLASLt's heuristic returns. Every result is compared with float64. --fp8
+measures scaled fp8 products instead.
 """
 
 from __future__ import annotations
@@ -62,26 +63,29 @@ LADDER = tuple(PRESETS)
 TORCH, CUBLASLT = "torch.mm", "cuBLASLt"
 RIVALS = (TORCH, CUBLASLT, "DeepGEMM", "QuACK")
 WARM, COLD = "operands warm in L2", "operands cold in L2"
-#: M = N = K unless --size names other sizes, up to LARGEST. The sizes of a single product go up to LONGEST.
+#: Values of M = N = K unless --size specifies other sizes, up to LARGEST. The sizes of a single product may be up to
+#: LONGEST.
 SIZES, LARGEST, LONGEST = (256, 512, 1024, 2048, 4096, 8192), 16384, 131072
-#: The summary omits smaller squares, because they take no longer than a launch.
+#: The summary omits smaller squares, because they take no longer than the launch itself.
 SQUARES_FROM = 512
-#: Layers of decoders with M rows of activations: prefill, then decode.
+#: Layers of decoders with M rows of activations, for prefill and for decode.
 _LAYERS = (
     *((8192, "llama3-8b", "qkv"), (8192, "llama3-8b", "gate_up"), (8192, "llama3-8b", "down")),
     *((2048, "llama3-70b", "qkv"), (2048, "llama3-70b", "o"), (2048, "llama3-70b", "gate_up")),
     *((2048, "llama3-70b", "down"), (2048, "qwen2.5-7b", "gate_up")),
     *((128, "llama3-70b", "down"), (64, "llama3-8b", "o"), (16, "llama3-8b", "gate_up"), (16, "qwen2.5-7b", "down")),
 )
-#: TFLOP/s and bytes per microsecond for estimating times, and the shortest launch.
+#: TFLOP/s, bytes per microsecond, and microseconds of the shortest launch, for estimating times.
 _GUESS_FLOPS, _GUESS_BYTES, _LAUNCH_US = 600e6, 3e6, 2.0
 #: Duration and maximum number of launches of a graph.
 _GRAPH_US, _MAX_LAUNCHES = 3000.0, 400
-#: Seconds for which the GPU is idle before a turn. The third number applies if a launch is shorter than the second.
+#: Seconds for which the GPU is idle before a turn. The third number applies if a launch is shorter than the second
+#: number.
 _REST_S, _SHORT_US, _SHORT_REST_S = 0.006, 10.0, 0.002
-#: Evenly spaced rows of a result to compare with float64, and elements of B converted to float64 at a time.
+#: Number of evenly spaced rows of a result to compare with float64, and number of elements of B to convert to float64
+#: at a time.
 _ROWS, _ELEMENTS = 4096, 1 << 27
-#: Shortest long run of a contender.
+#: Minimum duration of a contender's long run, in seconds.
 _MIN_SECONDS = MIN_ROUNDS * BLOCK_S
 #: Allowed error relative to the product's root mean square. A result is rounded once.
 ALLOWED = {"float16": 1e-3, "bfloat16": 6e-3}
@@ -133,7 +137,10 @@ class Product:
         return _SHORT_REST_S if self.expected_us < _SHORT_US else _REST_S
 
     def copies(self, is_cold: bool) -> int:
-        """Return the number of operand pairs to rotate over. One pair is as warm in L2 as a launch leaves it."""
+        """Return the number of operand pairs over which launches rotate.
+
+        A single pair stays in L2 to the extent that it fits.
+        """
         return copies_for(self.operand_bytes) if is_cold else 1
 
     def launches(self, copies: int = 1) -> int:
@@ -155,7 +162,7 @@ def transformer(layouts: Sequence[str], dtype: str) -> list[Product]:
 
 
 class Operands:
-    """Operands of one product as torch tensors on the GPU, with ``copies`` of the same normally distributed numbers."""
+    """Operands of one product: torch tensors with ``copies`` copies of the same normally distributed numbers."""
 
     def __init__(self, product: Product, is_cold: bool) -> None:
         self.product, self.copies = product, product.copies(is_cold)
@@ -168,7 +175,7 @@ class Operands:
         return self.a[index % self.copies], self.b[index % self.copies]
 
     def out(self) -> Any:
-        """Return an array (m, n) full of NaN, which reveals elements that are not written."""
+        """Return an array (m, n) filled with NaN, which reveals elements that are not written."""
         import torch
 
         return torch.full((self.product.m, self.product.n), math.nan, dtype=self.a[0].dtype, device=self.a[0].device)
@@ -217,7 +224,7 @@ def errors(a: Any, b: Any, outs: Mapping[str, Any]) -> dict[str, tuple[float, fl
 def measure(
     stream: Any, product: Product, field: Mapping[str, Rival], names: Sequence[str], method: Method, is_cold: bool
 ) -> Cell:
-    """Measure one product: the rivals of the field, and our versions."""
+    """Measure one product with the competing libraries in the field and with our versions."""
     operands = Operands(product, is_cold)
     entrants, refused = find_entrants(stream, operands, field)
     configs = _configs(*operands.pair(0), names, refused)
@@ -280,7 +287,7 @@ def size_of(cell: Cell) -> str:
 
 
 def gemm_table(cells: Sequence[Cell], operands: str = "") -> Table:
-    """Return TFLOP/s by product and contender, means over layouts, and the mean and least speedup over cuBLAS."""
+    """Return the TFLOP/s of products and contenders, averaged over layouts, and the speedups over cuBLAS."""
     names = [*present(cells, RIVALS), *present(cells, LADDER), *present(cells, (AUTO,))]
     over = [name for name in (CUBLASLT, TORCH) if name in names and AUTO in names]
     products: dict[tuple[str, str], list[Cell]] = {}
@@ -305,7 +312,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def rates_line(cell: Cell, beginning: str) -> str:
-    """Describe a cell: TFLOP/s, the algorithms that rivals chose, and why contenders were not measured."""
+    """Describe a cell: the TFLOP/s, the algorithms of competing libraries, and why contenders were not measured."""
     rates = ", ".join(f"{name} {shown(tflops(cell, name), 0)}" for name in cell.get("us", {}))
     line = f"{beginning}: {rates} TFLOP/s" if rates else f"{beginning}: nothing measured"
     if (over := times_as_fast(cell, CUBLASLT)) is not None:
@@ -315,13 +322,13 @@ def rates_line(cell: Cell, beginning: str) -> str:
 
 
 def gemm_summary(cells: Sequence[Cell]) -> list[str]:
-    """Compare ``auto`` with each rival, over the squares and over the layers of transformers, by type."""
+    """Compare ``auto`` with each competing library over squares and over layers of transformers, for each type."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         if cell.get("layer"):
             groups.setdefault(f"{cell['dtype']}, transformer layers", []).append(cell)
         elif cell["m"] == cell["n"] == cell["k"] >= SQUARES_FROM:
-            groups.setdefault(f"{cell['dtype']}, squares from {SQUARES_FROM} on", []).append(cell)
+            groups.setdefault(f"{cell['dtype']}, squares from {SQUARES_FROM} upwards", []).append(cell)
     return [
         line
         for group, members in groups.items()
@@ -334,7 +341,7 @@ def gemm_summary(cells: Sequence[Cell]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench gemm`` and return the exit status, 1 if ours or torch.mm failed or a result was wrong."""
+    """Run ``cudatma bench gemm`` and return the exit status: 1 if gemm or torch.mm failed or a result was wrong."""
     parser = _parser()
     options = parser.parse_args(argv)
     shaped = options.size or options.product or options.layout or options.dtype or options.transformer
@@ -344,7 +351,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             "and --version"
         )
     if 0 < options.seconds < _MIN_SECONDS:
-        parser.error(f"argument --seconds: {options.seconds}; allowed: at least {_MIN_SECONDS}, {MIN_ROUNDS} blocks")
+        parser.error(
+            f"argument --seconds: {options.seconds}; allowed: at least {_MIN_SECONDS}, the time of {MIN_ROUNDS} blocks"
+        )
     require_gpu(parser)
     require_torch(parser)
     from benchmarks.rivals.dense import ALWAYS, OPTIONAL
@@ -379,7 +388,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _products(options: argparse.Namespace) -> list[Product]:
-    """Return, by type, the squares, the transformer layers, and single products.
+    """Return the squares, the transformer layers and single products, grouped by type.
 
     --transformer without --size also measures the squares.
     """
@@ -402,7 +411,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = make_parser("gemm", __doc__, EXAMPLES)
     add = parser.add_argument
     sizes = ", ".join(map(str, SIZES))
-    long_run = f"a long run at the power limit instead of turns, S for each contender, in blocks of {BLOCK_S} s"
+    long_run = (
+        f"measure in a long run at the power limit instead of turns, S seconds per contender, in blocks of {BLOCK_S} s"
+    )
     add("--replays", type=int, default=11, help="number of timed turns (default: 11)")
     add("--size", type=_size, action="append", metavar="N", help=f"N cubed, repeatable (default: {sizes})")
     length = partial(_size, largest=LONGEST)
@@ -410,12 +421,16 @@ def _parser() -> argparse.ArgumentParser:
     add("--product", type=length, nargs=3, action="append", default=[], metavar=shape, help="a shape, repeatable")
     add("--layout", choices=LAYOUTS, action="append", help=f"repeatable (default: {', '.join(LAYOUTS)})")
     add("--dtype", choices=tuple(ACTIVATION_TYPES), action="append", help="repeatable (default: float16)")
-    add("--transformer", action="store_true", help="also twelve layers of Llama-3 and Qwen2.5, prefill and decode")
+    add(
+        "--transformer",
+        action="store_true",
+        help="also measure twelve layers of Llama-3 and Qwen2.5 in prefill and decode",
+    )
     add("--version", choices=LADDER, action="append", help="versions to measure, repeatable (default: all)")
     add("--seconds", type=seconds, default=0.0, metavar="S", help=long_run)
-    add("--cold", action="store_true", help="rotate over copies of the operands that exceed L2")
-    add("--rivals", choices=("deepgemm", "quack"), nargs="+", default=[], help="more libraries to compare")
-    add("--fp8", action="store_true", help="scaled fp8 products instead, against torch's and DeepGEMM's")
+    add("--cold", action="store_true", help="rotate over copies of the operands that together exceed L2")
+    add("--rivals", choices=("deepgemm", "quack"), nargs="+", default=[], help="additional libraries to compare")
+    add("--fp8", action="store_true", help="measure scaled fp8 products instead, and compare with torch and DeepGEMM")
     return parser
 
 

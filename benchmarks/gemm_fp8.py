@@ -35,7 +35,7 @@ from benchmarks.report import Cell, Result, Table, shown
 from cudatma.kernels.gemm.gemm import gemm
 
 FP8 = "float8_e4m3fn"
-#: (M, N, K) of layers of DeepSeek-V3, from DeepGEMM's README, and of one with few rows.
+#: (M, N, K) of the layers of DeepSeek-V3 in DeepGEMM's README, and of a layer with few rows.
 SHAPES = ((4096, 7168, 16384), (4096, 24576, 1536), (4096, 4096, 7168), (64, 7168, 16384))
 TENSOR, BLOCK = "tensor", "1x128, 128x128"
 SCALINGS = (TENSOR, BLOCK)
@@ -73,7 +73,7 @@ def quantized(matrix: Any, rows: int, columns: int) -> tuple[Any, Any]:
 
 
 def widened(values: Any, scales: Any) -> Any:
-    """Return values x scales in float32. The shape of the scales implies the blocks."""
+    """Return values times scales in float32. The shape of the scales implies the blocks."""
     rows, columns = (values.shape[axis] // scales.shape[axis] for axis in (0, 1))
     return values.float() * scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
 
@@ -81,8 +81,8 @@ def widened(values: Any, scales: Any) -> Any:
 class Fp8Operands:
     """Operands and scales of one product.
 
-    b is (K, N), column-major. b_scale is (K / 128, N / 128) or, like a_scale, one element. ``wide`` holds the operands
-    times their scales, in float32.
+    b is (K, N), column-major. b_scale has shape (K / 128, N / 128) or, like a_scale, one element. ``wide`` holds the
+    operands times their scales, in float32.
     """
 
     def __init__(self, product: Fp8Product, is_cold: bool) -> None:
@@ -112,7 +112,7 @@ class Fp8Operands:
         return self.a[index % self.copies], self.b[index % self.copies]
 
     def entrant(self, name: str, call: Callable[[Any, Any, Any], object]) -> Entrant:
-        """Return an entrant that is called with a, b and its own result, which initially is full of NaN."""
+        """Return an entrant that is called with a, b and its own result, which is initially filled with NaN."""
         import torch
 
         shape = self.product.m, self.product.n
@@ -137,7 +137,7 @@ def ours(operands: Fp8Operands) -> Entrant:
 
 
 def scaled_mm(operands: Fp8Operands, *, fast: bool) -> list[Entrant]:
-    """Return torch._scaled_mm with one scale per tensor. ``fast`` keeps sums in the tensor cores' precision."""
+    """Return torch._scaled_mm with one scale per tensor. ``fast`` accumulates in the tensor cores' precision."""
     import torch
 
     a_scale, b_scale = operands.a_scale.reshape(()), operands.b_scale.reshape(())
@@ -161,7 +161,7 @@ def scaled_mm_blocks(operands: Fp8Operands) -> list[Entrant]:
     padded = torch.zeros((along_n, -(-along_k // 4) * 4), dtype=torch.float32, device=a_scale.device)
     padded[:, :along_k] = operands.b_scale.T
 
-    # Scales, recipes and swizzles of a, then those of b. There is no bias.
+    # Scales, recipes and swizzles of a, then of b. There is no bias.
     options: tuple[Any, ...] = ([a_scale], recipes[0], [], [padded.T], recipes[1], [], None, torch.bfloat16)
 
     def call(a: Any, b: Any, out: Any) -> object:
@@ -183,7 +183,7 @@ def deepgemm(operands: Fp8Operands) -> list[Entrant]:
 
 
 def field_of(scaling: str, versions: Mapping[str, str]) -> dict[str, Rival]:
-    """Return the rivals for this scaling. ``versions`` holds the optional rivals."""
+    """Return the competing libraries for this scaling. ``versions`` holds the optional competing libraries."""
     if scaling == TENSOR:
         return {
             EXACT: lambda _, operands: scaled_mm(operands, fast=False),
@@ -209,7 +209,7 @@ def _facts(product: Fp8Product) -> Cell:
 
 
 def fp8_table(cells: Sequence[Cell], operands: str = "") -> Table:
-    """Return TFLOP/s of each contender, and the speedup over the fastest rival."""
+    """Return the TFLOP/s of each contender, and the speedup over the fastest competing library."""
     names = [*present(cells, RIVALS), AUTO]
     rows = []
     for cell in cells:
@@ -220,7 +220,7 @@ def fp8_table(cells: Sequence[Cell], operands: str = "") -> Table:
 
 
 def fp8_summary(cells: Sequence[Cell]) -> list[str]:
-    """Compare ``auto`` with each rival, by scaling."""
+    """Compare ``auto`` with each competing library, for each scaling."""
     groups = {scaling: [cell for cell in cells if cell["scaling"] == scaling] for scaling in SCALINGS}
     return [
         line

@@ -1,11 +1,11 @@
-"""Time kernels on the GPU with CUDA graphs. Contenders take turns, and medians count.
+"""Time kernels on the GPU with CUDA graphs. Contenders take turns, and the results are medians.
 
 The launches in a graph rotate over buffers that together exceed L2 (60 MB on an H200), so that a buffer is no longer in
 L2 when it is read again. The GPU is idle for a few milliseconds before each turn. Otherwise, its power limit would
 determine the times. Each turn begins with an untimed replay, because the TLBs still hold the addresses of the previous
-contender. Long runs have no idle time and measure at the power limit. The power that the previous contender used then
-changes a kernel's time by up to 12 %. The order is therefore shuffled for each turn, and every second turn reverses the
-order of the previous turn.
+contender. Long runs have no idle time and measure at the power limit. In a long run, the power that the previous
+contender has used changes a kernel's time by up to 12 %. The order is therefore shuffled for each turn, and every
+second turn reverses the order of the previous turn.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from cudatma.target import detect
 
 #: Minimum total size of a graph's buffers, several times the size of any L2.
 ROTATION_BYTES = 350_000_000
-#: Approximate number of bytes that a graph reads, so large that the few microseconds between two graphs are negligible.
+#: Approximate number of bytes that a graph reads. It is so large that the few microseconds between two graphs are
+#: negligible.
 GRAPH_BYTES = 2_000_000_000
 MIN_LAUNCHES, MAX_LAUNCHES = 20, 200
-#: Minimum number of copies of a buffer. Either each copy exceeds L2 or there are many copies, so reading them evicts
-#: the others from L2.
+#: Minimum number of copies of a buffer. Either each copy exceeds L2 or there are many copies, so reading the copies
+#: evicts the others from L2.
 MIN_COPIES = 2
 REPLAYS = 11
 #: Number of untimed replays at the beginning of a turn.
@@ -52,7 +53,7 @@ class Contender:
     run : callable
         ``run(i)`` enqueues one launch on the current stream, which reads buffer i % copies.
     copies : int
-        Number of buffers that the launches rotate over.
+        Number of buffers over which the launches rotate.
     launches : int
         Number of launches in the graph, a multiple of ``copies``.
     """
@@ -75,7 +76,7 @@ class Timing:
 
 @dataclass(slots=True)
 class Measured:
-    """Timings by contender, and the errors of contenders that could not be timed."""
+    """Timings of each contender, and the errors of contenders that could not be timed."""
 
     timings: dict[str, Timing] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
@@ -95,7 +96,7 @@ def require_gpu(parser: argparse.ArgumentParser) -> None:
 
         detect()
     except (CudaTmaError, ImportError) as error:
-        # The remedy of a DriverError concerns computing, not measuring.
+        # The remedy of a DriverError is about computing, not about measuring.
         why = f"{error.call}: {error.detail}" if isinstance(error, DriverError) else str(error)
         parser.exit(2, f"{parser.prog} measures on a GPU: {why}\n")
 
@@ -122,8 +123,8 @@ def copies_for(bytes_per_launch: int) -> int:
 def launches_for(bytes_per_launch: int, copies: int, expected_us: float = 0.0) -> int:
     """Return the number of launches per graph, a multiple of ``copies``.
 
-    The number is at least MIN_LAUNCHES, and up to about MAX_LAUNCHES while the graph reads less than GRAPH_BYTES. If
-    the graph would take more than GRAPH_S, the number is smaller, but at least ``copies``.
+    The number is at least MIN_LAUNCHES, and at most about MAX_LAUNCHES as long as the graph reads less than
+    GRAPH_BYTES. If the graph would take more than GRAPH_S, the number is smaller, but at least ``copies``.
     """
     count = min(MAX_LAUNCHES, max(MIN_LAUNCHES, GRAPH_BYTES // bytes_per_launch))
     launches = max(-(-MIN_LAUNCHES // copies), count // copies) * copies
@@ -132,7 +133,7 @@ def launches_for(bytes_per_launch: int, copies: int, expected_us: float = 0.0) -
 
 
 def summary(samples_us: Sequence[float]) -> Timing:
-    """Return median, minimum and maximum of at least one sample."""
+    """Return the median, minimum and maximum of the samples. There must be at least one sample."""
     return Timing(statistics.median(samples_us), min(samples_us), max(samples_us), len(samples_us))
 
 
@@ -146,7 +147,7 @@ def measuring_stream() -> Iterator[Any]:
     on_torch: Any = torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)) if torch else contextlib.nullcontext()
     with stream, on_torch:
         yield stream
-        # After a trap no call to the GPU succeeds, but earlier measurements remain valid.
+        # After a trap, no call to the GPU succeeds, but earlier measurements remain valid.
         with contextlib.suppress(Exception):
             stream.synchronize()
 
@@ -161,7 +162,7 @@ def capture(stream: Any, contender: Contender) -> Any:
         for index in range(contender.launches):
             contender.run(index)
     except BaseException:
-        # If the stream stayed in capture, every later call would fail.
+        # End the capture, because otherwise every later call would fail.
         with contextlib.suppress(Exception):
             stream.end_capture()
         raise
@@ -201,7 +202,7 @@ def cold(stream: Any, contenders: Sequence[Contender], replays: int = REPLAYS, r
 
 
 def quick(stream: Any, contender: Contender, launches: int, replays: int = 2) -> Measured:
-    """Time one contender roughly, with ``launches`` launches in its graph, for a choice among many."""
+    """Time one contender roughly, with ``launches`` launches in its graph, in order to choose among many contenders."""
     return cold(stream, [replace(contender, copies=1, launches=launches)], replays, 0.0)
 
 
@@ -223,7 +224,7 @@ def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0
         rounds = []
         for _ in range(max(MIN_ROUNDS, round(seconds / round_s)) if round_s else 0):
             rounds.append(_turn(stream, graphs, repeats, next(orders)))
-            stream.synchronize()  # a period is much longer than the host needs to begin the next one
+            stream.synchronize()  # a period is much longer than the time that the host needs to begin the next one
         for name, (_, launches) in graphs.items():
             samples = [_us(each[name]) / (launches * repeats[name]) for each in rounds[len(rounds) // 2 :]]
             measured.timings[name] = summary(samples)
@@ -233,7 +234,7 @@ def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0
 
 
 def _orders(names: Iterable[str]) -> Iterator[list[str]]:
-    """Yield a shuffled order and then its reverse, repeatedly and the same in each run."""
+    """Repeatedly yield a shuffled order and then its reverse. The orders are the same in each run."""
     contenders, generator = list(names), random.Random(1)
     while True:
         order = generator.sample(contenders, len(contenders))

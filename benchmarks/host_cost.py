@@ -21,14 +21,14 @@ from benchmarks.report import Cell, Result, Table, failure, make_parser, shown
 K = N = 4096
 PAIRS = 64
 CALLS, ROUNDS = 2000, 5
-#: Number of calls between two waits for the GPU, so small that the launch queue never fills.
+#: Number of calls between two waits for the GPU. It is so small that the launch queue never fills up.
 DRAIN_EVERY = 500
 _WARM_UP = 200
 _CASES = (
     "CuPy",
     "CuPy, bias",
     "CuPy, named stream",
-    "CuPy, out made by the call",
+    "CuPy, out allocated by the call",
     "torch",
     "torch, bias",
     "torch.mm, fp16, out given",
@@ -40,7 +40,10 @@ Call = Callable[[int], object]
 def time_calls(
     call: Call, drain: Callable[[], object], calls: int, clock: Callable[[], int] = time.perf_counter_ns
 ) -> list[int]:
-    """Return the nanoseconds of each ``call(i)``. Every DRAIN_EVERY calls, ``drain()`` waits for the GPU, untimed."""
+    """Return the nanoseconds of each ``call(i)``.
+
+    After every DRAIN_EVERY calls, ``drain()`` waits for the GPU, which is not timed.
+    """
     samples = [0] * calls
     for index in range(calls):
         if index % DRAIN_EVERY == 0:
@@ -53,14 +56,14 @@ def time_calls(
 
 
 def quantiles_us(samples_ns: Sequence[int]) -> dict[str, float]:
-    """Return median, minimum, 90th and 99th percentile in microseconds."""
+    """Return the median, the minimum, and the 90th and 99th percentiles in microseconds."""
     ordered = sorted(samples_ns)
     at = {f"p{p}_us": ordered[min(len(ordered) - 1, len(ordered) * p // 100)] / 1e3 for p in (90, 99)}
     return {"median_us": statistics.median(ordered) / 1e3, "min_us": ordered[0] / 1e3, **at}
 
 
 class Operands:
-    """A packed weight, PAIRS of x and out, and a bias: CuPy arrays, and torch tensors that share their memory."""
+    """A packed weight, PAIRS pairs of x and out, and a bias: CuPy arrays and torch tensors that share memory."""
 
     def __init__(self, m: int) -> None:
         import cupy
@@ -87,7 +90,7 @@ class Operands:
             return lambda i: torch.mm(xs[i % PAIRS], dense, out=outs[i % PAIRS])
         if name.endswith("bias"):
             return lambda i: marlin_gemm(xs[i % PAIRS], w, out=outs[i % PAIRS], bias=bias)
-        if name.endswith("made by the call"):
+        if name.endswith("allocated by the call"):
             return lambda i: marlin_gemm(xs[i % PAIRS], w)
         if name.endswith("named stream"):
             stream = cupy.cuda.Stream(non_blocking=True)
@@ -96,7 +99,7 @@ class Operands:
 
 
 def operators(device: str, k: int = K, n: int = N) -> dict[str, dict[str, Call]]:
-    """Return, by function, the direct call and the call through torch's dispatcher, for one row of x or one query."""
+    """Return, for each function, the direct call and the call through torch's dispatcher, for one row or one query."""
     import torch
 
     import cudatma
@@ -166,7 +169,7 @@ def _quiet() -> Iterator[None]:
 def host_table(cells: Sequence[Cell]) -> Table:
     keys = ("median_us", "p90_us", "p99_us", "min_us")
     rows = [(c["case"], *(shown(c.get(key)) for key in keys)) for c in cells]
-    note = f"Host microseconds of one call; {PAIRS} pairs of x and out in turn, without synchronization in between."
+    note = f"Host microseconds per call. {PAIRS} pairs of x and out are used in turn, without synchronization."
     return Table(("arrays", "median", "p90", "p99", "min"), tuple(rows), note)
 
 
@@ -174,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma bench host_cost`` and return the exit status: 1 if a case could not be measured."""
     parser = make_parser("host_cost", __doc__)
     add = parser.add_argument
-    add("--calls", type=int, default=CALLS, help=f"timed calls of each of {ROUNDS} rounds (default: {CALLS})")
+    add("--calls", type=int, default=CALLS, help=f"number of timed calls in each of {ROUNDS} rounds (default: {CALLS})")
     add("--m", type=int, default=1, help="rows of x (default: 1)")
     options = parser.parse_args(argv)
     require_gpu(parser)
@@ -191,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         cases |= {name: lambda both=both: both for name, both in operators("cuda").items()}  # type: ignore[misc]
     except ImportError as error:
-        result.say(f"no operators without torch: {failure(error)}")
+        result.say(f"no operators, because torch is missing: {failure(error)}")
     for name, make in cases.items():
         for cell in measure(name, make, drain, options.calls):
             result.add(cell, f"{cell['case']}: {shown(cell.get('median_us'))} us")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from benchmarks.harness import Contender, copies_for, launches_for
 from benchmarks.operands import filled, packed_bytes, random_numbers, random_packed, to_torch
 
-#: Bytes and floating-point operations of an H200 in a microsecond, and the shortest launch in microseconds.
+#: Bytes and floating-point operations per microsecond of an H200, and microseconds of the shortest launch.
 _BYTES_PER_US, _FLOP_PER_US, _LAUNCH_US = 4.0e6, 6.0e8, 4.0
 
 
@@ -26,14 +26,14 @@ class CellKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Operands of a layer: several copies of packed and dense weights, and activations for the largest M.
+    """Operands of a layer: several copies of the packed and the dense weight, and activations for the largest M.
 
     Attributes
     ----------
     packed : list of PackedWeight
         Packed weights.
     dense : list of torch.Tensor, shape (K * N,)
-        Near-normal weights. The list is empty if cuBLAS does not take part.
+        Approximately normally distributed weights. The list is empty if cuBLAS does not take part.
     x : cupy.ndarray, shape (M, K)
         Activations.
     out : cupy.ndarray, shape (M, N)
@@ -81,7 +81,8 @@ def ours(layer: Layer, m: int, name: str = "ours", *, programmatic: bool = False
     """Return marlin_gemm on CuPy arrays, rotating over the packed weights.
 
     With ``programmatic``, each launch is a programmatic dependent of the previous launch. All launches write the same
-    result and no launch reads it, so the chain resembles the GEMMs of a model without the work between them.
+    result, and no launch reads it. The chain therefore resembles the GEMMs of a model without the work between the
+    GEMMs.
     """
     import cudatma
 

@@ -36,15 +36,15 @@ from tools.model_layers import Shape
 
 OURS, CHAINED = "ours", "ours chained"
 FLOOR, FLOOR_CHAINED = "floor", "floor chained"
-#: Minimum M at which marlin_gemm and each rival alternate in blocks for seconds, because clocks fall in long runs.
+#: Minimum M at which marlin_gemm and each competing library alternate in long blocks, because clocks drop in long runs.
 SUSTAINED_FROM = 256
 #: Largest M at which chains of programmatic launches are also measured.
 PROGRAMMATIC_UP_TO = 16
-#: Variants of cuBLAS in the turns of a cell.
+#: Number of cuBLAS variants in the turns of a cell.
 FINALISTS = 3
-#: Distributions of the rivals that come from packages.
+#: Maps the competing libraries that come from packages to the names of their distributions.
 _PACKAGES = {"humming": "humming-kernels", "quack": "quack-kernels"}
-#: Settings, and facts of the machine, that must agree for cells of two runs in one file.
+#: Settings and facts about the machine that must be equal if one file contains cells of two runs.
 _SAME_SETTINGS, _SAME_MACHINE = ("dtype", "group_size", "symmetric", "block_seconds"), ("card", "driver")
 EXAMPLES = """examples:
   cudatma bench marlin --json marlin.json --plot marlin.svg
@@ -58,7 +58,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """F's kernel for one layer in ordinary and in chained launches, and the reason if either is absent."""
+    """The read-floor kernel (F) for one layer in ordinary and in chained launches, or the reason if one is absent."""
 
     plain: Contender | None = None
     chained: Contender | None = None
@@ -66,7 +66,7 @@ class Floors:
 
 
 class Bench:
-    """Measures the cells of one layer after the other on the current device. ``floor_bench`` measures F, or is None."""
+    """Measures the cells of one layer after another on the current device. ``floor_bench`` measures F, or is None."""
 
     def __init__(
         self, stream: Any, result: Result, options: argparse.Namespace, floor_bench: FloorBench | None
@@ -76,7 +76,10 @@ class Bench:
         self.field, self.floors = Field(), Floors()
 
     def open(self, shape: Shape, m_values: Sequence[int]) -> None:
-        """Create the operands, F and rivals of a layer. Raise the reason if the operands cannot be created."""
+        """Create the operands, F and the competing libraries of a layer.
+
+        Raise an error with the reason if the operands cannot be created.
+        """
         k, n = shape
         self.floors = self._floors(k, n, min(m_values)) if min(m_values) < SUSTAINED_FROM else Floors()
         rivals = self.options.rivals
@@ -101,7 +104,7 @@ class Bench:
         return Floors(contenders.get(FLOOR), contenders.get(FLOOR_CHAINED), errors)
 
     def cell(self, key: CellKey) -> Cell:
-        """Measure one cell. If ours cannot be measured, return a cell with the error."""
+        """Measure one cell. If our kernel cannot be measured, return a cell with the error."""
         try:
             if self.layer is None:
                 raise RuntimeError("no layer is open")
@@ -146,7 +149,7 @@ class Bench:
         """Free the layer's memory, because the operands of the next layer have different sizes."""
         self.layer, self.field, self.floors = None, Field(), Floors()
         gc.collect()
-        with contextlib.suppress(Exception):  # after a trap even freeing memory fails
+        with contextlib.suppress(Exception):  # after a trap, even freeing memory fails
             import cupy
 
             self.stream.synchronize()
@@ -163,11 +166,14 @@ def make_cell(
     errors: Mapping[str, str],
     chained: Measured | None = None,
 ) -> Cell:
-    """Return the cell of the file. ``x_...`` is the rival's time over ours, in the same turns or blocks.
+    """Return the cell for the file.
 
-    ``together`` measures ours, F and, below SUSTAINED_FROM, all rivals. ``pairs`` holds, by rival, its measurement with
-    ours and the names of its contenders. ``errors`` are by rival or contender. The cell's ``error`` says why ours has
-    no time; its ``errors`` say what else could not run.
+    ``x_...`` is the competing library's time divided by ours, in the same turns or blocks.
+
+    ``together`` contains the measurements of our kernel, F and, below SUSTAINED_FROM, all competing libraries.
+    ``pairs`` maps each competing library to its measurement together with ours and to the names of its contenders.
+    ``errors`` is keyed by competing library or contender. The cell's ``error`` says why our kernel has no time; its
+    ``errors`` say what else could not run.
     """
     k, n, m = key
     chained = chained or Measured()
@@ -203,7 +209,7 @@ def make_cell(
 
 
 def _rival(measured: Measured, names: Sequence[str]) -> Cell:
-    """Return the fastest of a rival's contenders."""
+    """Return the fastest of a competing library's contenders."""
     times = [(us, name) for name in names if (us := measured.us(name)) is not None]
     us, way = min(times, default=(None, ""))
     return {"us": us, "x": ratio(us, measured.us(OURS)), "way": way}
@@ -231,9 +237,9 @@ def line_of(cell: Cell) -> str:
 
 
 def summary_table(cells: Sequence[Cell]) -> Table:
-    """Return a row for each layer and a column for each M, with microseconds and, in brackets, speedups.
+    """Return a table with a row per layer and a column per M. A field contains microseconds and, in brackets, speedups.
 
-    The speedup over cuBLAS comes first, then those over the other rivals. F is per layer.
+    The speedup over cuBLAS comes first, then the speedups over the other competing libraries. There is one F per layer.
     """
     shapes = list(dict.fromkeys((c["k"], c["n"]) for c in cells))
     m_values = sorted({c["m"] for c in cells})
@@ -253,10 +259,10 @@ def summary_table(cells: Sequence[Cell]) -> Table:
         floors = [c["floor_us"] for c in cells if (c["k"], c["n"]) == (k, n) and c.get("floor_us") is not None]
         rows.append((f"{k} x {n}", shown(min(floors, default=None), 1), *(value(k, n, m) for m in m_values)))
     note = (
-        "Microseconds, in brackets the speed-up over cuBLAS in the same run (torch.mm or the fastest algorithm of "
-        "cuBLASLt, the better of both weight orientations); weights cold in L2, group 128, symmetric. Below M = 256 "
-        "the GPU rests before each turn; from there on, where power bounds it, both alternate in blocks. F: the "
-        "time to merely stream the int4 weights and scales."
+        "Microseconds and, in brackets, the speedup over cuBLAS in the same run (torch.mm or the fastest algorithm of "
+        "cuBLASLt, with the better of the two weight orientations). Weights are cold in L2, symmetric, with groups of "
+        "128. Below M = 256, the GPU is idle before each turn; from M = 256, power is the limit, and the two kernels "
+        "alternate in blocks. F: the time to only stream the int4 weights and scales."
     )
     return Table(("K x N", "F", *(f"M = {m}" for m in m_values)), tuple(rows), note)
 
@@ -267,7 +273,7 @@ def summary_table(cells: Sequence[Cell]) -> Table:
 def run(
     bench: Any, keys: Sequence[CellKey], result: Result, budget_s: float | None, clock: Any = time.monotonic
 ) -> None:
-    """Measure cells layer by layer and add each to ``result``, until the budget in seconds (None: unlimited) is spent.
+    """Measure cells layer by layer and add each to ``result`` until the budget in seconds (None: unlimited) is used up.
 
     The run ends early if a trap prevents this process from using the GPU.
     """
@@ -287,17 +293,15 @@ def run(
             cell = failed_cell(key, bench.options.dtype, problem) if problem else bench.cell(key)
             result.add(cell, line_of(cell))
             if (cell.get("error") or cell.get("errors")) and not bench.is_alive():
-                result.say(
-                    f"{key}: the GPU no longer computes for this process; continue with --resume, fewer --rivals"
-                )
+                result.say(f"{key}: this process can no longer use the GPU; continue with --resume and fewer --rivals")
                 return
         bench.close()
 
 
 def cells_of(path: Path, settings: Mapping[str, Any], machine: Mapping[str, str]) -> list[Cell]:
-    """Return the measured cells of the file that this run continues, or an empty list without a file.
+    """Return the measured cells of the file that this run continues, or an empty list if there is no file.
 
-    Raise ArgumentError if the file is not a result, or has other settings or another GPU.
+    Raise ArgumentError if the file is not a result, or if its settings or its GPU differ.
     """
     if not path.is_file():
         return []
@@ -327,7 +331,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _version(rival: str, vllm: Path | None) -> str:
-    """Return a rival's version unless it belongs to torch."""
+    """Return a competing library's version unless it belongs to torch."""
     if rival in VLLM:
         return version_of(vllm)
     try:
@@ -337,7 +341,7 @@ def _version(rival: str, vllm: Path | None) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``cudatma bench marlin`` and return the exit status, 1 if a cell could not be measured."""
+    """Run ``cudatma bench marlin`` and return the exit status: 1 if a cell could not be measured."""
     parser = _parser()
     options = _parsed(parser, argv)
     settings = settings_of(options)
@@ -356,8 +360,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         import torch
 
         torch.cuda.init()
-    except Exception as error:  # ours and F need no torch
-        result.say(f"no rivals without torch: {failure(error)}")
+    except Exception as error:  # our kernel and F do not need torch
+        result.say(f"no rivals, because torch is missing: {failure(error)}")
         options.rivals = ()
     budget_s = None if options.budget_minutes is None else 60 * options.budget_minutes
     with measuring_stream() as stream:
@@ -376,7 +380,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.resume and options.json is None:
-        parser.error("--resume continues a file: name it with --json")
+        parser.error("--resume continues a file, which --json must name")
     if options.rivals is None:
         absent = set(BF16_ONLY) if options.dtype == "float16" else set()
         absent |= set() if options.vllm else set(VLLM)
@@ -385,7 +389,7 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
 
 
 def parse_rivals(text: str) -> tuple[str, ...]:
-    """Return the rivals of a text such as ``"cublas,humming"`` or ``"none"``, in the order of RIVALS.
+    """Return the competing libraries of a text such as ``"cublas,humming"`` or ``"none"``, in the order of RIVALS.
 
     Raise argparse's ArgumentTypeError for an unknown name.
     """
@@ -399,18 +403,23 @@ def parse_rivals(text: str) -> tuple[str, ...]:
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("marlin", __doc__, EXAMPLES)
     add = parser.add_argument
-    help_shapes = "five, all, a model's name or KxN, separated by commas (default: five)"
-    help_rivals = f"{', '.join(RIVALS)} (the last two: bf16 only), or none"
-    add("--resume", action="store_true", help="keep the measured cells of the file and measure the others")
+    help_shapes = "five, all, the name of a model, or KxN, separated by commas (default: five)"
+    help_rivals = f"{', '.join(RIVALS)} (the last two only for bf16), or none"
+    add("--resume", action="store_true", help="keep the measured cells of the file and measure the other cells")
     add("--plot", type=Path, metavar="FILE.svg", help="draw the results")
-    add("--dtype", choices=("float16", "bfloat16"), default="float16", help="of activations and scales")
+    add("--dtype", choices=("float16", "bfloat16"), default="float16", help="dtype of activations and scales")
     add("--shapes", type=parse_shapes, default=FIVE, metavar="S", help=help_shapes)
     add("--m", type=parse_m_values, default=M_VALUES, metavar="M,..", help="values of M (default: 1 to 8192)")
     add("--rivals", type=parse_rivals, metavar="R,..", help=help_rivals)
-    add("--vllm", type=Path, metavar="FOLDER", help="libraries of vLLM's wheel, see rivals/vllm.py")
-    add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")
-    add("--seconds", type=seconds, default=3.0, help="duration of a pair's run from M = 256 (default: 3)")
-    add("--budget-minutes", type=float, metavar="MIN", help="begin no cell after this time")
+    add("--vllm", type=Path, metavar="FOLDER", help="folder with the libraries of vLLM's wheel, see rivals/vllm.py")
+    add("--replays", type=int, default=11, help="number of timed replays for M < 256 (default: 11)")
+    add(
+        "--seconds",
+        type=seconds,
+        default=3.0,
+        help="duration of the run of a pair for M >= 256, in seconds (default: 3)",
+    )
+    add("--budget-minutes", type=float, metavar="MIN", help="do not begin a cell after this time")
     return parser
 
 

@@ -62,7 +62,7 @@ def summary(found: Sequence[Row]) -> str:
 
 
 def table(found: Sequence[Row]) -> str:
-    """Return Markdown with a row for each layer and dtype, and a column for each M."""
+    """Return a Markdown table with a row per layer and dtype, and a column per M."""
     ms = sorted({row.m for row in found})
     cells: dict[str, dict[int, str]] = {}
     for row in found:
@@ -75,7 +75,7 @@ def table(found: Sequence[Row]) -> str:
 
 
 def errors_by_m(found: Sequence[Row]) -> str:
-    """Return Markdown with a column for each M: the median and the largest error, and the layer of the largest."""
+    """Return a Markdown table with a column per M: the median error, the largest error, and the layer of the latter."""
     columns = [["M", "---", "median error", "largest error", "at"]]
     for m in sorted({row.m for row in found}):
         of_m = [row for row in found if row.m == m]
@@ -87,9 +87,9 @@ def errors_by_m(found: Sequence[Row]) -> str:
 
 
 def filled(page: str, found: Sequence[Row]) -> str:
-    """Return the page with a new table. Raise ArgumentError if the page has no marks for it."""
+    """Return the page with a new table. Raise ArgumentError if the page lacks the marks for the table."""
     if not _MARKED.search(page):
-        raise ArgumentError("page", "no <!-- table: model -->", "a page with the two marks of the table")
+        raise ArgumentError("page", "no <!-- table: model -->", "a page with the two marks for the table")
     text = f"{summary(found)}\n\n{errors_by_m(found)}\n"
     return _MARKED.sub(lambda match: f"{match[1]}{text}{match[2]}", page)
 

@@ -1,7 +1,7 @@
-"""Random operands for benchmarks: bytes and near-normal numbers from a hash, and packed and dense weights.
+"""Random operands for benchmarks: bytes and approximately normal numbers from a hash, and packed and dense weights.
 
-The functions take the array library, so that tests can use NumPy. Contents repeat every few megabytes. This does not
-help caches, because caches work with addresses.
+The functions take the array library, so that tests can use NumPy. Contents repeat every few megabytes. Caches do not
+profit from this, because they work with addresses.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from cudatma.dtypes import BFLOAT16
 from cudatma.quantization import PackedWeight
 
 GROUP_SIZE = 128
-#: Words in one block of random contents.
+#: Number of words in one block of random contents.
 _BLOCK_WORDS = 1 << 22
 #: Standard deviation and mean of the sum of four random bytes.
 _FOUR_BYTES_SIGMA, _FOUR_BYTES_MEAN = 147.8, 510.0
 
 
 def random_words(xp: Any, count: int, seed: int) -> Any:
-    """Return uint32 (count,) of ``xp``: a hash of seed and index, the same on every machine."""
+    """Return a uint32 array (count,) of ``xp`` that contains a hash of seed and index.
+
+    It is the same on every machine.
+    """
     words = xp.arange(count, dtype=xp.uint32) * xp.uint32(0x9E3779B1) + xp.uint32(seed * 0x85EBCA6B & 0xFFFFFFFF)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
         words ^= words >> xp.uint32(shift)
@@ -30,7 +33,7 @@ def random_words(xp: Any, count: int, seed: int) -> Any:
 
 
 def random_numbers(xp: Any, count: int, dtype: str, seed: int, scale: float = 1.0) -> Any:
-    """Return finite fp16 or bf16 numbers (count,) of ``xp``, near normal with standard deviation ``scale``."""
+    """Return finite fp16 or bf16 numbers (count,) of ``xp``, approximately normal with standard deviation ``scale``."""
     four = random_words(xp, count, seed).view(xp.uint8).reshape(count, 4).astype(xp.float32).sum(axis=1)
     return _narrow(xp, (four - xp.float32(_FOUR_BYTES_MEAN)) * xp.float32(scale / _FOUR_BYTES_SIGMA), dtype)
 
@@ -44,7 +47,7 @@ def _narrow(xp: Any, values: Any, dtype: str) -> Any:
 
 def filled(xp: Any, shape: tuple[int, ...], block: Any) -> Any:
     """Return an array of ``shape`` that repeats the 1D ``block``."""
-    # Copy integers, because copying bf16 would need a compiler.
+    # Copy the bits as integers, because copying bf16 would require a compiler.
     bits = block.view(f"uint{8 * block.dtype.itemsize}")
     out = xp.empty(shape, dtype=bits.dtype)
     flat = out.reshape(-1)
@@ -78,7 +81,7 @@ def random_packed(xp: Any, k: int, n: int, dtype: str, copies: int) -> list[Pack
 
 
 def packed_bytes(k: int, n: int) -> int:
-    """Return the size in bytes of a packed weight (int4 values and 16-bit scales). F and TB/s count these bytes."""
+    """Return the size in bytes of a packed weight (int4 values and 16-bit scales). F and TB/s refer to this size."""
     return k * n // 2 + -(-k // GROUP_SIZE) * n * 2
 
 

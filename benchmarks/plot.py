@@ -23,7 +23,7 @@ from benchmarks.shapes import FIVE, LARGE
 from cudatma.emulator.trace.svg import FAINT_INK, GRID, INK, Svg, text_width, tint
 from tools.model_layers import Shape
 
-#: Layers for the second panel: the first of these that was measured, or the first layer of the result.
+#: Layers for the second panel, which shows the first of these that was measured, or else the first layer of the result.
 SHOWN: tuple[Shape, ...] = tuple(dict.fromkeys((*LARGE, *FIVE)))
 WIDTH, PANEL_HEIGHT = 800, 260
 LEFT, _RIGHT, PANEL_GAP = 66, 24, 96
@@ -47,7 +47,7 @@ _COLORS = {
     "quack": "#5c4b8a",
     "tinygemm": "#9a6a00",
 }
-#: Positions along each segment of a line at which a label is tried.
+#: Positions along each segment of a line at which the placement of a label is tried.
 _WHERE = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 Point = tuple[int, float]
@@ -103,19 +103,19 @@ def _layers(cells: Iterable[Cell]) -> set[Shape]:
 
 
 def rival_us(cell: Cell, rival: str) -> float | None:
-    """Return a rival's microseconds, or None if it was not measured."""
+    """Return a competing library's microseconds, or None if it was not measured."""
     us = cell.get("rivals", {}).get(rival, {}).get("us")
     return None if us is None else float(us)
 
 
 def rival_over_cublas(cell: Cell, rival: str) -> float | None:
-    """Return a rival's speedup over cuBLAS, or None if either was not measured."""
+    """Return a competing library's speedup over cuBLAS, or None if either was not measured."""
     us, cublas = rival_us(cell, rival), rival_us(cell, "cublas")
     return None if us is None or cublas is None or us <= 0 else cublas / us
 
 
 def rivals_of(result: Mapping[str, Any]) -> list[str]:
-    """Return the rivals besides cuBLAS that have times in a result."""
+    """Return the competing libraries besides cuBLAS that have times in a result."""
     return sorted({name for cell in measured(result) for name in cell.get("rivals", {})} - {"cublas"})
 
 
@@ -133,7 +133,7 @@ def _count(layers: int, which: str = "") -> str:
 
 
 def panels_of(results: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """Return the panels: the first result, with rivals and further layers of the other results."""
+    """Return the panels for the first result, with competing libraries and further layers from the other results."""
     first = measured(results[0])
     mean = "" if len(_layers(first)) == 1 else "geometric mean of "
 
@@ -190,7 +190,7 @@ class _Axes:
         values = [value for line in panel.lines for _, value in line.points]
         values += [value for line in panel.lines for _, *both in line.band for value in both]
         self.low, self.high = min(values) / 1.15, max(values) * 1.15
-        self.low /= (self.high / self.low) ** 0.06  # space for a label below the lowest line
+        self.low /= (self.high / self.low) ** 0.06  # room for a label below the lowest line
 
     def at_m(self, m: float) -> float:
         first, last = math.log2(self.ms[0]), math.log2(self.ms[-1])
@@ -290,7 +290,7 @@ def draw_panel(out: Svg, panel: Panel, x: float, y: float) -> list[Line]:
 
 
 def draw_legend(out: Svg, lines: Sequence[Line], y: float) -> float:
-    """Draw the colors and names of lines without a label, from ``y`` down, and return the lower end of the legend."""
+    """Draw the colors and names of lines without a label, from ``y`` downwards, and return the legend's lower end."""
     x = 18.0
     for line in {line.name: line for line in lines}.values():
         if x + 34 + text_width(line.name, _SIZE) > WIDTH - 20:
@@ -318,7 +318,7 @@ def about(results: Sequence[Mapping[str, Any]]) -> list[str]:
             what = ", ".join(rivals) or "other layers"
         commits.setdefault(result.get("commit") or "unknown", []).append(what)
     commits_text = "; ".join(f"commit {commit}: {', '.join(dict.fromkeys(what))}" for commit, what in commits.items())
-    how = "Weights cold in L2; from M = 256 on in long runs, at the power limit"
+    how = "Weights cold in L2; M >= 256 measured in long runs at the power limit"
     has_band = any(line.band for panel in panels_of(results) for line in panel.lines)
     return [where, commits_text, how + ("; shaded: slowest to fastest layer" if has_band else "")]
 
@@ -326,7 +326,7 @@ def about(results: Sequence[Mapping[str, Any]]) -> list[str]:
 def picture(result: Mapping[str, Any], *more: Mapping[str, Any]) -> str:
     """Return results as an SVG document. Raise ValueError if nothing was measured.
 
-    ``more`` are results on the same machine that add rivals or other layers.
+    ``more`` are results on the same machine that add competing libraries or other layers.
     """
     results = (result, *more)
     panels, title = panels_of(results), "W4A16 Marlin GEMM"
@@ -350,8 +350,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma bench plot`` and return the exit status."""
     parser = argparse.ArgumentParser(prog="cudatma bench plot", description=__doc__)
     parser.add_argument("result", type=Path, help="JSON of cudatma bench marlin")
-    parser.add_argument("more", type=Path, nargs="*", help="results of other rivals or layers, on the same machine")
-    parser.add_argument("--out", type=Path, metavar="FILE.svg", help="default: in the folder of the result")
+    parser.add_argument(
+        "more", type=Path, nargs="*", help="results for other rivals or layers, measured on the same machine"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.svg", help="output file (default: in the folder of the result)"
+    )
     options = parser.parse_args(argv)
     target = options.out or options.result.with_suffix(".svg")
     reading = options.result

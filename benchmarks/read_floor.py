@@ -3,9 +3,9 @@
 One thread of each CTA issues 1D bulk copies into a ring of slots. Four warps XOR the bytes and release the slots. F is
 the minimum over all copy sizes, ring sizes, numbers of CTAs per SM and orders of the copies.
 
-In a chain of programmatic dependent launches, a kernel requests its first ring of copies while the previous kernel
-still runs, and reads them after that kernel has ended. A GEMM must do the same: its weights are available before its
-activations.
+In a chain of programmatic dependent launches, a kernel issues the copies for its whole ring while the previous kernel
+is still running, and reads the slots after that kernel has ended. A GEMM does the same, because its weights are
+available before its activations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COPY_KIB = (4, 8, 16, 32)
 _RING_KIB = (32, 64, 96, 192)
 _CTAS_PER_SM = (1, 2, 3, 4)
 _MAX_STAGES = 32
-#: Turns of each configuration during the search, and the number of configurations that are then measured fully.
+#: Number of turns per configuration during the search, and number of configurations that are then measured fully.
 _SEARCH_REPLAYS, _FINALISTS = 3, 4
 
 SOURCE = """
@@ -34,10 +34,10 @@ SOURCE = """
 using namespace cudatma;
 
 constexpr u32 MAX_STAGES = 32;
-constexpr u32 CONSUMER_WARPS = 4;   // each arrives once at `empty`
+constexpr u32 CONSUMER_WARPS = 4;   // each arrives once on `empty`
 constexpr u32 CONSUMERS = 32 * CONSUMER_WARPS;
 
-// Streams `bytes` bytes (a multiple of 16) from `source` through a ring of `stages` slots of `copy_bytes`. Blocks take
+// Stream `bytes` bytes (a multiple of 16) from `source` through a ring of `stages` slots of `copy_bytes`. Blocks take
 // the copies in turn (interleaved != 0) or a contiguous part each. `sink` is written only for one sum out of 2^32,
 // which keeps the loads alive.
 extern "C" __global__ void __launch_bounds__(160)
@@ -54,7 +54,7 @@ read_floor(const u8* source, u32* sink, u64 bytes, u32 copy_bytes, u32 stages, u
         fence_mbarrier_init();
     }
     __syncthreads();
-    griddepcontrol_launch_dependents();   // in a chain: the next kernel may fill its ring
+    griddepcontrol_launch_dependents();   // in a chain, the next kernel may now fill its ring
 
     const u32 copies = (u32)((bytes + copy_bytes - 1) / copy_bytes);
     const u32 range = (copies + gridDim.x - 1) / gridDim.x;
@@ -73,7 +73,7 @@ read_floor(const u8* source, u32* sink, u64 bytes, u32 copy_bytes, u32 stages, u
             if (++stage == stages) stage = 0, phase ^= 1;
         }
     } else if (threadIdx.x < CONSUMERS) {
-        griddepcontrol_wait();   // in a chain: the kernel before this one has ended, and there would be activations
+        griddepcontrol_wait();   // in a chain, the previous kernel has now ended and activations would be available
         for (u32 copy = begin; copy < end; copy += step) {
             const u32 size = (u32)min((u64)copy_bytes, bytes - (u64)copy * copy_bytes);
             mbarrier_wait_parity(full + 8 * stage, phase);
@@ -104,7 +104,7 @@ class FloorConfig:
     ctas_per_sm : int
         Number of resident CTAs per SM.
     interleaved : bool
-        Whether CTAs take copies in turn instead of a contiguous part each.
+        Whether CTAs take the copies in turn. If not, each CTA takes a contiguous part.
     """
 
     copy_bytes: int
@@ -136,7 +136,7 @@ def configurations(smem_per_block_bytes: int, smem_per_sm_bytes: int) -> list[Fl
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The floor of one size: microseconds, and the configuration that reached it."""
+    """The floor for one size: the microseconds, and the configuration that reached them."""
 
     us: float
     config: FloorConfig
@@ -162,7 +162,7 @@ class FloorBench:
     def contender(
         self, nbytes: int, config: FloorConfig, name: str = "floor", *, programmatic: bool = False
     ) -> Contender:
-        """Return launches that stream ``nbytes`` (a multiple of 16) each, rotating over the pool.
+        """Return a contender whose launches stream ``nbytes`` bytes (a multiple of 16) each, rotating over the pool.
 
         With ``programmatic``, each launch depends on the previous one.
         """
@@ -185,7 +185,7 @@ class FloorBench:
         return Contender(name, run, copies, launches_for(nbytes, copies))
 
     def resident(self, config: FloorConfig) -> bool:
-        """Return whether ``ctas_per_sm`` CTAs are resident on an SM."""
+        """Return whether ``ctas_per_sm`` CTAs can be resident on an SM."""
         return self.kernel.occupancy(THREADS, shared_bytes=config.ring_bytes, device=self.device) >= config.ctas_per_sm
 
     def search(self, stream: Any, nbytes: int, replays: int, *, programmatic: bool = False) -> Floor:

@@ -21,9 +21,9 @@ from rich.table import Table as RichTable
 ROOT = Path(__file__).resolve().parents[1]
 COMMIT_VARIABLE = "CUDATMA_COMMIT"
 _ABSENT = "none"
-#: Width of the output to a pipe, because a table that is folded to 80 columns cannot be read.
+#: Width of the output to a pipe, because a table that is wrapped at 80 columns is hard to read.
 _PIPE_WIDTH = 200
-#: Significant digits of the numbers in a file.
+#: Number of significant digits of the numbers in a file.
 _DIGITS = 5
 
 Cell = dict[str, Any]
@@ -52,11 +52,11 @@ class Result:
     settings : mapping
         Options of the run.
     table : callable
-        Creates the table for the docs from the cells.
+        Function that creates the table for the docs from the cells.
     path : pathlib.Path or None
         The JSON file.
     summary : callable
-        Creates further lines from the cells, printed at the end.
+        Function that creates further lines from the cells, which are printed at the end.
     """
 
     settings: Mapping[str, Any]
@@ -78,7 +78,7 @@ class Result:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def finish(self, title: str) -> int:
-        """Print table and summary, and return the exit status, 1 if a cell failed."""
+        """Print the table and the summary, and return the exit status: 1 if a cell failed."""
         print_table(self.console, self.table(self.cells), title)
         for line in self.summary(self.cells):
             self.say(line)
@@ -104,7 +104,7 @@ class Result:
 
 
 def dumps(content: Mapping[str, Any]) -> str:
-    """Return a file's text: one line for each cell and each row of the table, numbers with _DIGITS digits."""
+    """Return the text of a file, with one line per cell and per row of the table, and numbers with _DIGITS digits."""
     table = content.get("table", {})
     parts = {name: _line(value) for name, value in content.items()}
     if "cells" in content:
@@ -139,9 +139,7 @@ def make_parser(name: str, description: str | None, examples: str = "") -> argpa
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write the results to this file, after each cell"
-    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file after each cell")
     return parser
 
 
@@ -163,7 +161,7 @@ def print_table(console: Console, table: Table, title: str) -> None:
 
 
 def machine_facts() -> dict[str, str]:
-    """Return the GPU, the driver and the versions that affect a measurement. What is absent is "none"."""
+    """Return the GPU, the driver and the versions that affect a measurement. Missing items are "none"."""
     gpu, driver = _nvidia_smi()
     return {
         "card": gpu,
@@ -171,7 +169,7 @@ def machine_facts() -> dict[str, str]:
         "cuda": _fact(_cuda),
         "nvrtc": _fact(_nvrtc),
         "cupy": _fact(_cupy),
-        # Importing torch takes seconds, and its version is available without it.
+        # Importing torch takes seconds, but its version is available without an import.
         "torch": _fact(lambda: version("torch")),
         "python": platform.python_version(),
     }
@@ -217,7 +215,7 @@ def _cupy() -> str:
 def commit(root: Path = ROOT) -> str:
     """Return $CUDATMA_COMMIT, or the commit of the checkout ("+changes" if files differ), or "unknown".
 
-    The variable has precedence, because a machine that receives the files of a commit may have a different checkout.
+    The variable takes precedence, because a machine that receives the files of a commit may have a different checkout.
     """
     if name := os.environ.get(COMMIT_VARIABLE):
         return name

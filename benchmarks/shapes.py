@@ -1,4 +1,4 @@
-"""Layers that the benchmarks measure: five for all measurements, and the projections of public models."""
+"""Layers that the benchmarks measure: five layers for all measurements, and the projections of public models."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tools.model_layers import BENCHMARKED, MODELS, Shape, model_shapes
 FIVE: tuple[Shape, ...] = ((4096, 4096), (4096, 12288), (8192, 8192), (8192, 28672), (28672, 8192))
 #: Values of M, the rows of x in a call.
 M_VALUES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-#: Layers with most of the weights of a 70B model.
+#: Layers that contain most of the weights of a 70B model.
 LARGE: tuple[Shape, ...] = ((8192, 28672), (8192, 57344), (28672, 8192))
 
 
 def all_shapes() -> tuple[Shape, ...]:
-    """Return the five layers, then the additional layers of each benchmarked model, the most important first."""
+    """Return the five layers, then the additional layers of each model, beginning with the most important model."""
     return tuple(dict.fromkeys((*FIVE, *(shape for name in BENCHMARKED for shape in model_shapes(name)))))
 
 
@@ -23,7 +23,9 @@ def parse_shape(text: str) -> Shape:
     """Parse ``"8192x28672"`` into (8192, 28672), multiples of 64, or raise argparse's ArgumentTypeError."""
     parts = text.lower().split("x")
     if len(parts) != 2 or not all(part.isdigit() and int(part) and int(part) % 64 == 0 for part in parts):
-        raise argparse.ArgumentTypeError(f"{text}: write KxN, both multiples of 64, as in 8192x28672")
+        raise argparse.ArgumentTypeError(
+            f"{text}: write KxN, for example 8192x28672; both numbers must be multiples of 64"
+        )
     return int(parts[0]), int(parts[1])
 
 
@@ -56,5 +58,7 @@ def parse_m_values(text: str) -> tuple[int, ...]:
         return M_VALUES
     parts = text.split(",")
     if not all(part.isdigit() and int(part) for part in parts):
-        raise argparse.ArgumentTypeError(f"{text}: write values of M separated by commas, as in 1,16,64, or all")
+        raise argparse.ArgumentTypeError(
+            f"{text}: write values of M separated by commas, for example 1,16,64, or write all"
+        )
     return tuple(sorted({int(part) for part in parts}))

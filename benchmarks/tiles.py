@@ -1,7 +1,7 @@
-"""Time every configuration of a family for the products in a file, to fit and check a cost model.
+"""Time every configuration of a family for the products in a file, in order to fit and check a cost model.
 
-The cells of a result file name the products in the same way as tuning entries. Operands are as warm in L2 as a launch
-leaves them. Configurations take turns in CUDA graphs.
+The cells of a result file describe products in the same way as tuning entries. Operands are in L2 to the extent that
+the previous launch left them there. Configurations take turns in CUDA graphs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.registry import FAMILIES, family
 from cudatma.library_streams import stream_handle
 
-#: Duration and maximum launches of a graph.
+#: Duration and maximum number of launches of a graph.
 _GRAPH_US, _MAX_LAUNCHES = 1500.0, 200
 
 EXAMPLES = """examples:
@@ -36,7 +36,7 @@ EXAMPLES = """examples:
 
 
 def measure(stream: Any, kernel_family: Any, trial: Any, problem: Any, replays: int) -> Cell:
-    """Measure one product with every possible configuration, with the reason for each that cannot be launched."""
+    """Measure one product with every possible configuration, and record why a configuration cannot be launched."""
     trial.prepare(problem)
     handle = stream_handle(stream, "cupy", trial.device)
     contenders, refused, costs = [], {}, {}
@@ -59,7 +59,7 @@ def measure(stream: Any, kernel_family: Any, trial: Any, problem: Any, replays: 
 
 
 def products(path: Path, kernel_family: Any) -> list[Any]:
-    """Return the problems of a file's cells, with a cell's version. Raise OSError, ValueError or KeyError."""
+    """Return the problems of a file's cells, with the version of each cell. Raise OSError, ValueError or KeyError."""
     problems = []
     for cell in json.loads(path.read_text())["cells"]:
         problem = kernel_family.read_problem(cell)
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma bench tiles`` and return the exit status: 1 if a configuration could not be measured."""
     parser = make_parser("tiles", __doc__, EXAMPLES)
     parser.add_argument("family", choices=tuple(FAMILIES), help="family of kernels")
-    parser.add_argument("products", type=Path, metavar="FILE", help="results whose cells name the products")
+    parser.add_argument("products", type=Path, metavar="FILE", help="file of results whose cells describe the products")
     parser.add_argument("--replays", type=int, default=5, help="number of timed turns (default: 5)")
     options = parser.parse_args(argv)
     kernel_family = family(options.family)

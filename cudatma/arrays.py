@@ -1,8 +1,8 @@
-"""Description of arrays from any library, and allocation of results in the library of an input.
+"""Describe arrays from any library, and allocate results in the library of an input.
 
 cudatma reads CuPy arrays and torch tensors through their attributes, and all other arrays through
-``__cuda_array_interface__`` (versions 2 and 3) or DLPack. It imports no library except the array's own, and copies
-nothing.
+``__cuda_array_interface__`` (versions 2 and 3) or DLPack. It copies no data and imports no library other than the one
+that created the array.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cudatma.library_streams import current_stream, working_on
 
 _ACCEPTED = "a CuPy, torch or NumPy array, or an object with __cuda_array_interface__ or __dlpack__"
 
-#: torch's dtype names -> NumPy dtypes. The quantized and sub-byte types of torch have no counterpart.
+#: Maps torch's dtype names to NumPy dtypes. torch's quantized and sub-byte types have no NumPy equivalent.
 _TORCH_DTYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(name)
     for name in (
@@ -37,9 +37,9 @@ _TORCH_DTYPES: dict[str, np.dtype[Any]] = {
     "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
     "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
 }
-#: CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL of cuda.h.
+#: CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL in cuda.h.
 _POINTER_DEVICE_ORDINAL = 9
-#: DLDeviceType of dlpack.h.
+#: Values of DLDeviceType in dlpack.h.
 _DLPACK_HOST, _DLPACK_CUDA, _DLPACK_MANAGED = 1, 2, 13
 _ADDRESSES = 1 << 64
 
@@ -50,10 +50,10 @@ class ArrayInfo:
 
     pointer: address of element [0, ..., 0]; may be 0 if the array has no elements. shape: shape in NumPy order.
     strides_bytes: one stride per dimension; may be 0 or negative. dtype: NumPy dtype; bf16 is ml_dtypes.bfloat16.
-    device: CUDA ordinal, or None for host memory. owner: the object that keeps the memory alive.
-    kind: "cupy", "torch", "numpy", "cai" or "dlpack". readonly: whether the producer forbids writing.
-    producer: handle of the stream that a reader must wait for (streams.order_after_producers), or None if the array's
-    library orders its work itself or names no stream.
+    device: CUDA ordinal, or None for host memory. owner: the object that keeps the memory alive. kind: "cupy", "torch",
+    "numpy", "cai" or "dlpack". readonly: whether the producer forbids writes. producer: handle of the stream that a
+    reader must wait for (streams.order_after_producers), or None if the array's library orders its own work or does not
+    name a stream.
     """
 
     pointer: int
@@ -75,7 +75,7 @@ class ArrayInfo:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """Address of the first byte and address after the last byte. They are equal if there are no elements."""
+        """Address of the first byte and address after the last byte. The two are equal if there are no elements."""
         if self.size_elems == 0:
             return self.pointer, self.pointer
         spans = [(n - 1) * s for n, s in zip(self.shape, self.strides_bytes, strict=True)]
@@ -94,7 +94,10 @@ class ArrayInfo:
 
     @property
     def is_disjoint(self) -> bool:
-        """Whether no two elements share a byte, because each axis steps over all axes with smaller strides."""
+        """Whether no two elements share a byte.
+
+        This is the case if each axis steps over all axes with smaller strides.
+        """
         end = self.dtype.itemsize
         for stride, extent in sorted((abs(s), n) for n, s in zip(self.shape, self.strides_bytes, strict=True)):
             if extent > 1:
@@ -105,7 +108,7 @@ class ArrayInfo:
 
 
 def place_name(device: int | None) -> str:
-    """Return the location of an array for errors: ``"the host"`` or ``"device 0"``."""
+    """Return the location of an array for error messages, such as ``"the host"`` or ``"device 0"``."""
     return "the host" if device is None else f"device {device}"
 
 
@@ -120,11 +123,11 @@ def dense_strides(shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]
 
 
 def describe(array: object, field: str = "array") -> ArrayInfo:
-    """Return the ArrayInfo of an array of any library; an ArrayInfo is returned unchanged.
+    """Return the ArrayInfo of an array from any library. An ArrayInfo is returned unchanged.
 
-    ``field`` is the name of the argument in errors. The function does not wait for the producer of the array. Raises
-    ArgumentTypeError for an object that is not a dense array, and DriverError if a ``__cuda_array_interface__`` pointer
-    must be located and there is no driver.
+    ``field`` is the argument's name in error messages. The function does not wait for the producer of the array. Raises
+    ArgumentTypeError for an object that is not a dense array. Raises DriverError if the device of a
+    ``__cuda_array_interface__`` pointer must be determined and there is no driver.
     """
     if isinstance(array, ArrayInfo):
         return array
@@ -161,7 +164,7 @@ def _from_torch(torch: Any, tensor: Any, field: str) -> ArrayInfo:
     if dtype is None:
         raise ArgumentTypeError(field, str(tensor.dtype), ", ".join(_TORCH_DTYPES), "view it as uint8")
     if tensor.is_neg() or (dtype.kind == "c" and tensor.is_conj()):
-        # The memory does not hold the values of the tensor.
+        # The memory does not contain the tensor's values until torch resolves the tensor.
         raise ArgumentTypeError(
             field, "a lazily negated or conjugated tensor", "a tensor whose memory holds its values", "clone"
         )
@@ -169,7 +172,7 @@ def _from_torch(torch: Any, tensor: Any, field: str) -> ArrayInfo:
     device = None if place == "cpu" else tensor.device.index
     try:
         pointer = tensor.data_ptr()
-    except RuntimeError as error:  # inside torch.vmap and torch.func
+    except RuntimeError as error:  # a tensor inside torch.vmap or torch.func
         got = "a tensor without memory of its own"
         raise ArgumentTypeError(field, got, "an ordinary tensor", str(error)) from error
     if not pointer and tensor.numel():
@@ -197,7 +200,7 @@ def _from_cuda_array_interface(array: object, interface: Mapping[str, Any], fiel
         )
     if any(n < 0 for n in shape):
         raise ArgumentError(f"{field}.shape", shape, "extents of 0 and up")
-    # The interface uses address 0 for arrays without elements.
+    # Arrays without elements have address 0 in this interface.
     if not 0 <= pointer < _ADDRESSES or (pointer == 0 and 0 not in shape):
         raise ArgumentError(f"{field}.pointer", hex(pointer), "the address of the array's memory on a device")
     producer = _named_stream(interface, field)
@@ -206,7 +209,10 @@ def _from_cuda_array_interface(array: object, interface: Mapping[str, Any], fiel
 
 
 def _named_stream(interface: Mapping[str, Any], field: str) -> int | None:
-    """Return the stream handle of a ``__cuda_array_interface__``; 0 would be ambiguous and is not allowed."""
+    """Return the stream handle of a ``__cuda_array_interface__``.
+
+    The handle 0 is ambiguous and therefore not allowed.
+    """
     producer = interface.get("stream")
     if producer is not None and (type(producer) is not int or producer <= 0):
         raise ArgumentError(f"{field}.stream", repr(producer), "None, or a handle from 1 up")
@@ -259,8 +265,8 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
             return _from_numpy(np.from_dlpack(array), array, "dlpack")
         import cupy
 
-        # CuPy passes its current stream to the producer, which orders its work before that stream. A reader on another
-        # stream must wait for CuPy's stream.
+        # CuPy passes its current stream to the producer, and the producer orders its own work before that stream. A
+        # reader on another stream must therefore wait for CuPy's stream.
         view = cupy.from_dlpack(array)
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise ArgumentTypeError(field, f"a DLPack producer that cannot be read ({error})", _ACCEPTED) from error
@@ -272,7 +278,8 @@ def _from_dlpack(array: Any, field: str) -> ArrayInfo:
 def overlaps(a: ArrayInfo, b: ArrayInfo) -> bool:
     """Return whether two arrays may share a byte. The result is False only if they certainly do not.
 
-    The function compares the byte extents, and distinguishes adjacent windows of one buffer with the same row pitch.
+    The function compares byte extents. It can also tell apart adjacent windows of one buffer that have the same row
+    pitch.
     """
     if a.device != b.device or a.size_elems == 0 or b.size_elems == 0:
         return False
@@ -303,8 +310,8 @@ def empty_like_library(reference: object, shape: Sequence[int], dtype: object, s
     CuPy, torch and NumPy allocate their own arrays. For ``__cuda_array_interface__`` and DLPack producers, the result
     is a CuPy array on the device or a NumPy array on the host. ``stream`` is the handle of the stream that writes the
     array first, by default the library's current stream. A library reuses memory in the order of the stream on which
-    the memory was allocated, so on any other stream the previous array may still be in use. Raises ArgumentTypeError
-    for a dtype that torch lacks.
+    the memory was allocated, so on any other stream the memory may still be in use by a previous array. Raises
+    ArgumentTypeError for a dtype that torch lacks.
     """
     info, element = describe(reference, "reference"), np.dtype(dtype)  # type: ignore[call-overload]
     if info.kind == "torch":
@@ -330,7 +337,7 @@ def empty_in_cupy(shape: tuple[int, ...], dtype: np.dtype[Any], device: int, str
     return with_cupy("cupy.empty", make)
 
 
-#: cudaErrorInsufficientDriver, also reported without a driver, and cudaErrorNoDevice.
+#: cudaErrorInsufficientDriver, which is also reported if there is no driver, and cudaErrorNoDevice.
 _NO_DRIVER, _NO_DEVICE = 35, 100
 
 
@@ -348,7 +355,7 @@ def with_cupy(call: str, function: Callable[[Any], Any]) -> Any:
         return function(cupy)
     except cupy.cuda.runtime.CUDARuntimeError as error:
         status = int(error.status)
-        remedy = "cudatma doctor says what is missing; NumPy arrays and backend='emulator' compute on the CPU"
+        remedy = "run cudatma doctor to see what is missing, or compute on the CPU: NumPy arrays and backend='emulator'"
         detail = f"no NVIDIA driver, or one too old for this CuPy ({error})" if status == _NO_DRIVER else str(error)
         raise DriverError(call, status, detail, remedy if status in (_NO_DRIVER, _NO_DEVICE) else "") from error
 

@@ -1,4 +1,4 @@
-"""The backend that computes a result: the GPU, the emulator or the NumPy reference."""
+"""Selection of the backend that computes a result: the GPU, the emulator or the NumPy reference."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def _user_stacklevel() -> int:
 def device_remedy(remedy: str, device: int | None = None) -> str:
     """Return the remedy for a host array where a device array is needed.
 
-    The result is ``remedy`` if the machine has a usable GPU. ``device`` is the ordinal of an array that is on a device.
-    The result is then "", because only the backend is wrong.
+    The result is ``remedy`` if the machine has a usable GPU. If the array is already on a device, pass its ordinal as
+    ``device``: the result is then "", because only the backend is wrong.
     """
     if device is not None:
         return ""

@@ -1,4 +1,4 @@
-"""Devices, their primary contexts, and the process-wide state, including its renewal after a fork.
+"""Devices, their primary contexts, and process-wide state, which is renewed after a fork.
 
 cudatma works in the primary context of each device, as CuPy, torch and the CUDA runtime do, and retains this context
 for the life of the process. Source: CUDA driver API, "Primary Context Management" and "Context Management".
@@ -30,7 +30,7 @@ class Device:
 
 
 class Cache(dict[Any, _Part]):
-    """Cache of the newest ``limit`` values by key. It is thread-safe, and readers need no lock."""
+    """Cache of the newest ``limit`` values by key. The cache is thread-safe, and readers need no lock."""
 
     __slots__ = ("limit",)
 
@@ -39,7 +39,7 @@ class Cache(dict[Any, _Part]):
         self.limit = limit
 
     def put(self, key: Any, value: _Part) -> None:
-        """Store a value, and drop the older half of the cache if it is full."""
+        """Store a value, and drop the older half of the values if the cache is full."""
         if len(self) >= self.limit:
             for old in list(self)[: max(1, self.limit // 2)]:
                 self.pop(old, None)
@@ -58,7 +58,10 @@ class Runtime:
         self._lock = threading.RLock()
 
     def part(self, key: Any, make: Callable[[], _Part] | None = None) -> _Part:
-        """Return the part with this key, and create a missing part with ``make`` (default: the key, a class)."""
+        """Return the part with this key.
+
+        A missing part is created by calling ``make``; by default, the key is a class and is called.
+        """
         part: _Part | None = self.parts.get(key)
         if part is None:
             with self._lock:
@@ -84,15 +87,15 @@ def using_runtime(other: Runtime) -> Iterator[Runtime]:
         in_use = previous
 
 
-#: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT of cuda.h.
+#: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT in cuda.h.
 _STREAM_CAPTURE_IMPLICIT = 906
 _lock = threading.Lock()
 _devices: dict[int, Device] = {}
 _contexts: dict[int, Any] = {}
-#: Whether this process has called initialise(), and whether it was forked from a process that had.
+#: Whether this process has called initialise(), and whether it was forked from a process that had done so.
 _initialised = False
 forked = False
-#: Object -> the function that renews its locks and handles in a forked child.
+#: Maps each object to the function that renews its locks and handles in a forked child.
 _renewals: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 _Renewed = TypeVar("_Renewed")
 #: The current Runtime; the hot path reads it directly.
@@ -101,7 +104,7 @@ in_use = Runtime()
 
 def _note_fork() -> None:
     global _lock, forked, _initialised, in_use
-    _lock = threading.Lock()  # another thread of the parent may hold the old one
+    _lock = threading.Lock()  # another thread of the parent may hold the old lock
     forked = forked or _initialised
     _initialised = False
     in_use = Runtime()
@@ -120,7 +123,7 @@ def after_fork(renewed: _Renewed, renew: Callable[[_Renewed], None]) -> None:
 
 
 def require_no_fork() -> None:
-    """Raise LaunchError if the process was forked after CUDA was initialized: no context survives a fork."""
+    """Raise LaunchError if the process was forked after CUDA was initialized, because no context survives a fork."""
     if forked:
         raise LaunchError(
             "process",
@@ -146,7 +149,7 @@ def initialise() -> Any:
             if not isinstance(error, DriverError):
                 no_driver("cuInit", error)
             if error.code == int(driver.CUresult.CUDA_ERROR_NOT_INITIALIZED):
-                # The result in a process that was forked after another library initialized the driver.
+                # cuInit fails like this in a process that was forked after another library had initialized the driver.
                 detail = f"{error.detail}; if this process was forked after CUDA was used, start it with 'spawn'"
                 raise DriverError("cuInit", error.code, detail) from error
             raise
@@ -181,7 +184,7 @@ def device(ordinal: int) -> Device:
 
 
 def primary_context(ordinal: int) -> Any:
-    """Return the primary context of a device (CUcontext), which the process retains once."""
+    """Return the primary context (CUcontext) of a device. The process retains it once."""
     context = _contexts.get(ordinal)
     if context is None:
         device(ordinal)
@@ -207,7 +210,7 @@ def current_device() -> int:
 def using(ordinal: int) -> Iterator[Any]:
     """Run a block with the primary context of a device current, and yield the driver module of cuda.bindings.
 
-    A thread that had no context keeps this one afterwards, as with the CUDA runtime. Any other context is restored.
+    A previous context is restored afterwards. A thread that had no context keeps this one, as with the CUDA runtime.
     """
     driver, primary = initialise(), primary_context(ordinal)
     current = int(check(driver.cuCtxGetCurrent(), "cuCtxGetCurrent"))
@@ -228,7 +231,8 @@ def using(ordinal: int) -> Iterator[Any]:
 def outside_captures(driver: Any) -> Iterator[None]:
     """Run driver calls that allocate, free or load while this or another thread may be capturing a graph.
 
-    In the default mode such a call invalidates every open capture. [CUDA driver API, cuThreadExchangeStreamCaptureMode]
+    In the default capture mode, such a call invalidates every open capture. [CUDA driver API,
+    cuThreadExchangeStreamCaptureMode]
     """
     call = "cuThreadExchangeStreamCaptureMode"
     relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -242,9 +246,9 @@ def outside_captures(driver: Any) -> Iterator[None]:
 def is_capturing(driver: Any, stream: int) -> bool:
     """Return whether a graph capture is in progress on a stream of the current context.
 
-    Raises LaunchError for the legacy default stream while another stream captures, because the driver then gives no
-    answer and a launch would invalidate the capture. Raises DriverError for any other failure.
-    [CUDA driver API, cuStreamIsCapturing]
+    Raises LaunchError for the legacy default stream while another stream is capturing, because the driver then cannot
+    answer and a launch would invalidate the capture. Raises DriverError for any other failure. [CUDA driver API,
+    cuStreamIsCapturing]
     """
     result = driver.cuStreamIsCapturing(stream)
     if int(result[0]) == _STREAM_CAPTURE_IMPLICIT:

@@ -20,11 +20,10 @@ BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 class TmaType:
     """One of the 16 element types of a tensor map.
 
-    name: the driver's name without its prefix, in lower case. driver_value: CUtensorMapDataType.
-    descriptor_format: the number in bits 71-74 of the 128 bytes (tf32 is f32 with bit 80 set).
-    element_bits: number of bits per element in global memory (4 or 6 for the packed types).
-    numpy: default dtype of arrays with this type, or None if NumPy has no such dtype.
-    packed: whether elements are counted in groups of 16.
+    name: the driver's name without its prefix, in lower case. driver_value: CUtensorMapDataType. descriptor_format: the
+    number in bits 71-74 of the 128 bytes (tf32 is f32 with bit 80 set). element_bits: number of bits per element in
+    global memory (4 or 6 for the packed types). numpy: default dtype of arrays with this type, or None if NumPy has no
+    such dtype. packed: whether elements are counted in groups of 16.
     """
 
     name: str
@@ -71,7 +70,7 @@ TMA_TYPES: dict[str, TmaType] = {
     )
 }
 
-#: NumPy dtypes without a TMA type -> the unsigned type of the same width that carries their bits.
+#: Maps each NumPy dtype that has no TMA type to the unsigned TMA type of the same width, which can carry its bits.
 _CARRIED = {"int8": "uint8", "bool": "uint8", "int16": "uint16"}
 _BY_NUMPY = {t.numpy: t for t in TMA_TYPES.values() if t.numpy is not None}
 
@@ -102,7 +101,7 @@ def tma_type(dtype: object) -> TmaType:
 
 @dataclass(frozen=True, slots=True)
 class ActivationType:
-    """Element type of a GEMM's activations, scales and result, either fp16 or bf16."""
+    """Element type of a GEMM's activations, scales and result: fp16 or bf16."""
 
     name: str
     short: str

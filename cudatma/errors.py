@@ -1,7 +1,7 @@
 """Errors and warnings of cudatma, and the check of CUDA driver and NVRTC results.
 
-An error states the field, the value received, the allowed values and the remedy. Each class also derives from
-ValueError, TypeError or RuntimeError, so code that does not know cudatma can catch it.
+An error message states the field, the value received, the allowed values and the remedy. Each class also derives from
+ValueError, TypeError or RuntimeError, so that code that does not import cudatma can catch the error.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, NoReturn, TypeVar
 
 _Error = TypeVar("_Error", bound="FieldError")
 
-#: Number of log lines that a CompileError shows if the log names no source line.
+#: Number of log lines that a CompileError shows if the log does not mention a source line.
 _LOG_LINES = 12
 _LONGEST_NAME = 80
 _LONG_INT = 10**40
-#: Longest text, in characters, that an error shows in full.
+#: Maximum length, in characters, of a text that an error message shows in full.
 _LONG_TEXT = 200
 
 
@@ -41,7 +41,7 @@ def duration(seconds: float) -> str:
 
 
 def similar(got: str, known: Iterable[str]) -> str:
-    """Return the known name that ``got`` may be a misspelling of, or "".
+    """Return the known name of which ``got`` may be a misspelling, or "" if there is none.
 
     Names with different numbers are not similar. For example, sm_80 is not a misspelling of sm_90.
     """
@@ -61,12 +61,16 @@ def shown(value: object) -> str:
 
 
 def _given(got: object) -> str:
-    """Return a value as printable text for the first line of an error, without quotes and truncated if it is long."""
+    """Return a value as printable text for the first line of an error message.
+
+    The text has no quotes and is truncated if it is long.
+    """
     text = shown(got) if not isinstance(got, str) else got if got.isprintable() else repr(got)
     return text if len(text) <= _LONG_TEXT else f"{text[:_LONG_TEXT]}... ({len(text)} characters)"
 
 
-#: CUDA release -> packages with the driver bindings, NVRTC and CuPy; the same as the extras of pyproject.toml.
+#: Maps each CUDA release to the packages with the driver bindings, NVRTC and CuPy, which equal the extras in
+#: pyproject.toml.
 CUDA_PACKAGES = {
     12: "'cuda-python>=12.9,<13' 'nvidia-cuda-nvrtc-cu12>=12.9,<13' 'cupy-cuda12x>=13.6'",
     13: "'cuda-python>=13.0,<14' 'nvidia-cuda-nvrtc>=13.0,<14' 'cupy-cuda13x>=14.0'",
@@ -109,7 +113,8 @@ class FieldError(CudaTmaError):
     def __init__(self, field: str, got: object, allowed: str, remedy: str = "") -> None:
         self.field, self.got, self.allowed, self.remedy = field, got, allowed, remedy
         is_typed = isinstance(got, str) and not field.endswith(".dtype") and not got.startswith(("torch.", "no "))
-        meant = similar(str(got), allowed.split(", ")) if is_typed else ""  # only a typed name is misspelled
+        # Only a name that the user has typed can be misspelled.
+        meant = similar(str(got), allowed.split(", ")) if is_typed else ""
         text = f"{field}: got {_given(got)}{f' (did you mean {meant}?)' if meant else ''}; allowed: {allowed}"
         super().__init__(f"{text}. {remedy}" if remedy else text)
 
@@ -133,7 +138,7 @@ class FieldError(CudaTmaError):
 
 
 class ArgumentError(FieldError, ValueError):
-    """An argument has a wrong shape, pitch, alignment, range or device, or overlaps another argument."""
+    """An argument has a wrong shape, pitch, alignment, value or device, or overlaps another argument."""
 
 
 class ArgumentTypeError(FieldError, TypeError):
@@ -161,7 +166,7 @@ class RecordingError(FieldError, ValueError):
 
 
 class TemplateError(CudaTmaError, ValueError):
-    """A template cannot be rendered: it has an unknown name, an unprintable value, or a missing file."""
+    """A template cannot be rendered because of an unknown name, an unprintable value or a missing file."""
 
 
 class CompileError(CudaTmaError, RuntimeError):
@@ -196,7 +201,7 @@ class CompileError(CudaTmaError, RuntimeError):
 
 
 class LaunchError(FieldError, RuntimeError):
-    """A launch cannot work on this device, for example because of its shared memory, cluster or arguments."""
+    """A launch is not possible on this device, for example because of its shared memory, cluster or arguments."""
 
 
 class DriverError(CudaTmaError, RuntimeError):
@@ -225,13 +230,13 @@ class DriverError(CudaTmaError, RuntimeError):
 
 
 class CacheError(CudaTmaError, RuntimeError):
-    """The kernel cache cannot be used: it is not private or not writable, or another process keeps its lock."""
+    """The kernel cache cannot be used: it is not private, it is not writable, or another process holds its lock."""
 
 
 class HazardError(CudaTmaError, RuntimeError):
     """The emulator found a race, a deadlock or another hazard.
 
-    The arrays hold the results of the last schedule. ``hazards`` is also an attribute.
+    The arrays hold the results of the last schedule. ``hazards`` and ``report`` are also attributes.
 
     Parameters
     ----------
@@ -239,11 +244,13 @@ class HazardError(CudaTmaError, RuntimeError):
         Report of the hazards.
     hazards : sequence of Hazard
         Hazards, as in ``Report.hazards``.
+    report : Report, optional
+        The report of the launch, if the launch ended normally.
     """
 
-    def __init__(self, message: str, hazards: Sequence[Any] = ()) -> None:
+    def __init__(self, message: str, hazards: Sequence[Any] = (), report: Any = None) -> None:
         super().__init__(message)
-        self.hazards = tuple(hazards)
+        self.hazards, self.report = tuple(hazards), report
 
 
 class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
@@ -259,7 +266,7 @@ class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
     message : str
         Hang report.
     waits : sequence of StuckWait
-        Waits that did not end. The first one timed out or was refused.
+        Waits that did not end. The first one timed out or was rejected.
     kernel : str, default: ""
         Name of the kernel.
     """
@@ -275,8 +282,8 @@ class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
 class PeerTimeout(CudaTmaError, RuntimeError):  # noqa: N818
     """A rank of a process group did not send its shard of an all-reduce in time.
 
-    The rank has ended, or it is still busy. All results since then are NaN, and the group needs a new AllReduce. A rank
-    that gives up stops sending, so ``rank`` may itself have waited for another rank.
+    The rank has ended, or it is still busy. All later results are NaN, and the group needs a new AllReduce. A rank that
+    gives up stops sending, so ``rank`` may itself have waited for another rank.
 
     The parameters are also attributes.
 
@@ -300,7 +307,7 @@ class PeerTimeout(CudaTmaError, RuntimeError):  # noqa: N818
 
 
 def no_driver(call: str, error: Exception) -> NoReturn:
-    """Raise a DriverError for the exception with which cuda.bindings reports a missing library."""
+    """Raise a DriverError that replaces the exception with which cuda.bindings reports a missing library."""
     remedy = "install NVIDIA's driver, or compute on the CPU: NumPy arrays and backend='emulator'"
     raise DriverError(call, None, f"no CUDA driver on this machine ({error})", remedy) from error
 

@@ -35,7 +35,7 @@ class Mode(IntEnum):
 
     @property
     def label(self) -> str:
-        """Name of the mode as text, such as ``"none"``, ``"128B"`` or ``"128B_ATOM_32B"``."""
+        """Name of the mode, such as ``"none"``, ``"128B"`` or ``"128B_ATOM_32B"``."""
         if not (self.name.startswith("B") and self.name[1:2].isdigit()):
             return self.name.lower()
         width, _, rest = self.name[1:].partition("_")
@@ -71,7 +71,7 @@ class Swizzle(Mode):
 
     @property
     def span_bytes(self) -> int:
-        """Number of bytes within which chunks are permuted, and minimum row pitch; 0 without swizzle."""
+        """Number of bytes within which chunks are permuted, which is also the minimum row pitch; 0 without swizzle."""
         return 0 if self is Swizzle.NONE else min(16 << int(self), 128)
 
     @property
@@ -81,7 +81,7 @@ class Swizzle(Mode):
 
 
 class Interleave(Mode):
-    """Interleaved channel slices, NC/8HWC8 and NC/16HWC16 (CUtensorMapInterleave).
+    """Interleaved layouts of channel slices, NC/8HWC8 and NC/16HWC16 (CUtensorMapInterleave).
 
     The dimensions of an interleaved map are W, H, D, C and N, innermost first. A map of rank 4 has no D; a map of rank
     3 has neither H nor D. An element along W is a whole slice of channels, and a step along C moves to the next slice.
@@ -102,7 +102,7 @@ def to_tma_order(values: Iterable[int]) -> tuple[int, ...]:
     return tuple(reversed(tuple(values)))
 
 
-#: (mask, shift) pairs: the address bits of the mask are XORed with the bits ``shift`` positions higher.
+#: Pairs of (mask, shift): the address bits in the mask are XORed with the bits that are ``shift`` positions higher.
 _XOR: dict[Swizzle, tuple[tuple[int, int], ...]] = {
     Swizzle.NONE: (),
     Swizzle.B32: ((0x10, 3),),
@@ -123,8 +123,8 @@ def swizzle(address: int | NDArray[np.int64], mode: Swizzle) -> int | NDArray[np
 
     ``address`` must be an absolute byte address in shared memory (an int or an int64 array) and not an offset into a
     buffer, because the hardware XORs address bits. The function is its own inverse. In the flip mode, the halves of the
-    16-byte chunks in every odd 128-byte line are also swapped. Source: PTX ISA 5.5.7 and, for 32B, 64B and 128B,
-    measurement.
+    16-byte chunks in every odd 128-byte line are also swapped. Source: PTX ISA 5.5.7. The 32B, 64B and 128B modes were
+    also measured.
     """
     result = address
     for mask, shift in _XOR[mode]:
@@ -152,7 +152,7 @@ class BoxLayout:
 
     @property
     def expected_bytes(self) -> int:
-        """Number of bytes that the mbarrier counts: no padding, but including elements outside the tensor."""
+        """Number of bytes that the mbarrier counts. It includes elements outside the tensor but no padding."""
         return self.rows * self.row_bytes
 
     @property
@@ -164,7 +164,7 @@ class BoxLayout:
 def traversed(box: Sequence[int], element_strides: Sequence[int], interleave: Interleave) -> tuple[int, ...]:
     """Return the number of elements that arrive in each dimension (TMA order): ceil(box[i] / element_strides[i]).
 
-    Without interleave the hardware ignores element_strides[0], and all of box[0] arrives.
+    Without interleave, the hardware ignores element_strides[0], and all of box[0] arrives.
     """
     counts = [-(-size // step) for size, step in zip(box, element_strides, strict=True)]
     if interleave is Interleave.NONE:

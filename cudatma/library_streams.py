@@ -1,4 +1,4 @@
-"""Streams from CuPy, torch and other libraries: handles, the current stream, and a context for another stream."""
+"""Streams of CuPy, torch and other libraries: handles, the current stream, and a context that selects a stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def current_stream(kind: str, device: int) -> int:
     """Return the handle of torch's current stream for kind "torch", otherwise of CuPy's (0 without CuPy)."""
     if kind == "torch":
         try:
-            # torch's code generator calls this function too. A Stream object costs ten times more.
+            # torch's code generator also calls this function. Creating a Stream object takes ten times longer.
             return sys.modules["torch"]._C._cuda_getCurrentRawStream(device)  # type: ignore[no-any-return]
         except AttributeError:
             return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
@@ -40,7 +40,10 @@ class _Foreign:
 
 
 def _cupy_stream(library: Any, stream: int, device: int) -> Any:
-    """Return a CuPy stream for a handle on the current device, without ownership; ``library`` is ``cupy.cuda``."""
+    """Return a CuPy stream that wraps a handle on the current device without owning it.
+
+    ``library`` is ``cupy.cuda``.
+    """
     from_handle = getattr(getattr(library, "Stream", None), "from_external", None)
     if from_handle is None:  # CuPy 13
         return library.ExternalStream(stream, device)
@@ -65,8 +68,8 @@ def working_on(kind: str, device: int | None, stream: int | None) -> contextlib.
 def stream_handle(stream: object, kind: str, device: int) -> int:
     """Return the handle of a stream: an int, a CuPy or torch stream, a CUstream, or an object with ``__cuda_stream__``.
 
-    None means current_stream(kind, device). Raises ArgumentTypeError for any other object, and ArgumentError for a
-    number that is not a handle.
+    None means current_stream(kind, device). Raises ArgumentTypeError for any other object, and ArgumentError for an int
+    that is not a valid handle.
     """
     if stream is None:
         return current_stream(kind, device)
@@ -80,7 +83,7 @@ def stream_handle(stream: object, kind: str, device: int) -> int:
     return handle
 
 
-#: Stream class of CuPy or torch -> name of the attribute with the handle, filled on first use.
+#: Maps a stream class of CuPy or torch to the attribute that contains the handle. Filled on first use.
 _handle_names: dict[type, str] = {}
 
 
@@ -95,7 +98,7 @@ def _handle_of(stream: object) -> int:
     allowed = "None, an int handle, a CuPy, torch or cuda.core stream"
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        # The protocol defines a method; early producers have an attribute.
+        # In the protocol this is a method, but early producers have an attribute.
         try:
             return int((protocol() if callable(protocol) else protocol)[1])
         except (TypeError, ValueError, LookupError) as error:

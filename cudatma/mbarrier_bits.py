@@ -1,12 +1,12 @@
-"""Layout of the 8 bytes of an mbarrier, as far as it is known.
+"""Layout of the 8 bytes of an mbarrier, to the extent that it is known.
 
 The PTX ISA calls these bytes opaque. The layout was observed on an H200 (compute capability 9.0) and agrees with the
-code that ptxas generates: ``mbarrier.init`` with count n stores ``(2**20 - n) << 1`` into the low word and
-``(2**20 - n) << 11`` into the high word, and ``mbarrier.pending_count`` is ``2**20 - (high >> 11 & 0xfffff)``. All
-counters count up: arrivals start at ``2**20 - count``; bytes start at the negative number of announced bytes. If all
-arrivals of a phase are complete while bytes are pending, the pending arrivals are 0 and the parity does not change yet.
+code that ptxas generates: ``mbarrier.init`` with count n stores ``(2**20 - n) << 1`` into the low word and ``(2**20 -
+n) << 11`` into the high word, and ``mbarrier.pending_count`` is ``2**20 - (high >> 11 & 0xfffff)``. All counters count
+up: arrivals start at ``2**20 - count``; bytes start at minus the number of announced bytes. If all arrivals of a phase
+are complete while bytes are pending, the number of pending arrivals is 0, and the parity does not change yet.
 
-Memory does not hold the state while the barrier is alive. On the H200, a plain load and a bulk copy out of shared
+While the barrier is active, memory does not contain its state. On the H200, a plain load and a bulk copy out of shared
 memory return the 8 bytes from before ``mbarrier.init``; after ``mbarrier.inval``, a plain load returns the state.
 ``ptx_templates/probes/mbarrier_bits.cu.j2`` reads the state this way, ``tests/runtime/test_mbarrier_bits_gpu.py``
 compares the result with encode(), and ``tests/shared/barrier_states.py`` contains the states from the H200.
@@ -18,14 +18,14 @@ from dataclasses import dataclass
 
 from cudatma.errors import ArgumentError
 
-#: Maximum arrivals and bytes of a phase. [PTX ISA, mbarrier]
+#: Maximum numbers of arrivals and bytes per phase. [PTX ISA, mbarrier]
 MAX_COUNT = (1 << 20) - 1
-#: Field -> (first bit, bits, evidence).
+#: Maps each field to (first bit, number of bits, evidence).
 FIELDS: dict[str, tuple[int, int, str]] = {
-    "next_arrivals": (1, 20, "H200, and SASS of mbarrier.init from sm_90a to sm_121a: 2**20 - count"),
-    "tx_bytes": (21, 21, "H200: signed, minus the announced bytes that have not arrived"),
-    "pending_arrivals": (43, 20, "H200, and SASS of mbarrier.init and .pending_count: 2**20 - pending; 0: none"),
-    "parity": (63, 1, "H200: of the current phase"),
+    "next_arrivals": (1, 20, "2**20 - count (H200; SASS of mbarrier.init for sm_90a to sm_121a)"),
+    "tx_bytes": (21, 21, "signed; minus the number of announced bytes that have not arrived (H200)"),
+    "pending_arrivals": (43, 20, "2**20 - pending, or 0 for none (H200; SASS of mbarrier.init and .pending_count)"),
+    "parity": (63, 1, "parity of the current phase (H200)"),
 }
 #: Bits 0 and 42 belong to no field; they were 0 in every state of the H200.
 UNKNOWN_BITS = 1 << 0 | 1 << 42
@@ -40,7 +40,7 @@ class BarrierBits:
 
     arrivals: arrival count of the next phase, as passed to mbarrier.init. pending_arrivals, tx_bytes: number of
     arrivals and bytes that the current phase still waits for; tx_bytes is negative if more bytes arrived than were
-    announced. parity: parity of the current phase, as a wait for this phase passes it. unknown: the bits from
+    announced. parity: parity of the current phase, which a wait for this phase passes. unknown: the bits from
     UNKNOWN_BITS that are set.
     """
 
@@ -57,7 +57,9 @@ def _field(raw: int, name: str) -> int:
 
 
 def decode(raw: int) -> BarrierBits:
-    """Return the state that 8 bytes encode, given as a little-endian integer. Every 64-bit number encodes a state.
+    """Return the state that 8 bytes encode.
+
+    The bytes are passed as a little-endian integer; every 64-bit number encodes a state.
 
     Raises ArgumentError for a number outside 64 bits.
     """

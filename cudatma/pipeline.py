@@ -15,12 +15,12 @@ from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.target import Target
 
 MBARRIER_BYTES = 8
-#: Maximum arrival count and outstanding bytes of a phase (PTX ISA, "Contents of the mbarrier object").
+#: Maximum arrival count and maximum number of outstanding bytes per phase (PTX ISA, "Contents of the mbarrier object").
 MBARRIER_MAX_COUNT = (1 << 20) - 1
 MBARRIER_MAX_TX_BYTES = (1 << 20) - 1
 #: Maximum number of CTAs in a cluster of non-portable size (CUDA C++ Programming Guide).
 MAX_CLUSTER = 16
-#: Bulk copies move multiples of 16 bytes to addresses that are multiples of 16 (PTX ISA, "cp.async.bulk").
+#: Bulk copies require sizes and addresses that are multiples of 16 bytes (PTX ISA, "cp.async.bulk").
 BULK_UNIT_BYTES = 16
 
 
@@ -169,16 +169,16 @@ class PipelineSpec:
             _whole("expect_tx_bytes", self.expect_tx_bytes, 0)
             self.check_expected(self.expect_tx_bytes)
 
-    # Counts of a stage.
+    # ---- Bytes and arrivals per stage
 
     @property
     def stage_tx_bytes(self) -> int:
-        """Number of bytes that the loads of one stage report to `full`, which is the argument of expect_tx."""
+        """Number of bytes that the loads of one stage report to `full`. This is the argument of expect_tx."""
         return sum(o.expected_bytes for o in self.operands)
 
     @property
     def empty_arrivals(self) -> int:
-        """Number of consumer arrivals, from all CTAs, that free a slot, which is the count of `empty`."""
+        """Number of consumer arrivals, from all CTAs, that free a slot. This is the arrival count of `empty`."""
         return self.cluster * self.consumer_arrivals
 
     def check_expected(self, expect_tx_bytes: int, *, field: str = "expect_tx_bytes") -> None:
@@ -235,7 +235,7 @@ class PipelineSpec:
             )
             raise ArgumentError(field, expected, f"{count}, the number of arrivals in the kernel", fate)
 
-    # Shared memory.
+    # ---- Shared memory
 
     def offset(self, name: str) -> int:
         """Return the offset of an operand in slot 0.
@@ -390,14 +390,14 @@ class PipelineSpec:
         if total > limit:
             max_stages = max(0, (limit - other_bytes) // (self.stage_bytes + self.stage_barrier_bytes))
             while max_stages > 0 and replace(self, stages=max_stages).smem_bytes + other_bytes > limit:
-                max_stages -= 1  # for the padding between the arrays of a ring by operand
+                max_stages -= 1  # a by_operand ring also needs padding between its arrays
             remedy = f"at most {max_stages} stages fit"
             if max_stages < min_stages:
                 fewest = "one stage fits" if min_stages == 1 else f"{min_stages} stages fit"
                 remedy = f"not even {fewest}: choose smaller boxes"
             raise ArgumentError("stages", f"{self.stages} ({total} bytes)", f"{limit} bytes on {target.name}", remedy)
 
-    # Waits in iteration i = 0, 1, ... of the loop of a producer or consumer.
+    # Slots and parities of the waits in iteration 0, 1, ... of a producer's or consumer's loop.
 
     def slot(self, iteration: int) -> int:
         """Return the slot of an iteration.
@@ -448,7 +448,7 @@ class PipelineSpec:
         return self.consumer_parity(iteration) ^ 1
 
     def notes(self) -> tuple[str, ...]:
-        """Describe the contents of a stage for the opening comment of a rendered kernel.
+        """Describe a stage in text for the opening comment of a rendered kernel.
 
         Returns
         -------

@@ -32,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--emulator-trace", type=Path, metavar="DIR", help="write failing schedules to DIR, as SVG and JSON"
     )
+    group.addoption("--emulator-html", type=Path, metavar="DIR", help="write a page for each failing launch to DIR")
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ class Emulate:
         defines : mapping or sequence of str
             Macros, as for cudatma.compile().
         trace : Trace, optional
-            Receives the schedule. Default: a new one if --emulator-trace is given.
+            Receives the schedule. Default: a new one if --emulator-trace or --emulator-html is given.
         **more
             Other arguments of ``EmulatedModule.launch``, such as ``arrays`` and ``step_limit``.
 
@@ -164,7 +165,7 @@ class Emulate:
     # ---- failures
 
     def _trace(self) -> Trace | None:
-        if self._option("--emulator-trace") is None:
+        if self._option("--emulator-trace") is None and self._option("--emulator-html") is None:
             return None
         from cudatma.emulator import Trace
 
@@ -183,22 +184,25 @@ class Emulate:
             lines += [f"{number}. {line}" if not at else f"   {line}" for at, line in enumerate(shown)]
         lines += [f"warning: {warning}" for warning in report.warnings]
         lines += ["", f"hint: {report.hint}"] if report.hint else []
+        lines += ["", f"more: {report.more}"]
         again = f'pytest "{self._test}" --emulator-seed {first.seed} --emulator-replay {first.schedule}'
         lines += ["", "the first one again, with a picture:", f"  {again} --emulator-trace traces"]
-        if trace is not None and self._option("--emulator-trace") is not None:
-            lines += ["", *(f"wrote {path}" for path in self._write(trace))]
+        written = self._write("--emulator-html", {".html": report.to_html})
+        if trace is not None:
+            written += self._write("--emulator-trace", {".svg": trace.to_svg, ".json": trace.to_json})
+        lines += ["", *(f"wrote {path}" for path in written)] if written else []
         return "\n".join(lines)
 
-    def _write(self, trace: Trace) -> list[Path]:
-        folder = Path(self._option("--emulator-trace"))
+    def _write(self, option: str, contents: Mapping[str, Callable[[], str]]) -> list[Path]:
+        """Write a file for each suffix to the folder that an option names, and return the paths."""
+        folder = self._option(option)
+        if folder is None:
+            return []
         folder.mkdir(parents=True, exist_ok=True)
         stem = re.sub(r"[^\w.-]+", "_", self._test).strip("_")[-120:]
         stem += f"_{self._launches}" if self._launches > 1 else ""
-        paths = [folder / f"{stem}.svg", folder / f"{stem}.json"]
-        for path, write in zip(paths, _writers(trace), strict=True):
-            path.write_text(write(), encoding="utf-8")
+        paths = []
+        for suffix, content in contents.items():
+            paths.append(folder / f"{stem}{suffix}")
+            paths[-1].write_text(content(), encoding="utf-8")
         return paths
-
-
-def _writers(trace: Trace) -> tuple[Callable[[], str], Callable[[], str]]:
-    return trace.to_svg, trace.to_json

@@ -1,4 +1,4 @@
-"""Architectures that cudatma generates code for, and their features.
+"""Architectures for which cudatma generates code, and their features.
 
 No other module compares architecture numbers; code checks a Target for a feature. Sources: PTX ISA, "Target ISA Notes"
 and "PTX ISA Notes" of each instruction; CUDA C++ Programming Guide, "Compute Capabilities".
@@ -16,7 +16,7 @@ KIB = 1024
 #: Shared memory that the system reserves for each resident thread block. [CUDA C++ Programming Guide]
 SMEM_RESERVED_BYTES = KIB
 
-#: Feature -> (minimum PTX ISA version, instructions).
+#: Maps each feature to (minimum PTX ISA version, instructions).
 FEATURES: dict[str, tuple[tuple[int, int], str]] = {
     "tma": ((8, 0), "cp.async.bulk.tensor, cp.async.bulk, cp.reduce.async.bulk"),
     "mbarrier_expect_tx": ((8, 0), "mbarrier.expect_tx, mbarrier.try_wait"),
@@ -118,7 +118,7 @@ class Target:
         feature : str
             A name from ``FEATURES``.
         purpose : str
-            What needs the feature; the message names it.
+            What needs the feature. The error message includes this text.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""What all tests share: the golden switch, and skipping GPU tests with the reason why there is no GPU."""
+"""Fixtures and options for all tests. GPU tests are skipped with the reason why there is no GPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @lru_cache(maxsize=1)
 def missing_gpu() -> str:
-    """Why GPU tests cannot run here; empty where they can."""
+    """Return why GPU tests cannot run here, or "" if they can."""
     from cudatma.errors import CudaTmaError
     from cudatma.target import detect
 
@@ -57,7 +57,7 @@ def missing_gpu() -> str:
 
 @pytest.fixture(autouse=True)
 def own_runtime() -> Iterator[None]:
-    """Give each test plans of its own: those of another test may launch what that one put in their place.
+    """Give each test its own plans, because the plans of another test may contain that test's fakes.
 
     Kernels are shared: reading one from the disk takes longer than most tests.
     """
@@ -87,7 +87,7 @@ def pytest_collection_finish() -> None:
 
 
 def mark_sweeps(items: list[pytest.Item]) -> None:
-    """``sweep(n)``: all cases of a test but n of them, evenly spread, are slow."""
+    """Mark all but n evenly spaced cases of a test with ``sweep(n)`` as slow."""
     sweeps: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sweep"):
@@ -104,7 +104,7 @@ def mark_sweeps(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def load_example() -> Callable[[str], ModuleType]:
-    """``load_example("tile_copy")``: the module ``examples/tile_copy.py``, as nobody installs it."""
+    """Return a function that imports an example: ``load_example("tile_copy")`` is ``examples/tile_copy.py``."""
 
     def load(name: str) -> ModuleType:
         path = Path(__file__).resolve().parents[1] / "examples" / f"{name}.py"

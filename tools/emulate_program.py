@@ -15,11 +15,11 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, CudaTmaError
 from cudatma.programs import LaunchEntry, LaunchLog, emulate_launches
 
 from .command_line import DEFAULT_TARGET, Parser
-from .emulate_run import hazard_data
+from .emulate_run import add_report_options, hazard_data, write_reports
 
 
 def run_program(words: Sequence[str], program: str, arguments: Sequence[str]) -> int:
@@ -40,6 +40,7 @@ def run_program(words: Sequence[str], program: str, arguments: Sequence[str]) ->
                 hazards="collect",
                 only=options.only,
                 on_launch=None if options.json else lambda entry: _print(entry, reported),
+                trace=options.html is not None,
             )
         )
         status = run_script(program, arguments)
@@ -47,10 +48,13 @@ def run_program(words: Sequence[str], program: str, arguments: Sequence[str]) ->
         which = f"a kernel whose name contains {options.only!r}" if options.only else "a kernel"
         print(f"cudatma: {program} did not launch {which} through a library that cudatma knows", file=sys.stderr)
         status = status or 1
+    written = write_reports([entry.report for entry in log], options)
     if options.json:
         print(json.dumps({"passed": log.is_clean and not status, "launches": _data(log)}, indent=2))
     else:
-        print(f"launches: {len(log)}, hazards: {len(log.hazards)}")
+        if not log.is_clean:
+            print(f"  more: cudatma explain {' '.join(sorted({hazard.kind for hazard in log.hazards}))}")
+        print(f"launches: {len(log)}, hazards: {len(log.hazards)}", *(f"wrote {path}" for path in written), sep="\n")
     return status or int(not log.is_clean)
 
 
@@ -61,6 +65,7 @@ def _parser() -> Parser:
     parser.add_argument("--replay", type=int, metavar="K", help="run only schedule K of the seed")
     parser.add_argument("--target", metavar="SM", help=f"architecture ({DEFAULT_TARGET})")
     parser.add_argument("--only", metavar="NAME", help="check only kernels whose name contains NAME")
+    add_report_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON; the program's output goes to stderr")
     return parser
 
@@ -76,6 +81,9 @@ def run_script(program: str, arguments: Sequence[str]) -> int:
         if error.code is None or isinstance(error.code, int):
             return error.code or 0
         print(error.code, file=sys.stderr)
+        return 1
+    except CudaTmaError as error:  # names the launch and its line
+        print(f"cudatma: {error}", file=sys.stderr)
         return 1
     except Exception as error:
         _print_traceback(error, program)

@@ -12,11 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from cudatma.emulator import Comparison, Report, Trace
 from cudatma.errors import ArgumentError, CudaTmaError, duration
 from cudatma.programs import RecordedLaunch, Recording, Replay, read_recording
 
 from .command_line import Parser
-from .emulate_run import hazard_data
+from .emulate_run import add_report_options, hazard_data, write_reports
 
 
 def run_recording(words: Sequence[str]) -> int:
@@ -25,17 +26,18 @@ def run_recording(words: Sequence[str]) -> int:
     recording = read_recording(options.folder)
     launches = _selected(recording, options.launch)
     settings = {"schedules": options.schedules, "seed": options.seed, "replay": options.replay}
-    results, failures = [], len(launches) == 0
+    results, reports, failures = [], list[Report](), len(launches) == 0
     for number, launch in launches:
         started = time.perf_counter()
         try:
-            replay = launch.run(**settings)
+            replay = launch.run(**settings, trace=Trace() if options.html else None)
         except CudaTmaError as error:
             failures = True
             results.append(_describe(number, launch) | {"passed": False, "error": str(error)})
             _say(options.json, f"{number}: {launch.entry} ({launch.library}): {error}")
             continue
         seconds, passed = time.perf_counter() - started, replay.passes(options.tolerance)
+        reports.append(_report(launch, replay, options.tolerance))
         failures |= not passed
         results.append(_describe(number, launch) | _result(replay, passed, seconds))
         verdict = "ok" if passed else "FAILED"
@@ -43,12 +45,13 @@ def run_recording(words: Sequence[str]) -> int:
         lines += [f"  {line}" for hazard in replay.report.hazards for line in str(hazard).splitlines()]
         lines += [f"  {comparison}" for comparison in replay.comparisons] or ["  the launch changed no memory"]
         _say(options.json, *lines)
+    written = write_reports(reports, options)
     if options.json:
         refused = [{"launch": what, "reason": reason} for what, reason in recording.refused]
         data = {"passed": not failures, "launches": results, "refused": refused, "other": recording.other_kernels}
         print(json.dumps(data, indent=2))
     else:
-        for line in recording.not_recorded():
+        for line in (*recording.not_recorded(), *(f"wrote {path}" for path in written)):
             print(line)
     return int(failures)
 
@@ -62,8 +65,19 @@ def _parser() -> Parser:
     parser.add_argument("--replay", type=int, metavar="K", help="run only schedule K of the seed")
     tolerance = "maximum ||difference|| / ||expected|| of floating-point results (default: 0)"
     parser.add_argument("--tolerance", type=float, default=0.0, metavar="E", help=tolerance)
+    add_report_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
+
+
+def _report(launch: RecordedLaunch, replay: Replay, tolerance: float) -> Report:
+    """Return the report of a launch with its place and its results, for a page."""
+    report = replay.report
+    report.title, report.place = f"{launch.entry} ({launch.library})", launch.place
+    for result in replay.comparisons:
+        error = result.relative if result.relative is not None else float(result.different > 0)
+        report.compared.append(Comparison(result.name, error, 0.0 if result.is_exact else tolerance))
+    return report
 
 
 def _selected(recording: Recording, number: int | None) -> list[tuple[int, RecordedLaunch]]:

@@ -1,4 +1,7 @@
-"""Libraries that compete with the Marlin GEMM. If one is absent, the cell has the reason and the run continues."""
+"""Libraries that compete with the Marlin GEMM.
+
+If a library is absent, the cell shows the reason and the run continues.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from benchmarks.harness import Contender
 from benchmarks.layer import Layer
 from benchmarks.report import failure
 
-#: Module and class by name. cuBLAS comes first, because everything is compared with it.
+#: Maps names to modules and classes. cuBLAS comes first, because everything is compared with it.
 RIVALS = {
     "cublas": ("benchmarks.rivals.cublas", "Cublas"),
     "humming": ("benchmarks.rivals.humming", "Humming"),
@@ -21,43 +24,43 @@ RIVALS = {
     "quack": ("benchmarks.rivals.quack", "Quack"),
     "tinygemm": ("benchmarks.rivals.tinygemm", "Tinygemm"),
 }
-#: Rivals for bf16 only.
+#: Libraries that support only bf16.
 BF16_ONLY = ("quack", "tinygemm")
-#: Rivals whose kernels come from the libraries of vLLM's wheel.
+#: Competing libraries whose kernels come from the libraries in vLLM's wheel.
 VLLM = ("marlin", "machete")
 
 
 class Rival(Protocol):
-    """One rival on one layer.
+    """One library on one layer.
 
     Attributes
     ----------
     name : str
         A key of RIVALS.
     errors : dict of str to str
-        Reason why a part cannot run, by part.
+        Maps each part that cannot run to the reason.
     """
 
     name: str
     errors: dict[str, str]
 
     def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
-        """Return at most ``count`` of the rival's fastest variants for M = ``m``, checked against a reference.
+        """Return at most ``count`` of the library's fastest variants for M = ``m``, checked against a reference.
 
-        The list is empty if the rival does not take part at this M. Raise the reason if it cannot run.
+        The list is empty if the library does not take part at this M. If it cannot run, raise an error with the reason.
         """
         ...
 
 
 @dataclass(slots=True)
 class Field:
-    """The rivals of one layer, and the reasons why others are absent."""
+    """The libraries of one layer, and the reasons why others are absent."""
 
     rivals: list[Rival] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
 
     def contenders(self, stream: Any, m: int, count: int) -> tuple[dict[str, list[Contender]], dict[str, str]]:
-        """Return each rival's contenders for M = ``m``, and the reasons of rivals without contenders."""
+        """Return each library's contenders for M = ``m``, and the reason for each library without contenders."""
         contenders: dict[str, list[Contender]] = {}
         errors = dict(self.errors)
         for rival in self.rivals:
@@ -71,9 +74,9 @@ class Field:
 
 
 def make_field(names: Sequence[str], layer: Layer, m_values: Sequence[int], vllm: Path | None = None) -> Field:
-    """Return the named rivals on a layer.
+    """Return the named libraries on a layer.
 
-    ``m_values`` are the values of M of all calls, so that a rival can compile its kernels together. ``vllm`` is the
+    ``m_values`` contains the M of all calls, so that a library can compile all of its kernels together. ``vllm`` is the
     folder with the libraries of vLLM's wheel.
     """
     rivals = Field()

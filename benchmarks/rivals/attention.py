@@ -1,6 +1,7 @@
 """Libraries that compete with attention: cuDNN, FlashAttention-2 and -3, and on request FA4 and FlashInfer.
 
-cuDNN and FA2 run through torch. A rival that is not installed, or does not support a call, raises the reason.
+cuDNN and FA2 run through torch. A competing library that is not installed or does not support a call raises an error
+with the reason.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from benchmarks.attention import CUDNN, FA2, FA3, FA4, FLASHINFER, Operands, entrant
 from benchmarks.contest import Entrant, Rival
 
-#: Paths in packages of FA3's library, which xformers' wheel contains, and of the CUDA runtime that it needs.
+#: Paths in packages of FA3's library, which is in xformers' wheel, and of the CUDA runtime that it needs.
 _FA3 = ("flash_attn_3/_C*.so", "xformers/flash_attn_3/_C*.so")
 _RUNTIME = ("nvidia/cuda_runtime/lib/libcudart.so.12", "nvidia/cu12/lib/libcudart.so.12")
 _WORKSPACE_BYTES = 256 << 20
@@ -61,7 +62,7 @@ def fa3_forward(library: Path | None) -> Callable[..., Any]:
 
     path = library or next(_in_packages(_FA3), None)
     if path is None:
-        raise ImportError("no flash_attn_3/_C.so in the packages; xformers 0.0.34 contains one, --fa3 names one")
+        raise ImportError("no flash_attn_3/_C.so in the packages; install xformers 0.0.34, or pass --fa3")
     runtime = next(_in_packages(_RUNTIME), Path("libcudart.so.12"))
     ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
     torch.ops.load_library(str(path))
@@ -76,7 +77,7 @@ def _in_packages(patterns: tuple[str, ...]) -> Iterator[Path]:
 
 
 def fa4(stream: Any, operands: Operands) -> list[Entrant]:
-    """Return FlashAttention-4's forward pass, in CuTe DSL, which compiles at the first call."""
+    """Return FlashAttention-4's forward pass, which is written in CuTe DSL and compiled at the first call."""
     forward, out = fa4_forward(), operands.out()
 
     def run(index: int) -> None:
@@ -87,7 +88,7 @@ def fa4(stream: Any, operands: Operands) -> list[Entrant]:
 
 
 def fa4_forward() -> Callable[..., Any]:
-    """Return FA4's forward pass on torch tensors (batch, length, heads, dim), which allocates nothing with ``out``."""
+    """Return FA4's forward pass on torch tensors (batch, length, heads, dim). With ``out``, it allocates nothing."""
     from flash_attn.cute.interface import _flash_attn_fwd
 
     forward: Callable[..., Any] = _flash_attn_fwd
@@ -95,7 +96,7 @@ def fa4_forward() -> Callable[..., Any]:
 
 
 def flashinfer(stream: Any, operands: Operands) -> list[Entrant]:
-    """Return FlashInfer's prefill of consecutive sequences."""
+    """Return FlashInfer's prefill for concatenated sequences."""
     import torch
     from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
@@ -129,7 +130,7 @@ def flashinfer_workspace(name: str) -> Any:
 
 
 def always(fa3_library: Path | None) -> dict[str, Rival]:
-    """Return the rivals of every run by their names in the table."""
+    """Return the libraries that take part in every run, by their names in the table."""
     return {
         CUDNN: partial(sdpa, CUDNN, "CUDNN_ATTENTION"),
         FA2: partial(sdpa, FA2, "FLASH_ATTENTION"),

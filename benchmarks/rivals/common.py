@@ -1,4 +1,4 @@
-"""Operands of int4 layers, the check of a result, and the choice of the fastest variants, for all rivals."""
+"""Code for all competing libraries: operands of int4 layers, the check of a result, and the choice of variants."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from benchmarks.layer import Layer
 from benchmarks.operands import GROUP_SIZE, filled, packed_bytes, random_numbers, random_words, to_torch
 from benchmarks.report import failure
 
-#: Limit of ||out - reference|| / ||reference||: 16-bit results differ by at most 1e-2.
+#: Limit of ||out - reference|| / ||reference||. 16-bit results differ by at most 1e-2.
 TOLERANCE = 2e-2
-#: Rows to compare at the beginning and at the end, because errors appear in the first or the last tile.
+#: Number of rows to compare at the beginning and at the end, because errors appear in the first or the last tile.
 ROWS = 16
-#: Approximate duration of the launches that choose among variants.
+#: Approximate total duration, in seconds, of the launches that choose among variants.
 _CHOOSING_US = 4000.0
 
 
 def check(out: Any, x: Any, weight: Any) -> None:
-    """Compare rows of ``out`` (M, N) with ``x`` (M, K) @ ``weight`` (K, N), torch tensors of one 16-bit type.
+    """Compare rows of ``out`` (M, N) with ``x`` (M, K) @ ``weight`` (K, N). All are torch tensors of one 16-bit type.
 
     Raise ArithmeticError if they differ or the result has a NaN.
     """
@@ -27,7 +27,7 @@ def check(out: Any, x: Any, weight: Any) -> None:
     reference = (x[rows] @ weight).float()
     error = float((out[rows].float() - reference).norm() / reference.norm())
     if not error <= TOLERANCE:
-        raise ArithmeticError(f"wrong result: relative error {error:.3g}, allowed {TOLERANCE:g}")
+        raise ArithmeticError(f"wrong result: the relative error is {error:.3g}, but at most {TOLERANCE:g} is allowed")
 
 
 def fastest(
@@ -35,7 +35,7 @@ def fastest(
 ) -> list[Contender]:
     """Return at most ``count`` contenders, the fastest in a short run first.
 
-    A variant that cannot be created or run goes into ``errors`` with the reason.
+    For a variant that cannot be created or run, the reason is added to ``errors``.
     """
     times: list[tuple[float, Contender]] = []
     for name, make in makers.items():
@@ -52,27 +52,27 @@ def fastest(
 
 
 class Int4Rival:
-    """A rival on one int4 layer, group 128, symmetric.
+    """A library on one symmetric int4 layer with group size 128.
 
     Attributes
     ----------
     name : str
         A key of rivals.RIVALS.
     errors : dict of str to str
-        Why a part cannot run, by part.
+        Maps each part that cannot run to the reason.
     multiple_of_k, multiple_of_n : int
-        Divisors of the layers that it supports.
+        Numbers that must divide the K and N of a layer.
     codes : torch.Tensor of uint8, shape (N, K / 2)
-        Values with the even k in the low nibble, the same bits for every rival.
+        Quantized values with even k in the low nibble. All libraries get the same bits.
     scales : torch.Tensor, shape (K / 128, N)
-        Positive scales, in a similar range as our weights.
+        Positive scales in a range similar to that of our weights.
     reference : torch.Tensor, shape (K, N)
         The dense weight.
 
     Raises
     ------
     ValueError
-        If the rival does not support the layer.
+        If the library does not support the layer.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Int4Rival:
 
 
 def dense_weight(codes: Any, scales: Any) -> Any:
-    """Return the weight (K, N) of codes (N, K / 2), the even k in the low nibble, and scales (K / 128, N)."""
+    """Return the weight (K, N) for codes (N, K / 2), with even k in the low nibble, and scales (K / 128, N)."""
     import torch
 
     values = torch.stack((codes & 15, codes >> 4), dim=2).flatten(1).to(scales.dtype) - 8

@@ -1,4 +1,4 @@
-"""cuBLAS: torch.mm and cuBLASLt's own list of algorithms, with both orientations of the dense weight."""
+"""cuBLAS through torch.mm and through cuBLASLt's own list of algorithms, with both orientations of the dense weight."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from benchmarks.report import failure
 from benchmarks.rivals.common import check, fastest
 from benchmarks.rivals.cublaslt import CublasLt
 
-#: Orientations of the weight: (K, N), or (N, K) and transposed.
+#: Orientations of the weight: (K, N), or the transpose of (N, K).
 ORIENTATIONS = ("kn", "nk")
-#: Algorithms requested from cuBLASLt for each orientation, in its order of expected speed.
+#: Number of algorithms requested from cuBLASLt for each orientation, in cuBLASLt's order of expected speed.
 ALGORITHMS = 16
-#: M at which launches take at least a millisecond and the first few algorithms are equally fast, and their number.
+#: M from which launches take at least a millisecond and the first few algorithms are equally fast, and the number of
+#: algorithms to request then.
 FEWER_FROM, FEWER_ALGORITHMS = 2048, 6
 WORKSPACE_BYTES = 32 << 20
 
@@ -41,13 +42,13 @@ class Cublas:
         self.lt = lt
         if lt is None:
             try:
-                torch.mm(self.x[:1], self.weights["kn"][0], out=self.out[:1])  # loads the library
+                torch.mm(self.x[:1], self.weights["kn"][0], out=self.out[:1])  # importing torch loads the library
                 self.lt = CublasLt()
             except Exception as error:
                 self.errors["cublaslt"] = failure(error)
 
     def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
-        """Return the fastest ``count`` of torch.mm and cuBLASLt's algorithms, in both orientations."""
+        """Return the ``count`` fastest of torch.mm and cuBLASLt's algorithms, in both orientations."""
         all_ways = [self._torch(m, orientation) for orientation in ORIENTATIONS]
         if self.lt is not None:
             for orientation in ORIENTATIONS:

@@ -1,4 +1,4 @@
-"""cuBLASLt through ctypes: the algorithms that its heuristic proposes for a product, and their launches.
+"""cuBLASLt through ctypes: list the algorithms that its heuristic proposes for a product, and launch them.
 
 cuBLAS is column-major. A row-major product y (M, N) = a (M, K) b (K, N) is therefore y^T = b^T a^T, so that cuBLAS's A
 is b, and its B is a. A row-major operand needs no transposition, because it is the column-major matrix of its
@@ -21,7 +21,7 @@ _COMPUTE_32F = 68
 #: cublasLtMatmulDescAttributes_t, cublasOperation_t, cublasLtMatmulPreferenceAttributes_t.
 _TRANSA, _TRANSB, _TRANSPOSE = 3, 4, 1
 _MAX_WORKSPACE_BYTES = 1
-#: cublasLtMatmulAlgoConfigAttributes_t; all of them have at most 32 bits.
+#: cublasLtMatmulAlgoConfigAttributes_t. All of these attributes have at most 32 bits.
 _CONFIG = {"id": 0, "tile": 1, "split_k": 2, "stages": 6, "cluster": 8}
 _NAMES = ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so")
 _MAPS = Path("/proc/self/maps")
@@ -69,7 +69,7 @@ class CublasLtError(RuntimeError):
 
 
 def loaded_library(maps: Path = _MAPS) -> list[str]:
-    """Return the paths from which this process has loaded libcublasLt (torch does), then names for the loader."""
+    """Return the paths from which this process has loaded libcublasLt (torch loads it), then names for the loader."""
     lines = maps.read_text().splitlines() if maps.is_file() else []
     paths = [line.split(maxsplit=5)[-1] for line in lines if "libcublasLt.so" in line]
     return [*dict.fromkeys(paths), *_NAMES]
@@ -105,7 +105,7 @@ class CublasLt:
             raise CublasLtError(f"{name} returned {status}")
 
     def create(self, name: str, *arguments: Any) -> c_void_p:
-        """Return the object that a Create function creates."""
+        """Call a Create function and return the object that it creates."""
         created = c_void_p()
         self.call(name, byref(created), *arguments)
         return created
@@ -113,15 +113,15 @@ class CublasLt:
     def problem(self, m: int, n: int, k: int, dtype: str, layout: str) -> Problem:
         """Return the product y (M, N) = a (M, K) b (K, N) with row-major y.
 
-        ``layout`` gives the layouts of a and b, R for row-major and C for column-major. All operands are dense.
+        ``layout`` contains the layouts of a and b: R for row-major, C for column-major. All operands are dense.
         """
         return Problem(self, m, n, k, dtype, layout)
 
     def describe(self, algorithm: Algorithm) -> str:
-        """Return an algorithm's configuration in the numbers of cublasLt.h: ``"id 66, tile 20, ..."``."""
+        """Return an algorithm's configuration with the numbers from cublasLt.h, such as ``"id 66, tile 20, ..."``."""
         parts = []
         for name, attribute in _CONFIG.items():
-            value, written = c_uint64(0), c_size_t()  # filled from its low end, whatever the attribute's width
+            value, written = c_uint64(0), c_size_t()  # little-endian, so an attribute of any width fills the low bytes
             size = 2 if name == "cluster" else 4
             self.call(
                 "cublasLtMatmulAlgoConfigGetAttribute",
@@ -162,7 +162,7 @@ class Problem:
             "cublasLtMatmulAlgoGetHeuristic",
             *(lt.handle, self.operation, *layouts, preference, count, results, byref(returned)),
         )
-        # Copy each one, because a part of the array would keep all of it.
+        # Copy each algorithm, because a reference to an element would keep the whole array alive.
         return [Algorithm.from_buffer_copy(each.algo) for each in results[: returned.value] if each.state == 0]
 
     def run(

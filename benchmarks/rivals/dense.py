@@ -1,7 +1,7 @@
 """Libraries that compete with the dense GEMM: torch.mm, cuBLASLt, and on request DeepGEMM and QuACK.
 
-Each library writes into its own array. A library that is not installed, or does not support a product, raises the
-reason.
+Each library writes into its own array. A library that is not installed or does not support a product raises an error
+with the reason.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from benchmarks.rivals.common import fastest
 from benchmarks.rivals.cublas import current_stream
 from benchmarks.rivals.cublaslt import CublasLt
 
-#: Algorithms requested from cuBLASLt, and the size of their workspace.
+#: Number of algorithms requested from cuBLASLt, and size of their workspace in bytes.
 ALGORITHMS, WORKSPACE_BYTES = 16, 64 << 20
-#: Fastest algorithms of a first pass, which take part in the turns.
+#: Number of algorithms, the fastest of a first pass, that take part in the turns.
 FINALISTS = 2
 
 
@@ -47,7 +47,7 @@ def _workspace() -> Any:
 
 
 def cublaslt(stream: Any, operands: Operands) -> list[Entrant]:
-    """Return the fastest of the algorithms that cuBLASLt's heuristic proposes. Raise RuntimeError if none runs."""
+    """Return the fastest algorithms that cuBLASLt's heuristic proposes. Raise RuntimeError if none runs."""
     lt, product, out = _cublaslt(), operands.product, operands.out()
     problem = lt.problem(product.m, product.n, product.k, product.dtype, product.layout)
     pointers = [(int(a.data_ptr()), int(b.data_ptr())) for a, b in zip(operands.a, operands.b, strict=True)]
@@ -62,12 +62,12 @@ def cublaslt(stream: Any, operands: Operands) -> list[Entrant]:
     for number, algorithm in enumerate(algorithms, 1):
         name, detail = f"{CUBLASLT} {number}", f"algorithm {number} of {len(algorithms)}"
         makers[name] = partial(operands.contender, name, partial(run, algorithm))
-        with contextlib.suppress(Exception):  # an older library has fewer attributes
+        with contextlib.suppress(Exception):  # older libraries have fewer attributes
             detail += f": {lt.describe(algorithm)}"
         details[name] = detail
     contenders = fastest(stream, makers, product.expected_us, FINALISTS, errors)
     if not contenders:
-        raise RuntimeError(next(iter(errors.values()), "no proposed algorithm runs"))
+        raise RuntimeError(next(iter(errors.values()), "none of the proposed algorithms runs"))
     return [Entrant(CUBLASLT, contender, out, details[contender.name]) for contender in contenders]
 
 
@@ -76,19 +76,19 @@ def deepgemm(stream: Any, operands: Operands) -> list[Entrant]:
     import deep_gemm
 
     if operands.product.dtype != "bfloat16":
-        raise TypeError("DeepGEMM multiplies bf16, not fp16")
+        raise TypeError("DeepGEMM supports bf16 but not fp16")
     out = operands.out()
 
     def run(index: int) -> None:
         a, b = operands.pair(index)
         deep_gemm.bf16_gemm_nt(a, b.T, out)
 
-    run(0)  # compiles, outside of any capture
+    run(0)  # compile outside of captures
     return [Entrant("DeepGEMM", operands.contender("DeepGEMM", run), out)]
 
 
 def quack(stream: Any, operands: Operands) -> list[Entrant]:
-    """Return QuACK's dense GEMM, which tunes itself."""
+    """Return QuACK's dense GEMM, which tunes itself at the first call."""
     from quack.gemm_interface import gemm
 
     out = operands.out()
@@ -101,7 +101,7 @@ def quack(stream: Any, operands: Operands) -> list[Entrant]:
     return [Entrant("QuACK", operands.contender("QuACK", run), out)]
 
 
-#: Rivals in every run, by their names in the table.
+#: Libraries that take part in every run, by their names in the table.
 ALWAYS: dict[str, Rival] = {TORCH: torch_mm, CUBLASLT: cublaslt}
 #: Values of --rivals, each with its name in the table, its package and its function.
 OPTIONAL: dict[str, tuple[str, str, Rival]] = {

@@ -31,7 +31,7 @@ class Humming(Int4Rival):
             torch_dtype=self.x.dtype,
         ).cuda()
         tensors = {"weight": self.codes.view(torch.int32), "weight_scale": self.scales.t().contiguous()}
-        #: (K, N), dequantized by Humming itself.
+        #: The weight (K, N), dequantized by Humming itself.
         self.reference = first.weight_schema.dequant_tensors(tensors).to(self.x.dtype).t()
         first.load_from_tensors(tensors)
         first.transform()
@@ -39,7 +39,7 @@ class Humming(Int4Rival):
         self._compile_together(m_values)
 
     def tuning(self, m: int) -> Any:
-        """Return the choice of Humming's heuristic for this M."""
+        """Return the configuration that Humming's heuristic chooses for this M."""
         from humming.tune import get_heuristics_config
 
         return get_heuristics_config(layer_config=self.weights[0].humming_config, shape_m=m)

@@ -1,4 +1,4 @@
-"""torch's int4 GEMM (tinygemm): bf16 activations, symmetric weights as floating-point zero points of 0."""
+"""torch's int4 GEMM (tinygemm) with bf16 activations. Symmetric weights have floating-point zero points of 0."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.layer import Layer
 from benchmarks.operands import GROUP_SIZE
 from benchmarks.rivals.common import Int4Rival, cloned
 
-#: Largest M. With more rows, tinygemm takes milliseconds, ten times as long as other kernels.
+#: Largest M. With more rows, tinygemm takes milliseconds, which is ten times as long as other kernels.
 MAX_M = 128
 #: Parameter of torch's packing: K must be a multiple of 16 times this.
 _INNER_K_TILES = 8
@@ -27,15 +27,15 @@ class Tinygemm(Int4Rival):
         import torch
 
         super().__init__(layer)
-        #: W[k, n] = (code - 8) * scale + zero, with interleaved (scale, zero) of each group.
+        #: W[k, n] = (code - 8) * scale + zero, where scale and zero are interleaved for each group.
         pairs = torch.stack((self.scales, torch.zeros_like(self.scales)), dim=2).contiguous()
-        # torch stores the even k in the high nibble.
+        # torch stores even k in the high nibble.
         packed = torch.ops.aten._convert_weight_to_int4pack((self.codes << 4) | (self.codes >> 4), _INNER_K_TILES)
         self.rotate((packed, pairs), cloned)
         self.results: list[Any] = []
 
     def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
-        """Return the kernel, whose last two results are kept because a graph continues to write them."""
+        """Return the kernel. Its last two results are kept alive, because a graph continues to write to them."""
         import torch
 
         if m > MAX_M:

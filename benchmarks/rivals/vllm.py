@@ -1,7 +1,7 @@
-"""vLLM's W4A16 kernels Marlin and Machete: group 128, symmetric, fp16 and bf16.
+"""vLLM's W4A16 kernels Marlin and Machete, for fp16 and bf16 and symmetric weights with group size 128.
 
-The kernels are operators of ``_C_stable_libtorch.abi3.so`` in vLLM's wheel, loaded without importing vLLM. ``--vllm``
-names the folder of this library. The calls match version 0.25.1, whose library needs torch 2.11:
+The kernels are operators in ``_C_stable_libtorch.abi3.so`` from vLLM's wheel. This library is loaded without importing
+vLLM; ``--vllm`` names its folder. The calls match version 0.25.1, whose library requires torch 2.11:
 
     pip download --no-deps vllm==0.25.1
     unzip -d FOLDER vllm-*.whl 'vllm/_C_stable_libtorch.abi3.so' '*.dist-info/METADATA'    # --vllm FOLDER/vllm
@@ -26,7 +26,7 @@ LIBRARY = "_C_stable_libtorch.abi3.so"
 #: vLLM's number for unsigned int4 with a bias of 8 (``scalar_types.uint4b8.id``).
 _UINT4B8 = 4 << 8 | 8 << 17 | 1 << 50
 _LOCKS_PER_SM = 4
-#: A schedule with a small tile reads the weights once per tile, so it is not tried for many tokens.
+#: Schedules with small tiles are not tried for many tokens, because they read the weights once per tile.
 _SMALL_TILE, _MAX_SMALL_TILES = 64, 8
 
 
@@ -53,7 +53,7 @@ def marlin_scales(scales: Any) -> Any:
 
 
 class _Vllm(Int4Rival):
-    """One layer packed by vLLM's operators."""
+    """A layer that vLLM's operators have packed."""
 
     def __init__(self, layer: Layer, m_values: Sequence[int], folder: Path | None, ops: Any = None) -> None:
         import torch
@@ -68,7 +68,7 @@ class _Vllm(Int4Rival):
 
 
 class Marlin(_Vllm):
-    """vLLM's Marlin on one layer, with the tile that vLLM chooses and its fp32 reduction."""
+    """vLLM's Marlin on one layer, with the tile that vLLM chooses and with fp32 reduction."""
 
     name = "marlin"
 
@@ -87,8 +87,8 @@ class Marlin(_Vllm):
 
         def run(index: int) -> Any:
             weight, scales = self.weights[index % len(self.weights)]
-            # No bias, activation scales, global scale, zero points, group indices or permutation; then K is complete,
-            # no atomic additions, an fp32 reduction, and no floating-point zero points.
+            # These arguments mean: no bias, activation scales, global scale, zero points, group indices or permutation;
+            # K is complete; no atomic additions; fp32 reduction; no floating-point zero points.
             rest = (None, None, None, None, None, self.locks, _UINT4B8, m, n, k, True, False, True, False)
             self.ops.marlin_gemm(x, out, weight, None, scales, *rest)
             return out
@@ -97,7 +97,7 @@ class Marlin(_Vllm):
 
 
 class Machete(_Vllm):
-    """vLLM's Machete on one layer: the fastest of its schedules."""
+    """vLLM's Machete on one layer, with the fastest of its schedules."""
 
     name = "machete"
     multiple_of_n = 128
@@ -107,7 +107,7 @@ class Machete(_Vllm):
         return self.ops.machete_prepack_B(words.t(), dtype, _UINT4B8, dtype), scales
 
     def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
-        """Return the fastest ``count`` schedules. A schedule that cannot run is a separate error."""
+        """Return the ``count`` fastest schedules. Each schedule that cannot run is recorded as an error."""
         self.errors.clear()
         dtype = self.x.dtype
         schedules = self.ops.machete_supported_schedules(dtype, _UINT4B8, dtype, None, None, None, None)
@@ -125,8 +125,8 @@ class Machete(_Vllm):
 
         def run(index: int) -> Any:
             weight, scales = self.weights[index % len(self.weights)]
-            # The operator allocates its result. Free the previous one, so that all launches of a graph write the same
-            # memory, and keep this one while the graph exists.
+            # The operator allocates its result. Free the previous result, so that all launches of a graph write to the
+            # same memory, and keep this result alive while the graph exists.
             out.clear()
             out.append(self.ops.machete_mm(x, weight, _UINT4B8, None, scales, None, GROUP_SIZE, None, None, schedule))
             return out[0]

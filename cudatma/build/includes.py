@@ -1,12 +1,13 @@
-"""Which files a source includes: the cache digests them, and NVRTC gets the folders that they need.
+"""Search for the files that a source includes. The cache key digests them.
 
-NVRTC does not report the files that it reads. The scanner therefore follows every #include, whether or not a condition
-disables it, and takes every file that a name could mean. It finds too many files rather than too few.
+NVRTC does not report the files that it reads. The scanner therefore follows every #include, even if a condition
+disables it, and considers every file that a name could mean. It finds too many files rather than too few.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,15 +20,17 @@ from cudatma.build.headers import cuda_headers
 #: Language standard, unless the caller's options name one.
 STANDARD_FLAG = "--std=c++17"
 
-_GAP = rb"(?:[ \t\f\v]|/\*.*?\*/)*"
+_GAP = rb"(?:[ \t\f\v]|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/)*"
 _SPLICE = re.compile(rb"\\[ \t]*\r?\n")
-_HASH = rb"(?:#|%:)" + _GAP
-#: An #include or __has_include of a file, or an #include of a macro.
+_HASH = rb"#" + _GAP
+_FILE = rb'(?:<(?P<angle>[^>\n]+)>|"(?P<quoted>[^"\n]+)"'
+#: An #include of a file or a macro. Comments are not skipped. Each pattern begins with a literal, which is fast.
 _INCLUDE = re.compile(
-    rb"(?:" + _HASH + rb"(?:include(?:_next)?|import)\b|has_include\w*\s*\()" + _GAP
-    + rb'(?:<(?P<angle>[^>\n]+)>|"(?P<quoted>[^"\n]+)"|(?P<macro>(?<!\()[A-Za-z_]\w*[^\n]*))',
-    re.DOTALL,
-)  # fmt: skip
+    _HASH + rb"(?:include(?:_next)?|import)\b" + _GAP + _FILE + rb"|(?P<macro>[A-Za-z_][^\n]*))",
+)
+_HAS_INCLUDE = re.compile(rb"has_include\w*\s*\(" + _GAP + _FILE + rb")", re.IGNORECASE)
+#: What precedes a directive in its line.
+_BEFORE = re.compile(rb"(?:.*\*/)?" + _GAP)
 _MACRO = re.compile(r"(?P<name>\w+)\s*(?:\((?P<argument>[^()]*)\))?\s*(?://.*|/\*.*)?", re.DOTALL)
 _BODY = re.compile(r"""<(?P<angle>[^>]+)>|"(?P<quoted>[^"]+)\"""")
 #: C headers -> their C++ names.
@@ -44,9 +47,8 @@ _STANDARD = "#pragma once\n#include <cuda/std/{}>\nnamespace std {{ using namesp
 class Includes:
     """Files that a source includes.
 
-    files: (path, digest) of each file. folders: CUDA's include folders. standard: (name, text) of the headers of the
-    C++ standard library that stand in for those of the host. is_complete: whether the files are all that the source can
-    include.
+    files: (path, digest) of each file. folders: CUDA's include folders. standard: (name, text) of the headers that
+    replace headers of the host's C++ standard library. is_complete: whether the source can include no other file.
     """
 
     files: tuple[tuple[str, str], ...]
@@ -74,14 +76,14 @@ def includes_of(source: str, options: Sequence[str], folder: str, major: int) ->
     ``options`` are the compiler's.
     """
     text = source.encode(errors="surrogatepass")  # the compiler's error names a lone surrogate
-    first = option_values(options, "-include", "--pre-include")
-    if not first and not _INCLUDE.search(text):
+    directives, first = _Directives(text), option_values(options, "-include", "--pre-include")
+    if not (first or directives.names or directives.macros):
         return None
     folders = cuda_headers(major)
     search = [os.path.abspath(path) for path in option_values(options, "-I", "--include-path") if path]
     scan = _Scan(folder, [*search, *folders], folders)
-    scan.follow(_Directives(text), folder, is_cccl=False)
-    scan.follow_names(((name, True) for name in first), folder, is_cccl=False)
+    scan.follow(directives, folder)
+    scan.follow_names(((name, True) for name in first), os.getcwd())
     is_complete = scan.follow_macros(text, option_values(options, "-D", "--define-macro"))
     return Includes(tuple(sorted(scan.files.items())), folders, tuple(sorted(scan.standard.items())), is_complete)
 
@@ -93,13 +95,13 @@ class _Directives:
 
     def __init__(self, text: bytes) -> None:
         self.digest = hashlib.sha256(text).hexdigest()
-        text = _SPLICE.sub(b"", text)
+        text = _SPLICE.sub(b"", text).replace(b"%:", b"#")
         self.names: set[tuple[str, bool]] = set()
         self.macros: set[str] = set()
-        for match in _INCLUDE.finditer(text):
+        for match in itertools.chain(_INCLUDE.finditer(text), _HAS_INCLUDE.finditer(text)):
             if name := match["angle"] or match["quoted"]:
                 self.names.add((os.fsdecode(name.strip()), match["angle"] is None))
-            else:
+            elif _BEFORE.fullmatch(text, text.rfind(b"\n", 0, match.start()) + 1, match.start()):
                 self.macros.add(os.fsdecode(match["macro"].strip()))
 
 
@@ -112,23 +114,24 @@ def _directives(path: str, *state: int) -> _Directives:
 
 
 class _Scan:
-    """The files found so far. ``search`` holds all include folders, and ``cuda`` those of CUDA's headers."""
+    """Files found so far. ``search`` holds all include folders, and ``cuda`` the include folders of CUDA."""
 
     def __init__(self, folder: str, search: Sequence[str], cuda: Sequence[str]) -> None:
         self.files: dict[str, str] = {}
         self.standard: dict[str, str] = {}
         self._folder, self._search, self._cuda = folder, search, cuda
         self._macros: set[str] = set()
+        self._real: dict[str, str] = {}
         self._followed: set[tuple[str, str, bool]] = set()
 
-    def follow(self, directives: _Directives, folder: str, is_cccl: bool) -> None:
+    def follow(self, directives: _Directives, folder: str) -> None:
         """Add the files that a text in a folder includes, and the files that these include."""
         self._macros |= directives.macros
-        self.follow_names(directives.names, folder, is_cccl)
+        self.follow_names(directives.names, folder)
 
-    def follow_names(self, names: Iterable[tuple[str, bool]], folder: str, is_cccl: bool) -> None:
+    def follow_names(self, names: Iterable[tuple[str, bool]], folder: str) -> None:
         """Add the files that (name, is quoted) can mean in a folder, and the files that these include."""
-        waiting = [(name, is_quoted, folder, is_cccl) for name, is_quoted in names]
+        waiting = [(name, is_quoted, folder, False) for name, is_quoted in names]
         while waiting:
             name, is_quoted, folder, is_cccl = waiting.pop()
             here = folder if is_quoted else ""
@@ -153,9 +156,13 @@ class _Scan:
     def _paths(self, name: str, folder: str) -> Iterator[str]:
         """Yield every file that a name can mean."""
         for place in dict.fromkeys([folder, self._folder if folder else "", *self._search]):
-            path = os.path.normpath(os.path.join(place, name)) if place else ""
-            if path and os.path.isfile(path):
-                yield path
+            path = os.path.join(place, name)
+            if place and os.path.isfile(path):
+                # Not normpath(), which changes the meaning of ".." after a symbolic link.
+                above, _, file = path.rpartition("/")
+                if above not in self._real:
+                    self._real[above] = os.path.realpath(above)
+                yield f"{self._real[above]}/{file}"
 
     def _standard(self, name: str) -> str | None:
         """Return the text of a header of the standard library, or None if neither CUDA nor NVRTC has its content."""
@@ -180,7 +187,7 @@ class _Scan:
                 is_complete = is_complete and bool(names)
                 # The macro may be used in a file of any folder.
                 for folder in {os.path.dirname(path) for path in self.files} | {self._folder}:
-                    self.follow_names(names, folder, is_cccl=False)
+                    self.follow_names(names, folder)
         return is_complete
 
 

@@ -21,11 +21,11 @@ _HOST = re.compile(
     r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|(?P<host><<<|\b(?:int|void|auto)\s+main\s*\()""",
     re.DOTALL,
 )
-#: Headers of the C++ standard library and of Linux, for which NVRTC has no folder.
+#: Headers of the C++ standard library and of Linux.
 _HOST_HEADER = re.compile(
     r"[a-z_]+|(sys|bits|linux|arpa|netinet)/\w+\.h|(unistd|pthread|getopt|signal|errno|fcntl|dlfcn|omp)\.h"
 )
-#: As for NVRTC, which also allows constexpr functions of the host in kernels.
+#: The same as for NVRTC, which also allows constexpr functions of the host in kernels.
 _FLAGS = ("-lineinfo", "-Xptxas=-v", "-diag-suppress=177", "--expt-relaxed-constexpr", "--expt-extended-lambda")
 _SHOWN_CHARACTERS = 60
 
@@ -65,7 +65,7 @@ def compile_with_nvcc(
 ) -> tuple[str, str, bytes]:
     """Compile the kernels of a source in a folder. Return the log, the PTX, and the cubin (empty after an error).
 
-    Raises CompileError if there is no nvcc. ``place`` is the host code, as "file:line".
+    ``place`` is the "file:line" of the host code. Raises CompileError if nvcc is missing.
     """
     nvcc = find_nvcc()
     if nvcc is None:
@@ -87,7 +87,7 @@ def compile_with_nvcc(
             flags.append(f"-Xcompiler=-iquote{folder}")
         command_line = [nvcc, "-cubin", *flags, "--keep", "--keep-dir", scratch, "-o", str(cubin), str(path)]
         done = subprocess.run(command_line, capture_output=True, text=True, errors="replace")
-        log = (done.stderr + done.stdout).replace(str(path), name).strip()
+        log = (done.stderr + done.stdout).replace(str(path), name).replace(f"/{name}:", f"{name}:").strip()
         ptx = path.with_suffix(".ptx")
         text = ptx.read_text(encoding="utf-8", errors="replace") if ptx.is_file() else ""
         return log, text, cubin.read_bytes() if done.returncode == 0 else b""

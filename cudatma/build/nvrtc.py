@@ -48,7 +48,7 @@ _REFUSED_OPTIONS = (
 #: Folders of NVRTC in NVIDIA's wheels of CUDA 13 and 12, below site-packages.
 _WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib")
 _MISSING_HEADER = re.compile(
-    r'^(?P<file>.*?)\((?P<line>\d+)\): .*can(?:not| ?not)? open source file "(?P<name>[^"]*)"', re.MULTILINE
+    r'^(?P<file>.*?)\((?P<line>\d+)\): .*(?:cannot|could not) open source file "(?P<name>[^"]*)"', re.MULTILINE
 )
 #: NVRTC's messages about host code.
 _HOST_CODE = re.compile(r"^(?P<file>.*?)\((?P<line>\d+)\): .*not allowed in JIT mode", re.MULTILINE)

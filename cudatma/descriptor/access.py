@@ -1,8 +1,8 @@
-"""Hardware requirements on an access beyond the rules that the driver checks.
+"""Checks of the hardware's requirements that the driver does not check.
 
-The driver accepts descriptors and coordinates that later trap (CUDA_ERROR_ILLEGAL_INSTRUCTION, and the context is lost)
-or write past a row without an error. These functions check the hardware's rules in Python before a launch. Rules
-without a source were measured on an H200. Coordinates are in TMA order, innermost first.
+The driver accepts descriptors and coordinates that later trap (with CUDA_ERROR_ILLEGAL_INSTRUCTION, after which the
+context is lost) or that write past the end of a row without an error. These functions check the hardware's rules in
+Python before a launch. Rules without a source were measured on an H200. Coordinates are in TMA order, innermost first.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from cudatma.target import Target
 _INT32 = 1 << 31
 _ARITHMETIC = ("uint32", "int32", "uint64", "int64", "float16", "bfloat16")
 
-#: A tensor map may have larger dimensions, but then every access traps.
+#: Maximum size of a dimension. A tensor map may have larger dimensions, but then every access traps.
 MAX_REACHED_DIM = 1 << 31
 _SUMMED_FLOATS = ("float32", "float32_ftz", "tfloat32", "tfloat32_ftz", "float64", "float16", "bfloat16")
-#: Tensor reduction -> its element types; all others trap. [PTX ISA, cp.reduce.async.bulk.tensor; measured: and, or
-#: and xor trap on int64, add accepts f32.ftz, tf32 and f64]
+#: Maps each tensor reduction to its element types; all other types trap. [PTX ISA, cp.reduce.async.bulk.tensor;
+#: measured: and, or and xor trap on int64; add accepts f32.ftz, tf32 and f64]
 REDUCE_TYPES: dict[str, tuple[str, ...]] = {
     "add": ("uint32", "int32", "uint64", *_SUMMED_FLOATS),
     "min": _ARITHMETIC,
@@ -54,7 +54,7 @@ def check_target(spec: AnySpec, target: Target) -> None:
             "box" if isinstance(spec, TiledSpec) else "pixels_per_column",
             f"{spec.footprint_bytes} bytes of shared memory",
             f"at most {target.smem_per_block_bytes} bytes on {target.name}",
-            "shrink the box, or issue several",
+            "shrink the box, or use several boxes",
         )
     check_described_bytes(spec, target)
     _check_channel_slice(spec)
@@ -71,7 +71,7 @@ def check_described_bytes(spec: AnySpec, target: Target) -> None:
             "box" if isinstance(spec, TiledSpec) else "pixels_per_column",
             f"{spec.described_bytes} bytes",
             f"at most {target.smem_per_sm_bytes} bytes on {target.name}",
-            "shrink the box, or issue several",
+            "shrink the box, or use several boxes",
         )
 
 
@@ -99,9 +99,9 @@ def _check_channel_slice(spec: AnySpec) -> None:
 
 
 def check_load(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | None = None) -> None:
-    """Check that a load (or a prefetch) at ``coords`` is legal. Coordinates may be negative or outside the tensor.
+    """Check that a load or a prefetch at ``coords`` is legal. Coordinates may be negative or outside the tensor.
 
-    ``coords`` is as for check_traps(). ``offsets``, which only im2col loads have, holds rank - 2 values, W first: 0 to
+    ``coords`` is as for check_traps(). ``offsets`` is only for im2col loads. It holds rank - 2 values, W first: 0 to
     2**16 - 1 at rank 3, 0 to 2**8 - 1 at rank 4, and 0 to 2**5 - 1 at rank 5. [PTX ISA 5.5.4.1] Raises DescriptorError
     if the load is illegal.
     """
@@ -128,15 +128,18 @@ def check_load(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | No
 def check_store(spec: AnySpec, coords: Sequence[int] | None = None) -> None:
     """Check that a store is legal and writes nothing outside the tensor.
 
-    The hardware clips the innermost dimension at 16-byte chunks and not at elements. If dims[0] ends inside a chunk, a
-    box that reaches the end of a row therefore overwrites up to 15 bytes after it. Negative coordinates trap. Without
+    The hardware clips the innermost dimension at 16-byte chunks, not at elements. If dims[0] ends inside a chunk, a box
+    that reaches the end of a row therefore overwrites up to 15 bytes after the row. Negative coordinates trap. Without
     ``coords``, the function assumes that a box reaches the end. Raises DescriptorError if the store is illegal.
     """
     _check_write(spec, coords)
 
 
 def check_reduce(spec: AnySpec, op: str, coords: Sequence[int] | None = None) -> None:
-    """Check that a reduction is legal: it passes check_store(), and REDUCE_TYPES lists its element type for ``op``."""
+    """Check that a reduction is legal.
+
+    It must pass check_store(), and REDUCE_TYPES must list its element type for ``op``.
+    """
     if op not in REDUCE_TYPES:
         raise DescriptorError("op", op, ", ".join(REDUCE_TYPES))
     if spec.dtype.name not in REDUCE_TYPES[op]:
@@ -166,7 +169,7 @@ def _check_write(spec: AnySpec, coords: Sequence[int] | None) -> None:
 
 
 def check_traps(spec: AnySpec, coords: Sequence[int]) -> None:
-    """Check the conditions under which the hardware raises an illegal instruction in any access.
+    """Check the conditions under which every kind of access raises an illegal instruction.
 
     ``coords`` must hold an int32 for each dimension. Without interleave, the innermost coordinate must be the start of
     a 16-byte chunk, also in im2col mode. An im2col column must start inside the bounding box. No dimension may have
@@ -175,7 +178,9 @@ def check_traps(spec: AnySpec, coords: Sequence[int]) -> None:
     values = _coordinates(spec, coords)
     for index, dim in enumerate(spec.dims):
         if dim > MAX_REACHED_DIM:
-            raise DescriptorError(f"dims[{index}]", dim, "1 to 2**31 elements in an access", "describe a part of it")
+            raise DescriptorError(
+                f"dims[{index}]", dim, "1 to 2**31 elements in an access", "describe part of the tensor"
+            )
     if isinstance(spec, Im2colSpec):
         for index, (low, high) in enumerate(zip(*bounding_box(spec), strict=True), first_pixel_dim(spec)):
             if not low <= values[index] <= high:
@@ -183,7 +188,7 @@ def check_traps(spec: AnySpec, coords: Sequence[int]) -> None:
 
 
 def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:
-    """Check the conditions of check_traps(), and those under which only stores and reductions trap.
+    """Check the conditions of check_traps() and the conditions under which only stores and reductions trap.
 
     Coordinates must be nonnegative, and an im2col map may not have padding. Raises DescriptorError.
     """
@@ -196,7 +201,7 @@ def check_write_traps(spec: AnySpec, coords: Sequence[int]) -> None:
             for index, value in enumerate(corner):
                 if value * beyond > 0:
                     allowed = f"0 and {'up' if beyond < 0 else 'down'} in a store"
-                    raise DescriptorError(f"{name}[{index}]", value, allowed, "store through a map without padding")
+                    raise DescriptorError(f"{name}[{index}]", value, allowed, "use a map without padding for stores")
 
 
 def first_pixel_dim(spec: Im2colSpec) -> int:

@@ -1,7 +1,7 @@
 """Names of all 1024 bits of a tensor map, the evidence for them, and the comparison of two maps.
 
-codec.py defines the positions. This module states the evidence for each meaning (measured on an H200, documented or
-unknown) and what is known about other GPUs and drivers.
+codec.py defines the positions of the fields. This module states how the meaning of each field is known (measured on an
+H200, documented or unknown) and what is known about other GPUs and drivers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from cudatma.dtypes import TMA_TYPES
 from cudatma.errors import DescriptorError
 
 _PACKED_FORMATS = {t.descriptor_format for t in TMA_TYPES.values() if t.packed}
-#: Drivers set this bit for GPUs of sm_100 and up. It must be cleared if the tensor's allocation is small and the
-#: tensor is not dense; its meaning is not published. [NVIDIA driver 595.71.05, release notes]
+#: Drivers set this bit for GPUs of sm_100 and up. It must be cleared if the tensor's allocation is small and the tensor
+#: is not dense. The meaning of the bit is not published. [NVIDIA driver 595.71.05, release notes]
 ALLOCATION_BIT = 85
 
 
@@ -34,8 +34,8 @@ class Evidence(Enum):
 class BitRange:
     """A field of a tensor map, or a run of bits that belongs to no field.
 
-    name: a name from codec.FIELDS, or ``"unknown"``. first, bits: first bit and number of bits. value: the contents.
-    evidence: how the meaning is known. note: a remark, usually empty.
+    name: a name from codec.FIELDS, or ``"unknown"``. first, bits: first bit and number of bits. value: the bits as an
+    unsigned integer. evidence: how the meaning is known. note: a remark, usually empty.
     """
 
     first: int
@@ -47,16 +47,16 @@ class BitRange:
 
     @property
     def place(self) -> str:
-        """Position as text, such as ``"64"`` or ``"65-67"``."""
+        """Bit numbers as text, such as ``"64"`` or ``"65-67"``."""
         return str(self.first) if self.bits == 1 else f"{self.first}-{self.first + self.bits - 1}"
 
 
 def explain(data: bytes | bytearray | memoryview, *, wide: bool = False) -> tuple[BitRange, ...]:
     """Return all 1024 bits of a map in order and without gaps, even if the map is not valid.
 
-    Bits that belong to no field form runs named ``"unknown"``. ``wide`` means that the map is im2col wide, which no
-    published bit shows. Only the fields that all kinds of map share then have names, and their positions are assumed.
-    Raises DescriptorError unless ``data`` has 128 bytes.
+    Bits that belong to no field form runs named ``"unknown"``. ``wide`` means that the map is im2col wide; no published
+    bit shows this. In such a map, only the fields that all kinds of map share have names, and their positions are
+    assumed. Raises DescriptorError unless ``data`` has 128 bytes.
     """
     kind, fields = read_fields(data)
     value = int.from_bytes(bytes(data), "little")
@@ -104,8 +104,8 @@ def _field(name: str, first: int, bits: int, fields: dict[str, int]) -> BitRange
 class Difference:
     """A property that may differ between GPUs or drivers.
 
-    what: the property. h200: the behavior of an H200, verified with driver 580.159. others: what documents say about
-    sm_100a and sm_120a. source: these documents.
+    what: the property. h200: the behavior of an H200, verified with driver 580.159. others: the documented behavior of
+    sm_100a and sm_120a. source: the documents.
     """
 
     what: str
@@ -114,7 +114,7 @@ class Difference:
     source: str
 
 
-#: Known differences. Everything in the column ``others`` comes from documents and was not verified.
+#: Known differences. The statements in ``others`` come from documents and were not verified.
 DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "bits 65-67, `version`",
@@ -137,13 +137,13 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "bits 83-84, `swizzle_atomicity`",
-        "the driver refuses the ATOM swizzles; the GPU ignores the bits",
+        "the driver rejects the ATOM swizzles; the GPU ignores the bits",
         "the four 128B swizzles",
         "CUDA driver API, CUtensorMapSwizzle; PTX ISA, tensormap.replace",
     ),
     Difference(
         "formats 11, 12, 13",
-        "refused by the driver",
+        "rejected by the driver",
         "the packed 4- and 6-bit types",
         "CUDA driver API, CUtensorMapDataType; PTX ISA, tensormap.replace",
     ),
@@ -151,7 +151,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         "im2col wide",
         "documented for compute capability 10.0 and up only",
         "cuTensorMapEncodeIm2colWide makes the bytes; the positions of its corners, pixels and mode are not published, "
-        "so they are shown raw",
+        "so these bits are shown raw",
         "CUDA driver API, cuTensorMapEncodeIm2colWide; PTX ISA 5.5.5",
     ),
     Difference(
@@ -162,7 +162,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "largest box, `smem_bytes`",
-        "228 KiB accepted, 235008 bytes refused",
+        "228 KiB accepted, 235008 bytes rejected",
         "inferred: the shared memory of an SM, 228 KiB on sm_100a, 100 KiB on sm_120a",
         "`descriptor.access.check_described_bytes`",
     ),
@@ -200,7 +200,7 @@ class Comparison:
     """Result of compare().
 
     left, right: the 128 bytes of each map. names: the names of the two maps. fields: the differences, ordered by bit.
-    note: what the comparison cannot show, or "".
+    note: what the comparison does not cover, or "".
     """
 
     left: bytes
@@ -287,6 +287,9 @@ def _differences(left: int, right: int) -> Iterator[FieldDifference]:
 
 
 def _place(bit: int, kinds: list[str]) -> tuple[str, int, int]:
-    """Return field_at() if both kinds of map have the same field there, otherwise the bit alone with both names."""
+    """Return field_at() if both kinds of map have the same field there.
+
+    Otherwise return only the bit, with both names.
+    """
     left, right = (field_at(bit, kind) for kind in kinds)
     return left if left == right else (f"{left[0]} / {right[0]}", bit, 1)

@@ -1,4 +1,4 @@
-"""Clusters of CTAs for TMA multicast: the multicast mask, and the cluster shapes that a grid allows.
+"""Clusters of CTAs for TMA multicast: the multicast mask and the legal cluster shapes of a grid.
 
 Sources: PTX ISA, cp.async.bulk.tensor (ctaMask) and %cluster_ctarank; CUDA C++ Programming Guide, "Thread Block
 Clusters"; CUDA driver API, cuLaunchKernelEx.
@@ -12,7 +12,7 @@ from math import prod
 from cudatma.errors import LaunchError
 from cudatma.target import Target, get_target
 
-#: Bits of the ctaMask operand: the maximum number of CTAs that a multicast can reach.
+#: Number of bits of the ctaMask operand, which is the maximum number of CTAs that a multicast can reach.
 MASK_BITS = 16
 _AXES = {"x": 0, "y": 1, "z": 2}
 

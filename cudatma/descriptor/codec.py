@@ -52,7 +52,7 @@ _COMMON: dict[str, tuple[int, int]] = {
     "smem_bytes": (512, 32),
     "smem_pattern": (576, 16),
 }
-#: Kind of map -> name -> (first bit, bits).
+#: Maps each kind of map to its fields: name -> (first bit, number of bits).
 FIELDS: dict[str, dict[str, tuple[int, int]]] = {
     "tiled": {**_COMMON, **{f"box_minus_1[{i}]": (440 + 8 * i, 8) for i in range(5)}},
     "im2col": {
@@ -63,9 +63,9 @@ FIELDS: dict[str, dict[str, tuple[int, int]]] = {
         "pixels_minus_1": (480, 10),
     },
 }
-#: Fields that no argument of the driver's functions sets; decode() accepts any value.
+#: Fields that no argument of the driver's functions sets. decode() accepts any value in them.
 DERIVED = ("version", "smem_bytes", "smem_pattern")
-#: Positions of the fields that field_writer() writes.
+#: Positions of the fields that field_writer() can write.
 _DIM_WORD, _STRIDE_WORD = _COMMON["dim_minus_1[0]"][0] // 32, _COMMON["stride_low[0]"][0] // 32
 _SMEM_WORD, _STRIDE_HIGH_BYTE = _COMMON["smem_bytes"][0] // 32, _COMMON["stride_high[0]"][0] // 8
 _BOX_BYTE = FIELDS["tiled"]["box_minus_1[0]"][0] // 8
@@ -77,7 +77,7 @@ _DERIVED_BITS = sum(((1 << bits) - 1) << first for first, bits in (_COMMON[name]
 class Decoded:
     """A decoded tensor map.
 
-    version, smem_bytes, smem_pattern: fields that the encoder derived. unknown: an integer with the set bits that the
+    version, smem_bytes, smem_pattern: fields that the encoder derived. unknown: an integer with those set bits that the
     spec does not account for, because they belong to no field or to a dimension beyond the rank.
     """
 
@@ -91,7 +91,7 @@ class Decoded:
 def encode(spec: AnySpec, version: int = 0) -> bytes:
     """Return the 128 bytes of a config, as the driver encodes them.
 
-    Raises DescriptorError for an im2col wide config, whose bits are not known, and unless the version is 0 to 7.
+    Raises DescriptorError for an im2col wide config, whose bits are not known, and for a version that is not in 0 to 7.
     """
     if not 0 <= version < 8:
         raise DescriptorError("version", version, "0 to 7")
@@ -118,8 +118,9 @@ def field_writer(
 ) -> Callable[[Sequence[int]], None]:
     """Return a function that writes values into fields of a tiled map in place, without checks.
 
-    No other code may write these fields later. ``words`` and ``raw`` are the 32-bit words and the bytes of the map.
-    ``spec`` has the map's rank and dtype. ``fields`` lists the kind ("dim", "stride" or "box") and index of each value.
+    Afterwards, no other code may write these fields. ``words`` and ``raw`` are the 32-bit words and the bytes of the
+    map. ``spec`` has the map's rank and dtype. ``fields`` lists the kind ("dim", "stride" or "box") and index of each
+    value.
     """
     dims: list[tuple[int, int]] = []
     strides: list[tuple[int, int, int, int]] = []
@@ -178,7 +179,7 @@ def _common_fields(spec: AnySpec) -> dict[str, int]:
         "tf32": int(spec.dtype.name.startswith("tfloat32")),
         "l2_promotion": int(spec.l2_promotion),
         "swizzle_atomicity": atomicity,
-        # No GPU holds a box of 4 GiB, but its config is valid; the number must not overflow into the next field.
+        # No GPU can hold a box of 4 GiB, but its config is valid. The number must not overflow into the next field.
         "smem_bytes": spec.described_bytes & _MASK_32,
         "smem_pattern": 8 * spec.swizzle.span_bytes or CHUNK_BYTES,
     }
@@ -204,8 +205,8 @@ def read_fields(data: bytes | bytearray | memoryview) -> tuple[str, dict[str, in
 def decode(data: bytes | bytearray | memoryview) -> Decoded:
     """Return the config that 128 bytes describe, and the bits that the config does not account for.
 
-    Raises DescriptorError for a wrong length, for field values that have no meaning (such as format 14, swizzle
-    atomicity without a 128B swizzle, or a rank above 5), and for values that break a rule of the config.
+    Raises DescriptorError for a wrong length, for meaningless field values (such as format 14, swizzle atomicity
+    without a 128B swizzle, or a rank above 5), and for values that break a rule of the config.
     """
     kind, fields = read_fields(data)
     rank = fields["rank_minus_1"] + 1

@@ -44,11 +44,15 @@ def encode(spec: AnySpec, device: int | None = None) -> bytes:
 
 
 def _call(driver: Any, name: str, spec: AnySpec, extents: tuple[Any, ...], mode: str | None = None) -> Any:
-    """Call a cuTensorMapEncode function; the three functions differ only between strides and element strides."""
+    """Call a cuTensorMapEncode function.
+
+    The three functions differ only in the arguments between the strides and the element strides.
+    """
     function: Callable[..., Any] | None = getattr(driver, name, None)
     if function is None:
         raise DriverError(name, None, "this cuda.bindings has no such function; install cuda-python 13 or later")
-    # Rank 1 has no strides, but the driver rejects the null pointer of an empty list: pass a stride that it ignores.
+    # Rank 1 has no strides, but the driver rejects the null pointer of an empty list. Pass a stride, which the driver
+    # ignores.
     strides = [driver.cuuint64_t(stride) for stride in spec.strides_bytes or (16,)]
     wide = () if mode is None else (getattr(driver, mode)(int(spec.mode)),)  # type: ignore[union-attr]
     result = function(

@@ -1,4 +1,4 @@
-"""TensorMap, which holds the 128 bytes that the driver or the codec encodes from a config.
+"""TensorMap, a kernel argument whose 128 bytes the driver or the codec encodes from a config.
 
 A kernel takes a TensorMap as a ``const __grid_constant__`` parameter. A launch copies the map's bytes.
 """
@@ -361,11 +361,22 @@ class TensorMap:
         shown = ", ".join(f"{name}={extent}" for name, extent in in_array_order.items())
         return f"{type(self).__name__}({spec.dtype.name}, {shown}, swizzle={spec.swizzle.label!r})"
 
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook displays."""
+        from cudatma import pages
+
+        spec = self._spec
+        rows: list[tuple[str, object]] = [("map", repr(self)), ("address", hex(self.address))]
+        rows += [("bytes of a box", spec.expected_bytes), ("alignment in shared memory", spec.smem_alignment_bytes)]
+        rows += [("encoded by", self.encoder + (f" for {self.target.name}" if self.target else ""))]
+        return pages.fragment(pages.table(rows))
+
     def compare(self) -> Comparison:
         """Compare the driver's 128 bytes with the codec's, bit by bit.
 
-        The driver encodes the config again unless it encoded this map. For an im2col wide map (sm_100 and up), only the
-        fields that it shares with other maps are compared; all other bits that the driver set are listed.
+        The driver encodes the config again unless this map's bytes already come from the driver. For an im2col wide map
+        (sm_100 and up), only the fields that it shares with other maps are compared; all other bits that the driver set
+        are listed.
 
         Returns
         -------
@@ -379,7 +390,7 @@ class TensorMap:
         """
         encoded = bytes(self) if self.encoder == "driver" else driver.encode(self.spec, self.device)
         if isinstance(self.spec, Im2colWideSpec):
-            note = "im2col wide: from documents only; its own fields and the places of the shared ones are not verified"
+            note = "im2col wide: from documents only; its own fields and the positions of others are not verified"
             return compare(encoded, codec.encode_shared(self.spec), ("driver", "codec, shared fields"), note)
         return compare(encoded, codec.encode(self.spec), ("driver", "codec"))
 
@@ -414,7 +425,7 @@ class TensorMap:
         self._address, self.owner = address, owner
 
     def _same_shape(self, array: object) -> tuple[int, object]:
-        """Return the address and owner of an array; raise ArgumentError unless it fits the map."""
+        """Return the address and the owner of an array. Raise ArgumentError unless the array matches the map."""
         from cudatma.arrays import describe
 
         info, spec = describe(array), self._spec
@@ -436,7 +447,7 @@ class TensorMap:
 
 @contextmanager
 def _counted_as(order: Sequence[int]) -> Iterator[None]:
-    """Rename the fields of DescriptorErrors so that they count the axes of the array."""
+    """Rename the fields of DescriptorErrors so that their indices are axes of the array."""
     try:
         yield
     except DescriptorError as error:

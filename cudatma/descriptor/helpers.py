@@ -31,8 +31,8 @@ def create_weight_tma_desc(
     """Return a 2D map over packed int4 weights.
 
     There is no 4-bit type below sm_100, and a box has at most 256 elements per dimension. The map therefore describes a
-    64 x 64 block of weights as 256 uint64 elements. It has dims (256, rows), box (256, block_k64) and coordinates
-    (0, n64 * K64 + k64). A box may continue into the next n64 unless block_k64 divides K64; the kernel then ignores the
+    64 x 64 block of weights as 256 uint64 elements. It has dims (256, rows), box (256, block_k64) and coordinates (0,
+    n64 * K64 + k64). Unless block_k64 divides K64, a box may continue into the next n64. The kernel must ignore the
     surplus blocks.
 
     Parameters
@@ -168,7 +168,7 @@ def create_scale_tma_desc(
         One row holds one scale per column and gives a 1D map with box (tile_n,) and coordinate (n,). Several rows give
         a 2D map with box (tile_n, block_groups) and coordinates (n, group).
     tile_n : int
-        Number of columns per load, 1 to 256. Their size must be a multiple of 16 bytes.
+        Number of columns per load, 1 to 256. The size of these columns must be a multiple of 16 bytes.
     block_groups : int, default: 1
         Number of groups per load.
     whole_column : bool, optional
@@ -246,7 +246,8 @@ def create_activation_tma_desc(
     tile_m : int
         Number of rows per load, 1 to 256.
     tile_k : int, default: 64
-        Number of elements along K per load. They must fit into the swizzle span (at most 64 elements with 128B).
+        Number of elements along K per load. These elements must fit into the swizzle span (at most 64 elements with
+        128B).
     blocks : int, default: 1
         If more than 1, a load fetches ``blocks * tile_k`` elements along K, and tile_k must divide K. The map is then
         3D, with box (tile_k, tile_m, blocks) and coordinates (0, m, k / tile_k). Shared memory holds one block after
@@ -295,7 +296,7 @@ def create_activation_tma_desc(
 
 
 def _blocks_of_depths(info: ArrayInfo, tile_k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return shape and strides of (K / tile_k, M, tile_k), a view of (M, K)."""
+    """Return the shape and the strides of an (M, K) array viewed as (K / tile_k, M, tile_k)."""
     m, k = info.shape
     if type(tile_k) is not int or tile_k < 1 or k % tile_k:
         why = "TMA does not clip inside a block; use blocks=1"
@@ -335,7 +336,10 @@ def _map(info: ArrayInfo, spec: TiledSpec, target: Target | str | None, encoder:
 
 
 def _box_extent(spec: AnySpec) -> tuple[int, ...]:
-    """Return the elements that one box spans in each dimension, in TMA order; raise DescriptorError unless tiled."""
+    """Return the number of elements that one box spans in each dimension, in TMA order.
+
+    Raise DescriptorError unless the map is tiled.
+    """
     if not isinstance(spec, TiledSpec):
         raise DescriptorError("spec", type(spec).__name__, "TiledSpec", "im2col boxes have no fixed extent")
     return spec.box

@@ -1,4 +1,4 @@
-"""The driver's enumerations and rules for tensor maps. A broken rule raises DescriptorError.
+"""The driver's enumerations and rules for tensor maps. A violation raises DescriptorError.
 
 Everything is in TMA order: index 0 is the innermost dimension. cudatma.layout defines Swizzle and Interleave; access.py
 checks the further requirements of the hardware. Sources: CUDA driver API, cuTensorMapEncodeTiled,
@@ -25,7 +25,10 @@ class L2Promotion(Mode):
 
 
 class OobFill(Mode):
-    """Value that loads write for elements outside the tensor: zero, or NaN (floating point; FMA reads it as zero)."""
+    """Value that loads write for elements outside the tensor: zero, or a NaN that FMA treats as zero.
+
+    Only floating-point types can be filled with NaN.
+    """
 
     ZEROS = 0
     NAN = 1
@@ -44,11 +47,11 @@ STRIDE_LIMIT = 1 << 40
 MAX_BOX = 256
 MAX_ELEMENT_STRIDE = 8
 MAX_PIXELS = 1024
-#: Alignment of the addresses and strides that TMA requires; address_alignment() names the exceptions.
+#: Alignment that TMA requires of addresses and strides. address_alignment() lists the exceptions.
 TMA_ALIGNMENT_BYTES = 16
-#: TMA moves the rows of a box in chunks of this size.
+#: Size of the chunks in which TMA moves the rows of a box.
 CHUNK_BYTES = 16
-#: Rank -> smallest and largest im2col corner, which has 16, 8 or 5 signed bits.
+#: Maps the rank to the minimum and maximum im2col corner, a signed number of 16, 8 or 5 bits.
 CORNER_RANGE = {3: (-(1 << 15), (1 << 15) - 1), 4: (-(1 << 7), (1 << 7) - 1), 5: (-(1 << 4), (1 << 4) - 1)}
 
 _PADDED = ("16u4_align16b", "16u6_align16b")
@@ -199,7 +202,7 @@ def check_packed_swizzle(swizzle: Swizzle, dtype: TmaType) -> None:
 
 
 def check_fill(nan: bool, dtype: TmaType) -> None:
-    """Require a floating-point type for NaN fill."""
+    """Require a floating-point type if elements are filled with NaN."""
     if nan and not dtype.is_float:
         raise DescriptorError("oob_fill", "nan", f"zeros for {dtype.name}", "NaN exists in floating-point types only")
 
@@ -249,7 +252,7 @@ def check_pixels(pixels: int) -> None:
 
 
 def check_wide(interleave: Interleave, swizzle: Swizzle) -> None:
-    """Require no interleave and swizzle 64B, 128B or 128B_ATOM_32B, as the wide im2col modes do."""
+    """Require what the wide im2col modes support: no interleave, and swizzle 64B, 128B or 128B_ATOM_32B."""
     if interleave is not Interleave.NONE:
         raise DescriptorError("interleave", interleave.label, "none in im2col wide mode")
     if swizzle not in _WIDE_SWIZZLES:

@@ -86,7 +86,7 @@ class MapSpec(ABC):
     @property
     @abstractmethod
     def described_bytes(self) -> int:
-        """Size of the box as the driver computes it (bits 512-543) and compares with shared memory.
+        """Number of bytes of the box as the driver computes it for bits 512-543 and for its shared memory limit.
 
         The driver counts floor(box / element_strides) elements in each dimension, including the innermost, and ignores
         padding and interleave. ``expected_bytes`` counts the bytes that arrive; ``footprint_bytes`` counts the bytes

@@ -21,14 +21,14 @@ from cudatma.target import Target
 if TYPE_CHECKING:
     from cudatma.emulator import Report
 
-#: Names of arrays that the engine provides: partial sums, flags that are zero between launches, and copied rows.
+#: Names of arrays that the engine provides: partial sums, flags (zero between launches), and copied rows.
 PARTIALS, FLAGS, ROWS = "partials", "flags", "rows"
-#: A field of a tensor map by its kind ("dim", "stride" or "box") and its index in TMA order.
+#: A field of a tensor map, given by its kind ("dim", "stride" or "box") and its index in TMA order.
 Field = tuple[str, int]
 
 
 class At(NamedTuple):
-    """Address ``offset_bytes`` after the first element of a named array, or null if the call has no such array."""
+    """Address ``offset_bytes`` past the first element of a named array, or null if the call has no such array."""
 
     array: str
     offset_bytes: int = 0
@@ -61,7 +61,7 @@ class Sizes(NamedTuple):
     fields : tuple of int
         Size-dependent fields of every tensor map (see ``Map.sized``), in parameter order.
     shared_bytes : int
-        Dynamic shared memory per CTA, in bytes, if the configuration's amount is not enough.
+        Dynamic shared memory per CTA in bytes, if the launch needs more than the configuration says.
     programmatic : bool
         Whether to use programmatic dependent launch.
     partials_bytes, flags_bytes : int
@@ -84,9 +84,9 @@ class Sizes(NamedTuple):
 class Arguments:
     """Arguments of one launch of a kernel.
 
-    template, config: the kernel. ``config`` has ``entry``, ``threads`` and ``smem_bytes``. parameters: in the kernel's
-    order, each a number, bytes, At, Map or Value. cluster: number of CTAs per cluster, or 1 without clusters. early:
-    names of arrays that the kernel may read before the previous kernel has ended.
+    template, config: the kernel. ``config`` has ``entry``, ``threads`` and ``smem_bytes``. parameters: one number,
+    bytes, At, Map or Value for each parameter, in the kernel's order. cluster: number of CTAs per cluster, or 1 without
+    clusters. early: names of arrays that the kernel may read before the previous kernel has ended.
     """
 
     template: str
@@ -103,7 +103,7 @@ class Arguments:
 
     @property
     def maps(self) -> list[Map]:
-        """Tensor maps in parameter order, with the fields of Sizes."""
+        """Tensor maps in parameter order, with the size-dependent fields from Sizes."""
         values, maps = iter(self.sizes.fields), []
         for parameter in self.parameters:
             if isinstance(parameter, Map):
@@ -115,7 +115,10 @@ class Arguments:
         return load_kernel(self.template, self.config, target)
 
     def at(self, addresses: Mapping[str, int], encode: Callable[[AnySpec], Any]) -> list[Any]:
-        """Return the arguments with these addresses, or null for missing arrays. ``encode`` encodes tensor maps."""
+        """Return the arguments for arrays at these addresses.
+
+        A missing array gets null. ``encode`` encodes tensor maps.
+        """
         maps, values = iter(self.maps), []
         for parameter in self.parameters:
             if isinstance(parameter, Map):
@@ -149,8 +152,9 @@ class Arguments:
         kernel : Kernel, optional
             The compiled kernel.
         **options
-            Options of ``EmulatedModule.launch``. By default, a programmatic dependent runs as if the previous kernel
-            wrote all arrays except the early ones. ``produced_by_previous`` names other arrays.
+            Options of ``EmulatedModule.launch``. By default, a programmatic dependent launch runs as if the previous
+            kernel had written all arrays except the early ones. ``produced_by_previous`` specifies a different set of
+            arrays.
         """
         reached = {name: host_bytes(info) for name, info in arrays.items() if info.size_elems}
         given: dict[str, Any] = {"arrays": tuple(reached.values()), "target": target}
@@ -190,7 +194,7 @@ def map_over(
 
     ``info``: shape, strides and dtype of the array. ``box``: number of elements along each axis, in NumPy order.
     ``dtype``: TMA type, by default the array's. ``axes``: the array's axes from innermost to outermost. ``options``:
-    other fields of TiledSpec. Raises DescriptorError, which numbers axes in the array's order.
+    other fields of TiledSpec. Raises DescriptorError if a rule is broken; the error numbers axes in the array's order.
     """
     kind = tma_type(info.dtype) if dtype is None else tma_type(dtype)
     spec = TiledSpec.from_strided(

@@ -23,7 +23,7 @@ _MAX_PLANS_OF_SHAPE = 4
 
 
 class Calls(Generic[P, C]):
-    """Calls and plans of one operation, held by the Runtime."""
+    """Calls and plans of one operation, which the Runtime holds."""
 
     #: choice.forget() drops this cache.
     holds_choices = True
@@ -32,8 +32,7 @@ class Calls(Generic[P, C]):
         self._operation = operation
         self.calls: Cache[Call] = Cache(_MAX_CALLS)
         self.plans: Cache[Plan[P, C]] = Cache(_MAX_PLANS)
-        #: A shape may have several plans. For example, a window that is longer than a sequence excludes none of its
-        #: keys.
+        #: A shape may have several plans. For example, a window needs no mask if it is longer than the sequence.
         self._shapes: Cache[tuple[_Shape, ...]] = Cache(_MAX_PLANS)
 
     def plan(self, problem: P, device: int) -> Plan[P, C]:
@@ -49,14 +48,14 @@ class Calls(Generic[P, C]):
     def keep(
         self, key: tuple[Any, ...], plan: Plan[P, C], launch: Launch, checked: Checked[P], dtypes: tuple[Any, Any]
     ) -> None:
-        """Cache a call, and its shape for calls with other sizes.
+        """Cache a call, and cache its shape for calls with other sizes.
 
         ``dtypes``: dtypes of out and lse in the arrays' library.
         """
         operation, infos = self._operation, (*checked.arrays, checked.out)
         alignment_masks = operation.alignment_masks(checked.problem)
         if any(info is not None and info.pointer & mask for info, mask in zip(infos, alignment_masks, strict=True)):
-            return  # a plan for misaligned arrays would also serve aligned ones, but slower
+            return  # a plan for misaligned arrays would also work for aligned arrays, but more slowly
         present = [at for at, info in enumerate(checked.arrays) if info is not None]
         common = _Common(
             key[0], launch.device, _ADDRESS[key[0]], present, alignment_masks, dtypes, [0] * len(operation.names)
@@ -73,7 +72,7 @@ class Calls(Generic[P, C]):
             self._shapes.put(shape_key, (shape, *others[: _MAX_PLANS_OF_SHAPE - 1]))
 
     def resized_call(self, key: tuple[Any, ...]) -> Call | None:
-        """Return and cache the call if it differs from a cached call only in sizes, otherwise return None."""
+        """Return and cache the call if it differs from a cached call only in sizes. Otherwise return None."""
         operation = self._operation
         shape_key = _shape_key(operation, key)
         shapes = None if shape_key is None else self._shapes.get(shape_key)
@@ -112,8 +111,8 @@ class _Common(NamedTuple):
     """Properties that all calls of one shape have in common.
 
     address: function that returns the address of an array. present: indices of the inputs that such a call has. masks:
-    as from Operation.masks(). dtypes: dtypes of out and lse, as objects of the library. places: list of zeros, one for
-    each address of a launch.
+    result of Operation.alignment_masks(). dtypes: dtypes of out and lse, as objects of the library. places: list of
+    zeros, one for each address of a launch.
     """
 
     library: str
@@ -147,10 +146,10 @@ class Call:
         lse: tuple[int, ...] | None,
         spans: list[tuple[int, int] | None] | None,
     ) -> None:
-        """Prepare the checks of a repeated call.
+        """Prepare the checks that a repeated call needs.
 
         ``shape`` and ``lse`` are the shapes of the results, or None for a missing result. ``spans``: for a call with
-        ``out``, first byte and end of each input and of out, relative to the address of the array.
+        ``out``, the first byte and the end of each input and of out, relative to the address of the array.
         """
         self._common, self._launch, self._shape, self._lse = common, launch, shape, lse
         # Most calls launch one kernel without a workspace.
@@ -198,9 +197,10 @@ class Call:
         return done
 
 
-#: Functions that return the address of an array, keyed by its library.
+#: Maps each library to a function that returns the address of an array.
 _ADDRESS: dict[str, Callable[[Any], int]] = {"cupy": attrgetter("data.ptr"), "torch": methodcaller("data_ptr")}
-#: Library of each array class seen so far. A Runtime need not hold this, because the library of a class never changes.
+#: Maps each array class seen so far to its library. This is not part of the Runtime, because the library of a class
+#: never changes.
 libraries: dict[type, str] = {}
 
 
@@ -278,7 +278,7 @@ def _shape_key(operation: Operation[P, C], key: tuple[Any, ...]) -> Hashable:
                 has_begun = not ones or False in ones[: axis + 1]
                 if has_begun and strides[axis] != shape[axis + 1] * strides[axis + 1]:
                     return None
-        # The stride of a fixed axis that is outermost in memory depends on the free sizes.
+        # If a fixed axis is outermost in memory, its stride depends on the sizes that are not fixed.
         parts += free, ones, shape[free:], strides[free - 1 :] if joins else strides[free - 1], dtype, device
     return tuple(parts)
 

@@ -44,12 +44,12 @@ def check_backend(info: ArrayInfo, field: str, chosen: str) -> None:
     device = info.device
     if (device is None) != (chosen != "cuda"):
         allowed = "the host with backend 'emulator' or 'reference', a CUDA device with 'cuda'"
-        remedy = device_remedy("cupy.asarray moves it", device)
+        remedy = device_remedy("use cupy.asarray to move it", device)
         raise ArgumentError(f"{field}.device", place_name(device), allowed, remedy)
 
 
 def check_place(info: ArrayInfo, field: str, first: ArrayInfo, first_field: str, function: str) -> None:
-    """Raise ArgumentError unless an array is on the device of the call's first array and requires no gradient."""
+    """Raise ArgumentError if an array is not on the device of the call's first array, or if it requires a gradient."""
     if info.device != first.device:
         where = f"{place_name(first.device)}, where {first_field} is"
         raise ArgumentError(f"{field}.device", place_name(info.device), where)
@@ -74,11 +74,11 @@ def check_out(
         raise ArgumentError("out", "a read-only array", "a writable array")
     for name, other in read.items():
         if overlaps(info, other):
-            raise ArgumentError("out", f"memory that overlaps {name}", "memory of its own")
+            raise ArgumentError("out", f"memory that overlaps {name}", "an array with its own memory")
 
 
 def check_gradient(array: Any, field: str, function: str) -> None:
-    """Raise ArgumentError for a tensor for which torch records operations, or that has a tangent."""
+    """Raise ArgumentError for a tensor that requires a gradient or has a tangent."""
     torch: Any = sys.modules.get("torch")
     if getattr(array, "requires_grad", False) and torch.is_grad_enabled():
         remedy = f"{function} has no backward pass: call it under torch.no_grad(), or detach the tensor"
@@ -89,7 +89,7 @@ def check_gradient(array: Any, field: str, function: str) -> None:
 
 
 def has_tangents() -> bool:
-    """Return whether torch computes derivatives in forward mode now."""
+    """Return whether torch is currently computing derivatives in forward mode."""
     forward_ad = sys.modules.get("torch.autograd.forward_ad")
     return forward_ad is not None and forward_ad._current_level >= 0
 
@@ -115,8 +115,10 @@ def checked_count(value: Any, field: str, allowed: str) -> int:
 
 
 def as_fp32(value: Any, field: str) -> float:
-    """Return a number rounded to fp32. Raises ArgumentError if it exceeds double precision."""
+    """Return a number rounded to fp32. Raises ArgumentError if it exceeds the range of float64."""
     try:
         return ctypes.c_float(float(value)).value
     except OverflowError as error:
-        raise ArgumentError(field, "a number beyond double precision", "a number that a float holds") from error
+        raise ArgumentError(
+            field, "a number beyond the range of float64", "a number that a float can represent"
+        ) from error

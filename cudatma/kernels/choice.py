@@ -1,9 +1,10 @@
 """Choose the configuration for a problem from a table of M intervals, and explain the choice.
 
-A table is built when a shape is first needed: the cost model predicts the times of all configurations at all
-intervals, a menu reduces them to a few kernels, and tuning entries (tuning.py) replace the choices that they serve.
-Each M has its own cheapest tile, but a kernel is compiled and loaded before its first launch. A menu is therefore a
-small set of kernels such that every M has one that takes little longer than the cheapest: a greedy set cover.
+A table is built when a shape is first needed: the cost model predicts the times of all configurations at all intervals,
+a menu reduces them to a few kernels, and tuning entries (tuning.py) replace the choices for the values of M that they
+serve. Each M has its own cheapest tile, but a kernel is compiled and loaded before its first launch. A menu is
+therefore a small set of kernels that contains, for every M, a kernel that takes only slightly longer than the cheapest
+one. A greedy set cover computes the menu.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from cudatma.target import Target, get_target
 
 #: Step by which the allowed loss rises while a menu exceeds its limit.
 _GROWTH = 0.005
-#: Allowed loss at M = 1, about the error of the cost model there.
+#: Allowed loss at M = 1, which is about the error of the cost model there.
 _AT_ONE = 0.002
-#: Set-cover weight of a kernel that few shapes share.
+#: Weight, in the set cover, of a kernel that few shapes share.
 _SELDOM = 0.4
 
 
@@ -39,9 +40,9 @@ _SELDOM = 0.4
 class _Range:
     """A range of M with its own menu.
 
-    last: largest M. limit: maximum number of kernels. at_powers: allowed loss, relative to the cheapest, at powers of
-    two, where most batches are (_AT_ONE at M = 1). loss: allowed loss at other M. max_loss: upper bound to which
-    ``loss`` rises to meet the limit; beyond it, the limit is exceeded.
+    last: largest M. limit: maximum number of kernels. at_powers: allowed loss, relative to the cheapest configuration,
+    at powers of two, because most batch sizes are powers of two (at M = 1: _AT_ONE). loss: allowed loss at other M.
+    max_loss: upper bound to which ``loss`` rises to meet the limit; beyond it, the limit is exceeded.
     """
 
     last: int
@@ -51,8 +52,8 @@ class _Range:
     max_loss: float
 
 
-#: Below 256 the tile follows M closely. Larger M use the last range's menu. Families whose shapes share
-#: kernels accept larger losses, so that all shapes together need fewer kernels.
+#: Ranges of M. Below 256, tiles follow M closely. Values of M above the last range also use its menu. Families whose
+#: shapes share kernels accept larger losses, so that all shapes together need fewer kernels.
 _RANGES = (_Range(255, 24, 0.005, 0.01, 0.03), _Range(8192, 8, 0.005, 0.01, 0.03))
 _SHARED_RANGES = (_Range(255, 24, 0.01, 0.04, 0.05), _Range(8192, 8, 0.01, 0.06, 0.1))
 LAST_M = _RANGES[-1].last
@@ -61,7 +62,7 @@ FIRST_MS = (1, *(one.last + 1 for one in _RANGES))
 
 
 def menu(us: NDArray[np.float64], ms: NDArray[np.int64], shared: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return, for each M, the index of the configuration that serves it: the cheapest kernel of the menu.
+    """Return, for each M, the index of the configuration that serves it, which is the cheapest kernel in the menu.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ def menu(us: NDArray[np.float64], ms: NDArray[np.int64], shared: NDArray[np.bool
     ms : array of int64, sorted, starting with 1
         The first M of each interval.
     shared : array of bool, shape (configurations,)
-        Whether the menus of many shapes contain each configuration.
+        For each configuration, whether the menus of many shapes contain it.
     """
     chosen, has_power, first = np.zeros(len(ms), np.int64), _has_power(ms), 1
     for limits in _SHARED_RANGES if shared.any() else _RANGES:
@@ -83,7 +84,7 @@ def menu(us: NDArray[np.float64], ms: NDArray[np.int64], shared: NDArray[np.bool
 
 
 def _has_power(ms: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return whether a power of two is in the intervals that begin at ``ms``."""
+    """For each interval that begins at ``ms``, return whether it contains a power of two."""
     after = np.append(ms[1:], ms[-1] + 1)
     return np.asarray(2 ** np.ceil(np.log2(ms)) < after)
 
@@ -114,7 +115,7 @@ def _smallest(
 
 
 def _cover(able: NDArray[np.float32], weights: NDArray[np.float64]) -> list[int]:
-    """Return rows such that each column is 1 in at least one of them."""
+    """Return row indices such that each column is 1 in at least one of these rows."""
     uncovered, rows = np.ones(able.shape[1], np.float32), []
     while uncovered.any():
         rows.append(int((able @ uncovered * weights).argmax()))
@@ -131,14 +132,14 @@ def _cover(able: NDArray[np.float32], weights: NDArray[np.float64]) -> list[int]
 _MAX_TABLES = 1024
 #: Largest M of a new table. It is doubled until the table covers a larger M.
 _MIN_MAX_M = LAST_M
-#: Each M up to _SINGLE has an interval of its own. Intervals have _STEP values of M up to _FINE and 2 * _STEP up to
-#: _MIN_MAX_M; beyond, their length doubles with each doubling of M.
+#: Each M up to _SINGLE has its own interval. An interval has _STEP values of M up to _FINE, and 2 * _STEP values up to
+#: _MIN_MAX_M. Beyond that, the length of the intervals doubles with each doubling of M.
 _SINGLE, _FINE, _STEP = 32, 2048, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The configuration for an interval of M, and the tuning entry that it comes from, if any."""
+    """The configuration for an interval of M, and the tuning entry from which it was taken, if any."""
 
     config: Any
     match: Match | None = None
@@ -146,7 +147,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceTable:
-    """Choices for one shape and M from 1 to max_m. ``starts[i]`` is the first M of ``choices[i]``."""
+    """Choices for one shape and M from 1 to max_m. ``starts[i]`` is the first M for which ``choices[i]`` applies."""
 
     max_m: int
     starts: Sequence[int]
@@ -161,7 +162,7 @@ class ChoiceTable:
         return self.choices[bisect_right(self.starts, m) - 1].config
 
     def ms_up_to(self, m: int) -> list[int]:
-        """Return values of M from 1 to m: at least one in each interval and, up to 8192, one for each number of tiles.
+        """Return values of M from 1 to m: at least one per interval and, up to 8192, one for each number of tiles.
 
         The number of rows of a tile is a multiple of 8.
         """
@@ -184,7 +185,7 @@ class Tables(Cache[ChoiceTable]):
 
 
 def choose(family: Family[P, S], problem: P, gpu: Gpu, memo: dict[Any, Any], key: Any = "table") -> S:
-    """Return the pinned configuration if there is one, otherwise the one in the table for the problem's shape.
+    """Return the pinned configuration if there is one, otherwise the one from the table for the problem's shape.
 
     ``memo`` stores the table under ``key``, so that all problems of this shape use the same table.
     """
@@ -207,7 +208,7 @@ def choose_by_cost(family: Family[P, S], problem: P, gpu: Gpu) -> S:
 def choice_table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int) -> ChoiceTable:
     """Return the table for the problem's shape, which covers at least ``max_m`` rows.
 
-    Pinned configurations are ignored. Raises what ``Family.times`` raises, and ArgumentError if no kernel runs on the
+    Pinned configurations are ignored. Raises the errors of ``Family.times``, and ArgumentError if no kernel runs on the
     GPU's target.
     """
     return _table(family, problem, gpu, max_m, os.environ.get(FILE_VARIABLE))
@@ -249,7 +250,7 @@ def _predicted(family: Family[P, S], shape: P, gpu: Gpu, max_m: int) -> ChoiceTa
 
 
 def _with_entries(family: Family[P, S], shape: Any, gpu: Gpu, predicted: ChoiceTable) -> ChoiceTable:
-    """Return the table with tuning entries in place of the predicted choices that they serve."""
+    """Return the table in which tuning entries replace the predicted choices for the values of M that they serve."""
     points = [point for point in entry_points(family, shape, gpu) if 1 <= point <= predicted.max_m]
     if not points:
         return predicted
@@ -283,9 +284,9 @@ def _starts(max_m: int) -> NDArray[np.int64]:
     return np.array(sorted(starts))
 
 
-#: Fraction of a short list that holds different tiles. The other entries are variants of the two best tiles.
+#: Fraction of a short list that is used for different tiles. The other entries are variants of the two best tiles.
 _TILES = 2 / 3
-#: A configuration predicted to be slower than the first by more than this factor is not measured.
+#: A configuration is not measured if it is predicted to be slower than the first one by more than this factor.
 _HOPELESS = 1.25
 
 
@@ -324,7 +325,7 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
 
 @dataclass(frozen=True, slots=True)
 class Listed(Generic[S]):
-    """A configuration, its predicted cost, and the name of its launched kernel."""
+    """A configuration, its predicted cost, and the name of the kernel that it launches."""
 
     config: S
     cost: Cost
@@ -340,8 +341,8 @@ class Listed(Generic[S]):
 def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Listed[S]]:
     """Return up to ``limit`` configurations that are worth measuring.
 
-    The cost model's choice, the one to beat, comes first. Then come the cheapest tiles, and variants of the two
-    best.
+    The cost model's choice comes first, because the others must be faster than it. The cheapest tiles follow, and then
+    variants of the two best tiles.
     """
 
     def listed(config: S) -> Listed[S]:

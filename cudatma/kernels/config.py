@@ -33,9 +33,9 @@ class Preset:
         How operands are loaded into shared memory: by all threads with plain loads, by all threads with cp.async, by a
         consumer thread with TMA, or by a dedicated producer warp with TMA.
     schedule : {"one_tile", "persistent", "pingpong", "stream_k"}, default "one_tile"
-        How tiles are assigned. Each CTA computes one tile ("one_tile") or several tiles in turn ("persistent"). With
-        "pingpong", the two warpgroups of a CTA alternate, each computing its own tile. With "stream_k", CTAs divide the
-        tiles of the last wave.
+        How tiles are assigned to CTAs. Each CTA computes one tile ("one_tile") or several tiles in turn ("persistent").
+        With "pingpong", the two warpgroups of a CTA alternate, and each computes its own tiles. With "stream_k", CTAs
+        divide the tiles of the last wave.
     mma : {"scalar", "wgmma", "mma_sync"}, default "wgmma"
         Instruction that multiplies.
     allowed : mapping of str to sequence
@@ -65,11 +65,11 @@ class KernelConfig(ABC):
     stages : int
         Number of stages of the ring.
     cluster_m, cluster_n : int
-        Number of CTAs of a cluster along M and N, which share loads.
+        Number of CTAs per cluster along M and N. These CTAs share loads.
     cluster_k : int
-        Number of CTAs of a cluster that divide K.
+        Number of CTAs per cluster that divide K.
     ctas_per_sm : int
-        Number of CTAs that share an SM.
+        Number of CTAs per SM.
     """
 
     __slots__ = ()
@@ -77,7 +77,8 @@ class KernelConfig(ABC):
     #: Name of the public function.
     function: ClassVar[str]
     presets: ClassVar[Mapping[str, Preset]]
-    #: Increment this when a kernel's time changes by more than 2 %, the smallest gain for which a tuning entry ships.
+    #: Revision of the kernels. Increment it when a kernel's time changes by more than 2 %, the smallest gain for which
+    #: a tuning entry is shipped.
     revision: ClassVar[int]
     version: str
     tile_m: int
@@ -141,7 +142,7 @@ class KernelConfig(ABC):
     def stage_arrays(self) -> tuple[tuple[str, int], ...]:
         """Return (name, bytes) of a stage's arrays.
 
-        A slot is aligned if the array's size is a multiple of the alignment.
+        Slots are aligned if the size of the array is a multiple of the alignment.
         """
 
     @abstractmethod
@@ -158,13 +159,13 @@ class KernelConfig(ABC):
 
     @abstractmethod
     def adapted(self, problem: Any) -> Any:
-        """Return this tile with the fields of another problem, or None if its gain does not carry over."""
+        """Return the config with this tile for another problem, or None if the gain does not carry over."""
 
     @abstractmethod
     def cost_at(self, m: Any, problem: Any, gpu: Gpu) -> Cost:
         """Return the predicted time for M = ``m``, an int or int64 array. The problem's own M is ignored."""
 
-    # The version.
+    # ---- Version
 
     @property
     def preset(self) -> Preset:
@@ -175,7 +176,7 @@ class KernelConfig(ABC):
     def has_wgmma(self) -> bool:
         return self.preset.mma == "wgmma"
 
-    # Validity.
+    # ---- Validity
 
     def check_values(self) -> None:
         """Raise ArgumentError for an unknown version, or for a value that the preset does not allow."""
@@ -202,7 +203,7 @@ class KernelConfig(ABC):
             remedy = f"this configuration takes {self.smem_bytes}; use fewer stages or a smaller tile"
             raise ArgumentError("stages", self.stages, allowed, remedy)
 
-    # The launch.
+    # ---- Launch
 
     @property
     def problem_members(self) -> tuple[Member, ...]:
@@ -215,7 +216,7 @@ class KernelConfig(ABC):
 
     @property
     def cluster(self) -> int:
-        """Number of CTAs of a cluster that share loads."""
+        """Number of CTAs per cluster that share loads."""
         return self.cluster_m * self.cluster_n
 
     @property
@@ -230,7 +231,7 @@ class KernelConfig(ABC):
 
     @property
     def launch_cluster(self) -> int:
-        """Number of CTAs per cluster of the launch."""
+        """Number of CTAs per cluster in the launch."""
         return self.cluster * self.cluster_k
 
     @property
@@ -253,7 +254,7 @@ class KernelConfig(ABC):
         return self._slot_bytes * self.stages + self._epilogue_bytes
 
     def max_stages(self, smem_bytes: int) -> int:
-        """Return the number of stages that fit in ``smem_bytes``, which is 0 or negative if none fits."""
+        """Return the number of stages that fit in ``smem_bytes``. It is 0 or negative if none fits."""
         return (smem_bytes - self._epilogue_bytes) // self._slot_bytes
 
     def with_longest_ring(self: C, smem_bytes: int, max_stages: int) -> C | None:
@@ -271,19 +272,22 @@ class KernelConfig(ABC):
     def _epilogue_bytes(self) -> int:
         return sum([size for _, size in self.epilogue_parts()])
 
-    # Choosing, tuning and reports.
+    # ---- Choice, tuning and reports
 
     def cost(self, problem: Any, gpu: Gpu) -> Cost:
         """Return the predicted time of one launch."""
         return self.cost_at(problem.m, problem, gpu)
 
     def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
-        """Yield changes of fields that are worth measuring without changing the tile, by default shorter rings."""
+        """Yield sets of fields to change, other than the tile, that are worth measuring.
+
+        By default, these are shorter rings.
+        """
         yield from ({"stages": self.stages - fewer} for fewer in (1, 2))
 
     @property
     def notes(self) -> list[str]:
-        """Lines that follow the fields in the opening comment of the generated source."""
+        """Lines after the fields in the opening comment of the generated source."""
         stage = [f"  {size:6d} B  {name}" for name, size in self.stage_layout()]
         return [
             f"{self.consumer_warps} warps consume, {self.producer_warps} produce; a CTA takes {self.smem_bytes} B.",

@@ -1,4 +1,4 @@
-"""Predicted time of a configuration, and a problem's configurations ranked by it."""
+"""Predicted time of a configuration, and the ranking of a problem's configurations by predicted time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cudatma.target import Target
 
 S = TypeVar("S")
 
-#: Minimum number of stages. A shorter ring loads nothing while a stage is computed, which the cost model ignores.
+#: Minimum number of stages. A shorter ring loads nothing while a stage is computed, and the cost model ignores this.
 MIN_STAGES = 3
 
 
@@ -24,8 +24,8 @@ class Cost:
     """Predicted microseconds of one launch with operands cold in L2. The sum of all terms is ``us``.
 
     launch_us: launch, first loads and last stores. sm_us: mainloop of the busiest SM. reduction_us: exchange of partial
-    sums among the CTAs of a grid or a cluster. memory_us, tensor_us: time of memory and of all tensor cores that the
-    work of the SMs does not hide. Each term is an array if it was computed for many M at once.
+    sums among the CTAs of a grid or a cluster. memory_us, tensor_us: time of memory and time of all tensor cores, as
+    far as the work of the SMs does not hide them. Each term is an array if it was computed for many M at once.
     """
 
     launch_us: float
@@ -44,7 +44,7 @@ class Cost:
         return max((f.name for f in fields(self)), key=lambda name: float(getattr(self, name))).removesuffix("_us")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the terms as JSON."""
+        """Return the terms as a dict for JSON."""
         return {"us": self.us, "bound": self.bound} | {f.name: getattr(self, f.name) for f in fields(self)}
 
 
@@ -60,7 +60,7 @@ def runs(config: Any, problem: Any, target: Target) -> bool:
 def no_kernel(problem: Any, gpu: Gpu) -> ArgumentError:
     """Return the error for a problem that no kernel supports. The problem's family must have versions."""
     if not problem.version:
-        return ArgumentError("problem", problem.description, f"one that a kernel for {gpu.target} serves")
+        return ArgumentError("problem", problem.description, f"one that a kernel for {gpu.target} supports")
     allowed = f"one with a kernel for {problem.description}"
     return ArgumentError("version", problem.version, allowed, 'version="auto"')
 
@@ -70,7 +70,7 @@ def cheapest_first(
 ) -> list[tuple[S, float]]:
     """Return (config, microseconds) for each configuration that ``Family.times`` returns, the cheapest first.
 
-    Of configurations that differ only in tile_m and divide M into the same number of tiles, only the cheapest is
+    If several configurations differ only in tile_m and divide M into the same number of tiles, only the cheapest is
     listed.
     """
     ranked = [(config, float(us[0])) for config, us in times(problem, np.array([problem.m]), gpu) if us[0] < np.inf]

@@ -1,6 +1,7 @@
-"""The path of a call from its arrays to a launch, which ``run()`` implements.
+"""The path of a call from its arrays to a launch. ``run()`` implements it.
 
-The first level that recognizes a call handles it. The levels differ only in how much of earlier calls they reuse:
+A call is handled by the first level that recognizes it. The levels differ only in how much they reuse from earlier
+calls:
 
 1. A call with the layouts and options of an earlier call reuses its launch with other addresses.
 2. A call that differs from an earlier call in sizes only reuses the plan of the shape with new sizes and addresses.
@@ -35,7 +36,7 @@ from cudatma.library_streams import stream_handle
 from cudatma.runtime.streams import order_after_producers
 from cudatma.target import Target
 
-#: Function that receives each validated call instead of launching it. warm_up() sets it.
+#: Function that receives each validated call instead of the launch. warm_up() sets it.
 intercept: ContextVar[Callable[[Operation[Any, Any], Checked[Any], int, Weight | None], None] | None]
 intercept = ContextVar("cudatma_intercept", default=None)
 
@@ -63,8 +64,8 @@ def run(
     out : array or None
         The result. Default: a new array.
     options : tuple
-        Further arguments, which are part of the call's key. Options that compare equal must have the same meaning
-        (1 == True). If an option is not hashable, check() validates every call.
+        Further arguments, which are part of the call's key. Options that compare equal, such as 1 and True, must have
+        the same meaning. If an option is not hashable, check() validates every call.
     stream : stream, optional
         Default: the current stream of the first array's library.
     backend : str, optional
@@ -126,7 +127,7 @@ def _run_checked(
     check_backend(first, field, chosen)
     handle = None if device is None else stream_handle(stream, library_for(first, given.out), device)
     if device is None and stream is not None:
-        stream_handle(stream, first.kind, 0)  # an invalid stream is an error on the host as well
+        stream_handle(stream, first.kind, 0)  # an invalid stream is an error even if the call computes on the host
     result = given.out
     if result is None and given.shape is not None:
         out = empty_like_library(first, given.shape, given.dtype, handle)
@@ -170,10 +171,11 @@ def emulate(
     schedules: int = 1,
     **options: Any,
 ) -> Any:
-    """Run a call's launches on the emulator, and return the report of the last one.
+    """Run a call's launches on the emulator, and return the report of the last launch.
 
-    ``arrays`` contains inputs, results and a weight's arrays by name. They must be in host memory. ``target``:
-    default_target() by default. ``options``: options of ``EmulatedModule.launch``. Raises HazardError, CompileError.
+    ``arrays`` contains inputs, results and a weight's arrays by name. The arrays must be in host memory. ``target`` is
+    default_target() by default. ``options`` are options of ``EmulatedModule.launch``. Raises HazardError if there is a
+    hazard, and CompileError if a kernel does not compile.
     """
     target = default_target() if target is None else target
     gpu = imagined_gpu(target, operation.emulated_sm_count)
@@ -191,7 +193,10 @@ def emulate(
 
 
 def host_workspace(sizes: Sizes) -> dict[str, ArrayInfo]:
-    """Return a workspace in host memory for one launch. Flags are 0, and all other bytes are NaN in every type."""
+    """Return a workspace in host memory for one launch.
+
+    Flags are 0. All other bytes read as NaN in every floating-point type.
+    """
     needed = {PARTIALS: sizes.partials_bytes, FLAGS: sizes.flags_bytes, ROWS: sizes.rows_bytes}
     return {
         name: describe(np.full(nbytes, 0 if name == FLAGS else 0xFF, np.uint8))
@@ -210,8 +215,8 @@ def launch_of(
 ) -> Launch:
     """Return the launches of a problem on a device. Missing kernels are compiled and loaded, and the plan is cached.
 
-    ``named``: arrays of the call, whose addresses the tensor maps contain. Raises LaunchError if a kernel is
-    missing and the stream is being captured, CompileError, DriverError.
+    ``named``: arrays of the call, whose addresses the tensor maps contain. Raises LaunchError if a kernel is missing
+    while the stream is being captured, CompileError if a kernel does not compile, and DriverError if it does not load.
     """
     return calls_of(operation).plan(problem, device).load(problem, stream, named or {}, weight)
 

@@ -1,4 +1,4 @@
-"""Explain why a problem gets its configuration, for all families."""
+"""Explain, for any family, why a problem gets its configuration."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cudatma.kernels.choice import Decision, Listed, decide
 from cudatma.kernels.cost import Cost, cheapest_first
 from cudatma.kernels.family import Family
 from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
-from cudatma.kernels.schedule import Schedule, schedule
+from cudatma.kernels.schedule import Schedule
 from cudatma.target import Target
 
-#: Maximum number of candidates that an explanation lists.
+#: Maximum number of candidates in an explanation.
 _LISTED = 8
-#: Width of a table in characters. An entry takes about 60, and a wrapped table is hard to read.
+#: Width of a table in characters. A row takes about 60 characters, and a wrapped table is hard to read.
 _WIDTH = 160
 #: Description of each term of a Cost.
 _TERMS = {
@@ -34,7 +34,8 @@ _TERMS = {
 def explained_gpu(device: int | None, target: str | Target | None) -> Gpu:
     """Return the GPU of a call's arrays, or an imagined GPU if ``target`` is given or the arrays are on the host.
 
-    By default, the imagined GPU for host arrays has the target that default_target() returns. Raises TargetError.
+    By default, the imagined GPU for host arrays has the target that default_target() returns. Raises TargetError for an
+    unknown target.
     """
     if target is None and device is not None:
         return gpu_of(device)
@@ -43,7 +44,7 @@ def explained_gpu(device: int | None, target: str | Target | None) -> Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Explanation of a problem's configuration. Use ``str()`` to read it, and ``as_dict()`` to process it.
+    """Explanation of a problem's configuration. ``str()`` returns a readable text, and ``as_dict()`` returns data.
 
     Parameters
     ----------
@@ -60,7 +61,7 @@ class Explanation:
     prediction : Cost
         Time that the cost model predicts.
     candidates : tuple of Listed
-        The cheapest configurations, and the chosen one.
+        The cheapest configurations and the chosen configuration.
     considered : int
         Number of candidates.
     """
@@ -163,14 +164,11 @@ def explained(
     gpu: Gpu,
     *,
     launched: Callable[[Any], Any] | None = None,
-    divide: bool = True,
-    cut: Callable[[Any], Schedule] | None = None,
 ) -> Explanation:
     """Explain what a family runs for a problem with sizes m, n and k.
 
-    ``launched``: function that returns the launched config for a chosen config, by default ``Family.launched``.
-    ``divide``: whether tiles may be divided. ``cut``: function that returns the schedule of a config if the schedule
-    does not follow from the three sizes. Raises the errors of decide().
+    ``launched``: function that returns the launched config for a chosen config, by default ``Family.launched``. Raises
+    the errors of decide().
     """
     launched = launched or family.launched
     decision = decide(family, problem, gpu)
@@ -181,14 +179,12 @@ def explained(
     if config not in configs:
         configs.append(config)
     listed = [Listed(config, config.cost(problem, gpu), config.entry) for config in configs]
-    resident = gpu.sm_count * config.ctas_per_sm
-    work = cut(config) if cut else schedule(config, problem.m, problem.n, problem.k, resident, divide=divide)
     return Explanation(
         family=family,
         problem=problem,
         gpu=gpu,
         decision=decision,
-        schedule=work,
+        schedule=family.schedule(config, problem, gpu),
         prediction=config.cost(problem, gpu),
         candidates=tuple(listed),
         considered=max(len(ranked), len(listed)),
@@ -213,7 +209,7 @@ def table_text(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the same table without rich."""
+    """Return the table of table_text() without using rich."""
     table = [list(columns), *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]

@@ -1,7 +1,7 @@
-"""Protocols that a kernel family implements, and on which the shared code in kernels/ depends.
+"""Protocols that each kernel family implements, and that the shared code in kernels/ uses.
 
-A family defines a computation (Problem), the configurations that can run it with their predicted costs, and the file of
-its measured exceptions. All families share the code that chooses, tunes, explains, dumps and launches.
+A family defines a computation (Problem), the configurations that can run it and their predicted costs, and a file of
+measured exceptions. All families share the code that chooses, tunes, explains, dumps and launches.
 docs/howto/add_a_kernel.md describes how to write a family.
 """
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from cudatma.kernels.config import KernelConfig
 from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.schedule import Schedule
 from cudatma.kernels.version import Versions
 
 #: Largest size of a problem.
@@ -26,10 +27,10 @@ MAX_EXTENT = 2**31 - 1
 class Problem(Protocol):
     """A computation, as a frozen dataclass.
 
-    m: the size that changes from call to call. n, k: the other two sizes of a product. fixed: everything else that the
-    choice depends on; problems with the same ``fixed`` share a choice table. constraint: reason in words why only some
-    configurations may serve, or "" if all may. description: the problem in words. as_json(): the form in which tuning
-    entries store the problem.
+    m: the size that changes from call to call. n, k: the other two sizes of the product. fixed: everything else on
+    which the choice depends; problems with the same ``fixed`` share a choice table. constraint: why only some
+    configurations may be used, in words, or "" if all may be used. description: the problem in words. as_json(): the
+    form in which tuning entries store the problem.
     """
 
     @property
@@ -95,13 +96,13 @@ def _never(config: object) -> bool:
     return False
 
 
-#: Configurations that may serve a shape, and their predicted microseconds at each M.
+#: Configurations that may serve a shape, and their predicted times in microseconds at each M.
 Times = Sequence[tuple[S, NDArray[np.float64]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Family(Generic[P, S]):
-    """A kernel family, as the shared code for choosing, tuning and explaining sees it.
+    """What the shared code for choosing, tuning and explaining needs from a kernel family.
 
     Attributes
     ----------
@@ -110,23 +111,25 @@ class Family(Generic[P, S]):
     config : type
         Class of the family's configs.
     kernels : tuple of str
-        Names of the kernels, which are ``version`` in their configs.
+        Names of the kernels, which are the values of ``version`` in their configs.
     read_problem : callable
         Returns the problem for a tuning entry's JSON.
     times : callable
-        ``times(problem, ms, gpu)`` returns each configuration that may serve problems of this shape once, with its
-        predicted microseconds at each M of the int64 array ``ms``, or inf where it cannot run. ``problem.m`` is
-        ignored. ``times(problem, [m], gpu)`` agrees with ``config.cost()`` at M. Of configurations with equal times,
-        the first wins. Configurations that take at least 25 % longer than the cheapest one at every M may be missing.
-        Raises TargetError or ArgumentError if a call with this shape would raise it.
+        ``times(problem, ms, gpu)`` returns each configuration that may serve problems of this shape, with its predicted
+        time in microseconds at each M in the int64 array ``ms``, or inf where it cannot run. No configuration occurs
+        twice. ``problem.m`` is ignored. ``times(problem, [m], gpu)`` agrees with ``config.cost()`` at M. Of
+        configurations with equal times, the first wins. Configurations that take at least 25 % longer than the cheapest
+        one at every M may be missing. Raises TargetError or ArgumentError if a call with this shape would raise it.
+    schedule : callable
+        ``schedule(config, problem, gpu)`` returns the division of the work among CTAs, for explanations.
     trial : str
-        Object reference, ``"module:class"``, to a Trial (sample.py), which the tuner creates for a device ordinal.
+        Object reference, ``"module:class"``, to a Trial (sample.py). The tuner creates the Trial with a device ordinal.
     index : tuple of str
         Fields that a tuning entry and a problem must share for the entry to serve the problem.
     problem_fields : tuple of str
         Fields of a config that come from the problem.
     table : Path, optional
-        File of the shipped measured exceptions.
+        File with the measured exceptions that ship with cudatma.
     options : tuple of Option
         Command-line options for fields of a problem other than m, n and k.
     launched : callable
@@ -138,7 +141,7 @@ class Family(Generic[P, S]):
     with_m : callable
         ``with_m(problem, m)`` returns the problem with another M. By default, its field ``m`` is replaced.
     shape : callable, optional
-        Returns the problem for which the choice table of a problem is built. By default, it is the problem with
+        Maps a problem to the problem for which the choice table is built. By default, this is the same problem with
         ``m`` = 1.
     is_shared : callable
         Returns whether menus prefer a config because many shapes use it, so that all shapes together need fewer
@@ -150,6 +153,7 @@ class Family(Generic[P, S]):
     kernels: tuple[str, ...]
     read_problem: Callable[[Mapping[str, Any]], P]
     times: Callable[[P, NDArray[np.int64], Gpu], Times[S]]
+    schedule: Callable[[S, P, Gpu], Schedule]
     trial: str
     index: tuple[str, ...] = ()
     problem_fields: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """Properties of a GPU for cost models and launches. A comment names the source of each number.
 
-The driver reports SMs, clocks and the width of the memory bus. The rates of mma.sync and of clusters, and L2, are
-measured.
+The driver reports the number of SMs, the clocks and the width of the memory bus. The rate of mma.sync, the number of
+resident clusters and the effective size of L2 were measured.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from cudatma import context
 from cudatma.errors import check
 from cudatma.target import Target, detect, get_target
 
-#: Fraction of the memory bus' rate that bulk copies of a kernel reach: 4.6 of 4.92 TB/s. [H200, the read floor F]
+#: Fraction of the memory bandwidth that the bulk copies of a kernel reach: 4.6 of 4.92 TB/s. [H200,
+#: benchmarks/read_floor.py]
 _MEMORY_EFFICIENCY = 0.94
-#: Bytes of operands that L2 may retain from one launch to the next. [H200]
+#: Number of operand bytes that may stay in L2 from one launch to the next. [H200]
 IN_L2_BYTES = 50 << 20
-#: mma.sync on Hopper: 628 TFLOP/s of 132 SMs at 1980 MHz [H200]. GeForce accumulates fp32 at half of the tensor cores'
-#: rate [NVIDIA RTX Blackwell white paper; not measured].
+#: Rate of mma.sync: on Hopper, 132 SMs at 1980 MHz reach 628 TFLOP/s [H200]. GeForce GPUs accumulate in fp32 at half
+#: the rate of the tensor cores [NVIDIA RTX Blackwell white paper; not measured].
 _HOPPER_MMA_SYNC, _GEFORCE_MMA_SYNC = 2403, 512
-#: CTAs of a cluster -> fraction of a GPU's SMs that clusters of this size can use. A GPU with 132 SMs, in GPCs of
-#: at most 18, runs 66, 39, 30, 22, 17 and 15 clusters of 2, 3, 4, 5, 6 and 8 CTAs, with one CTA on an SM.
-#: [H200, cuOccupancyMaxActiveClusters]
+#: Maps the number of CTAs per cluster to the fraction of a GPU's SMs that clusters of this size can use. A GPU with 132
+#: SMs in GPCs of at most 18 SMs runs 66, 39, 30, 22, 17 and 15 clusters of 2, 3, 4, 5, 6 and 8 CTAs, with one CTA per
+#: SM. [H200, cuOccupancyMaxActiveClusters]
 _IN_CLUSTERS = {1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91, 5: 0.84, 6: 0.78, 8: 0.91}
 #: Numbers of CTAs that may divide K.
 CLUSTER_K = tuple(_IN_CLUSTERS)
@@ -31,7 +32,7 @@ CLUSTER_K = tuple(_IN_CLUSTERS)
 class Gpu:
     """A GPU's properties.
 
-    Clocks are the highest ones. memory_bus_bits: bus width in bits; data moves twice per clock.
+    Clocks are the maximum clocks. memory_bus_bits: bus width in bits; data moves twice per clock.
     """
 
     target: str
@@ -42,7 +43,7 @@ class Gpu:
 
     @property
     def memory_bytes_per_us(self) -> float:
-        """Bytes per microsecond that the loads of one kernel reach."""
+        """Memory bandwidth that the loads of one kernel reach, in bytes per microsecond."""
         return _MEMORY_EFFICIENCY * 2 * self.memory_clock_mhz * self.memory_bus_bits / 8
 
     @property
@@ -52,13 +53,13 @@ class Gpu:
 
     @property
     def clock_class_mhz(self) -> int:
-        """The highest clock in steps of 100 MHz. GPUs of one model differ by less."""
+        """The maximum SM clock, rounded to 100 MHz, because GPUs of one model differ by less than that."""
         return round(self.sm_clock_mhz, -2)
 
 
 #: Most cost models were fitted to measurements on this GPU. [driver 580.159, device attributes]
 H200 = Gpu("sm_90a", 132, 1980, 3201, 6144)
-#: Clocks and bus of other GPUs. [data sheets; not measured]
+#: Clocks and bus widths of other GPUs. [data sheets; not measured]
 _KNOWN = (
     Gpu("sm_90a", 114, 1755, 1593, 5120),  # H100 PCIe
     Gpu("sm_120a", 170, 2407, 14001, 512),  # RTX 5090
@@ -70,8 +71,8 @@ _KNOWN = (
 def imagined_gpu(target: str | Target, sm_count: int | None = None) -> Gpu:
     """Return a known GPU of a target with this number of SMs, or one extrapolated from the nearest known GPU.
 
-    An extrapolated GPU has the clocks of the nearest one, and the same memory-bus width per SM. ``sm_count`` None means
-    the first known GPU of the target, for sm_90a an H200.
+    An extrapolated GPU has the clocks of the nearest one, and the same memory-bus width per SM. If ``sm_count`` is
+    None, the result is the first known GPU of the target. For sm_90a, this is an H200.
     """
     name = get_target(target).name
     known = [gpu for gpu in (H200, *_KNOWN) if gpu.target == name] or [H200]
@@ -84,13 +85,14 @@ def imagined_gpu(target: str | Target, sm_count: int | None = None) -> Gpu:
 
 
 class _Gpus(dict[int, Gpu]):
-    """The installed GPUs by their ordinals, a part of the Runtime."""
+    """The installed GPUs, keyed by ordinal. This is a part of the Runtime."""
 
 
 def gpu_of(device: int) -> Gpu:
-    """Return an installed GPU's properties. Creates no context.
+    """Return an installed GPU's properties without creating a context.
 
-    Raises DriverError without a driver, LaunchError for an invalid ordinal, TargetError for a GPU without a target.
+    Raises DriverError if there is no driver, LaunchError for an invalid ordinal, and TargetError for a GPU without a
+    target.
     """
     gpus: _Gpus = context.runtime().part(_Gpus)
     if device not in gpus:
@@ -123,5 +125,5 @@ def _read_gpu(device: int) -> Gpu:
 
 
 def clusters_at_once(cluster_k: int, sm_count: int) -> int:
-    """Return the number of clusters with ``cluster_k`` CTAs that run at the same time, with one CTA on an SM."""
+    """Return the number of clusters with ``cluster_k`` CTAs that run at the same time, with one CTA per SM."""
     return int(sm_count * _IN_CLUSTERS[cluster_k]) // cluster_k

@@ -1,4 +1,4 @@
-"""NumPy views of host arrays of any library."""
+"""NumPy views of host arrays from any library."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Members and device layout of the struct that a launch passes to its kernel by value. Pure.
+"""Members and device layout of the struct that a launch passes to its kernel by value.
 
 A kernel's config names the members that the kernel reads. The template declares the struct from them
 (``parts/problem.cuh.j2``), and ``pack()`` lays out the values as C does. MEMBERS are for kernels that compute tiles of
-a result. They describe sizes, schedule, raster order and rows. ``parts/schedule.cuh.j2`` and
-``parts/store_vector.cuh.j2`` read them.
+a result. They describe the sizes, the schedule, the raster order and the rows of the result. ``parts/schedule.cuh.j2``
+and ``parts/store_vector.cuh.j2`` read them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Member:
 
 
 #: Number of rows of the result in a raster group of tiles. A wave computes a group column by column, so that the tiles
-#: of both operands stay in L2.
+#: of A and B stay in L2.
 _RASTER_GROUP_M = 2048
 MEMBERS: dict[str, Member] = {
     member.name: member
@@ -56,18 +56,18 @@ MEMBERS: dict[str, Member] = {
         Member("n", "u32", "columns of the result"),
         Member("k", "u32", "size of the K dimension"),
         Member("tiles_m", "u32", "output tiles along M"),
-        Member("tiles_n", "u32", "output tiles along N, each of one CTA or cluster"),
-        Member("raster_m", "u32", "rows of tiles of a raster group"),
-        Member("k_iterations", "u32", "stages that one tile takes"),
+        Member("tiles_n", "u32", "output tiles along N; a CTA or cluster computes one tile"),
+        Member("raster_m", "u32", "rows of tiles per raster group"),
+        Member("k_iterations", "u32", "stages per tile"),
         Member("work_ranges", "u32", "work ranges: one per cluster, or per CTA without clusters"),
-        Member("stream_tiles", "u32", "the first tiles, which are divided among all work ranges"),
-        Member("stream_stages", "u32", "stages of those tiles per work range"),
+        Member("stream_tiles", "u32", "number of leading tiles that are divided among all work ranges"),
+        Member("stream_stages", "u32", "stages of the divided tiles per work range"),
         Member("stream_extra", "u32", "number of leading work ranges that take one more stage"),
         Member("output_vectors", "u32", "1: every row of the result is aligned to 16 bytes"),
         Member("by_k_iterations", "Divisor", "divides by k_iterations"),
-        Member("by_raster_group", "Divisor", "divides by the tiles of a raster group"),
+        Member("by_raster_group", "Divisor", "divides by the number of tiles per raster group"),
         Member("by_raster_group_rows", "Divisor", "divides by raster_m"),
-        Member("by_last_rows", "Divisor", "divides by the rows of tiles of the last raster group"),
+        Member("by_last_rows", "Divisor", "divides by the number of rows of tiles in the last raster group"),
         Member("output_pitch", "u64", "elements from one row to the next"),
     )
 }
@@ -91,7 +91,7 @@ def pack(members: tuple[Member, ...], values: Mapping[str, Any]) -> bytes:
 def packer(members: tuple[Member, ...], fixed: Mapping[str, Any] | None = None) -> Callable[[Mapping[str, Any]], bytes]:
     """Return pack() specialized for these members, which takes one or two microseconds.
 
-    ``fixed`` contains values that are the same in every call. The function does not look them up.
+    ``fixed`` contains values that are the same in every call; the returned function does not look them up.
     """
     structure, layout, at = _structure(members), "<", 0
     flat: list[Any] = []

@@ -12,7 +12,7 @@ from cudatma.kernels.gpu import H200, Gpu
 
 P = TypeVar("P", bound=Hashable)
 C = TypeVar("C", bound=Hashable)
-#: Names of the results, and of memory that the engine provides.
+#: Names of the results and of memory that the engine provides.
 RESULTS, SPACES = ("out", "lse"), (PARTIALS, FLAGS, ROWS)
 
 
@@ -57,10 +57,10 @@ class Operation(ABC, Generic[P, C]):
     inputs: ClassVar[tuple[str, ...]]
     weight_arrays: ClassVar[tuple[str, ...]] = ()
     #: The number of trailing axes of each input and of out that are part of a shape. The leading axes may differ from
-    #: call to call. None: all axes are part of the shape.
+    #: call to call. If None, all axes are part of the shape.
     fixed_axes: ClassVar[tuple[int | None, ...]] = ()
-    #: Whether a launch treats the leading axes as one axis, which requires that there are no gaps between them.
-    #: Otherwise resized() checks the strides of all axes except the last leading one.
+    #: Whether a launch treats the leading axes as one axis. This requires that there are no gaps between them.
+    #: Otherwise resized() must check the strides of all axes except the last leading axis.
     joins_axes: ClassVar[bool] = True
     #: Number of SMs of the emulated GPU.
     emulated_sm_count: ClassVar[int] = H200.sm_count
@@ -81,7 +81,7 @@ class Operation(ABC, Generic[P, C]):
 
     @abstractmethod
     def check(self, inputs: tuple[Any, ...], out: Any, options: Any, resource: Any) -> Checked[P]:
-        """Validate a call. ``options`` and ``resource``: as in run(). Raises ArgumentError, ArgumentTypeError."""
+        """Validate a call. Raises ArgumentError or ArgumentTypeError. ``options`` and ``resource``: as in run()."""
 
     @abstractmethod
     def configure(self, problem: P, gpu: Gpu, memo: dict[Any, Any]) -> C:
@@ -144,5 +144,5 @@ class Operation(ABC, Generic[P, C]):
         return checked
 
     def compute_without_kernel(self, problem: P, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
-        """Compute the result without a kernel if possible; return whether it did."""
+        """Compute the result without a kernel if possible, and return whether this was possible."""
         return False

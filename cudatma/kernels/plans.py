@@ -16,12 +16,15 @@ from cudatma.kernels.replay import Replay
 from cudatma.kernels.workspace import Workspace, is_capturing, stream_workspace
 from cudatma.target import Target, detect
 
-#: Workspace addresses for launches that use no workspace.
+#: Workspace addresses of launches that use no workspace.
 NO_SPACES = (0,) * len(SPACES)
 
 
 class Launch(NamedTuple):
-    """Launches of a call without addresses and stream. partials_bytes: bytes, or None if no workspace is used."""
+    """Launches of a call, without addresses and without a stream.
+
+    partials_bytes: number of bytes of partial sums, or None if the call uses no workspace.
+    """
 
     replays: tuple[Replay, ...]
     sizes: tuple[Sizes, ...]
@@ -32,7 +35,7 @@ class Launch(NamedTuple):
     def run(self, addresses: list[int], stream: int, weight: Weight | None, workspace: Workspace | None = None) -> None:
         """Launch with the arrays of the call at these addresses, in the order of Operation.names.
 
-        The caller may not modify the list afterwards.
+        The caller must not modify the list afterwards.
         """
         weight_addresses = weight.addresses if weight else ()
         if self.partials_bytes is None:
@@ -53,7 +56,10 @@ class Launch(NamedTuple):
 
 
 class _Loaded(NamedTuple):
-    """Loaded kernels of a configuration on a device. sizes_of: returns the sizes of a problem's launches."""
+    """Loaded kernels of a configuration on a device.
+
+    sizes_of: function that returns the Sizes of a problem's launches.
+    """
 
     config: Any
     replays: tuple[Replay, ...]
@@ -80,7 +86,7 @@ class Plan(Generic[P, C]):
         self._memo: dict[Any, Any] = {}
 
     def loaded_launch(self, problem: P) -> Launch | None:
-        """Return the launches of a problem if its kernels are loaded, otherwise None."""
+        """Return the launches of a problem, or None if its kernels are not loaded."""
         config = self._operation.configure(problem, self._gpu, self._memo)
         loaded = self._by_identity.get(id(config)) or self._lookup(config)
         return None if loaded is None else self._launch(problem, loaded)
@@ -138,7 +144,7 @@ class Plan(Generic[P, C]):
 
 
 def ctas_on_sm(config: Any, occupancy: int) -> int:
-    """Return the number of CTAs per SM: ``ctas_per_sm`` of the config if it has one, otherwise the occupancy."""
+    """Return the number of CTAs per SM: the config's ``ctas_per_sm`` if it has this field, otherwise the occupancy."""
     return int(getattr(config, "ctas_per_sm", occupancy))
 
 
@@ -146,7 +152,7 @@ def _loaded_kernel(template: str, config: Any, target: Target, device: int, stre
     """Return a loaded kernel. Raises LaunchError if the kernel is not loaded and the stream is being captured."""
     kernel = known_kernel(template, config, target)
     if (kernel is None or not kernel.is_loaded(device)) and is_capturing(device, stream):
-        allowed = f"a stream that captures nothing, for the first {function} of this kind"
+        allowed = f"a stream that is not being captured, for the first {function} of this kind"
         remedy = f"call {function} once, or warm it up, before the capture"
         raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
     kernel = load_kernel(template, config, target)

@@ -22,7 +22,7 @@ from cudatma.target import Target, get_target
 
 @dataclass(frozen=True, slots=True)
 class KernelEntry:
-    """A kernel.
+    """Registry entry of a kernel.
 
     Attributes
     ----------
@@ -110,48 +110,48 @@ REGISTRY: dict[str, KernelEntry] = {
             "window_copy",
             "kernels/window_copy.cu.j2",
             "cudatma.kernels.data_movement.configs:window_configs",
-            "copy of, or reduction into, a window of 1 to 5 axes, by boxes",
+            "copy a window of 1 to 5 axes, or reduce into one, box by box",
             "cudatma.kernels.data_movement.samples:window_sample",
         ),
         KernelEntry(
             "run_copy",
             "kernels/run_copy.cu.j2",
             "cudatma.kernels.data_movement.configs:run_configs",
-            "copy of, or reduction into, a run of bytes, by 1D bulk copies",
+            "copy a run of bytes, or reduce into one, by 1D bulk copies",
             "cudatma.kernels.data_movement.samples:run_sample",
         ),
         KernelEntry(
             "plain_copy",
             "kernels/plain_copy.cu.j2",
             "cudatma.kernels.data_movement.configs:plain_configs",
-            "copy of any window, by plain loads and stores",
+            "copy any window by plain loads and stores",
         ),
         KernelEntry(
             "transpose",
             "kernels/transpose.cu.j2",
             "cudatma.kernels.data_movement.transpose:dump_configs",
-            "transpose of a batch of matrices, through swizzled shared memory",
+            "transpose a batch of matrices through swizzled shared memory",
             "cudatma.kernels.data_movement.samples:transpose_sample",
         ),
         KernelEntry(
             "gather_boxes",
             "kernels/gather_boxes.cu.j2",
             "cudatma.kernels.data_movement.gather:dump_configs",
-            "boxes at given places, or tiles with a halo",
+            "gather boxes at given positions, or tiles with a halo",
             "cudatma.kernels.data_movement.samples:gather_sample",
         ),
         KernelEntry(
             "im2col",
             "kernels/im2col.cu.j2",
             "cudatma.kernels.data_movement.im2col:dump_configs",
-            "columns of a convolution, by TMA's im2col mode",
+            "gather the columns of a convolution by TMA's im2col mode",
             "cudatma.kernels.data_movement.samples:im2col_sample",
         ),
         KernelEntry(
             "broadcast",
             "kernels/broadcast.cu.j2",
             "cudatma.kernels.data_movement.broadcast:dump_configs",
-            "one array to several, by multicast in clusters",
+            "copy one array to several destinations by multicast in clusters",
             "cudatma.kernels.data_movement.samples:broadcast_sample",
         ),
         KernelEntry(
@@ -164,34 +164,34 @@ REGISTRY: dict[str, KernelEntry] = {
             "rows",
             "kernels/rows.cu.j2",
             "cudatma.kernels.data_movement.rows:dump_configs",
-            "rows by number, gather4 and scatter4",
+            "gather or scatter rows by index with gather4 and scatter4",
         ),
         KernelEntry(
             "ragged_copy",
             "kernels/ragged_copy.cu.j2",
             "cudatma.kernels.data_movement.ragged_copy:dump_configs",
-            "copies of many 2D arrays, tensor maps edited on the GPU",
+            "copy many 2D arrays with tensor maps edited on the GPU",
             "cudatma.kernels.data_movement.ragged_copy:sample",
         ),
         KernelEntry(
             "permute_columns",
             "kernels/permute_columns.cu.j2",
             "cudatma.kernels.marlin.permute_columns:dump_configs",
-            "columns of 16-bit rows permuted into aligned rows",
+            "permute the columns of 16-bit rows into aligned rows",
             "cudatma.kernels.marlin.permute_columns:sample",
         ),
         KernelEntry(
             "dequantize",
             "kernels/dequantize.cu.j2",
             "cudatma.kernels.marlin.dequantize:dump_configs",
-            "packed int4 weight to a dense matrix",
+            "convert a packed int4 weight to a dense matrix",
             "cudatma.kernels.marlin.dequantize:sample",
         ),
         KernelEntry(
             "all_reduce",
             "kernels/all_reduce.cu.j2",
             "cudatma.kernels.all_reduce.config:dump_configs",
-            "one-shot all-reduce over memory of other GPUs",
+            "one-shot all-reduce through the memory of other GPUs",
             "cudatma.kernels.all_reduce.config:sample",
         ),
     )
@@ -214,5 +214,7 @@ def family(name: str) -> Family[Any, Any]:
 def kernel(name: str) -> KernelEntry:
     """Return the entry of a kernel. For an unknown name, raises an ArgumentError that lists the known kernels."""
     if name not in REGISTRY:
-        raise ArgumentError("kernel", name, ", ".join(REGISTRY), "`cudatma dump --list` shows them with their configs")
+        raise ArgumentError(
+            "kernel", name, ", ".join(REGISTRY), "`cudatma dump --list` lists the kernels and their configs"
+        )
     return REGISTRY[name]

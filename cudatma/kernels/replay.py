@@ -12,8 +12,8 @@ from cudatma.descriptor import check_target, codec, driver
 from cudatma.kernels.arguments import Arguments, At, Map, Sizes, Value, with_fields
 from cudatma.runtime.launch import Kernel, LaunchPlan
 
-#: (64-bit words of the argument, index of the array, offset from the array's first byte). A tensor map begins with its
-#: address.
+#: (64-bit words of the argument, index of the array, offset from the array's first byte). The first word of a tensor
+#: map is its address.
 _Word = tuple[Any, int, int]
 
 
@@ -22,9 +22,9 @@ class _Agreement(dict[Any, bool]):
 
 
 class Replay:
-    """Launch on a device that can be repeated with other addresses and sizes.
+    """A launch on a device that can be repeated with other addresses and sizes.
 
-    The object keeps no array alive. Several threads may use it: each launch takes exclusive use of one set of
+    The object does not keep arrays alive. Several threads may use it. Each launch has exclusive use of one set of
     marshalled arguments, and another set is created if several threads launch at the same time.
 
     Parameters
@@ -40,7 +40,7 @@ class Replay:
     addresses : mapping of str to int
         Current addresses of all arrays, from which the driver encodes tensor maps.
     spaces, steady : sequence of str, optional
-        Names of arrays whose addresses seldom change: the workspace, and a weight's arrays.
+        Names of the arrays whose addresses seldom change: the workspace and the arrays of a weight.
     """
 
     __slots__ = ("_first", "_idle", "config", "device")
@@ -69,10 +69,10 @@ class Replay:
     ) -> None:
         """Launch on the stream with this handle, with arrays at these addresses.
 
-        ``spaces`` and ``weight_addresses`` contain the addresses of the workspace and of the weight. The caller may not
-        modify ``addresses`` afterwards. If ``sizes``, ``spaces`` or ``weight_addresses`` is the same object as in the
-        previous launch, its update is skipped. Raises DriverError, LaunchError (a forked process), PipelineHang
-        (debug).
+        ``spaces`` and ``weight_addresses`` contain the addresses of the workspace and of the weight. The caller must
+        not modify ``addresses`` afterwards. If ``sizes``, ``spaces`` or ``weight_addresses`` is the same object as in
+        the previous launch, its update is skipped. Raises DriverError, LaunchError (in a forked process) or
+        PipelineHang (with debug=True).
         """
         try:
             instance = self._idle.pop()
@@ -121,7 +121,7 @@ class _Instance:
         plan: LaunchPlan | None = None,
     ) -> None:
         self._given = arguments, kernel, device, names, addresses
-        #: Addresses of the last launch; None if an argument may hold anything.
+        #: Addresses of the last launch, or None if the arguments may contain anything.
         self.addresses: Sequence[int] | None = None
         self.spaces: tuple[int, ...] | None = None
         self.weight_addresses: tuple[int, ...] | None = None
@@ -201,7 +201,10 @@ class _SizedMap:
     )
 
     def __init__(self, tensor_map: Map, value: Any, place: tuple[int, int], device: int) -> None:
-        """Read the first values. ``place``: group of the array's name, and index of the name in this group."""
+        """Read the initial values.
+
+        ``place``: the group that contains the array's name, and the index of the name in this group.
+        """
         spec: Any = tensor_map.spec
         self._map, self._place, self._device = tensor_map, place, device
         self.count = len(tensor_map.sized)
@@ -214,7 +217,7 @@ class _SizedMap:
         self._agrees = False
 
     def write(self) -> None:
-        """Write the fields. For each kind of map, the first result is compared with the driver's."""
+        """Write the fields. For each kind of map, the first result is compared with the driver's encoding."""
         if not self._agrees:
             agreement: dict[Any, bool] = context.runtime().part(_Agreement)
             agrees = agreement.get(self._kind)
@@ -230,13 +233,13 @@ class _SizedMap:
         self._write(self.fields)
 
     def encode(self, addresses: tuple[Sequence[int], ...]) -> None:
-        """Encode the map with the driver for a new address, which may be in another allocation, and new fields."""
+        """Encode the map with the driver for new fields and a new address, which may be in another allocation."""
         group, at = self._place
         address = addresses[group][at] + self._map.offset_bytes
         if self.fields != self._written:
             self._bytes[:], self._written = self._encoded(address), self.fields
         else:
-            with context.using(self._device):  # the driver searches the current context for the allocation
+            with context.using(self._device):  # the driver looks up the allocation in the current context
                 driver.replace_address(self._pointer, address)
 
     def _encoded(self, address: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Random operands for kernels that `cudatma emulate NAME` runs on the emulator, and for kernels that the tuner runs."""
+"""Random operands for the kernels that `cudatma emulate NAME` and the tuner run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 #: Limits of relative_error() for one rounding to the dtype after fp32 accumulation.
 LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
-#: Total bytes of all copies of an operand. They are several times the size of any L2, so that each copy evicts another
-#: one. The maximum number of copies of a tiny operand fits in L2, but loads of such an operand take no time anyway.
+#: Total number of bytes of all copies of an operand. It is several times the size of any L2, so that each copy evicts
+#: another. Even the maximum number of copies of a tiny operand fits in L2, but loading such an operand takes almost no
+#: time anyway.
 _ROTATION_BYTES, _MIN_COPIES, _MAX_COPIES = 350_000_000, 2, 200
-#: Number of random values that are repeated. It is prime, so that no two rows or columns are equal.
+#: Number of random values, which are repeated to fill an operand. It is prime, so that no two rows or columns are
+#: equal.
 _POOL = 1_048_573
 
 #: launch(i) enqueues a kernel that reads the i-th copy.
@@ -32,9 +34,9 @@ Launch = Callable[[int], None]
 class Sample:
     """One launch with random operands.
 
-    title: one-line description. kernel: the compiled kernel. run: function that launches the kernel on the emulator,
-    and takes the options of ``EmulatedModule.launch``. error: relative_error() of the last schedule, compared with
-    float64. limit: maximum allowed error.
+    title: one-line description. kernel: the compiled kernel. run: function that launches the kernel on the emulator; it
+    takes the options of ``EmulatedModule.launch``. error: relative_error() of the last schedule, compared with float64.
+    limit: maximum allowed error.
     """
 
     title: str
@@ -93,7 +95,7 @@ def in_turn(launches: Sequence[Callable[[], None]]) -> Launch:
 def random_rows(rows: int, columns: int, dtype: str, seed: int) -> Any:
     """Return a (rows, columns) array of normally distributed fp16 or bf16 values on CuPy's current device.
 
-    Rows begin at multiples of 16 bytes, as TMA requires. Each operand should have another ``seed``.
+    Rows begin at multiples of 16 bytes, as TMA requires. Use a different ``seed`` for each operand.
     """
     import cupy
 

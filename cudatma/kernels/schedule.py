@@ -1,4 +1,4 @@
-"""Divide a problem into tiles, and tiles into the work ranges of CTAs: waves, stream-K and cluster split-K. Pure."""
+"""Divide a problem into tiles, and divide tiles into the work ranges of CTAs (waves, stream-K and cluster split-K)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, Protocol, overload
 from cudatma.errors import ArgumentError
 
 _U32 = ctypes.c_uint32
-#: Maximum number of work units. They have 32 bits on the device, and sums of two numbers must not overflow.
+#: Maximum number of work units. Their indices have 32 bits on the device, and the sum of two indices must not overflow.
 _MAX_UNITS = 2**31 - 1
-#: Maximum bytes of fp32 partial sums per SM in a workspace, which hold a tile of 128 x 256.
+#: Maximum number of bytes of fp32 partial sums per SM in a workspace, enough for a tile of 128 x 256.
 PARTIALS_PER_SM_BYTES = 128 * 256 * 4
-#: Bytes of flags per SM, enough for 4 CTAs of 16 warp tiles.
+#: Number of bytes of flags per SM, enough for 4 CTAs of 16 warp tiles.
 FLAGS_PER_SM_BYTES = 4 * 16 * 4
 
 
 class DivisorStruct(ctypes.Structure):
-    """``cudatma::Divisor``, which divides numbers from 0 to 2^31 - 1 by ``d`` with a multiplication.
+    """The device struct ``cudatma::Divisor``, which divides numbers from 0 to 2^31 - 1 by ``d`` with a multiplication.
 
     [Granlund, Montgomery, "Division by Invariant Integers using Multiplication", theorem 4.2]
     """
@@ -39,9 +39,9 @@ def divisor(d: int) -> tuple[int, int]:
 class TiledConfig(Protocol):
     """Members of a config that whole_tiles() reads.
 
-    tile_k: number of elements of K per stage. cluster: number of CTAs of a cluster that share loads. cluster_tile_m,
+    tile_k: number of elements of K per stage. cluster: number of CTAs per cluster that share loads. cluster_tile_m,
     cluster_tile_n: tile size of the cluster. cluster_k: number of CTAs that divide K. launch_cluster: number of CTAs
-    per cluster of the launch. is_persistent: whether a CTA computes several tiles.
+    per cluster in the launch. is_persistent: whether a CTA computes several tiles.
     """
 
     @property
@@ -62,9 +62,9 @@ class DividingConfig(TiledConfig, Protocol):
     """Members of a config that schedule() reads.
 
     partial_bytes: maximum bytes of fp32 sums that one CTA stores in the workspace, or 0 if tiles are never divided.
-    loaded_stage_bytes: bytes that one CTA loads per stage. division(others, tiles_m): a CTA's one-time cost for
-    dividing tiles, and the time of a stage of a divided tile, in units of a stage of a whole tile. ``others``: number
-    of CTAs that share a tile with the CTA that stores it. ``tiles_m``: number of rows of tiles.
+    loaded_stage_bytes: bytes that one CTA loads per stage. division(others, tiles_m): a CTA's one-time cost of dividing
+    tiles, and the time of a stage of a divided tile, both in units of the time of a stage of a whole tile. ``others``:
+    number of CTAs that share a tile with the CTA that stores it. ``tiles_m``: number of rows of tiles.
     """
 
     @property
@@ -134,7 +134,7 @@ def assignments(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> l
 
     All tiles are whole, or the tiles of the partial wave are divided, either together with a full wave or alone. If
     they are divided together with a full wave, few CTAs share a tile. If they are divided alone, more CTAs are at the
-    same position in K and share data in L2. With one row of tiles no CTAs share weights, so that dividing the partial
+    same position in K and share data in L2. With only one row of tiles, no CTAs share weights, and dividing the partial
     wave alone was always slower (docs/lab/marlin.md, "The partial wave").
     """
     waves, rest = divmod(tiles, resident)
@@ -152,10 +152,10 @@ def assignments(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> l
 
 
 def shortest(options: list[Assignment], division: Callable[[int], tuple[float, float]]) -> Assignment:
-    """Return the assignment whose longest work range is the shortest, and the first of equal assignments.
+    """Return the assignment whose longest work range is the shortest; among equal assignments, return the first.
 
-    A kernel whose divided stages take no longer than whole ones therefore also divides a full wave. ``division``:
-    DividingConfig.division() as a function of ``others``.
+    If a kernel's divided stages take no longer than its whole stages, it therefore also divides a full wave.
+    ``division``: DividingConfig.division() as a function of ``others``.
     """
 
     def stages(option: Assignment) -> float:
@@ -175,8 +175,8 @@ def whole_tiles(config: TiledConfig, m: int, n: int, k: int, resident_ctas: int 
     tiles_m, tiles_n = ceil_div(m, config.cluster_tile_m), ceil_div(n, config.cluster_tile_n)
     clusters, k_iterations = tiles_m * tiles_n, ceil_div(k, config.tile_k)
     if k_iterations < config.cluster_k:
-        raise ArgumentError("cluster_k", config.cluster_k, f"at most {k_iterations}, K's stages")
-    if resident_ctas is not None:  # the smallest number of clusters that needs no more turns
+        raise ArgumentError("cluster_k", config.cluster_k, f"at most {k_iterations}, the number of stages along K")
+    if resident_ctas is not None:  # the smallest number of clusters that does not need more turns
         clusters = ceil_div(clusters, ceil_div(clusters, max(1, resident_ctas // config.cluster)))
     return Schedule(clusters * config.launch_cluster, tiles_m, tiles_n, k_iterations, 0, config.cluster)
 
@@ -194,11 +194,12 @@ def schedule(
     """Divide an (m, n, k) problem among ``resident_ctas`` CTAs, in whole clusters, that run at the same time.
 
     Tiles of full waves are assigned whole. Tiles of the last, partial wave are also assigned whole if dividing them
-    does not reduce the time (``config.division()``). Otherwise their K is divided, together with that of one full wave
-    or, with several rows of tiles, alone. The numbers of stages of work ranges then differ by at most one.
+    does not reduce the time (``config.division()``). Otherwise the K of these tiles is divided, together with the K of
+    one full wave or, if there are several rows of tiles, alone. The numbers of stages of the work ranges then differ by
+    at most one.
 
-    ``divide``: whether tiles may be divided. Batch invariance requires False. ``eager``: whether to divide tiles as
-    soon as partial sums have fewer bytes than the saved loads, so that small problems have divided tiles.
+    ``divide``: whether tiles may be divided. Batch invariance requires False. ``eager``: whether to divide tiles
+    whenever the partial sums have fewer bytes than the saved loads, so that even small problems have divided tiles.
     """
     if not config.partial_bytes:
         return whole_tiles(config, m, n, k)

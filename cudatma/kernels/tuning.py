@@ -1,4 +1,4 @@
-"""Configurations that take precedence over the cost model: pinned by the caller, or measured.
+"""Configurations that take precedence over the cost model because the caller pinned them or because they were measured.
 
 Measured exceptions are tuning entries. Entries in the user's file take precedence over entries in the shipped table.
 Each file is read once per process. An entry was measured for one problem. It also serves nearby values of M (see
@@ -41,14 +41,14 @@ from cudatma.target import Target, get_target
 
 SCHEMA = 5
 FILE_VARIABLE = "CUDATMA_TUNE_FILE"
-#: Value of the environment variable that disables all tuning entries, including the shipped ones.
+#: Value of the environment variable that disables all tuning entries, including the shipped entries.
 NOTHING = "none"
 _LOCK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class GpuClass:
-    """A class of GPUs for which measurements are valid: target, number of SMs, and highest clocks in MHz."""
+    """A class of GPUs for which measurements are valid, given by target, number of SMs and maximum clocks in MHz."""
 
     target: str
     sm_count: int
@@ -76,7 +76,7 @@ class Entry(Generic[P, S]):
     rule_us: float
 
     def as_json(self, family: Family[P, S]) -> dict[str, Any]:
-        """Return the entry as stored in the file. Fields of the config that have their defaults are left out."""
+        """Return the entry as it is stored in the file. Config fields with default values are omitted."""
         others = (*family.problem_fields, "version")
         values = {f.name: (getattr(self.config, f.name), f.default) for f in _fields(family.config)}
         config = {name: value for name, (value, default) in values.items() if name not in others and value != default}
@@ -90,7 +90,7 @@ def user_file() -> Path | None:
     """Return the path of the user's tuning file, or None if $CUDATMA_TUNE_FILE is "none".
 
     The path is $CUDATMA_TUNE_FILE if it is set. Otherwise it is cudatma/tuned.json in $XDG_DATA_HOME, or in
-    ~/.local/share if that is not set. Raises ArgumentError if $CUDATMA_TUNE_FILE is a relative path.
+    ~/.local/share if $XDG_DATA_HOME is not set. Raises ArgumentError if $CUDATMA_TUNE_FILE is a relative path.
     """
     named = os.environ.get(FILE_VARIABLE, "")
     if named == NOTHING:
@@ -101,7 +101,7 @@ def user_file() -> Path | None:
             raise ArgumentError(FILE_VARIABLE, named, f'an absolute path, or "{NOTHING}"')
         return path
     base = os.environ.get("XDG_DATA_HOME", "")
-    # The XDG base directory specification says to ignore relative paths.
+    # The XDG base directory specification requires that relative paths are ignored.
     data = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.local/share"))
     return data / "cudatma" / "tuned.json"
 
@@ -150,7 +150,9 @@ def _fields(kernel: type[Any]) -> tuple[Field[Any], ...]:
 def _parse_config(kernel: type[S], raw: Mapping[str, Any], given_by_problem: Mapping[str, Any]) -> S:
     kinds = {f.name: {"int": int, "bool": bool, "str": str}[str(f.type)] for f in _fields(kernel)}
     if unknown := sorted(set(raw) - set(kinds) | set(raw) & set(given_by_problem)):
-        raise ArgumentError("config", ", ".join(unknown), f"fields of {kernel.__name__} that the problem does not give")
+        raise ArgumentError(
+            "config", ", ".join(unknown), f"fields of {kernel.__name__} that the problem does not determine"
+        )
     given: dict[str, Any] = {name: _typed(raw, name, kinds[name]) for name in raw} | dict(given_by_problem)
     missing = [f.name for f in _fields(kernel) if f.name not in given and f.default is MISSING]
     if missing:
@@ -183,11 +185,11 @@ def read_sections(path: Path) -> list[dict[str, Any]]:
     except ValueError as error:
         raise ValueError(f"it is not JSON: {error}") from error
     if not isinstance(content, dict) or type(content.get("schema")) is not int:
-        raise ValueError("it is no file of tuning entries")
+        raise ValueError("it is not a file of tuning entries")
     if 0 < content["schema"] < SCHEMA:
         raise ValueError("an earlier version of cudatma wrote it; measure again with: cudatma tune")
     if content["schema"] != SCHEMA:
-        raise ValueError(f"its schema is {shown(content['schema'])}, and this version of cudatma reads {SCHEMA}")
+        raise ValueError(f"its schema is {shown(content['schema'])}, but this version of cudatma reads {SCHEMA}")
     sections = content.get("sections")
     if not isinstance(sections, list) or not all(map(_is_section, sections)):
         raise ValueError("its sections are damaged")
@@ -253,7 +255,7 @@ def _set_aside(path: Path, why: Exception) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    path = path.resolve()  # a link stays one
+    path = path.resolve()  # a symbolic link remains a link
     aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with aside.open("x", encoding="utf-8") as file:
@@ -288,15 +290,15 @@ def entry_sizes(raw: Mapping[str, Any], family: Family[Any, Any]) -> str:
 
 
 def entry_fault(error: Exception) -> str:
-    """Return parse_entry()'s error as one line."""
+    """Return an error of parse_entry() as one line."""
     return f"missing {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
 
 
 #: Configuration that pinned() has set.
 pinned_scope: ContextVar[Any] = ContextVar("pinned configuration", default=None)
-#: Entries with this number of tiles or more serve up to twice their M, because one more tile changes little.
+#: An entry with at least this number of tiles serves up to twice its M, because one more tile changes little.
 _MANY_TILES = 8
-#: Maximum ratio of an entry's M to the M that it serves.
+#: Maximum ratio of an entry's M to a smaller M that it serves.
 _LARGER_M = 1.25
 
 
@@ -304,7 +306,7 @@ _LARGER_M = 1.25
 def pinned(config: object) -> Iterator[None]:
     """Use a config for every call of its function inside the ``with`` block.
 
-    The tuner launches each candidate this way.
+    The tuner uses this function to launch each candidate.
 
     Parameters
     ----------
@@ -355,7 +357,7 @@ def entry_points(family: Family[P, S], problem: P, gpu: Gpu) -> list[int]:
     entries = [entry for path, _ in _files(family) for entry in _entries(path, family, gpu, index)]
     measured = {entry.problem.m for entry in entries}
     points = {point for m in measured for point in (math.ceil(m / _LARGER_M), m, 2 * m)}
-    # Other problems use the entry with the nearest M, so that the next entry begins half-way.
+    # Other problems use the entry with the nearest M, so the next entry takes over half-way between two entries.
     points |= {half for a in measured for b in measured if a < b for half in (ceil_div(a + b, 2), (a + b) // 2 + 1)}
     for entry in entries:
         tiles = ceil_div(entry.problem.m, entry.config.tile_m)
@@ -367,8 +369,8 @@ def entry_points(family: Family[P, S], problem: P, gpu: Gpu) -> list[int]:
 class Match:
     """Entry and the file that contains it.
 
-    shipped: whether the file ships with cudatma. exact: whether the entry differs from the problem in M alone.
-    Otherwise the entry was adapted.
+    shipped: whether the file ships with cudatma. exact: whether the entry differs from the problem only in M. If not,
+    the entry was adapted.
     """
 
     entry: Entry[Any, Any]
@@ -378,7 +380,9 @@ class Match:
 
 
 def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Match | None:
-    """Return the tuning entry that serves a problem, or None. The user's entries precede the shipped ones.
+    """Return the tuning entry that serves a problem, or None.
+
+    The user's entries take precedence over the shipped entries.
 
     An invalid file does not raise an error. A TuneFileWarning names each ignored part once per process.
     """
@@ -432,12 +436,12 @@ def _adapted_entry(entries: Sequence[Entry[Any, Any]], problem: Any, target: Tar
 
 
 def nearest(entries: Sequence[Entry[Any, Any]], m: int) -> Entry[Any, Any] | None:
-    """Return the entry that serves M among entries that differ in M alone, or None.
+    """Return the entry that serves M, or None. All entries must differ only in M.
 
     An entry serves M if its tile divides M into as many tiles as the entry's own M. An entry for a larger M must also
     be at most a quarter larger, because the cost model fits tiles to M. An entry with 8 or more tiles serves up to
-    twice its M. The entry with the largest M that does not exceed M has precedence, then the one with the smallest
-    larger M.
+    twice its M. Among these, the entry with the largest M up to the requested M takes precedence, then the entry with
+    the smallest M above it.
     """
     serving = [entry for entry in entries if _serves(entry, m)]
     below = [entry for entry in serving if entry.problem.m <= m]
@@ -470,7 +474,10 @@ def shipped(family: Family[Any, Any]) -> Path | None:
 
 
 class _Read:
-    """Contents of tuning files and warnings about them, held by the Runtime. Each file is read once."""
+    """Contents of tuning files and the warnings already issued about them, which the Runtime holds.
+
+    Each file is read once.
+    """
 
     #: choice.forget() drops this cache.
     holds_choices = True
@@ -496,7 +503,7 @@ def _by_index(path: Path, family: Family[Any, Any], gpu: Gpu) -> dict[tuple[Any,
     try:
         raws = entries_for(path, family, gpu)
     except (OSError, ValueError) as error:
-        _warn(f"{path}: not used: {error}")
+        _warn(f"{path} is ignored: {error}")
         raws = []
     for raw in raws:
         index = tuple(raw.get(name) for name in family.index)
@@ -504,7 +511,7 @@ def _by_index(path: Path, family: Family[Any, Any], gpu: Gpu) -> dict[tuple[Any,
             by_index.setdefault(index, []).append(raw)
         else:
             sizes = ", ".join(f"{name} {shown(size)}" for name, size in zip(family.index, index, strict=True))
-            _warn(f"{path}: an entry is not used: {sizes}: its sizes must be integers")
+            _warn(f"{path}: an entry is ignored: {sizes}: its sizes must be integers")
     read.by_index.put(key, by_index)
     return by_index
 
@@ -520,13 +527,13 @@ def _entries(path: Path, family: Family[Any, Any], gpu: Gpu, index: tuple[Any, .
         try:
             entries.append(parse_entry(raw, family, target))
         except (CudaTmaError, KeyError, TypeError, ValueError) as error:
-            _warn(f"{path}: an entry is not used: {entry_sizes(raw, family)}: {entry_fault(error)}")
+            _warn(f"{path}: an entry is ignored: {entry_sizes(raw, family)}: {entry_fault(error)}")
     read.entries.put(key, entries)
     return entries
 
 
 def _warn(text: str) -> None:
-    """Warn once."""
+    """Issue a warning unless the same warning was already issued."""
     warned = _read().warned
     if text not in warned:
         warned.put(text, True)

@@ -1,4 +1,4 @@
-"""Selection of a kernel version, by a call's argument, by an environment variable, or by a file, in this order."""
+"""Selection of a kernel version: a call's argument precedes an environment variable, which precedes a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ else:
 FILE = "cudatma.toml"
 ANY = "auto"
 _CALL = "the call"
-#: Sections of the file, one for each family whose kernels have versions.
+#: Sections of the file: one per family whose kernels have versions.
 SECTIONS = ("gemm", "attention")
 
 
@@ -36,11 +36,12 @@ class Versions:
     names: tuple[str, ...]
 
     def chosen(self, version: object) -> tuple[str, str]:
-        """Return the selected version, "" for any, and the place that selects it.
+        """Return the selected version, or "" for any version, and the place that selects it.
 
         ``version`` is the argument of the call. ``"auto"`` selects the version in the environment variable if it is
-        set, otherwise ``version`` in the family's section of cudatma.toml. This file is in the working directory,
-        otherwise in $XDG_CONFIG_HOME/cudatma or ~/.config/cudatma. It is read once per process. Raises ArgumentError.
+        set, otherwise ``version`` in the family's section of cudatma.toml. cudatma.toml is searched for in the working
+        directory, and then in $XDG_CONFIG_HOME/cudatma or ~/.config/cudatma. It is read once per process. Raises
+        ArgumentError for an unknown version.
         """
         if not isinstance(version, str) or version != ANY:
             return self._known("version", version), _CALL
@@ -68,9 +69,9 @@ class Versions:
 
 
 class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
-    """Add to errors about the version the place that selects it, unless this is the call.
+    """Context manager that adds, to errors about the version, the place that selects it, unless that place is the call.
 
-    ``selected_by``: place that chosen() returned.
+    ``selected_by``: the place that chosen() returned.
     """
 
     __slots__ = ("_selected_by",)
@@ -82,12 +83,15 @@ class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, FieldError) and error.field == "version" and self._selected_by not in ("", _CALL):
-            remedy = "set another one there, or pass one as version="
+            remedy = "set another version there, or pass version="
             raise type(error)(f"version of {self._selected_by}", error.got, error.allowed, remedy) from error
 
 
 class _File(NamedTuple):
-    """Contents of the file that selects versions, held by the Runtime. path: path of the file, or "" without a file."""
+    """Contents of the file that selects versions, which the Runtime holds.
+
+    path: path of the file, or "" if there is no file.
+    """
 
     path: str
     content: dict[str, Any]

@@ -17,8 +17,8 @@ from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.operation import Checked, Operation, Weight
 from cudatma.target import Target, detect
 
-#: Maximum number of kernels that are compiled in this process, because starting a worker takes as long as compiling
-#: one.
+#: Up to this number, kernels are compiled in this process, because starting a worker takes as long as compiling a
+#: kernel.
 _FEW_KERNELS = 2
 #: Largest allowed max_m.
 LARGEST_M = 1 << 17
@@ -61,7 +61,7 @@ def warm_up(
     ArgumentError, ArgumentTypeError
         If the call would raise this error, or if ``max_m`` is out of range.
     TargetError, CompileError, DriverError
-        If no kernel exists for the GPU, or it does not compile or load.
+        If no kernel exists for the GPU, or if a kernel does not compile or load.
 
     Notes
     -----
@@ -97,7 +97,7 @@ def prepare(
     max_m: int,
     progress: bool | None,
 ) -> None:
-    """Compile and load the kernels of calls on a device for sizes up to ``max_m``, and make their plans."""
+    """Compile and load the kernels of calls on a device for sizes up to ``max_m``, and create their plans."""
     gpu = gpu_of(device)
     kernels = (kernel for operation, checked, _ in calls for kernel in operation.kernels_up_to(checked, max_m, gpu))
     compile_and_load(kernels, device, progress)
@@ -111,14 +111,16 @@ def check_max_m(max_m: Any) -> None:
     if type(max_m) is not int:
         raise ArgumentTypeError("max_m", type(max_m).__name__, "int")
     if not 1 <= max_m <= LARGEST_M:
-        raise ArgumentError("max_m", max_m, f"1 to {LARGEST_M}", "larger sizes compile at their first call")
+        raise ArgumentError(
+            "max_m", max_m, f"1 to {LARGEST_M}", "kernels for larger sizes are compiled at their first call"
+        )
 
 
 def compile_and_load(kernels: Iterable[tuple[str, Any]], device: int, progress: bool | None = None) -> None:
     """Load kernels, given as (template, config), and compile in parallel those that are not in the cache.
 
-    One process compiles at a time. Other processes that use the same cache wait until it ends, and then find its
-    kernels.
+    One process compiles at a time. Other processes that use the same cache wait until this process is done, and then
+    find the kernels in the cache.
     """
     context.require_no_fork()
     target, unique = detect(device), dict.fromkeys(kernels)
@@ -139,7 +141,7 @@ def _missing(kernels: Iterable[tuple[str, Any]], target: Target) -> list[tuple[s
 @contextmanager
 def _bar(total: int, show: bool | None) -> Iterator[Callable[[Any, CompileError | None], None]]:
     """Show a progress bar for ``total`` kernels, and yield the function that compile_all() calls after each kernel."""
-    from rich.console import Console  # import only in a process that compiles
+    from rich.console import Console  # imported only in a process that compiles
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)

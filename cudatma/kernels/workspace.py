@@ -1,10 +1,10 @@
 """Device memory for partial sums and for rows of activations. Each stream and each graph branch has a workspace.
 
-CTAs that share a tile store fp32 partial sums and a flag in the workspace, and persistent CTAs of attention count tiles
-in the first flag. Every kernel leaves all flags zero. Two launches that may run at the same time must not share a
+CTAs that share a tile store fp32 partial sums and a flag in the workspace. Persistent CTAs of attention count tiles in
+the first flag. Every kernel resets all flags to zero. Two launches that may run at the same time must not share a
 workspace. A workspace belongs to a stream or to a graph branch, unless the caller passes one. A capture uses memory
-that was reserved outside of captures. Activations that TMA cannot load in place are first copied to rows
-(marlin/permute_columns.py), whose memory grows to the largest batch that needs it.
+that was reserved outside of captures. Activations that TMA cannot load in place are first copied to a buffer of rows
+(marlin/permute_columns.py). This buffer grows to the largest batch that needs it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES
 from cudatma.runtime import streams
 from cudatma.runtime.device_memory import DeviceMemory
 
-#: Memory for rows of activations is allocated in multiples of this.
+#: Memory for rows of activations is allocated in multiples of this number of bytes.
 _ROWS_STEP_BYTES = 2 << 20
 
 
 class Memory(Protocol):
-    """Device memory that lives as long as its object."""
+    """Device memory that is freed with its Python object."""
 
     @property
     def pointer(self) -> int: ...
@@ -37,9 +37,10 @@ class Memory(Protocol):
 class ActivationRows:
     """Memory for rearranged activations of one launch at a time, allocated at its first use.
 
-    lock: held from before the launch that writes the rows until after the launch that reads them, because no other
-    thread of the same stream may launch between them. A larger batch gets a new buffer of at least twice the size.
-    Earlier buffers stay, because a captured graph may hold their address; together they are smaller than the last.
+    lock: held from before the launch that writes the rows until after the launch that reads them. Between the two, no
+    other thread may launch on the same stream. A larger batch gets a new buffer of at least twice the size. Earlier
+    buffers are kept, because a captured graph may contain their addresses. Together they are smaller than the latest
+    buffer.
     """
 
     __slots__ = ("_allocate", "_buffers", "lock")
@@ -84,7 +85,7 @@ class Workspace:
         Device addresses.
     rows : ActivationRows
         Copies of activations that TMA cannot load in place: act-order, pitches and addresses that are not multiples of
-        16 bytes. They grow to the largest such batch.
+        16 bytes. The buffer grows to the largest such batch.
 
     Raises
     ------
@@ -107,7 +108,7 @@ class Workspace:
 
     def __init__(self, device: int | None = None) -> None:
         if device is not None and type(device) is not int:
-            raise ArgumentTypeError("device", type(device).__name__, "a device's ordinal, or None")
+            raise ArgumentTypeError("device", type(device).__name__, "the ordinal of a device, or None")
         ordinal = context.current_device() if device is None else device
         memory = DeviceMemory(sum(workspace_sizes(ordinal)), ordinal)
         self._lay_out(ordinal, memory, ActivationRows(lambda nbytes: DeviceMemory(nbytes, ordinal)))
@@ -115,7 +116,7 @@ class Workspace:
 
     @classmethod
     def within(cls, memory: Memory, device: int, rows: ActivationRows | None = None) -> Workspace:
-        """Create a workspace in given memory, whose flags are zero.
+        """Create a workspace in existing memory whose flags are zero.
 
         Parameters
         ----------
@@ -124,7 +125,7 @@ class Workspace:
         device : int
             Ordinal of its device.
         rows : ActivationRows, optional
-            Copies of activations. Default: new ones.
+            Copies of activations. Default: a new object.
 
         Returns
         -------
@@ -164,12 +165,12 @@ class Workspace:
                 "workspace",
                 f"{self.partials_bytes} + {self.flags_bytes} bytes",
                 f"{partials_bytes} + {flags_bytes} bytes",
-                "the schedule runs more CTAs than a workspace is made for",
+                "the schedule has more CTAs than the workspace supports",
             )
 
 
 def workspace_sizes(device: int) -> tuple[int, int]:
-    """Return the bytes of flags and of partial sums that are enough for any launch on the device."""
+    """Return the number of bytes of flags and of partial sums that is enough for any launch on the device."""
     sm_count = context.device(device).sm_count
     return sm_count * FLAGS_PER_SM_BYTES, sm_count * PARTIALS_PER_SM_BYTES
 
@@ -191,7 +192,10 @@ def refuse_in_capture(device: int, stream: int, allowed: str) -> None:
 
 
 def check_workspace(workspace: object, device: int) -> Workspace:
-    """Return a caller's workspace. Raises ArgumentTypeError for another type, LaunchError for another device."""
+    """Return a caller's workspace.
+
+    Raises ArgumentTypeError for another type, and LaunchError for a workspace of another device.
+    """
     if not isinstance(workspace, Workspace):
         raise ArgumentTypeError("workspace", type(workspace).__name__, "Workspace or None")
     if workspace.device != device:
@@ -199,14 +203,16 @@ def check_workspace(workspace: object, device: int) -> Workspace:
     return workspace
 
 
-#: Number of most recently used streams of a device that keep their workspaces. The driver does not report a destroyed
-#: stream, so that its workspace is dropped after the use of this number of other streams.
+#: Number of most recently used streams of a device that keep their workspaces. The driver does not report that a stream
+#: was destroyed, so its workspace is dropped after this number of other streams have been used.
 _MAX_STREAMS = 32
-#: Size of a slab, and the free bytes kept available outside captures. The partial sums and flags of any launch take
-#: 16.5 MiB on 132 SMs, and a slab holds two of them; at small M they take 1 to 4 MiB.
+#: Size of a slab, and the number of free bytes that are kept available outside of captures. The partial sums and flags
+#: of any launch take at most 16.5 MiB on 132 SMs, so a slab has room for two launches. At small M, they take 1 to 4
+#: MiB.
 _SLAB_BYTES, _MIN_LEFT_BYTES = 34 << 20, 20 << 20
-#: Parts come in few sizes, so a returned part fits the next graph. Partial sums: enough for any launch, halved up to
-#: _MAX_HALVINGS times. Rows: powers of two up to _PART_STEP_BYTES, multiples of it beyond.
+#: Parts have only a few different sizes, so that a returned part fits the next graph. Partial sums: the maximum of any
+#: launch, halved up to _MAX_HALVINGS times. Rows: powers of two up to _PART_STEP_BYTES, and multiples of it beyond
+#: that.
 _MAX_HALVINGS, _PART_STEP_BYTES = 6, 16 << 20
 
 
@@ -217,8 +223,8 @@ def _rows_bytes(nbytes: int) -> int:
 class _Slab:
     """Device memory that is cut into parts front to back.
 
-    A returned part is reused whole, for the same purpose; its flags are zero, because kernels leave them so.
-    ``left``, ``used_bytes``: bytes that were never cut, and bytes of parts in use.
+    A returned part is reused as a whole and for the same purpose. Its flags are zero, because kernels reset them. left:
+    number of bytes that were never cut into parts. used_bytes: number of bytes of parts in use.
     """
 
     __slots__ = ("_memory", "back", "left", "nbytes", "used_bytes")
@@ -226,13 +232,13 @@ class _Slab:
     def __init__(self, nbytes: int, device: int) -> None:
         self._memory, self.nbytes = DeviceMemory(nbytes, device), nbytes
         self.left = self.used_bytes = 0
-        #: (size, whether it holds rows) -> addresses of returned parts. No objects: a cycle would keep the
-        #: slab.
+        #: Maps (size, whether the part is for rows) to the addresses of returned parts. Storing objects instead would
+        #: create a cycle that keeps the slab alive.
         self.back: dict[tuple[int, bool], list[int]] = {}
         self.wipe()
 
     def wipe(self) -> None:
-        """Discard all parts. Requires that no part is in use."""
+        """Discard all parts. No part may be in use."""
         if self.left < self.nbytes:
             self._memory.clear(0, self.nbytes - self.left)
             self.left = self.nbytes
@@ -251,7 +257,7 @@ class _Slab:
 class _Part:
     """A part of a slab, which it keeps alive.
 
-    It has one user, and begins with zeros for flags unless it is for rows.
+    A part has one user. It begins with zeros for flags unless it is for rows.
     """
 
     slab: _Slab
@@ -261,7 +267,10 @@ class _Part:
 
 
 class _Reserve:
-    """A device's slabs, from which captures take parts. Slabs are freed outside of captures. Safe from many threads."""
+    """A device's slabs, from which captures take parts.
+
+    Slabs are freed outside of captures. All methods are thread-safe.
+    """
 
     def __init__(self, device: int, on_low: Callable[[], None]) -> None:
         """Create an empty reserve. ``on_low`` is called when less than _MIN_LEFT_BYTES is left."""
@@ -270,7 +279,7 @@ class _Reserve:
 
     @property
     def ready_bytes(self) -> int:
-        """Bytes of all slabs that are not in use."""
+        """Number of unused bytes in all slabs."""
         with self._lock:
             return sum(slab.nbytes - slab.used_bytes for slab in self._slabs)
 
@@ -290,7 +299,10 @@ class _Reserve:
             return idle
 
     def refill(self) -> list[_Slab]:
-        """Trim, and add a slab if too little is left. Call this outside of captures. Raises DriverError."""
+        """Trim the slabs, and add a slab if too little memory is left.
+
+        Call this outside of captures. Raises DriverError.
+        """
         idle = self.trim(_MIN_LEFT_BYTES)
         with self._lock:
             if not self._has_left(_MIN_LEFT_BYTES):
@@ -300,8 +312,8 @@ class _Reserve:
     def take(self, nbytes: int, parts: list[_Part], for_rows: bool) -> _Part:
         """Take a part and append it to ``parts``.
 
-        If no slab has room, clear or allocate one, in relaxed capture mode, which does not affect captures. Raises
-        DriverError.
+        If no slab has room, clear or allocate a slab. This happens in relaxed capture mode, which does not affect
+        captures. Raises DriverError.
         """
         with self._lock:
             fitting = [slab for slab in self._slabs if slab.back.get((nbytes, for_rows))]
@@ -318,7 +330,7 @@ class _Reserve:
             return parts[-1]
 
     def put_back(self, parts: list[_Part]) -> None:
-        """Put back the parts of a destroyed graph. No kernel may still write to them."""
+        """Put back the parts of a destroyed graph. No kernel may still be writing to the parts."""
         with self._lock:
             for part in parts:
                 part.slab.used_bytes -= part.nbytes
@@ -329,25 +341,25 @@ class _Reserve:
 
 
 class _Branch:
-    """The workspace of one stream's launches in one capture, which also run in order in the graph.
+    """The workspace for the launches of one stream in one capture. These launches also run in order in the graph.
 
-    A launch that needs more partial sums than the workspace holds gets a new one of at least twice the size, which
-    later launches use, too. The graph keeps the addresses of all.
+    A launch that needs more partial sums than the workspace has room for gets a new workspace of at least twice the
+    size, which later launches use, too. The graph contains the addresses of all of these workspaces.
     """
 
     def __init__(self, device: int, reserve: _Reserve, life: streams.GraphLife | None) -> None:
         """Create a branch without memory.
 
-        ``life``: the graph's; None for a workspace that all graphs of the stream share.
+        ``life``: the lifetime object of the graph, or None for a workspace that all graphs of the stream share.
         """
         self._device, self._reserve, self.life = device, reserve, life
         self.parts: list[_Part] = []
-        parts = self.parts  # not self: a cycle would keep the slabs
+        parts = self.parts  # not self, because a cycle would keep the slabs alive
         self._rows = ActivationRows(lambda nbytes: reserve.take(_rows_bytes(nbytes), parts, for_rows=True))
         self._space: Workspace | None = None
 
     def workspace(self, partials_bytes: int | None) -> Workspace:
-        """Return a workspace with at least this many bytes of partial sums; None: enough for any launch."""
+        """Return a workspace with room for ``partials_bytes`` of partial sums, or for any launch if it is None."""
         flags, max_bytes = workspace_sizes(self._device)
         min_bytes = max_bytes if partials_bytes is None else partials_bytes
         if self._space is None or min_bytes > self._space.partials_bytes:
@@ -367,7 +379,7 @@ class WorkspaceBytes:
     streams : tuple of int
         Bytes of each stream's workspace.
     graphs : tuple of int
-        Bytes of each workspace of a branch of a graph.
+        Bytes of the workspace of each graph branch.
     reserved : int
         Bytes for future captures, including parts of destroyed graphs.
     """
@@ -383,16 +395,17 @@ class WorkspaceBytes:
 
 
 class Owners:
-    """All workspaces of streams and graphs, a part of the Runtime. Safe from many threads."""
+    """All workspaces of streams and graphs. This is a part of the Runtime, and all methods are thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: (device, stream's identity) -> workspace, read without the lock; _recent holds the missing ones. Emptied when
-        #: a stream is added, to see which streams are still used, and when the reserve has to be refilled.
+        #: Maps (device, identity of the stream) to a workspace. It is read without the lock. If a workspace is not in
+        #: it, _recent may contain it. It is emptied when a stream is added, to find out which streams are still in use,
+        #: and when the reserve must be refilled.
         self.ready: dict[tuple[int, int | None], Workspace] = {}
-        #: All workspaces of streams, the most recently used ones at the end.
+        #: All workspaces of streams, with the most recently used at the end.
         self._recent: OrderedDict[tuple[int, int], Workspace] = OrderedDict()
-        #: (device, capture, stream's identity) -> the branch of a graph.
+        #: Maps (device, capture, identity of the stream) to a branch of a graph.
         self._branches: dict[tuple[int, int, int], _Branch] = {}
         self._reserves: dict[int, _Reserve] = {}
         #: Whether all graphs that are captured on a stream share a workspace.
@@ -404,7 +417,7 @@ class Owners:
         if identity is not None:
             return self._stream_space(device, identity)
         capture = streams.capture_of(device, stream)
-        if capture is None:  # another thread has just ended it
+        if capture is None:  # another thread has just ended this capture
             return self.find(device, stream, partials_bytes)
         with self._lock:
             shared = self.shares_captures
@@ -477,11 +490,11 @@ def owners() -> Owners:
 
 
 def stream_workspace(device: int, stream: int, partials_bytes: int | None = None) -> Workspace:
-    """Return the workspace for a launch on a stream, by its handle; create it at its first use.
+    """Return the workspace for a launch on the stream with this handle. It is created at its first use.
 
-    Each stream has one. During a capture each branch of the graph has one, with room for ``partials_bytes`` (None:
-    enough for any launch), which is freed when the graph and all its instances are destroyed.
-    Raises DriverError (no memory), LaunchError (a capture that was invalidated).
+    Each stream has its own workspace. During a capture, each branch of the graph has its own, with room for
+    ``partials_bytes`` or, if that is None, for any launch. It is freed when the graph and all its instances have been
+    destroyed. Raises DriverError if memory runs out, and LaunchError if the capture was invalidated.
     """
     held = owners()
     known = held.ready.get((device, streams.identity(device, stream)))
@@ -502,7 +515,7 @@ def share_captured_workspaces() -> None:
 def workspace_bytes(device: int = 0) -> WorkspaceBytes:
     """Return the device memory of workspaces of streams and graphs, and of the reserve for future graphs.
 
-    First frees the slabs that only destroyed graphs used, except one that the reserve needs.
+    The function first frees the slabs that only destroyed graphs used, except for one that the reserve needs.
 
     Parameters
     ----------
@@ -522,7 +535,7 @@ def release_workspaces() -> None:
 
     Notes
     -----
-    The workspace of a running launch is freed after the launch. Existing graphs keep their parts, and thus the slabs,
-    which stay reserved for captures.
+    The workspace of a running launch is freed after the launch. Existing graphs keep their parts, so the slabs that
+    contain these parts stay reserved for captures.
     """
     owners().release()

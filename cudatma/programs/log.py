@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Protocol, overload
 
 from cudatma.build.kernel import default_target
-from cudatma.emulator import Hazard, Report
+from cudatma.emulator import Hazard, Report, Trace
 from cudatma.errors import ArgumentError, CudaTmaError, HazardError, counted, duration
 from cudatma.programs.launch import ProgramLaunch
 from cudatma.target import Target, get_target
@@ -97,8 +97,8 @@ class LaunchLog(Sequence[LaunchEntry]):
         Architecture that kernels are compiled for.
     options : dict
         Options of `EmulatedModule.launch` for checked launches.
-    hazards, only, on_launch : see emulate_launches
-        What is checked, and what happens after a launch.
+    hazards, only, on_launch, trace : see emulate_launches
+        What is checked, what happens after a launch, and whether reports hold traces.
     """
 
     def __init__(
@@ -109,8 +109,9 @@ class LaunchLog(Sequence[LaunchEntry]):
         hazards: str,
         only: str | None,
         on_launch: Callable[[LaunchEntry], None] | None,
+        trace: bool = False,
     ) -> None:
-        self.target = target
+        self.target, self._trace = target, trace
         self._options, self._hazards, self._only, self._on_launch = options, hazards, only, on_launch
         self._entries: list[LaunchEntry] = []
 
@@ -157,16 +158,20 @@ class LaunchLog(Sequence[LaunchEntry]):
         """
         is_checked = self._hazards != "off" and (self._only is None or self._only in launch.entry)
         options = self._options if is_checked else self._options | {"schedules": 1}
+        options = options | {"trace": Trace()} if self._trace and is_checked else options
         started = time.perf_counter()
         with naming(launch.library, launch.entry, launch.place):
             report = launch.run(hazards="collect" if is_checked else "off", **options)
         seconds = time.perf_counter() - started
+        report.title, report.place = f"{launch.entry} ({launch.library})", launch.place
+        if report.is_clean:
+            report.trace = None
         entry = LaunchEntry(replace(launch, args=(), arrays=()), report, seconds, is_checked)
         self._entries.append(entry)
         if self._on_launch is not None:
             self._on_launch(entry)
         if self._hazards == "raise" and report.hazards:
-            raise HazardError("\n".join(map(str, [entry, *report.hazards])), report.hazards)
+            raise HazardError("\n".join(map(str, [entry, *report.hazards])), report.hazards, report)
         return report
 
 
@@ -180,6 +185,7 @@ def emulate_launches(
     hazards: str = "raise",
     only: str | None = None,
     on_launch: Callable[[LaunchEntry], None] | None = None,
+    trace: bool = False,
 ) -> Iterator[LaunchLog]:
     """Run kernel launches of Triton, Gluon, CuPy, cuda.core and cuda-python on the emulator, without a GPU.
 
@@ -201,6 +207,8 @@ def emulate_launches(
         Check only kernels whose name contains this text. Other launches run in one schedule without checks.
     on_launch : callable, optional
         Function that is called with the LaunchEntry of each launch.
+    trace : bool, default False
+        Whether the report of a launch with hazards holds a trace, which its page shows. Launches then take longer.
 
     Yields
     ------
@@ -216,7 +224,7 @@ def emulate_launches(
         raise ArgumentError("hazards", hazards, "raise, collect, off")
     chosen = default_target() if target is None else get_target(target)
     options = {"schedules": schedules, "seed": seed, "replay": replay}
-    log = LaunchLog(target=chosen, options=options, hazards=hazards, only=only, on_launch=on_launch)
+    log = LaunchLog(target=chosen, options=options, hazards=hazards, only=only, on_launch=on_launch, trace=trace)
     with intercepting(INTERCEPTORS, log):
         yield log
 

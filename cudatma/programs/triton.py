@@ -157,6 +157,11 @@ class _Driver:
 
         return torch.device("cpu")
 
+    def get_device_interface(self) -> Any:
+        import torch
+
+        return torch.cuda
+
     def get_benchmarker(self) -> Any:
         return _no_benchmark
 
@@ -343,6 +348,10 @@ class Arguments:
         if known or not size:
             return known[0] if known else None
         memory = np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+        if size % tensor.element_size() == 0:  # reports name elements
+            memory = memory.view(f"V{tensor.element_size()}")
+        if tensor.is_contiguous() and tensor.numel() == memory.size:
+            memory = memory.reshape(tuple(tensor.shape))
         self.arrays[name, address] = memory
         if str(tensor.dtype) in ("torch.int64", "torch.uint64"):
             self._add_pointees(name, memory[: size - size % 8].view(np.uint64))

@@ -39,7 +39,7 @@ __all__ = [
     "unpack",
 ]
 
-#: Public names by module. A module is imported when one of its names is first used (PEP 562).
+#: Public names of each module. A module is imported when one of its names is first used (PEP 562).
 _PUBLIC = {
     "awq": "from_awq load_awq",
     "checkpoint": "Checkpoint open_checkpoint",

@@ -24,8 +24,8 @@ from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
 from cudatma.quantization.safetensors_file import FLOAT_DTYPES, TensorEntry
 from cudatma.quantization.statement import LayerStatement, Statement, read_section, read_statement
 
-_FOUR = "quantize the model again with 4 bits there, or leave the layer unquantized"
-_AGREE = "correct the configuration, or use the tensors that belong to it"
+_FOUR = "quantize the model again with 4 bits for this layer, or leave the layer unquantized"
+_AGREE = "correct the configuration, or use the matching tensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def _compare(
     kind = whole.format
     statement = whole.of(layer)
     if statement is None:
-        remedy = "name the layer, as its files do, or its class in the targets of one group"
+        remedy = "add the layer's name (as in its files) or its class to the targets of one group"
         raise QuantizationError(f"{whole.where}: config_groups", f"no target for {layer}", "a group for it", remedy)
     if not statement.quantized:
         allowed = f"a float weight, because {statement.where} says that it is not quantized"
@@ -205,7 +205,7 @@ def _check_order(
     """Raise an error if g_idx contradicts the configuration."""
     if not kind.g_idx:
         if statement.act_order and extent.groups > 1:
-            got = f"{kind.title}, which stores rows in order"
+            got = f"{kind.title}, because this format stores rows in order"
             raise QuantizationError(
                 kind.required[0], got, f"GPTQ, because {statement.where} says desc_act true", _AGREE
             )

@@ -1,4 +1,4 @@
-"""Open a checkpoint, which is a safetensors file, an index of several files, or a folder that contains one of these."""
+"""Open a checkpoint: a safetensors file, an index of several files, or a folder that contains one of these."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Checkpoint:
     path : pathlib.Path
         The file, index or folder that was opened.
     files : dict of str to SafetensorsFile
-        The file that contains each tensor, by the tensor's name.
+        Maps the name of each tensor to the file that contains it.
     """
 
     path: Path
@@ -46,7 +46,7 @@ class Checkpoint:
         return f"Checkpoint({str(self.path)!r}, {counted(len(self.files), 'tensor')} in {files})"
 
     def shapes(self, layer: str) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of a layer's tensors, sorted by name. The names lack the layer's prefix.
+        """Return the shapes of a layer's tensors, sorted by name. The names do not include the layer's prefix.
 
         Parameters
         ----------
@@ -118,7 +118,8 @@ class Checkpoint:
 def open_checkpoint(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
     """Open a checkpoint.
 
-    This function reads only the headers, and tensors that occur in two files.
+    This function reads only the headers of the files. If a tensor occurs in two files, both values are read and
+    compared.
 
     Parameters
     ----------
@@ -130,7 +131,7 @@ def open_checkpoint(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
     Returns
     -------
     Checkpoint
-        All tensors of the files, including those that the index does not name.
+        All tensors in the files, including those that the index does not list.
 
     Raises
     ------
@@ -163,7 +164,7 @@ def _in_folder(folder: Path) -> Path:
             return files[0]
         if files:
             shown = ", ".join(file.name for file in files[:4])
-            raise WeightFileError(str(folder), shown, "one checkpoint in a folder", "name the file or its index")
+            raise WeightFileError(str(folder), shown, "a folder with one checkpoint", "name the file or its index")
     raise WeightFileError(str(folder), "no .safetensors file", "a folder with a checkpoint", "check the path")
 
 
@@ -189,7 +190,9 @@ def _sharded(index: Path) -> Checkpoint:
     content = read_json(index)
     shards = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(shards, dict) or any(not isinstance(name, str) for name in shards.values()):
-        raise WeightFileError(f"{index}: weight_map", repr(shards)[:80], "an object of tensor name: file name")
+        raise WeightFileError(
+            f"{index}: weight_map", repr(shards)[:80], "an object that maps tensor names to file names"
+        )
     files: dict[str, SafetensorsFile] = {}
     for tensor, name in shards.items():
         if name not in files:
@@ -197,7 +200,7 @@ def _sharded(index: Path) -> Checkpoint:
                 raise WeightFileError(f"{index}: weight_map[{tensor}]", name, "a file in the folder of the index")
             files[name] = open_safetensors(index.parent / name)
         if tensor not in files[name].tensors:
-            allowed = f"a tensor of {name}, as {index} says"
+            allowed = f"a tensor of {name}, according to {index}"
             raise WeightFileError(tensor, "no such tensor", allowed, "copy or download the shard again")
     return Checkpoint(index, files_by_tensor(files.values()))
 

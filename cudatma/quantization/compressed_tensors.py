@@ -109,7 +109,7 @@ def load_compressed_tensors(
     path : str, os.PathLike or Checkpoint
         A ``.safetensors`` file, an index, a folder, or the result of ``open_checkpoint``.
     layer : str
-        The layer's name: its tensors are ``{layer}.weight_packed`` and so on.
+        The layer's name: its tensors are ``{layer}.weight_packed``, ``{layer}.weight_scale`` and so on.
     group_size : int, optional
         See ``from_compressed_tensors``. Default: the value in the folder's configuration, otherwise inferred.
     dtype : str or dtype, optional

@@ -1,4 +1,7 @@
-"""Formats of quantized layers. A format states a layer's tensor names and the sizes that their shapes imply."""
+"""Formats of quantized layers.
+
+A format defines the names of a layer's tensors and the sizes that their shapes imply.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +40,13 @@ def _require_words(field: str, shape: tuple[int, ...], axis: int, values: int) -
     allowed = list(shape)
     allowed[axis] = -(-values // WORD_VALUES)
     bits = _WORD_BITS * shape[axis] / values
-    width = f"these would be {bits:g} bits a value; " if bits in (1, 2, 3, 5, 6, 8, 16) else ""
-    require_shape(field, shape, tuple(allowed), f"{width}only four bits, eight values a word, are supported")
+    width = f"these would be {bits:g} bits per value; " if bits in (1, 2, 3, 5, 6, 8, 16) else ""
+    require_shape(field, shape, tuple(allowed), f"{width}only four bits (eight values per word) are supported")
 
 
 def _gptq_extent(shapes: Shapes, k: int | None, _: int | None) -> Extent:
     words, zeros, (groups, n) = shapes["qweight"], shapes["qzeros"], shapes["scales"]
-    require_shape("qweight", words, (words[0], n), "its columns are those of scales")
+    require_shape("qweight", words, (words[0], n), "it must have as many columns as scales")
     k = WORD_VALUES * words[0] if k is None else k
     require_shape("qzeros", zeros, (groups, zeros[1]), "it has a row for each row of scales")
     _require_words("qzeros", zeros, 1, n)
@@ -71,13 +74,13 @@ def _compressed_extent(shapes: Shapes, k: int | None, n: int | None) -> Extent:
     words, scales = shapes["weight_packed"], shapes["weight_scale"]
     n = words[0] if n is None else n
     if words[0] != n:
-        raise QuantizationError("weight_packed", words, f"({n}, K / 8)", "it has a row for each of the N outputs")
+        raise QuantizationError("weight_packed", words, f"({n}, K / 8)", "it has one row per output (N)")
     k = WORD_VALUES * words[1] if k is None else k
     _require_words("weight_packed", words, 1, k)
-    if set(scales) == {1}:  # one scale for the whole tensor
+    if set(scales) == {1}:  # a single scale for the whole tensor
         return Extent(k, n, 1)
     if len(scales) != 2 or scales[0] != n:
-        raise QuantizationError("weight_scale", scales, f"({n}, G)", "it has one row for each of the N outputs")
+        raise QuantizationError("weight_scale", scales, f"({n}, G)", "it must have one row per output (N)")
     return Extent(k, n, scales[1])
 
 
@@ -180,8 +183,8 @@ def check_zero_points(shape: tuple[int, ...], is_unpacked: bool, n: int, groups:
     """Check the shape of compressed-tensors' weight_zero_point, which has words along N or one byte per scale."""
     if not is_unpacked:
         require_shape("weight_zero_point", shape, (-(-n // WORD_VALUES), groups), "it is packed along N")
-    elif set(shape) != {1}:  # one for the whole tensor
-        require_shape("weight_zero_point", shape, (n, groups), "it has a value for each scale")
+    elif set(shape) != {1}:  # a single value for the whole tensor
+        require_shape("weight_zero_point", shape, (n, groups), "it must have one value per scale")
 
 
 def check_layer(checkpoint: Checkpoint, layer: str, expected: Format) -> None:
@@ -195,7 +198,7 @@ def check_layer(checkpoint: Checkpoint, layer: str, expected: Format) -> None:
         )
     if detected is None and "weight" in shapes:
         got = f"a weight that is not quantized: {_shown(shapes)}"
-        raise WeightFileError(layer, got, expected.tensors, "cudatma.quantize packs it")
+        raise WeightFileError(layer, got, expected.tensors, "pack it with cudatma.quantize")
 
 
 def check_arrays(arrays: Mapping[str, Any], expected: Format) -> None:
@@ -211,7 +214,7 @@ def check_arrays(arrays: Mapping[str, Any], expected: Format) -> None:
 
 
 def recognized(shapes: Shapes) -> Format | None:
-    """Return the format that fits a layer's tensor names and shapes, or None."""
+    """Return the format that matches a layer's tensor names and shapes, or None."""
     if "weight_packed" in shapes:
         return COMPRESSED_TENSORS
     if {"B", "s"} <= shapes.keys():

@@ -9,7 +9,7 @@ A layer has these tensors:
 
 The first format ("gptq") stores zero points minus one. The second format ("gptq_v2") stores zero points unchanged. Only
 "checkpoint_format" in the folder's configuration shows which format applies. Some symmetric files of the first format
-store 8, which would mean 9. They are read as 8.
+store 8, which would mean 9. These values are read as 8.
 
 The first format has no code for a zero point of 0. AutoGPTQ and its readers add 1 to each value separately, so a stored
 15 means 16. GPTQModel subtracts 1 from the eight values of a word as one 32-bit number. A zero point of 0 then borrows
@@ -128,7 +128,7 @@ def load_gptq(
     path : str, os.PathLike or Checkpoint
         A ``.safetensors`` file, an index, a folder, or the result of ``open_checkpoint``.
     layer : str
-        The layer's name: its tensors are ``{layer}.qweight`` and so on.
+        The layer's name: its tensors are ``{layer}.qweight``, ``{layer}.qzeros`` and so on.
     zero_point_format : {"v1", "v1_borrow", "v2"}, optional
         See ``from_gptq``. Default: the value in the folder's configuration. The configuration is not read if this
         argument is given.

@@ -14,7 +14,8 @@ from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
 from cudatma.quantization.namespaces import host_array, is_float
 from cudatma.quantization.packed import GROUP_SIZES, PackedWeight, pack
 
-#: Group sizes that can be inferred from the numbers of rows and groups. Callers must state other group sizes.
+#: Group sizes that can be inferred from the number of rows and the number of groups. Callers must state other group
+#: sizes.
 FILE_GROUP_SIZES = (32, 64, 128, 256, 512, 1024)
 #: The size of imported groups must be a multiple of this size. Groups that are larger than packed weights support are
 #: split into several groups with the same scale.
@@ -162,7 +163,7 @@ def file_group_size(k: int, groups: int, stated: int | None) -> int:
         check_file_group_size(stated, "group_size")
         if group_count(k, stated) != groups:
             allowed = f"{group_count(k, stated)} groups for K = {k} and group_size {stated}"
-            raise QuantizationError("scales", f"{groups} groups", allowed, "leave group_size out to have it inferred")
+            raise QuantizationError("scales", f"{groups} groups", allowed, "omit group_size to have it inferred")
         return stated if stated in GROUP_SIZES or groups > 1 else -1
     if groups == 1:
         return -1
@@ -174,9 +175,9 @@ def file_group_size(k: int, groups: int, stated: int | None) -> int:
         raise QuantizationError("scales", f"{groups} groups for K = {k}", f"group sizes {shown}", "pass group_size=")
     if k % inferable[0] and len(sizes) > 1:
         other = next(size for size in sizes if size != inferable[0])
-        got = f"{groups} groups for K = {k}, of {inferable[0]} or {other} rows"
+        got = f"{groups} groups for K = {k}, which may have {inferable[0]} or {other} rows"
         remedy = "pass group_size=, or state group_size in the configuration"
-        raise QuantizationError("scales", got, "one group size that fits", remedy)
+        raise QuantizationError("scales", got, "sizes for which only one group size is possible", remedy)
     return inferable[0]
 
 
@@ -192,7 +193,7 @@ def act_order(g_idx: Any, k: int, groups: int, size: int) -> NDArray[np.int32] |
         return None
     perm = np.argsort(index, kind="stable")
     if not np.array_equal(index[perm], sorted_index):
-        allowed = f"groups of exactly {size} rows, and a shorter last one if K is not a multiple"
+        allowed = f"groups of exactly {size} rows, and a shorter last group if K is not a multiple"
         raise QuantizationError("g_idx", "groups of unequal size", allowed, "import the unsharded weight")
     return perm.astype(np.int32)
 
@@ -211,6 +212,6 @@ def _convert_scales(scales: NDArray[Any], dtype: Any | None) -> NDArray[Any]:
     if invalid.any():
         group, column = (int(i) for i in np.argwhere(invalid)[0])
         got = f"{float(scales[group, column]):g}"
-        remedy = "use dtype='bfloat16'" if kind.name == "float16" else "keep the scales' own type"
+        remedy = "use dtype='bfloat16'" if kind.name == "float16" else "keep the original type of the scales"
         raise QuantizationError(f"scales[{group}, {column}]", got, f"values that {kind.name} can hold", remedy)
     return rounded

@@ -17,7 +17,7 @@ LAYOUT_VERSION = 1
 #: Number of rows and of columns per block, and number of bytes per block.
 BLOCK = 64
 BLOCK_BYTES = BLOCK * BLOCK // 2
-#: Offset of symmetric weights. Padding has this value too.
+#: Offset of symmetric weights. Padding also has this value.
 SYMMETRIC_ZERO = 8
 
 

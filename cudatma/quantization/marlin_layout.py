@@ -1,8 +1,8 @@
 """The weight layout of the original Marlin (IST-DASLab's implementation of "MARLIN"): symmetric, with four bits.
 
 B is int32 (K / 16, 2 N). A row of words is a slice of 16 rows of K. In a slice, 64 columns are 128 consecutive words.
-Lane l = 4 g + t (g = 0..7, t = 0..3) owns four of these words, and word i holds the 16 columns from 16 i on. Nibble
-r + 2 b + 4 h holds k = 2 t + h + 8 r, n = 16 i + 8 b + g.
+Lane l = 4 g + t (g = 0..7, t = 0..3) owns four of these words, and word i holds columns 16 i to 16 i + 15. Nibble r + 2
+b + 4 h holds k = 2 t + h + 8 r, n = 16 i + 8 b + g.
 
 s is fp16 (G, N), permuted. If G is greater than 1, every 64 columns form an 8 x 8 matrix that is stored transposed. If
 G is 1 (one scale per column, applied in the epilogue), then in every 32 columns, column 8 u + 2 i + v is at position

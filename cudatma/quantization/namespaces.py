@@ -51,8 +51,10 @@ def native_array(value: Any, field: str) -> Any:
     library = library_of(value)
     if isinstance(value, np.ndarray):
         if getattr(value, "mask", None) is not None:
-            raise ArgumentTypeError(field, "a masked array", "an array without a mask", "fill it: value.filled(0)")
-        return np.asarray(value)  # drop subclasses, which may index differently
+            raise ArgumentTypeError(
+                field, "a masked array", "an array without a mask", "fill masked elements: value.filled(0)"
+            )
+        return np.asarray(value)  # convert subclasses to plain arrays, because subclasses may index differently
     if library == "cupy" and hasattr(value, "flags"):
         return value
     if library == "torch" and hasattr(value, "detach"):
@@ -96,7 +98,7 @@ def _from_torch(tensor: Any, field: str) -> Any:
     import torch
 
     on_host = tensor.device.type == "cpu"
-    if tensor.dtype is torch.bfloat16:  # NumPy's DLPack does not support bf16: pass its bits
+    if tensor.dtype is torch.bfloat16:  # NumPy's DLPack does not support bf16, so pass its bits
         bits = tensor.view(torch.int16)
         return bits.numpy().view(BFLOAT16) if on_host else bfloat16_view(_from_dlpack(bits, field))
     if not on_host:

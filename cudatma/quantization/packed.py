@@ -1,4 +1,4 @@
-"""PackedWeight, an int4 weight on the host or a device in the layout that the kernels read. pack() and unpack()."""
+"""PackedWeight, an int4 weight in the layout that the kernels read, and the functions pack() and unpack()."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _NAMES = ("qweight", "scales", "zeros", "perm")
 
 
 class _Referable:
-    """Base class that supports weak references, which slotted dataclasses of Python 3.10 do not."""
+    """Base class that supports weak references, because slotted dataclasses do not support them in Python 3.10."""
 
     __slots__ = ("__weakref__",)
 
@@ -116,7 +116,7 @@ class PackedWeight(_Referable):
     Raises
     ------
     QuantizationError
-        If a shape, dtype or order is wrong, a scale is not finite, a zero point exceeds 16, or perm is not a
+        If a shape, dtype or order is wrong, if a scale is not finite, if a zero point exceeds 16, or if perm is not a
         permutation. The error names the field.
     ArgumentTypeError
         If an array is not a NumPy or CuPy array.
@@ -144,7 +144,8 @@ class PackedWeight(_Referable):
     dtype: str
     layout_version: int = LAYOUT_VERSION
     scale_fit: ScaleFit = field(default=ScaleFit(), init=False)
-    #: Objects that kernels derive from this weight, such as its arrays for launches, by key. Not saved or copied.
+    #: Objects that kernels derive from this weight, such as its arrays for launches, by key. They are not saved or
+    #: copied.
     attachments: dict[Any, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -222,7 +223,7 @@ class PackedWeight(_Referable):
             If CuPy is not installed, or there is no driver or no such GPU.
         """
         if device is not None and (type(device) is not int or device < 0):
-            raise ArgumentTypeError("device", repr(device), "a device's ordinal, an int from 0 up, or None")
+            raise ArgumentTypeError("device", repr(device), "the ordinal of a device (an int, at least 0), or None")
 
         def move(cupy: Any) -> PackedWeight:
             ordinal = cupy.cuda.Device().id if device is None else device
@@ -432,7 +433,7 @@ def _check_values(weight: PackedWeight) -> None:
     if weight.perm is not None:
         perm, k = host_array(weight.perm, "perm"), weight.shape[0]
         if int(perm.min()) < 0 or int(perm.max()) >= k or (np.bincount(perm, minlength=k) != 1).any():
-            raise QuantizationError("perm", "repeated or outside values", f"each of 0..{k - 1} once")
+            raise QuantizationError("perm", "repeated values or values out of range", f"each of 0..{k - 1} once")
 
 
 def pack(
@@ -532,8 +533,8 @@ def _ordered(rows: NDArray[Any], padding: int) -> NDArray[Any]:
 def _padded_values(q: Any, zeros: NDArray[Any] | None, group_size: int, xp: Any) -> Any:
     """Pad q to whole blocks with values that dequantize to 0.
 
-    With a zero point of 16, no value dequantizes to 0. The padding is then 15. This is harmless, because activations
-    beyond K are zero.
+    With a zero point of 16, no value dequantizes to 0. The padding is 15 in this case, which is harmless because
+    activations beyond K are zero.
     """
     k, n = q.shape
     padded_shape = (layout_v1.blocks(k) * layout_v1.BLOCK, layout_v1.blocks(n) * layout_v1.BLOCK)

@@ -1,9 +1,9 @@
 """Quantize dense weights to int4 by rounding to nearest, with one scale per group along K.
 
-In a symmetric group, the element e of largest magnitude gets level -8, so scale = e / -8. The scale is negative if e is
-positive. This uses all sixteen levels. In contrast, max|w| / 7 leaves level -8 unused, and max|w| / 8 clips positive
-extremes. In an asymmetric group, scale = (max - min) / 15 over a range that includes 0, and zero = round(-min / scale).
-docs/lab/models.md lists the errors.
+In a symmetric group, the element e with the largest magnitude is rounded to level -8, so scale = e / -8. The scale is
+negative if e is positive. This uses all sixteen levels. In contrast, max|w| / 7 leaves level -8 unused, and max|w| / 8
+clips positive extremes. In an asymmetric group, scale = (max - min) / 15 over a range that includes 0, and zero =
+round(-min / scale). docs/lab/models.md lists the errors.
 
 The scale is rounded to fp16 or bf16 before the integers are computed, because kernels use the rounded scale.
 """
@@ -35,7 +35,8 @@ from cudatma.quantization.packed import PackedWeight, check_group_size
 #: the error of a group.
 CLIP_RATIOS = tuple(1.0 - 0.025 * step for step in range(21))
 
-#: Number of elements to process at once. They fit in a CPU's caches, and hide the cost of a kernel launch on a GPU.
+#: Number of elements to process at once. It is small enough for a CPU's caches and large enough to hide the cost of a
+#: kernel launch on a GPU.
 _HOST_TILE_ELEMS, _DEVICE_TILE_ELEMS = 1 << 16, 1 << 23
 
 
@@ -161,7 +162,7 @@ def _quantize(weight: Any, group_size: int, symmetric: bool, dtype: ActivationTy
             packed = _pack_tile(_levels(block, scales[place], zero, xp), rows.stop - rows.start, xp)
             first_n, first_k = columns.start // BLOCK, rows.start // BLOCK
             qweight[first_n : first_n + packed.shape[0], first_k : first_k + packed.shape[1]] = packed
-        if not bool(fits.all()):  # the only wait for a GPU before the weight is checked
+        if not bool(fits.all()):  # this is the only wait for a GPU before the weight is checked
             _refuse(weight, fits, group_rows, dtype, xp)
         return PackedWeight(
             qweight=qweight.reshape(n64 * k64, BLOCK_BYTES),
@@ -239,7 +240,10 @@ def _search(block: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any, Any]:
 
 
 def _parameters(low: Any, high: Any, scheme: _Scheme, xp: Any) -> tuple[Any, Any, Any]:
-    """Return scale and zero point of ranges low <= 0 <= high, and whether the dtype holds their values, each (G, n)."""
+    """Return the scale and zero point of ranges low <= 0 <= high, and whether their values fit the dtype.
+
+    Each result has shape (G, n).
+    """
     if scheme.symmetric:
         exact = xp.where(high > -low, high, low) / np.float32(-SYMMETRIC_ZERO)
     else:
@@ -271,7 +275,7 @@ def _refuse(weight: Any, fits: Any, group_rows: int, dtype: ActivationType, xp: 
     group, column = (int(i) for i in xp.argwhere(~fits)[0])
     values = _float32(weight[group * group_rows : (group + 1) * group_rows, column], xp)
     got = f"values from {min(float(values.min()), 0):g} to {max(float(values.max()), 0):g}"
-    allowed = f"dequantized values that {dtype.name} holds, up to {_largest(dtype):g}"
+    allowed = f"dequantized values that {dtype.name} can hold, up to {_largest(dtype):g}"
     remedy = "scale the weight down" if dtype.name == "bfloat16" else "use dtype='bfloat16' or scale the weight down"
     raise QuantizationError(f"weight[group {group}, column {column}]", got, allowed, remedy)
 
@@ -299,7 +303,7 @@ def _rounded(values: Any, dtype: ActivationType, xp: Any) -> Any:
 
 
 def _narrowed(values: Any, dtype: ActivationType, xp: Any) -> Any:
-    """Convert float32 values that fp16 or bf16 holds exactly to that type."""
+    """Convert float32 values that are exact in fp16 or bf16 to that type."""
     if xp is np or dtype.name == "float16":
         return values.astype(dtype.numpy)
     return bfloat16_view((values.view(np.uint32) >> np.uint32(16)).astype(np.uint16))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentTypeError, WeightFileError
 
-#: NumPy's types by the format's names. The data is little-endian.
+#: Maps the format's type names to NumPy types. The data is little-endian.
 _DTYPES: dict[str, np.dtype[Any]] = {
     "BF16": BFLOAT16,
     "BOOL": np.dtype("?"),
@@ -31,14 +31,14 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     **{f"U{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
 }
 FLOAT_DTYPES = ("F16", "BF16", "F32", "F64")
-#: Maximum length of a header in the format.
+#: Maximum header length that the format allows, in bytes.
 _MAX_HEADER_BYTES = 100_000_000
 _COPY_AGAIN = "copy or download the file again"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Header entry of a tensor: the format's name for its type, its shape, and its byte range [begin, end)."""
+    """Header entry of a tensor: the name of its type in the format, its shape, and its byte range [begin, end)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -83,9 +83,9 @@ class SafetensorsFile:
         return data.reshape(entry.shape)
 
     def check_bytes(self, name: str) -> None:
-        """Raise WeightFileError unless a tensor's size in bytes fits its shape.
+        """Raise WeightFileError unless a tensor's size in bytes matches its shape.
 
-        Types that NumPy lacks are not checked.
+        Types that NumPy does not have are not checked.
         """
         entry = self.tensors[name]
         dtype = _DTYPES.get(entry.dtype)
@@ -216,7 +216,7 @@ def _extents(value: Any) -> tuple[int, ...] | None:
 
 
 def similar_names(name: str, names: Iterable[str]) -> str:
-    """Describe the names that have the same last part as a missing name. They show the prefix of the layers."""
+    """Describe the names that end like a missing name, because they show the prefix of the layers."""
     ending = name.rpartition(".")[2]
     similar = [other for other in names if other.rpartition(".")[2] == ending]
     return f"it holds {', '.join(similar[:4])}" if similar else f"it has no tensor that ends in {ending!r}"

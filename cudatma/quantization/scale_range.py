@@ -1,4 +1,4 @@
-"""Decide whether one fused multiply-add can apply a weight's scale and offset without changing bits, and in which form.
+"""Decide in which form, if any, one multiply-add can apply a weight's scale and offset without changing bits.
 
 A nibble v whose lowest bit is bit b of a half, with zeros above the nibble, is the subnormal number v 2^(b - u). The
 constant u is 24 for fp16 and 133 for bf16. Therefore fma(v 2^(b - u), s 2^(u - b), -8 s) is (v - 8) s, rounded once,
@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: b of every second nibble by form. The other nibbles are four bits higher. "as_stored" masks nibbles in place.
-#: "shifted" first shifts nibbles up by two bits. It costs one more instruction for eight values, and supports scales up
-#: to 2^-6.
+#: Maps each form to b for every second nibble. The other nibbles are four bits higher. "as_stored" masks nibbles in
+#: place. "shifted" first shifts nibbles up by two bits. It takes one more instruction per eight values and supports
+#: scales up to 2^-6.
 FORMS = {"as_stored": 0, "shifted": 2}
 #: Number of mantissa bits by type. Nibbles may also use the lowest bit of the exponent, which continues the mantissa.
 _MANTISSA_BITS = {"float16": 10, "bfloat16": 7}
@@ -31,7 +31,7 @@ _NIBBLES_BITS = 8
 #: Upper bound on p, because sums are multiplied by 2^p, which must be an fp32 number.
 _MAX_EXPONENT = 126
 #: Minimum distance, in powers of two, from the smallest normal number to scales times 2^-p. fp32 sums have the exponent
-#: range of bf16. With this margin, products with activations down to 2^-64 are normal in fp32 too.
+#: range of bf16. With this margin, products with activations down to 2^-64 are also normal in fp32.
 _MARGIN = {"float16": 0, "bfloat16": 64}
 
 
@@ -42,7 +42,7 @@ class ScaleFit:
     Attributes
     ----------
     form : str
-        The first key of FORMS that fits, or ``"none"``.
+        The first key of FORMS that is possible, or ``"none"``.
     exponent : int
         The exponent p, or 0 if there is no form.
     """

@@ -42,7 +42,7 @@ def shard(weight: PackedWeight, index: int, count: int, *, by: str) -> PackedWei
 
     Notes
     -----
-    Shards that begin or end inside a block of 64 x 64 are packed again. This takes longer.
+    Shards that begin or end inside a block of 64 x 64 must be packed again, which takes longer.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def shard(weight: PackedWeight, index: int, count: int, *, by: str) -> PackedWei
             "weight", type(weight).__name__, "PackedWeight", "create one with quantize() or an importer"
         )
     if type(count) is not int or count < 1:
-        raise ArgumentError("count", count, "an int from 1 up")
+        raise ArgumentError("count", count, "an int, at least 1")
     if type(index) is not int or not 0 <= index < count:
         raise ArgumentError("index", index, f"0..{count - 1}")
     if by not in ("columns", "rows"):
@@ -76,12 +76,14 @@ def _check_rows(weight: PackedWeight, size: int, count: int) -> None:
         return
     if weight.perm is not None:
         remedy = "shard it by columns, or quantize without activation order (desc_act=False)"
-        raise QuantizationError("weight", "a weight with activation order", "one without, by rows", remedy)
+        raise QuantizationError(
+            "weight", "a weight with activation order", "a weight without activation order for shards by rows", remedy
+        )
     if weight.group_size != -1 and size % weight.group_size:
         sizes = [str(other) for other in GROUP_SIZES if other == -1 or size % other == 0]
         remedy = f"quantize with a group_size of {' or '.join(sizes)}, or use fewer GPUs"
-        allowed = f"parts of a multiple of {weight.group_size} rows, the group size"
-        raise QuantizationError("count", f"{count}, for parts of {size} rows", allowed, remedy)
+        allowed = f"shards whose number of rows is a multiple of the group size, {weight.group_size}"
+        raise QuantizationError("count", f"{count}, for shards of {size} rows", allowed, remedy)
 
 
 def _columns(weight: PackedWeight, begin: int, end: int) -> PackedWeight:

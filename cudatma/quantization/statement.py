@@ -24,7 +24,7 @@ from cudatma.quantization.formats import AWQ, COMPRESSED_TENSORS, FROM_FLOAT, GP
 
 Section = Mapping[str, Any]
 
-#: Files that tools write, and the keys of config.json. Values in later files replace values in earlier files.
+#: Files that tools write, and the keys in config.json. Values in later files replace values in earlier files.
 _FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json", "config.json")
 _CONFIG_KEYS = ("quantization_config", "compression_config")
 
@@ -201,7 +201,7 @@ def read_section(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _in_config(config: Section, where: str) -> Iterable[tuple[str, Section]]:
-    """Yield the sections of config.json. Models of text and images store their section with the text model."""
+    """Yield the sections of config.json. Models of text and images store this section with the text model."""
     mlx = config.get("quantization")
     if isinstance(mlx, dict) and "bits" in mlx:
         raise WeightFileError(f"{where}: quantization", "MLX's format", _SUPPORTED, FROM_FLOAT)
@@ -239,7 +239,7 @@ def _check_alike(folder: Path, sections: list[tuple[str, Section]]) -> None:
 
 
 def _normalized(value: Any) -> str:
-    """Return text that is equal for equal settings, ignoring case, order, repetitions and null values."""
+    """Return a text that is equal for equal settings, ignoring case, order, repetitions and null values."""
     if isinstance(value, dict):
         return f"{{{sorted(f'{key}: {_normalized(item)}' for key, item in value.items() if item is not None)}}}"
     if isinstance(value, list):
@@ -326,7 +326,7 @@ def _gptq_format(section: Section, where: str, is_marlin: bool) -> tuple[Format,
         named["quant_method" if is_marlin else "is_marlin_format"] = "marlin"
     for key, value in named.items():
         if value not in (*_GPTQ_FORMATS, "marlin"):
-            remedy = f"if its tensors are GPTQ's, load_gptq(zero_point_format={_QUOTED}) reads its layers"
+            remedy = f"if the tensors are GPTQ's, read the layers with load_gptq(zero_point_format={_QUOTED})"
             raise WeightFileError(f"{where}: {key}", value, ", ".join((*_GPTQ_FORMATS, "marlin")), remedy)
     if len(set(named.values())) > 1:
         got = ", ".join(f"{key} {value}" for key, value in named.items())
@@ -357,7 +357,7 @@ def _auto_round_format(section: Section, default: LayerStatement) -> tuple[Forma
         return AWQ, "v2"
     if packing == "auto_round" or kind == "gptqmodel":
         return GPTQ, "v2"
-    # Old files do not name the packing. In symmetric files, the values show the packing.
+    # Old files do not state the packing, but in symmetric files, the values reveal it.
     if kind == "gptq" or (kind in ("", "exllamav2") and default.symmetric):
         return GPTQ, "v1"
     allowed = "auto_round, auto_round:auto_gptq, auto_round:auto_awq, auto_round:gptqmodel"
@@ -422,7 +422,7 @@ def _compressed_group_size(weights: Section, where: str) -> int | None:
     if strategy in ("channel", "tensor"):
         if size not in (None, -1):
             raise WeightFileError(
-                f"{where}.group_size", size, f"null for strategy {strategy}", "correct one of the two"
+                f"{where}.group_size", size, f"null for strategy {strategy}", "correct one of the two values"
             )
         return -1
     return size
@@ -507,7 +507,9 @@ def _layer_rules(section: Section, default: LayerStatement, notes: list[str]) ->
     field = f"{default.where}: modules_to_not_convert"
     for name in _names(section.get("modules_to_not_convert"), field):  # a whole name or a part of a name
         rules.append(_rule(_module(name), LayerStatement(field, quantized=False)))
-    if inside := section.get("modules_in_block_to_quantize"):  # a list, or lists of modules processed together
+    if inside := section.get(
+        "modules_in_block_to_quantize"
+    ):  # a list of modules, or a list of lists of modules that are processed together
         field = f"{default.where}: modules_in_block_to_quantize"
         if isinstance(inside, list):
             inside = [name for part in inside for name in (part if isinstance(part, list) else [part])]

@@ -1,4 +1,4 @@
-"""Packed weights in safetensors files.
+"""Write packed weights to safetensors files, and read them.
 
 A weight named ``layer`` is stored as the tensors ``layer.qweight`` and ``layer.scales`` and, if the weight has them,
 ``layer.zeros`` and ``layer.perm``. The file's metadata consists of strings with the keys format, layout_version and
@@ -40,7 +40,7 @@ class StoredWeight:
 
 Converter = Callable[[StoredWeight], StoredWeight]
 
-#: Functions that convert to a later layout version, by the version that they accept.
+#: Maps each earlier layout version to a function that converts it to a later version.
 CONVERTERS: dict[int, Converter] = {}
 
 
@@ -110,7 +110,7 @@ def _write(path: Path, tensors: dict[str, NDArray[Any]], metadata: dict[str, str
     aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         aside.touch(exist_ok=False)
-        mode = stat.S_IMODE(aside.stat().st_mode)  # respects the umask; the library creates private files
+        mode = stat.S_IMODE(aside.stat().st_mode)  # this respects the umask, whereas the library creates private files
         save_file(tensors, aside, metadata=metadata)
         aside.chmod(mode)
         with aside.open("rb") as file:
@@ -123,10 +123,10 @@ def _write(path: Path, tensors: dict[str, NDArray[Any]], metadata: dict[str, str
 
 
 def _facts(file: SafetensorsFile) -> dict[str, Any]:
-    """Check format and version, and return the metadata of each weight."""
+    """Check the format and the version, and return the metadata of each weight."""
     kind = file.metadata.get("format")
     if kind != FORMAT:
-        remedy = "import checkpoints of other tools with load_gptq, load_awq, load_compressed_tensors or load_marlin"
+        remedy = "import checkpoints from other tools with load_gptq, load_awq, load_compressed_tensors or load_marlin"
         raise WeightFileError(f"{file.path}: format", repr(kind), FORMAT, remedy)
     version = file.metadata.get("layout_version", "")
     if not version.isdecimal() or len(version) > _MAX_VERSION_DIGITS:

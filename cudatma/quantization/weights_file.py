@@ -36,7 +36,9 @@ def save_weights(weights: Mapping[str, PackedWeight], path: str | os.PathLike[st
     stored: dict[str, StoredWeight] = {}
     for name, weight in weights.items():
         if not isinstance(weight, PackedWeight) or not isinstance(name, str):
-            raise ArgumentTypeError(f"weights[{name!r}]", type(weight).__name__, "a PackedWeight by its name, a str")
+            raise ArgumentTypeError(
+                f"weights[{name!r}]", type(weight).__name__, "a PackedWeight under a name of type str"
+            )
         stored[name] = weight.stored(name)
     write_weights(path, stored)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from cudatma.errors import counted
 
-#: File name -> line number -> text. A file name has no folder, as in the emulator.
+#: Maps file names to the text of each line, keyed by line number. As in the emulator, file names do not include the
+#: folder.
 Lines = dict[str, dict[int, str]]
 
 _DIRECTIVE = re.compile(r'#line (?P<number>\d+) "(?P<file>[^"]*)"')
@@ -47,7 +48,7 @@ def own_lines(source: str, name: str = "kernel.cu") -> Lines:
 
 
 def source_lines(source: str, ptx: str, name: str = "kernel.cu") -> Lines:
-    """Return the lines of own_lines(), followed by those of the included files that the PTX names and that exist."""
+    """Return the lines of own_lines(), followed by the lines of each existing file that the PTX names."""
     files = own_lines(source, name)
     paths: dict[str, set[str]] = {}
     for path in _PTX_FILE.findall(ptx):
@@ -62,7 +63,7 @@ def source_lines(source: str, ptx: str, name: str = "kernel.cu") -> Lines:
 
 
 def excerpt(log: str, source: str, name: str, ptx: str = "") -> str:
-    """Return the first error of a log with three lines of the source before and after it, or "" without a line number.
+    """Return the first error of a log with three source lines before and after it, or "" if the log has no line number.
 
     If ptxas rejected the PTX, the lines come from the PTX.
     """
@@ -97,7 +98,7 @@ _WARNING = re.compile(rf"warning|{_LOSS}|is injected in around line", re.IGNOREC
 
 
 def log_warnings(log: str) -> tuple[str, ...]:
-    """Return the lines of an NVRTC log with warnings and performance losses.
+    """Return the lines with warnings and performance losses from an NVRTC log.
 
     These are compiler warnings, "Potential Performance Loss" from ptxas (wgmma serialized, setmaxnreg ignored), and
     waits and arrives that ptxas injected around wgmma.
@@ -106,7 +107,7 @@ def log_warnings(log: str) -> tuple[str, ...]:
 
 
 def performance_losses(log: str) -> tuple[str, ...]:
-    """Return the lines in which ptxas reports a performance loss: wgmma serialized, setmaxnreg ignored."""
+    """Return the lines in which ptxas reports a performance loss (serialized wgmma or ignored setmaxnreg)."""
     return tuple(line.strip() for line in log.splitlines() if _LOSS in line)
 
 

@@ -12,11 +12,11 @@ from cudatma.pipeline import align_up
 
 
 class DeviceMemory:
-    """Allocation of ``nbytes`` bytes on a device, freed with the object.
+    """Allocation of ``nbytes`` bytes on a device. It is freed with the object.
 
-    The object must stay alive while a launch or a graph uses the memory. pointer: the address, aligned to 256 bytes.
-    Raises DriverError without a driver or enough memory, and LaunchError if the device does not exist.
-    [CUDA driver API, cuMemAlloc]
+    The object must stay alive while a launch or a graph uses the memory. pointer: the address, 256-byte aligned. Raises
+    DriverError if there is no driver or not enough memory, and LaunchError if the device does not exist. [CUDA driver
+    API, cuMemAlloc]
     """
 
     __slots__ = ("__weakref__", "device", "nbytes", "pointer")
@@ -39,7 +39,7 @@ class DeviceMemory:
 
     @contextmanager
     def _stream(self) -> Iterator[tuple[Any, Any]]:
-        """Yield the driver and a new stream, and synchronize it at the end.
+        """Yield the driver and a new stream, and synchronize the stream at the end.
 
         The default stream would wait for other streams, including captured ones.
         """
@@ -61,10 +61,11 @@ class DeviceMemory:
             self.pointer = 0
 
     def __reduce__(self) -> Any:
-        raise TypeError("device memory belongs to its process and cannot be pickled")
+        raise TypeError("device memory belongs to one process and cannot be pickled")
 
 
-#: The driver takes smaller allocations from blocks of this size, and a handle names a whole block.
+#: Minimum size of an allocation in bytes. The driver takes smaller allocations from blocks of this size, and a handle
+#: refers to a whole block.
 _BLOCK_BYTES = 2 << 20
 
 

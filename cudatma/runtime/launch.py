@@ -134,13 +134,13 @@ class LaunchPlan:
         LaunchError
             If the process is a forked child.
         """
-        if stream != self._stream:  # setting the stream costs up to a third of the driver call
+        if stream != self._stream:  # setting the stream takes up to a third of the time of the driver call
             self._config.hStream = self._stream = stream
         if context.forked or self._call(self._config, self._handle, self._addresses, 0)[0]:
             self._launch_again()
 
     def _launch_again(self) -> None:
-        """Launch again with the right context, or raise the driver's error. This is not on the hot path."""
+        """Launch again in the right context, or raise the driver's error. This is not on the hot path."""
         with context.using(self.device):
             code = self._call(self._config, self._handle, self._addresses, 0)[0]
             if code:
@@ -159,7 +159,10 @@ class DebugPlan(LaunchPlan):
         self._listener = listener
 
     def reshape(self, grid: int | tuple[int, ...], shared_bytes: int, programmatic: bool) -> None:
-        """Reshape the launch. It is never programmatic, because notes are written after the previous kernel ends."""
+        """Reshape the launch.
+
+        The launch is never programmatic, because the notes must be written after the previous kernel has ended.
+        """
         super().reshape(grid, shared_bytes, False)
 
     def launch(self, stream: int) -> None:
@@ -172,8 +175,8 @@ class DebugPlan(LaunchPlan):
 class Kernel:
     """A compiled kernel, as ``cudatma.compile`` returns it.
 
-    Many threads may launch a kernel at once. A kernel can be pickled; each process loads the kernel again. A launch of
-    a kernel compiled with ``debug=True`` waits until the kernel ends, and may raise PipelineHang.
+    Several threads may launch a kernel at the same time. A kernel can be pickled; each process loads it again. A launch
+    of a kernel compiled with ``debug=True`` waits until the kernel ends, and may raise PipelineHang.
 
     Parameters
     ----------
@@ -237,7 +240,7 @@ class Kernel:
     ) -> None:
         known = entries(ptx)
         if entry not in known:
-            raise ArgumentError("entry", entry, ", ".join(known) or "none: the PTX holds no kernel")
+            raise ArgumentError("entry", entry, ", ".join(known) or "none: the PTX contains no kernel")
         self.cubin, self.ptx, self.source, self.log = cubin, ptx, source, log
         self.entry, self.target, self.folder = entry, target, folder
         self.parameters: tuple[Parameter, ...] = known[entry]
@@ -256,6 +259,19 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"Kernel({self.entry}, {self.target.name}, {counted(len(self.parameters), 'parameter')})"
+
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook displays."""
+        from cudatma import pages
+
+        kinds = {"int": "integer", "float": "float", "bytes": "structure"}
+        rows = [("kernel", self.entry), ("target", self.target.name)]
+        for p in self.parameters:
+            kind = "pointer or integer" if p.is_pointer_wide else kinds[p.kind]
+            rows.append(("parameter", f"{p.name}: {kind}, {counted(p.size_bytes, 'byte')}"))
+        rows += [("shared memory", f"{offset}: {name}, {size} bytes") for name, offset, size in self.smem_layout]
+        rows += [("warning", warning) for warning in self.warnings]
+        return pages.fragment(pages.table(rows))
 
     def __reduce__(self) -> tuple[Any, ...]:
         kept = (self.cubin, self.entry, self.target, self.ptx, self.source, self.log, self.folder, self.smem_layout)
@@ -341,7 +357,7 @@ class Kernel:
         Raises
         ------
         LaunchError
-            If the launch cannot work. The error is raised before the driver is called.
+            If the launch is not possible. The error is raised before the driver is called.
         DriverError
             If the driver fails.
         """
@@ -429,15 +445,15 @@ class Kernel:
 
     @cached_property
     def emulated(self) -> EmulatedModule | ListeningModule:
-        """Module on the emulator. The module's variables keep their values between launches, as on a GPU."""
+        """Module on the emulator. As on a GPU, its variables keep their values between launches."""
         from cudatma.emulator import load  # slow to import
 
-        lines = source_lines(self.source, self.ptx)
+        module = load(self.ptx, lines=source_lines(self.source, self.ptx), smem_layout=self.smem_layout)
         if not self.is_debug:
-            return load(self.ptx, lines=lines)
+            return module
         from cudatma.runtime.hang.listeners import ListeningModule
 
-        return ListeningModule(load(self.ptx, lines=lines), self._names)
+        return ListeningModule(module, self._names)
 
     def report(self, *, threads: int | None = None, shared_bytes: int | None = None) -> KernelReport:
         """Return what the compiled kernel contains; ``str()`` of the result is a page of text.
@@ -449,9 +465,9 @@ class Kernel:
         Parameters
         ----------
         threads : int, optional
-            Threads per CTA, for the occupancy. Default: those of ``__launch_bounds__``.
+            Threads per CTA, which determine the occupancy. Default: from ``__launch_bounds__``.
         shared_bytes : int, optional
-            Dynamic shared memory per CTA in bytes. Default: that of the config.
+            Dynamic shared memory per CTA in bytes. Default: from the config.
 
         Returns
         -------
@@ -598,11 +614,11 @@ class Kernel:
         if function is not None:
             return function
         if type(device) is not int:
-            raise LaunchError("device", type(device).__name__, "a device's ordinal, an int, or None")
+            raise LaunchError("device", type(device).__name__, "the ordinal of a device (an int), or None")
         gpu = context.device(device)
         if not self.target.loads_on(gpu.compute_capability):
             shown = f"compute capability {gpu.compute_capability[0]}.{gpu.compute_capability[1]}"
-            raise LaunchError("device", shown, f"a GPU that {self.target.name} code loads on", "compile for this GPU")
+            raise LaunchError("device", shown, f"a GPU that can load {self.target.name} code", "compile for this GPU")
         with self._lock, context.using(device) as driver:
             if device not in self._functions:
                 if stream is not None:
@@ -623,7 +639,7 @@ def _on_host(args: Sequence[object]) -> bool:
 def _backend(requested: str | None) -> str:
     chosen = backend_for("Kernel.launch", requested, has_reference=False)
     if chosen == "reference":
-        remedy = "a kernel of your own has no NumPy reference"
+        remedy = "user kernels have no NumPy reference"
         raise ArgumentError("backend" if requested else BACKEND_VARIABLE, chosen, "auto, cuda, emulator", remedy)
     return chosen
 
@@ -646,7 +662,7 @@ def _launch_failure(code: int) -> DriverError:
 
     try:
         result = driver.CUresult(code)
-    except ValueError:  # a newer driver's code
+    except ValueError:  # a result code of a newer driver
         return DriverError("cuLaunchKernelEx", code, f"CUresult {code}")
     status, text = driver.cuGetErrorString(result)
     return DriverError("cuLaunchKernelEx", code, f"{result.name}: {text.decode()}" if int(status) == 0 else result.name)

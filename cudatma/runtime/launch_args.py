@@ -20,7 +20,7 @@ from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentTypeError, CompileError, LaunchError
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-#: The pattern is anchored at the start of a line so that searching takes only a millisecond and comments do not match.
+#: The pattern is anchored at the start of a line, so that a search takes only a millisecond and comments do not match.
 _ENTRY = re.compile(r"^(?:[ \t]*\.(?:visible|weak))?[ \t]*\.entry[ \t]+([\w$%]+)\s*(?:\(([^)]*)\))?", re.MULTILINE)
 _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+\d+\s+)?\.([a-z])(\d+)\s+"
@@ -49,7 +49,7 @@ class Parameter:
 def entries(ptx: str) -> dict[str, tuple[Parameter, ...]]:
     """Return the kernels in a PTX text with their parameters, in the order of the text.
 
-    Raises CompileError for a parameter list that it cannot parse.
+    Raises CompileError if a parameter list cannot be parsed.
     """
     kernels, at = dict[str, tuple[Parameter, ...]](), ptx.find(".entry")
     while at >= 0:  # searching for the regular expression takes milliseconds
@@ -87,8 +87,8 @@ class Arguments:
 
     values: one ctypes object per parameter; changing an object in place changes the next launch. device: the ordinal
     that all arrays and tensor maps share, or None if there are none. kind: the library whose current stream is the
-    default, "torch" if an argument is a torch tensor or a tensor map of a torch tensor, otherwise "cupy". producers:
-    handles of the streams that the producers of the arrays name.
+    default. It is "torch" if an argument is a torch tensor or a tensor map of a torch tensor, otherwise "cupy".
+    producers: handles of the streams that the producers of the arrays name.
     """
 
     values: list[Any]
@@ -102,7 +102,7 @@ class Arguments:
 
 
 def marshal(parameters: Sequence[Parameter], args: Sequence[object]) -> Arguments:
-    """Return the arguments of a launch in the form that the kernel takes.
+    """Return the arguments of a launch in the form that the kernel expects.
 
     Pointers accept device arrays from any library and None (null). 128-byte parameters accept tensor maps (``.data`` of
     128 bytes, ``.device``), and structures accept bytes. Other values may be int, bool, float, NumPy scalars or ctypes
@@ -122,7 +122,7 @@ def marshal(parameters: Sequence[Parameter], args: Sequence[object]) -> Argument
 def _value(parameter: Parameter, value: Any, field: str, into: Arguments) -> Any:
     if isinstance(value, bool | np.bool_):
         return _integer(parameter, int(value), field)
-    if isinstance(value, np.generic):  # before float: np.float64 is a float
+    if isinstance(value, np.generic):  # checked before float, because np.float64 is a float
         return _numpy_scalar(parameter, value, field)
     if isinstance(value, int):
         return _integer(parameter, value, field) if parameter.kind == "int" else _float(parameter, value, field)
@@ -170,7 +170,7 @@ def _float(parameter: Parameter, value: float, field: str) -> Any:
         number = float(value)
     except OverflowError as error:
         got = f"an int of {int(value).bit_length()} bits"
-        raise LaunchError(field, got, f"a value that fits a floating-point type, for {parameter.name}") from error
+        raise LaunchError(field, got, f"a value in the range of a floating-point type, for {parameter.name}") from error
     if parameter.size_bytes == 4 and _FLOAT32_MAX < abs(number) < float("inf"):
         raise LaunchError(field, value, f"a float, up to {_FLOAT32_MAX:g}, for {parameter.name}")
     return _FLOATS[parameter.size_bytes](number)
@@ -180,7 +180,8 @@ def _numpy_scalar(parameter: Parameter, value: Any, field: str) -> Any:
     dtype = value.dtype
     _sized(parameter, value, dtype.itemsize, field)
     kind = "float" if dtype.kind == "f" or dtype == BFLOAT16 else "int" if dtype.kind in "iu" else "bytes"
-    # To the compiler, __half and __nv_bfloat16 are structures. A "bytes" parameter takes any scalar of its width.
+    # The compiler treats __half and __nv_bfloat16 as structures, so a "bytes" parameter accepts any scalar of its
+    # width.
     if parameter.kind not in (kind, "bytes"):
         raise LaunchError(field, f"{value!r} ({dtype})", f"{parameter.kind} for {parameter.name}", "convert the scalar")
     ctype = (_INTEGERS if parameter.kind == "int" else _FLOATS if parameter.kind == "float" else {}).get(dtype.itemsize)
@@ -213,13 +214,13 @@ def _array(parameter: Parameter, value: Any, field: str, into: Arguments) -> Any
         info = describe(value, field)
     except ArgumentTypeError as error:
         allowed = "a device array, TensorMap, int, float, bool, NumPy scalar, ctypes object, bytes or None"
-        remedy = "a TensorMap goes to a parameter of 128 bytes: const __grid_constant__ TensorMap"
+        remedy = "pass a TensorMap to a parameter of 128 bytes: const __grid_constant__ TensorMap"
         raise LaunchError(field, error.got, allowed, remedy) from error
     if not parameter.is_pointer_wide:
         raise _not_a_pointer(parameter, f"an array of {info.dtype}", field)
     if info.device is None:
         raise LaunchError(
-            field, "an array in host memory", "an array on the GPU", device_remedy("cupy.asarray copies it there")
+            field, "an array in host memory", "an array on the GPU", device_remedy("use cupy.asarray to copy it there")
         )
     if info.kind == "torch":
         into.kind = "torch"
@@ -237,5 +238,5 @@ def _same_device(into: Arguments, device: int | None, field: str) -> None:
     if device is None:
         return
     if into.device is not None and into.device != device:
-        raise LaunchError(field, f"on device {device}", f"device {into.device}, like the arguments before it")
+        raise LaunchError(field, f"on device {device}", f"device {into.device}, like the previous arguments")
     into.device = device

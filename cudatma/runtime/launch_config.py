@@ -1,4 +1,4 @@
-"""Grid, block, cluster and attributes of a launch: the rules for them, and their conversion for the driver.
+"""Grid, block, cluster and attributes of a launch: their rules and their conversion for the driver.
 
 Source: CUDA driver API, CUlaunchConfig, CUlaunchAttribute, cuLaunchKernelEx; CUDA C++ Programming Guide, "Compute
 Capabilities".
@@ -25,7 +25,7 @@ _AXES = "xyz"
 class FunctionLimits:
     """Limits of a kernel on a device.
 
-    max_threads: maximum number of threads per block, given by registers and __launch_bounds__.
+    max_threads: maximum number of threads per block, which depends on registers and __launch_bounds__.
     max_dynamic_shared_bytes: maximum dynamic shared memory per block, which is the opt-in limit minus static shared
     memory.
     """
@@ -107,7 +107,7 @@ def make_config(
     _within("block", block3, _BLOCK_LIMITS)
     threads = block3[0] * block3[1] * block3[2]
     if threads > _BLOCK_THREADS:
-        raise LaunchError("block", f"{threads} threads", f"at most {_BLOCK_THREADS} in all")
+        raise LaunchError("block", f"{threads} threads", f"at most {_BLOCK_THREADS} threads in total")
     if limits is not None and threads > limits.max_threads:
         remedy = "raise the kernel's __launch_bounds__ or launch fewer threads"
         raise LaunchError("block", f"{threads} threads", f"at most {limits.max_threads} for this kernel", remedy)
@@ -141,5 +141,5 @@ def _cluster(target: Target, cluster: object, grid: Dim3) -> Dim3 | None:
     for axis, of_grid, of_cluster in zip(_AXES, grid, shape, strict=True):
         if of_grid % of_cluster:
             allowed = f"a multiple of cluster.{axis} = {of_cluster}"
-            raise LaunchError(f"grid.{axis}", of_grid, allowed, "round the grid up and let spare CTAs return")
+            raise LaunchError(f"grid.{axis}", of_grid, allowed, "round the grid up and let the surplus CTAs return")
     return shape if blocks > 1 else None

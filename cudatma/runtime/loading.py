@@ -87,10 +87,10 @@ def _resources(driver: Any, handle: Any, shared_limit_bytes: int) -> Resources:
 
 
 def _compare_parameters(driver: Any, handle: Any, parameters: Sequence[Parameter]) -> None:
-    """Raise LaunchError unless PTX and cubin agree on the parameters.
+    """Raise LaunchError unless the PTX and the cubin agree on the parameters.
 
     Wrong widths would make the driver read past the arguments. Drivers before 12.4 lack cuFuncGetParamInfo, so nothing
-    is checked there.
+    is checked with them.
     """
     for index, parameter in enumerate(parameters):
         try:
@@ -99,5 +99,5 @@ def _compare_parameters(driver: Any, handle: Any, parameters: Sequence[Parameter
             return
         size = result[2] if int(result[0]) == 0 else None
         if size != parameter.size_bytes:
-            got = f"{parameter.size_bytes} bytes in the PTX, {size} in the cubin"
-            raise LaunchError(f"parameters[{index}]", got, "PTX and cubin of one compilation", "compile it again")
+            got = f"{parameter.size_bytes} bytes in the PTX, but {size} in the cubin"
+            raise LaunchError(f"parameters[{index}]", got, "PTX and cubin from one compilation", "compile it again")

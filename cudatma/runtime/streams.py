@@ -1,4 +1,4 @@
-"""Identity of CUDA streams, the graphs that capture them, the lifetime of these graphs, and waits between streams.
+"""Identity of CUDA streams, graphs that capture them, the lifetime of these graphs, and waits between streams.
 
 A handle does not identify a stream: the driver reuses the handle of a destroyed stream, and ``CU_STREAM_PER_THREAD`` is
 a different stream in each thread. Source: CUDA driver API, "Stream Management", "Graph Management".
@@ -19,15 +19,15 @@ from cudatma import context
 from cudatma.arrays import ArrayInfo
 from cudatma.errors import DriverError, LaunchError, check
 
-#: CU_STREAM_LEGACY and CU_STREAM_PER_THREAD of cuda.h; handle 0 means one of them.
+#: CU_STREAM_LEGACY and CU_STREAM_PER_THREAD in cuda.h. Handle 0 means one of them.
 _LEGACY, _PER_THREAD = 1, 2
-#: The stream that cuda.bindings, which launches, uses for handle 0.
+#: The stream that cuda.bindings uses for handle 0. All launches go through cuda.bindings.
 _ZERO = _PER_THREAD if os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM", "0") not in ("", "0") else _LEGACY
-#: The driver's ids are 0 and up; thread numbers are below this value.
+#: The driver's stream ids are nonnegative; numbers of threads are below this value.
 _LEGACY_IDENTITY = -1
-#: CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, CU_GRAPH_USER_OBJECT_MOVE of cuda.h.
+#: CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC and CU_GRAPH_USER_OBJECT_MOVE in cuda.h.
 _ACTIVE, _NO_DESTRUCTOR_SYNC, _MOVE = 1, 1, 1
-#: At least the size of a sem_t, which is 32 bytes on 64-bit Linux.
+#: Number of bytes for a sem_t. It takes 32 bytes on 64-bit Linux.
 _SEMAPHORE_BYTES = 64
 
 _thread_numbers = itertools.count(_LEGACY_IDENTITY - 1, -1)
@@ -62,7 +62,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-# A forked child runs _prepare(), which raises: the driver must not be called there.
+# In a forked child, _prepare() runs and raises an error, because the driver must not be called there.
 context.after_fork(_thread, _Thread._renew)
 
 
@@ -94,7 +94,7 @@ def _prepare() -> tuple[Any, Any]:
     return _thread.status
 
 
-#: cuStreamIsCapturing of libcuda and cuStreamGetId of cuda.bindings, after the first use.
+#: cuStreamIsCapturing from libcuda and cuStreamGetId from cuda.bindings, set at the first use.
 _is_capturing: Any = None
 _get_id: Any = None
 
@@ -144,8 +144,8 @@ def _thread_number() -> int:
 class Capture:
     """A capture in progress.
 
-    number: number that is unique in the process. graph: CUgraph. stream: identity of the capturing stream within the
-    capture; work on two streams of one capture may become concurrent branches.
+    number: a number that is unique in the process. graph: CUgraph. stream: identity of the capturing stream within the
+    capture. Work on two streams of one capture may become concurrent branches.
     """
 
     number: int
@@ -196,10 +196,10 @@ def _libc() -> Any:
 
 
 class GraphLife:
-    """Detector for the end of a graph, its executables and all their launches.
+    """Detector for the end of a graph, its executables and all of their launches.
 
     The graph owns a user object. The driver runs the object's destructor in a driver thread, which may neither call
-    CUDA nor wait for Python. The destructor is therefore the C library's sem_post(), and has_ended() reads the
+    CUDA nor wait for Python. The destructor is therefore sem_post() from the C library, and has_ended() reads the
     semaphore. [CUDA C++ Programming Guide, CUDA User Objects; CUDA driver API, cuGraphRetainUserObject]
     """
 
@@ -223,7 +223,10 @@ class GraphLife:
         _require(code, "cuGraphRetainUserObject")
 
     def has_ended(self) -> bool:
-        """Return whether the graph and everything made from it are gone. Two threads may not call this at a time."""
+        """Return whether the graph and everything created from it have been destroyed.
+
+        Two threads must not call this method at the same time.
+        """
         if self._semaphore and _libc().sem_trywait(self._semaphore) == 0:
             _libc().free(self._semaphore)
             self._semaphore = None
@@ -233,7 +236,7 @@ class GraphLife:
 def order_after_producers(stream: int, device: int, *arrays: ArrayInfo | None) -> None:
     """Make a stream wait for the work that the producers of arrays have queued. The host does not wait.
 
-    The function makes no driver call unless a producer names its stream; CuPy and torch do not. It adds no wait if the
+    The function calls the driver only if a producer names its stream; CuPy and torch do not. It adds no wait if the
     streams are not in the same capture, because a wait would merge the captures. [CUDA Array Interface 3,
     Synchronization]
     """
@@ -258,7 +261,7 @@ def order_after(stream: int, producer: int, device: int) -> None:
 
 
 def wait_for_producers(device: int, *arrays: ArrayInfo) -> None:
-    """Make the host wait for the producers of arrays, for an object that later launches on any stream.
+    """Make the host wait for the producers of arrays. An object can then launch on any stream later.
 
     The function does not wait for a stream that is being captured.
     """

@@ -633,7 +633,7 @@ whole report, run for example `python docs/guide/mistakes.py 6` in a checkout. Y
 
 """
 #: Places in a report that differ from run to run, or with the line numbers of the templates.
-_PLACE = re.compile(r" \((shared address|bytes from) .*$|, address 0x[0-9a-f]+|; PTX line .*$|: (it ends )?phase .*$")
+_PLACE = re.compile(r" \((shared )?address 0x.*$|; PTX line .*$|: (it ends )?phase .*$")
 
 
 def page() -> str:

@@ -1,6 +1,6 @@
 """A rank of test_all_reduce_gpu.py: all-reduces of a group over gloo, on a GPU that ranks may share.
 
-It compares on the spot: a rank knows what every rank draws.
+Each rank checks its own results, because it knows the random numbers of every rank.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def draw(rank: int, seed: int, size: int, dtype: Any) -> Any:
 
 
 def exact(ranks: int, seed: int, size: int, dtype: Any) -> Any:
-    """The sum in fp32 and in the order of the ranks, and whether it is near to that in float64."""
+    """Return the fp32 sum in rank order, and whether it is close to the float64 sum."""
     parts = [draw(rank, seed, size, dtype) for rank in range(ranks)]
     total = parts[0].float()
     for part in parts[1:]:
@@ -55,7 +55,7 @@ def sizes(reduce: AllReduce) -> None:
 
 
 def equal_runs(reduce: AllReduce) -> None:
-    """The same message and then others in every run, without waiting for the GPU in between."""
+    """Reduce the same messages in every run, without waiting for the GPU in between."""
     same = draw(reduce.rank, 1, 8192 * 16, torch.bfloat16)
     results = [reduce(same.clone()) for _ in range(RUNS)]
     wanted = exact(reduce.ranks, 1, 8192 * 16, torch.bfloat16)
@@ -63,7 +63,7 @@ def equal_runs(reduce: AllReduce) -> None:
 
 
 def graphs(reduce: AllReduce) -> None:
-    """An odd number of launches in a graph, replayed between launches outside of it."""
+    """Replay a graph with an odd number of launches between launches outside the graph."""
     shapes = (8192, 64, 8192 * 7)
     inputs = [torch.zeros(shape, dtype=torch.float16, device="cuda") for shape in shapes]
     graph = torch.cuda.CUDAGraph()
@@ -81,7 +81,7 @@ def graphs(reduce: AllReduce) -> None:
 
 
 def layers(reduce: AllReduce) -> None:
-    """RowParallel against the group's own all-reduce, also in a graph."""
+    """Compare RowParallel with the group's own all-reduce, also in a graph."""
     k, n = 256 * reduce.ranks, 520
     dense = np.random.default_rng(5).standard_normal((k, n), np.float32) / 16
     packed, bias = cudatma.quantize(dense, group_size=64), torch.linspace(-1, 1, n)
@@ -103,7 +103,7 @@ def layers(reduce: AllReduce) -> None:
 
 
 def others(reduce: AllReduce) -> None:
-    """What goes to the group's all-reduce, and what goes nowhere."""
+    """Check which tensors use the group's all-reduce, and which raise an error."""
     long = torch.ones(LONGEST_BYTES, device="cuda").half()
     for x in (torch.ones(64, device="cuda"), torch.ones(3, device="cuda").half(), torch.ones(64).half(), long):
         assert torch.equal(reduce(x), torch.full_like(x, reduce.ranks))
@@ -137,7 +137,7 @@ def main(folder: Path, rank: int, ranks: int, part: str) -> None:
 
 
 def dies(folder: Path, reduce: AllReduce) -> None:
-    """The last rank is killed before its second launch. The others write down what they then get, and how soon."""
+    """Kill the last rank before its second launch. The other ranks record what they get and how soon."""
     x = torch.ones(8192, dtype=torch.float16, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -1,4 +1,5 @@
-"""The one-shot all-reduce: one rank among prepared peers, and ranks that run at the same time, as rows of CTAs."""
+"""The one-shot all-reduce on the emulator: one rank with simulated peers, and ranks that run concurrently as rows of
+CTAs."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ extern "C" __global__ void ranks(const Member* members, u32* const* messages, co
 
 
 def drawn(ranks: int, elements: int, dtype: str, seed: int = 0) -> Any:
-    """The first two ranks of several cancel: in another order the bits of the others' sum are lost."""
+    """Return random messages whose first two ranks cancel, so that any other order of additions loses bits of the
+    sum."""
     values = np.random.default_rng(seed).standard_normal((ranks, elements), np.float32)
     if ranks > 2:
         values[0] *= 2.0**13
@@ -58,7 +60,7 @@ def drawn(ranks: int, elements: int, dtype: str, seed: int = 0) -> Any:
 
 
 def in_order(messages: Any) -> Any:
-    """The sum in fp32 and in the order of the ranks."""
+    """Return the fp32 sum in rank order."""
     total = messages[0].astype(np.float32)
     for message in messages[1:]:
         total = total + message.astype(np.float32)
@@ -66,7 +68,7 @@ def in_order(messages: Any) -> Any:
 
 
 def emulate(config: AllReduceConfig, member: bytes, result: Any, ctas: int, others: tuple[Any, ...]) -> None:
-    """Run a rank's launch. others: memory that its struct refers to."""
+    """Run a rank's launch. ``others``: memory to which its struct refers."""
     problem = Problem(Group(config.ranks, member), config.dtype, result.size // 2)
     (launch,) = ALL_REDUCE.arguments(problem, config, imagined_gpu(TARGET, ctas), ())
     arrays = {"x": describe(result)} | {f"other {i}": describe(other) for i, other in enumerate(others)}
@@ -101,7 +103,7 @@ def test_a_rank_sends_its_message_and_adds_up_what_it_gets(ranks: int, rank: int
 
 @cache
 def kernel(*changes: tuple[str, str]) -> Kernel:
-    """The kernel of RANKS ranks with ROUNDS, and with changes to its text."""
+    """Return the kernel for RANKS ranks with ROUNDS appended and with changes to its text."""
     source = render(TEMPLATE, AllReduceConfig(RANKS, "float16", threads=32), TARGET) + ROUNDS
     for before, after in changes:
         assert before in source
@@ -110,8 +112,8 @@ def kernel(*changes: tuple[str, str]) -> Kernel:
 
 
 def run_ranks(tested: Kernel, schedule: int, *, ctas: int = 2, first: int = 1) -> bool:
-    """Rounds of several lengths by all ranks at once, from the launch of this number on. Whether each got all sums.
-    Raises HazardError."""
+    """Run rounds of several lengths on all ranks at once, beginning with this launch number. Return whether all sums
+    are right. Raises HazardError."""
     words = np.array([40, 1, 40, 7, 41, 41], np.uint32)
     messages, inbox = drawn(RANKS, 2 * int(words.sum()), "float16"), Inbox(RANKS, 4 * 41)
     memories, failure = [memory(inbox) for _ in range(RANKS)], np.zeros(1, np.uint64)
@@ -137,13 +139,14 @@ def test_ranks_that_get_ahead_of_each_other_all_get_the_sum(ctas: int) -> None:
 
 
 def test_the_number_of_the_launch_wraps() -> None:
-    """It skips 0, which empty inboxes hold, and 1: even numbers follow odd ones."""
+    """The number skips 0, which empty inboxes contain, and 1, because even and odd numbers must alternate."""
     assert all(run_ranks(kernel(), schedule, first=0xFFFFFFFD) for schedule in range(5))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_after_a_peer_did_not_send_results_are_nans_and_nobody_waits(dtype: str) -> None:
-    """The launch that waits in vain tells the host. A longer and a shorter one then end, without any limit."""
+    """The launch that waits in vain reports to the host. Later launches, longer or shorter, then end without
+    waiting."""
     messages, inbox = drawn(3, 400, dtype), Inbox(3, 800)
     memories, failure = [memory(inbox) for _ in range(3)], np.zeros(1, np.uint64)
     arrays = [each.ctypes.data for each in memories]
@@ -199,7 +202,7 @@ PLANTED = {
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_mistake_is_found(name: str) -> None:
-    """By a hazard, or by a wrong sum: NaNs after a launch that waits in vain."""
+    """The mistake causes a hazard or a wrong sum (NaNs after a launch that waits in vain)."""
     for schedule in range(30):
         try:
             if not run_ranks(kernel(*PLANTED[name]), schedule):

@@ -1,4 +1,4 @@
-"""The one-shot all-reduce among processes, each on a GPU of its own or all on one, which runs them in turns."""
+"""The one-shot all-reduce among processes that have one GPU each or share one GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORKER = Path(__file__).with_name("all_reduce_worker.py")
 
 
 def run(folder: Path, ranks: int, part: str) -> list[int]:
-    """The exit codes of all ranks; what they print goes to pytest's output."""
+    """Return the exit codes of all ranks. Their output goes to pytest's output."""
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     # NVLink multicast stays off, whoever asks for it.
     environment = {**os.environ, "PYTHONPATH": paths, "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}

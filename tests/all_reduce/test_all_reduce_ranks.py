@@ -1,5 +1,5 @@
-"""AllReduce's host side with threads as ranks, and memory of the host in place of the GPUs'. Launches are recorded; the
-emulator then runs them."""
+"""The host side of AllReduce, with threads as ranks and host memory as GPU memory. The emulator runs the recorded
+launches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TARGET = get_target("sm_90a")
 
 
 class Memory:
-    """A rank's memory. The handle of one is its number."""
+    """A rank's memory. Its handle is the rank's number."""
 
     def __init__(self, nbytes: int) -> None:
         self.words = np.zeros(nbytes // 4, np.uint32)
@@ -37,13 +37,13 @@ class Memory:
 
 
 class OnGpu(torch.Tensor):  # type: ignore[misc,name-defined]
-    """A tensor of the host that says it is on a GPU."""
+    """A host tensor that pretends to be on a GPU."""
 
     is_cuda = True
 
 
 class Ranks:
-    """What the module reaches of torch.distributed, CUDA and the driver, for ranks that are threads."""
+    """Fakes of torch.distributed, CUDA and the driver for ranks that are threads."""
 
     def __init__(self) -> None:
         self.local, self.meeting = threading.local(), threading.Barrier(RANKS, timeout=60)
@@ -80,7 +80,7 @@ class Ranks:
         self.closed.append((self.rank, owner))
 
     def run(self, work: Callable[[], Any]) -> list[Any]:
-        """What each rank returns, or its exception."""
+        """Return the result or the exception of each rank."""
 
         def of_rank(rank: int) -> Any:
             self.local.rank = rank
@@ -93,7 +93,7 @@ class Ranks:
 
 
 class FakeTorch:
-    """torch with a GPU whose memory is the host's. Its number is None, as of a tensor on the CPU."""
+    """torch with a GPU whose memory is host memory. Like the device of a CPU tensor, its number is None."""
 
     cuda = SimpleNamespace(is_available=lambda: True, current_device=lambda: None, synchronize=lambda device: None)
 
@@ -200,7 +200,7 @@ def test_what_fails_on_one_rank_is_an_error_of_all(ranks: Ranks, monkeypatch: py
     monkeypatch.setattr(all_reduce, "open_memory", open_memory)
     for found in ranks.run(AllReduce):
         assert isinstance(found, DriverError)
-        assert "rank 1: cuIpcOpenMemHandle failed: CUDA_ERROR_PEER_ACCESS_UNSUPPORTED; max_bytes=0" in str(found)
+        assert "rank 1: cuIpcOpenMemHandle failed: CUDA_ERROR_PEER_ACCESS_UNSUPPORTED; pass max_bytes=0" in str(found)
     assert sorted(ranks.closed) == sorted(ranks.opened)
 
     def share(nbytes: int, device: Any) -> Memory:
@@ -219,7 +219,7 @@ def test_what_fails_on_one_rank_is_an_error_of_all(ranks: Ranks, monkeypatch: py
 def test_ranks_with_different_limits_are_refused(ranks: Ranks, least: int) -> None:
     for rank, found in enumerate(ranks.run(lambda: AllReduce(max_bytes=4000 if ranks.rank else least))):
         assert isinstance(found, ArgumentError)
-        assert str(found).startswith(f"max_bytes: got {4000 if rank else least}; allowed: the same on all ranks")
+        assert str(found).startswith(f"max_bytes: got {4000 if rank else least}; allowed: the same value on all ranks")
     assert ranks.opened == []
 
 

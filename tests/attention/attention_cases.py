@@ -1,4 +1,4 @@
-"""Calls of attention that every version serves: the same table runs on the emulator and on a GPU."""
+"""Calls of attention that every version supports. The same table runs on the emulator and on a GPU."""
 
 from __future__ import annotations
 

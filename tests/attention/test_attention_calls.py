@@ -1,4 +1,4 @@
-"""Wrong calls of attention and their errors, and what a right one asks for."""
+"""Wrong calls of attention and their errors, and the checked problem of correct calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Wrong = tuple[str, dict[str, Any], type[FieldError], str]
 
 
 def on_device(field: str, **changes: Any) -> ArrayInfo:
-    """An array on device 0 that is right but for ``changes``: what is wrong is found before the driver is asked."""
+    """Return a valid array on device 0 with ``changes``. Mistakes must be found before the driver is called."""
     dtype = np.dtype(changes.pop("dtype", np.float16))
     shape = changes.pop("shape", SHAPES[field])
     strides = changes.pop("strides", dense_strides(shape, dtype))
@@ -40,7 +40,7 @@ def is_told(error: FieldError, field: str) -> None:
 
 
 def label(value: Any) -> str:
-    """Of a parameter: what is changed, to what."""
+    """Return a test id that says what is changed, and to which value."""
     if isinstance(value, dict):
         return ",".join(f"{name}={one}" for name, one in value.items() if not isinstance(one, np.ndarray)) or "array"
     return value.__name__ if isinstance(value, type) else str(value)

@@ -1,4 +1,4 @@
-"""What a call of attention may ask for, on a GPU, in every version: masks, softcap, lse, views, repeated calls."""
+"""Options of attention on a GPU, in every version: masks, softcap, lse, views and repeated calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check(found: Any, wanted: Any, allowed: float) -> None:
 
 
 def compared(q: Any, k: Any, v: Any, **options: Any) -> None:
-    """The result and lse on the GPU with those of the reference, of NumPy arrays."""
+    """Compare the result and lse on the GPU with the NumPy reference."""
     version = options.pop("version", "auto")
     on_gpu = (cupy.asarray(each) for each in (q, k, v))
     sink = cupy.asarray(options["sink"]) if "sink" in options else None

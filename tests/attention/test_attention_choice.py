@@ -1,4 +1,4 @@
-"""Which tile of which version of attention is chosen."""
+"""The choice of a version and a tile for attention."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from cudatma.target import get_target
 
 
 def problem_of(**fields: Any) -> Problem:
-    """Return a problem: by default 1024 queries and keys of a head of 64 columns."""
+    """Return a problem, by default with 1024 queries and keys and one head of 64 columns."""
     return Problem.of(**{"q_length": 1024, "head_dim": 64, "dtype": "bfloat16"} | fields)
 
 
 @pytest.mark.parametrize("version", ["", "a1", "a2", "a3", "a4"])
 def test_the_choice_loses_little_against_stored_measurements(version: str) -> None:
-    """Against the fastest tile of the version; of all, where all were measured."""
+    """The choice is compared with the fastest tile of the version or, if all versions were measured, with the fastest
+    of all."""
     lost, of_many_tokens = [], []
     cells, gpu = readings("attention_tiles.json")
     for cell in cells:
@@ -205,5 +206,5 @@ def test_keys_and_values_of_a_raster_group_are_few_bytes(batch: int, length: int
 
 
 def test_the_last_raster_group_has_more_heads() -> None:
-    """The longest tiles of few heads would come last, with too few of them for all SMs."""
+    """With few heads in the last group, its longest tiles would come last and would be too few for all SMs."""
     assert raster(causal(), problem(batch=5, heads=7, q_length=2048)) == (4, 20)  # of 35

@@ -1,4 +1,4 @@
-"""What ptxas makes of attention's main loop: nothing is spilled, and the softmax overlaps the products with values."""
+"""Attention's main loop after ptxas: nothing is spilled, and the softmax overlaps with the MMAs with the values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z0-9][^;
 
 
 def exponentials_between_waits(sass: str) -> list[int]:
-    """How many follow each wait for all groups but the last, up to the wait for that one."""
+    """Count the exponentials between each wait for all groups except the last one and the following wait for the last
+    group."""
     found, count = [], -1
     for instruction in _INSTRUCTION.findall(sass):
         if instruction.startswith("WARPGROUP.DEPBAR"):
@@ -43,7 +44,8 @@ def exponentials_between_waits(sass: str) -> list[int]:
 def test_exponentials_come_before_the_wait_for_the_output(
     version: str, head_dim: int, tile_m: int, tile_n: int, is_causal: bool
 ) -> None:
-    """ptxas moves a wait up where it can; the products with the values would then be waited for first."""
+    """ptxas moves a wait up if it can. The warps would then wait for the MMAs with the values before the
+    exponentials."""
     dims = {"head_dim": head_dim, "v_head_dim": head_dim}
     config = small_config(version, dtype="bfloat16", **dims, is_causal=is_causal, tile_m=tile_m, tile_n=tile_n)
     made = compile_source(render(config.template, config, "sm_90a"), get_target("sm_90a"))

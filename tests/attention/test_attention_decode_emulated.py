@@ -1,4 +1,4 @@
-"""attention_decode on the emulator: right against float64 and free of hazards; tails, pages, parts, rings that wrap."""
+"""attention_decode on the emulator, against float64 and without hazards: tails, pages, parts, and rings that wrap."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make(
     page_size: int = 0,
     dtype: str = "float16",
 ) -> dict[str, Any]:
-    """A call; the cache has NaNs behind each sequence's end."""
+    """Return a call whose cache contains NaNs after the end of each sequence."""
     random, kind, capacity = np.random.default_rng(len(lengths)), activation_type(dtype).numpy, max(300, *lengths)
     caches = [np.full((len(lengths), capacity, kv_heads, dim), np.nan, kind) for dim in dims]
     for index, length in enumerate(lengths):
@@ -56,7 +56,7 @@ def make(
 
 
 def in_pages(given: dict[str, Any], page_size: int) -> dict[str, Any]:
-    """The same call with its cache in pages, in any order, three more than it needs."""
+    """Return the call with its cache in pages in random order, with three surplus pages."""
     batch, capacity = given["k_cache"].shape[:2]
     count = -(-capacity // page_size)
     table = np.random.default_rng(5).permutation(batch * count + 3)[: batch * count].reshape(batch, count)
@@ -84,7 +84,7 @@ def check(
     target: Target = SM90A,
     **options: Any,
 ) -> Any:
-    """The result, which is right, as is lse; nothing else changes."""
+    """Return the result after checking the result, lse and that nothing else changes."""
     q, dim = given["q"], given["v_cache"].shape[3]
     whole = np.full((*q.shape[:3], dim + 8), 7, q.dtype)
     out, exact = whole[..., :dim], np.empty((*q.shape[:3], dim), q.dtype)
@@ -167,7 +167,7 @@ def test_results_are_right_and_clean(case: str, target: Target) -> None:
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(("page_size", "target"), [(0, SM90A), (5, SM120A)])
 def test_rings_wrap(page_size: int, target: Target) -> None:
-    """tests/mutants runs rings of pages."""
+    """tests/mutants covers rings of pages."""
     given = make(lengths=[300, 230], dims=(32, 32), page_size=page_size)
     check(given, parts=1, schedules=8, fields={"stages": 2}, target=target)
 
@@ -185,7 +185,8 @@ def test_pages_and_a_contiguous_cache_give_the_same_bits() -> None:
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_rows_whose_maximum_rises_again_and_again(target: Target, options: dict[str, Any]) -> None:
-    """The last block comes first; logits of earlier keys are greater, within a part and from part to part."""
+    """Blocks are processed from the last to the first, and logits grow towards earlier keys, within parts and across
+    parts."""
     given = make(lengths=[300], page_size=16)
     given["q"][..., 0] = np.abs(given["q"][..., 0]) + 1
     contiguous = given["page_table"][0, :19]
@@ -206,7 +207,7 @@ def test_rows_whose_maximum_rises_again_and_again(target: Target, options: dict[
 @pytest.mark.parametrize("infinite", [slice(64, None), slice(0, 128), slice(64, 192), slice(0, None)], ids=str)
 @pytest.mark.parametrize("target", [SM90A, SM120A], ids=lambda target: target.name)
 def test_blocks_of_logits_of_minus_infinity(target: Target, infinite: slice) -> None:
-    """Count as keys that are not seen; of a block, of a part, of all."""
+    """Such keys count as masked, whether they fill a block, a part or all parts."""
     given = make(lengths=[300, 200])
     given["q"][..., 0] = np.abs(given["q"][..., 0]) + 1
     given["k_cache"][:, infinite, :, 0] = -np.inf
@@ -215,7 +216,7 @@ def test_blocks_of_logits_of_minus_infinity(target: Target, infinite: slice) -> 
 
 
 def in_e4m3(given: dict[str, Any]) -> dict[str, Any]:
-    """The same call with its cache rounded."""
+    """Return the call with its cache rounded to e4m3."""
     names = ("k_cache", "v_cache")
     return given | {name: given[name].astype(np.float32).astype(ml_dtypes.float8_e4m3fn) for name in names}
 
@@ -270,7 +271,7 @@ def test_an_e4m3_cache(case: str, target: Target) -> None:
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("options", [{}, {"softcap": 2.0}], ids=str)
 def test_a_scale_of_keys_that_is_zero_or_less_counts_as_zero(options: dict[str, Any]) -> None:
-    """Zero is what the largest element of a head of zeros gives."""
+    """A scale is zero if it comes from the largest element of a head of zeros."""
     given = in_e4m3(make(lengths=[3, 200], heads=8, kv_heads=2))
     check(given | {"k_scale": np.array([0.0, -1.0], np.float32)}, parts=1, schedules=1, **options)
 
@@ -285,7 +286,8 @@ def test_the_ring_of_an_e4m3_cache_wraps(page_size: int, fields: dict[str, Any])
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_finite_e4m3_number_is_exact(dtype: str) -> None:
-    """One key a sequence: each head takes one of its columns, and all take its values. Subnormal numbers too."""
+    """Each sequence has one key. Each head selects one of its columns, and all heads read its values, including
+    subnormal numbers."""
     numbers = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
     numbers[np.isnan(numbers.astype(np.float32))] = 0
     k = numbers.reshape(8, 1, 1, 32)
@@ -297,7 +299,7 @@ def test_every_finite_e4m3_number_is_exact(dtype: str) -> None:
 
 
 def test_lengths_and_pages_that_a_device_must_not_trust() -> None:
-    """Nothing outside of the cache is read: a page that there is not is zeros, lengths are limited."""
+    """Nothing outside the cache is read: pages that do not exist are zeros, and lengths are clamped."""
     for page_size in (16, 5):
         given = make(lengths=[100, 100], dims=(32, 32), page_size=page_size)
         given["k_cache"][np.isnan(given["k_cache"])] = 0

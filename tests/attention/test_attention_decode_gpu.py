@@ -40,7 +40,7 @@ def numbers(*shape: int, seed: int = 0) -> Any:
 def make(
     lengths: list[int], heads: int = 8, kv_heads: int = 2, dims: tuple[int, int] = (128, 128), q_length: int = 1
 ) -> dict[str, Any]:
-    """A call with NaNs behind each sequence's end, of NumPy arrays."""
+    """Return a call on NumPy arrays with NaNs after the end of each sequence."""
     batch, capacity = len(lengths), max(lengths)
     caches = [numbers(batch, capacity, kv_heads, dim, seed=seed) for seed, dim in enumerate(dims, 1)]
     for index, length in enumerate(lengths):
@@ -51,7 +51,7 @@ def make(
 
 
 def in_pages(given: dict[str, Any], page_size: int) -> dict[str, Any]:
-    """The same call with its cache in pages, in any order."""
+    """Return the call with its cache in pages in random order."""
     batch, capacity = given["k_cache"].shape[:2]
     count = -(-capacity // page_size)
     table = np.random.default_rng(5).permutation(batch * count).reshape(batch, count).astype(np.int32)
@@ -172,7 +172,7 @@ def test_streams_do_not_share_partial_sums() -> None:
 @pytest.mark.parametrize("page_size", [0, 16, 5])
 @pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
 def test_the_mma_sync_kernel(dims: tuple[int, int], page_size: int) -> None:
-    """SM120's kernel, within its shared memory, compiled for this GPU."""
+    """SM120's kernel, with SM120's shared memory limit, compiled for this GPU."""
     given = make(LENGTHS, dims=dims)
     given = in_pages(given, page_size) if page_size else given
     arrays = to_gpu(given)
@@ -193,7 +193,7 @@ def test_the_mma_sync_kernel(dims: tuple[int, int], page_size: int) -> None:
 @pytest.mark.parametrize("page_size", [0, 16, 64])
 @pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
 def test_an_e4m3_cache(dims: tuple[int, int], page_size: int) -> None:
-    """Scales by heads, in memory, and one for all, as a number. CuPy has no fp8, so that bits are described."""
+    """Scales are an array with one element per head, or one number. CuPy has no fp8, so the bits are described."""
     given = make(LENGTHS, dims=dims)
     given = in_pages(given, page_size) if page_size else given
     names = ("k_cache", "v_cache")

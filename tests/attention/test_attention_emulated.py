@@ -1,4 +1,4 @@
-"""Attention's versions on the emulator: right against float64, free of hazards, for tails, masks, rings that wrap."""
+"""Attention's versions on the emulator, against float64 and without hazards: tails, masks, and rings that wrap."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMS = 2
 
 
 def operand(*, length: int, seed: int, batch: int = 1, heads: int = 1, dim: int = 64, dtype: str = "float16") -> Any:
-    """Random heads of a transposed array, between NaNs."""
+    """Return random heads of a transposed array, surrounded by NaNs."""
     kind = activation_type(dtype).numpy
     whole = np.full((batch, heads, length, dim + 8), np.nan, kind)
     whole[..., :dim] = np.random.default_rng(seed).standard_normal((batch, heads, length, dim), np.float32)
@@ -105,7 +105,7 @@ def test_results_are_right_and_clean(version: str, case: str) -> None:
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("version", ["a1", "a2", "a3", "a4", "mma_sync"])
 def test_sinks(version: str) -> None:
-    """Greater than all scores, less, and none; queries that see no key have nothing else."""
+    """Sinks are greater than all scores, less, or absent. Queries that see no key have only the sink."""
     sink = np.array([9, -4, -np.inf, 0.5], np.float32)
     check(
         version,
@@ -152,7 +152,7 @@ def test_every_head_dim(version: str, dims: tuple[int, int], fields: dict[str, A
     ids=str,
 )
 def test_every_head_dim_of_the_first_versions(version: str, dims: tuple[int, int]) -> None:
-    """Of spans of 64 bytes and of 128, with one warpgroup and with two."""
+    """The head dims cover spans of 64 and 128 bytes, with one and with two warpgroups."""
     fields: dict[str, Any] = {"tile_n": 32}
     if version != "scalar" and dims[0] > 64:
         fields = {"tile_m": 128, "tile_n": 64}
@@ -180,7 +180,7 @@ def test_every_head_dim_on_sm120(dims: tuple[int, int], fields: dict[str, Any]) 
 @pytest.mark.slow
 @pytest.mark.parametrize(("version", "last"), [("a4", 2), ("a1", 1), ("a4", 9)])
 def test_causal_tiles_in_raster_groups(version: str, last: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups of one head of k, with the two of q that share it, and a longer last one."""
+    """A raster group has one head of k with the two heads of q that share it; the last group is longer."""
     monkeypatch.setattr(arguments, "_GROUP_BYTES", 1)
     monkeypatch.setattr(arguments, "_LAST_GROUPS", last)
     check(version, heads=6, kv_heads=3, q_length=130, k_length=130, dims=(32, 32), batch=2, schedules=1, causal=True)
@@ -247,7 +247,7 @@ def test_the_sample() -> None:
 def check_operands(
     version: str, q: Any, k: Any, v: Any, *, sink: Any = None, fields: dict[str, Any] | None = None, **options: Any
 ) -> tuple[Any, Any]:
-    """The result and lse of one sequence, which are right, by blocks of 16 keys."""
+    """Return the result and lse of one sequence after checking them, with blocks of 16 keys."""
     out, lse = np.empty(q.shape, q.dtype), np.empty((1, q.shape[2], q.shape[1]), np.float32)
     checked = check_attention(q, k, v, out=out, return_lse=True, sink=sink, **options)
     problem = checked.problem
@@ -279,7 +279,7 @@ SINK = {"sink": np.array([6, -np.inf], np.float32)}
     ids=str,
 )
 def test_rows_whose_maximum_rises_again_and_again(version: str, scale: float, options: dict[str, Any]) -> None:
-    """The last block comes first; logits of earlier keys are greater, some by little, whatever the scale."""
+    """Blocks are processed from the last to the first, and logits grow towards earlier keys, some only slightly."""
     q, k, v = (operand(length=140, heads=2, seed=seed) for seed in (0, 1, 2))
     q[..., 0] = np.abs(q[..., 0]) + 1
     k[..., 0] = np.linspace(60, 0, 140)[None, :, None]
@@ -295,7 +295,8 @@ def test_rows_whose_maximum_rises_again_and_again(version: str, scale: float, op
 )
 @pytest.mark.parametrize("version", VERSIONS.names)
 def test_blocks_of_logits_of_minus_infinity(version: str, infinite: slice, scale: float) -> None:
-    """They count as keys that are not seen: the last blocks, which come first, the first ones, some in between, all."""
+    """Such keys count as masked, whether they fill the last blocks (which come first), the first, some in between, or
+    all."""
     q, k, v = (operand(length=length, seed=seed) for seed, length in enumerate((20, 70, 70)))
     q[..., 0] = np.abs(q[..., 0]) + 1
     k[:, infinite, :, 0] = -np.inf
@@ -306,7 +307,7 @@ def test_blocks_of_logits_of_minus_infinity(version: str, infinite: slice, scale
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("version", VERSIONS.names)
 def test_rows_with_a_nan_or_a_logit_of_plus_infinity_are_nan(version: str) -> None:
-    """As with torch.softmax: inf - inf. Their neighbors in a tile are as they were."""
+    """inf - inf is NaN, as with torch.softmax. The other rows of the tile do not change."""
     q, k, v = (operand(length=70, seed=seed) for seed in (0, 1, 2))
     k[:, 50, :, 0] = np.inf
     q[0, 3, 0, 5] = np.nan
@@ -320,7 +321,7 @@ def test_rows_with_a_nan_or_a_logit_of_plus_infinity_are_nan(version: str) -> No
 
 
 def test_logits_that_overflow_to_minus_infinity() -> None:
-    """In fp32; in float64 they are numbers so small that they count as little."""
+    """They overflow in fp32. In float64, they are so small that they have almost no weight."""
     q, k, v = (operand(length=70, dtype="bfloat16", seed=seed) for seed in (0, 1, 2))
     q[..., 0], k[..., 0] = 1e30, 0
     k[:, 32:, :, 0] = -1e30
@@ -439,7 +440,7 @@ def test_a_sequence_does_not_see_what_the_next_one_holds(version: str) -> None:
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("version", ["a3", "mma_sync"])
 def test_varlen_blocks_of_logits_of_minus_infinity(version: str) -> None:
-    """Count as keys that are not seen: of one sequence the last block, of another one all."""
+    """Such keys count as masked. They fill the last block of one sequence and all blocks of another."""
     given = sequences(q_lengths=[70, 70], k_lengths=[200, 70])
     given["q"][..., 0] = np.abs(given["q"][..., 0]) + 1
     given["k"][100:, :, 0] = -np.inf

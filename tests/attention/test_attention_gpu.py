@@ -1,5 +1,5 @@
-"""Attention's kernels on a GPU, each tile of each version: against float64, among poison, the same bits again, on a
-stream of the caller, and in a CUDA graph."""
+"""Attention's kernels on a GPU, with each tile of each version: results, bounds, reproducibility, streams and
+graphs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu
 
 
 def runs_here(version: str) -> bool:
-    """Whether the GPU has what a version uses."""
+    """Return whether the GPU has the features that a version uses."""
     try:
         return bool(
             times(Problem.of(q_length=64, head_dim=64, dtype="float16", version=version), np.array([64]), gpu_of(0))
@@ -44,7 +44,7 @@ MANY = (3, 24, 8, 333, 460)
 
 
 def among_nans(batch: int, length: int, heads: int, dim: int, dtype: str, seed: int) -> Any:
-    """Normally distributed numbers; in front of them, behind them and between the heads lie NaNs."""
+    """Return normally distributed numbers with NaNs before them, after them and between the heads."""
     whole = cupy.full((batch, length + 5, heads, dim + 8), NAN, np.uint16)
     random = np.random.default_rng(seed).standard_normal((batch, length, heads, dim), np.float32)
     whole[:, 2:-3, :, :dim] = cupy.asarray(random.astype(DTYPES[dtype]).view(np.uint16))
@@ -59,7 +59,7 @@ def operands(sizes: tuple[int, int, int, int, int], dims: tuple[int, int], dtype
 
 
 def widened(array: Any) -> Any:
-    """In float64, heads before rows."""
+    """Return the array in float64, with heads before rows."""
     if array.dtype == np.float16:
         return array.astype(np.float64).swapaxes(1, 2)
     bits = cupy.ascontiguousarray(array.view(np.uint16)).astype(np.uint32) << np.uint32(16)
@@ -67,7 +67,7 @@ def widened(array: Any) -> Any:
 
 
 def exact(q: Any, k: Any, v: Any, causal: bool) -> tuple[Any, Any]:
-    """The result and lse in float64: (batch, heads, q_length, v_dim), (batch, heads, q_length)."""
+    """Return the result (batch, heads, q_length, v_dim) and lse (batch, heads, q_length) in float64."""
     group = q.shape[2] // k.shape[2]
     rows, keys, values = widened(q), *(cupy.repeat(widened(each), group, axis=1) for each in (k, v))
     scores = rows @ keys.swapaxes(2, 3) / np.sqrt(q.shape[3])
@@ -91,7 +91,7 @@ def check(out: Any, lse: Any, wanted: tuple[Any, Any], dtype: str) -> None:
 
 
 def tiles(dims: tuple[int, int], dtype: str, version: str, **masks: bool) -> Iterator[AttentionConfig]:
-    """Each candidate of a version, with the longest and the shortest ring."""
+    """Yield each candidate of a version with the longest and with the shortest ring."""
     given: dict[str, Any] = {"batch": 3, "heads": 24, "kv_heads": 8, "q_length": 333, "k_length": 460, **masks}
     problem = Problem.of(**given, head_dim=dims[0], v_head_dim=dims[1], dtype=dtype, version=version)
     for config, _ in times(problem, np.array([problem.m]), gpu_of(0)):
@@ -116,7 +116,7 @@ def test_every_tile_is_right(version: str, dims: tuple[int, int], causal: bool) 
 @pytest.mark.parametrize("version", USABLE)
 @pytest.mark.parametrize("sizes", [(1, 200, 25, 200, 77), (5, 40, 40, 129, 641), (2, 2, 1, 2049, 2049)])
 def test_more_queries_than_keys_fewer_and_long_heads(sizes: tuple[int, int, int, int, int], version: str) -> None:
-    """Queries that see no key too."""
+    """Some queries see no key."""
     q, k, v = operands(sizes, (64, 64), "float16")
     wanted = exact(q, k, v, True)
     for config in tiles((64, 64), "float16", version, is_causal=True):

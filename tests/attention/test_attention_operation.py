@@ -32,7 +32,7 @@ Call = Callable[[Sizes], Any]
 
 
 def rows(name: str, *shape: int, dtype: Any = np.float16, pitch: int = 0) -> Array:
-    """An array (..., length, heads, dim); with gaps if there are ``pitch`` elements from one row to the next."""
+    """Return an array (..., length, heads, dim). With ``pitch``, there are gaps between the rows."""
     size, strides = np.dtype(dtype).itemsize, dense_strides(shape, np.dtype(dtype))
     if pitch:
         step = pitch * size
@@ -41,7 +41,7 @@ def rows(name: str, *shape: int, dtype: Any = np.float16, pitch: int = 0) -> Arr
 
 
 def heads_first(name: str, batch: int, length: int, heads: int, dim: int) -> Array:
-    """An array (batch, length, heads, dim) whose heads are outside of rows."""
+    """Return an array (batch, length, heads, dim) in which the heads axis is outside the rows."""
     _, head, row, one = dense_strides((batch, heads, length, dim), np.dtype(np.float16))
     return Array((batch, length, heads, dim), np.float16, AT[name], strides=(heads * head, row, head, one))
 
@@ -60,7 +60,7 @@ def plain(
 
 
 def packed(sizes: Sizes) -> dict[str, Array]:
-    """Arrays that are parts of larger ones, and a result with gaps."""
+    """Return arrays that are parts of larger arrays, and a result with gaps."""
     batch, q_length, k_length = sizes
     q, out = (rows(name, batch, q_length, 4, 64, pitch=pitch) for name, pitch in (("q", 3 * 4 * 64), ("out", 512)))
     k, v = (rows(name, batch, k_length, 4, 64, pitch=2 * 4 * 64) for name in "kv")
@@ -83,7 +83,7 @@ def paged(sizes: Sizes, page_size: int = 16, pages: int = 64, cache: Any = np.fl
 
 
 def contiguous(sizes: Sizes, **options: Any) -> Any:
-    """A cache without pages, whose capacity is another size."""
+    """Return calls with a contiguous cache, whose capacity is one of the sizes."""
     batch, q_length, capacity = (*sizes, 4096)[:3]
     k, v = (heads_first(name, batch, capacity, 2, 64) for name in "kv")
     return attention_decode(rows("q", batch, q_length, 8, 64), k, v, vector("seqlens", batch, np.int32), **options)
@@ -141,7 +141,7 @@ LARGER: dict[str, list[Sizes]] = {
 
 
 def all_sizes(family: str, count: int) -> list[Sizes]:
-    """Return random sizes, each with neighbors that differ from it in one of them."""
+    """Return random tuples of sizes, each with neighbors that differ in only one size."""
     rng = random.Random(count)
     choices: dict[str, list[list[int]]] = {
         "attention": [[1, 2, 3, 40], [1, 2, 30, 64, 129, 700, 5000], [1, 2, 65, 101, 102, 700, 5000]],
@@ -167,7 +167,7 @@ def launched(stub: StubDriver, call: Call, sizes: Sizes) -> tuple[list[Launch], 
 
 @pytest.mark.parametrize(("family", "name"), ALL)
 def test_other_sizes_get_the_arguments_of_a_first_call(stub: StubDriver, family: str, name: str) -> None:
-    """Each call, after all the others, launches what it would launch in a process that saw no other one."""
+    """After all other calls, each call launches what it would launch in a new process."""
     call, warm = CALLS[family][name], fresh()
     for sizes in all_sizes(family, 20):
         with using_runtime(fresh()):
@@ -196,7 +196,7 @@ def test_other_sizes_of_a_loaded_kernel_are_not_checked(
 
 @pytest.mark.parametrize("call", [ATTENTION["heads first"], contiguous])
 def test_keys_whose_heads_are_outside_of_rows_may_grow(stub: StubDriver, checked: list[str], call: Call) -> None:
-    """The distance of heads follows from the length of a sequence."""
+    """The stride between heads depends on the length of the sequence."""
     for k_length in (900, 901, 902):
         call((2, 1, k_length))
     assert (stub.plans, len(checked)) == (1, 1)
@@ -265,7 +265,7 @@ def test_both_results_are_made(stub: StubDriver, function: Any) -> None:
 
 
 def batches(name: str, step_bytes: int) -> Array:
-    """q or out of attention's call with this distance from one sequence to the next."""
+    """Return q or out for a call of attention with this stride between sequences."""
     return Array((2, 70, 4, 64), np.float16, AT[name], strides=(step_bytes, 512, 128, 2))
 
 
@@ -367,7 +367,7 @@ def test_arrays_of_two_calls_do_not_mix(stub: StubDriver, function: Any, changes
 
 
 def test_rows_of_a_longer_result_must_not_reach_the_next_head(stub: StubDriver) -> None:
-    """The distance of heads is the same in both calls."""
+    """The stride between heads is the same in both calls."""
     for q_length, error in ((70, None), (80, None), (81, ArgumentError)):
         strides = 4 * 80 * 128, 128, 80 * 128, 2
         out = Array((2, q_length, 4, 64), np.float16, AT["out"], strides=strides)
@@ -381,7 +381,7 @@ def test_rows_of_a_longer_result_must_not_reach_the_next_head(stub: StubDriver) 
 
 
 def test_lengths_beyond_32_bits_are_refused(stub: StubDriver) -> None:
-    """Rows may be views of one row, so that no memory bounds their number."""
+    """Rows may be views of a single row, so memory does not limit their number."""
     for k_length, error in ((700, None), (701, None), (2**31, ArgumentError)):
         k, v = (Array((1, k_length, 2, 64), np.float16, AT[name], strides=(256, 0, 128, 2)) for name in "kv")
         with nullcontext() if error is None else pytest.raises(error, match=r"^k_length: got 2147483648"):
@@ -402,7 +402,7 @@ def test_queries_that_see_no_key_launch_nothing(stub: StubDriver, monkeypatch: p
     ("capacity", "cache", "overlaps"), [(200000, np.float16, True), (200000, E4M3, True), (210000, E4M3, False)]
 )
 def test_a_large_e4m3_cache_is_read_alone(stub: StubDriver, capacity: int, cache: Any, overlaps: bool) -> None:
-    """The launch waits for the previous one if the cache has 50 MiB or more."""
+    """If the cache has 50 MiB or more, the launch waits for the previous one."""
     k, v = (rows(name, 1, capacity, 2, 64, dtype=cache) for name in "kv")
     attention_decode(rows("q", 1, 1, 8, 64), k, v, vector("seqlens", 1, np.int32))
     assert stub.last()[0].programmatic == overlaps

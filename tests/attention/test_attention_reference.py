@@ -1,5 +1,4 @@
-"""The reference of attention against loops over queries and keys: masks, groups of heads, lse, sequences of different
-lengths, and caches."""
+"""The reference of attention against loops over queries and keys: masks, grouped heads, lse, varlen and caches."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ def expected(
     softcap: float = 0.0,
     sink: Any = None,
 ) -> tuple[Any, Any]:
-    """One sequence: (rows, lse), by loops in double precision."""
+    """Return (rows, lse) of one sequence, computed by loops in double precision."""
     (q_length, heads, dim), (k_length, kv_heads, v_dim) = q.shape, v.shape
     out, lse = np.zeros((q_length, heads, v_dim)), np.full((heads, q_length), -math.inf)
     left, right = window or (None, None)
@@ -77,7 +76,7 @@ def expected(
 
 
 def close(found: Any, wanted: Any) -> None:
-    """Off by no more than half a step of the dtype and what fp32 loses."""
+    """Return whether two arrays differ by at most half a unit in the last place plus fp32 rounding."""
     step = 1e-6 if found.dtype == np.float32 else float(ml_dtypes.finfo(found.dtype).eps)
     np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=step, atol=step / 50)
 
@@ -215,7 +214,7 @@ def test_no_sequences() -> None:
 
 
 def paged(cache: Any, page_size: int, spare: int, seed: int = 7) -> tuple[Any, Any]:
-    """(pages of a cache in a random order, with some that nobody uses; the page table)."""
+    """Return the pages of a cache in random order, with some unused pages, and the page table."""
     batch, capacity = cache.shape[:2]
     each = capacity // page_size
     order = np.random.default_rng(seed).permutation(batch * each + spare)[: batch * each]

@@ -1,4 +1,4 @@
-"""A GPU whose clock is scripted, under the few CuPy calls that the benchmarks' harness makes."""
+"""A GPU with a scripted clock that implements the few CuPy calls of the benchmarks' harness."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class FakeGpu:
-    """One stream; a graph takes the sum of its launches' microseconds; what happened is kept in ``log``."""
+    """A GPU with one stream. A graph takes the sum of its launches' microseconds; ``log`` records all events."""
 
     def __init__(self) -> None:
         self.now_us, self.log, self.capturing = 0.0, [], False

@@ -1,4 +1,4 @@
-"""benchmarks/all_reduce.py as far as it runs on a CPU: processes that fail, and the table."""
+"""The parts of benchmarks/all_reduce.py that run on a CPU: processes that fail, and the table."""
 
 from __future__ import annotations
 

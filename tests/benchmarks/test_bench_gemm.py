@@ -1,5 +1,4 @@
-"""The dense GEMM's benchmark without a GPU: its products, turns on a scripted clock, tables and summary, its arguments;
-with torch alone, operands, errors and the rivals' choices."""
+"""The dense GEMM's benchmark without a GPU: products, turns, tables, summary, arguments, operands and errors."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from cudatma.kernels.gpu import H200
 
 
 def cell(size: int = 1024, layout: str = "RC", **more: Any) -> dict[str, Any]:
-    """A square that torch.mm computes in 10 us, cuBLASLt in 8 and ours in 5."""
+    """Return the cell of a square that takes torch.mm 10 us, cuBLASLt 8 us and our kernel 5 us."""
     us = {"torch.mm": 10.0, "cuBLASLt": 8.0, "v1": 20.0, "auto": 5.0}
     off = {"torch.mm": 2e-4, "cuBLASLt": 2e-4, "auto": 2.2e-4}
     made = {"m": size, "n": size, "k": size, "layout": layout, "dtype": "float16", "us": us}
@@ -90,12 +89,12 @@ def test_a_summary_has_means_and_the_least_by_group() -> None:
     unmeasured = cell(4096, us={"torch.mm": 10.0}, error="auto: failed")
     lines = gemm.gemm_summary([cell(256), cell(), slow, unmeasured, layer])
     assert [line.split(":")[0] for line in lines] == [
-        *["float16, squares from 512 on"] * 2,
+        *["float16, squares from 512 upwards"] * 2,
         *["float16, transformer layers"] * 2,
     ]
     assert lines[1] == (
-        "float16, squares from 512 on: auto / cuBLASLt: geometric mean 1.200, least 0.900 at 2048 x 2048 x 2048 CC, "
-        "2 cells (1 more not measured); errors at most 1.10 times as large"
+        "float16, squares from 512 upwards: auto / cuBLASLt: geometric mean 1.200, least 0.900 at 2048 x 2048 x 2048 CC"
+        ", 2 cells (1 more not measured); errors at most 1.10 times as large"
     )
 
 
@@ -191,7 +190,7 @@ def test_the_best_algorithms_of_cublaslt_take_part(monkeypatch: pytest.MonkeyPat
     assert not contest.chosen_results(cell, found)["cuBLASLt"].isnan().any()
     assert [launch[0] for launch in library.launches] == [103]
     monkeypatch.setattr(dense, "_cublaslt", lambda: CublasLt(NumpyLt(states=(15,))))
-    with pytest.raises(RuntimeError, match="no proposed algorithm runs"):
+    with pytest.raises(RuntimeError, match="none of the proposed algorithms runs"):
         dense.cublaslt(None, operands)
 
 
@@ -240,7 +239,7 @@ def test_products_come_from_the_cells_of_a_file(tmp_path: Path) -> None:
 
 
 class Trial:
-    """Launches every configuration but one."""
+    """A trial that launches every configuration except one."""
 
     device = 0
 

@@ -1,4 +1,5 @@
-"""The harness and the read floor on a GPU whose clock is scripted: turns, rests, long runs, captures, rotation."""
+"""The harness and the read floor on a GPU with a scripted clock: turns, idle times, long runs, captures and
+rotation."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def test_cold_does_not_time_the_first_replay_of_a_turn(gpu: FakeGpu) -> None:
 
 @pytest.fixture
 def rests(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, bool]]:
-    """Seconds of each rest, and whether the GPU had nothing to do; a rest stands in the GPU's log too."""
+    """Record the seconds of each idle time, and whether the GPU had nothing to do. The GPU's log also contains it."""
     found: list[tuple[float, bool]] = []
     at = [-1.0]  # the GPU's time when it was last waited for
 

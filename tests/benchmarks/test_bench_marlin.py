@@ -1,5 +1,4 @@
-"""The Marlin benchmark without a GPU: its cells and table, a run from the command line to the file on a scripted clock,
-and the continuation of a file."""
+"""The Marlin benchmark without a GPU: cells, table, a run with a scripted clock, and the continuation of a file."""
 
 from __future__ import annotations
 
@@ -89,7 +88,7 @@ CONFIG = FloorConfig(16384, 4, 2, False)
 
 
 class World:
-    """Replaces everything that needs a GPU. speeds: contender -> microseconds of a launch at M = 1."""
+    """Replacements for everything that needs a GPU. speeds: microseconds per launch at M = 1 of each contender."""
 
     def __init__(self, gpu: FakeGpu) -> None:
         self.gpu, self.opened = gpu, list[tuple[Any, ...]]()
@@ -228,7 +227,7 @@ def test_a_run_ends_when_the_gpu_is_lost(world: World, capsys: pytest.CaptureFix
     world.gpu.synchronize = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
     assert marlin.main(["--shapes", "4096x4096,8192x8192", "--m", "32,64", "--rivals", "none"]) == 1
     said = capsys.readouterr().out
-    assert "4096x4096 M=32: the GPU no longer computes" in said
+    assert "4096x4096 M=32: this process can no longer use the GPU" in said
     assert len(world.opened) == 1
 
 

@@ -36,7 +36,7 @@ COMMITTED = ("marlin_rivals.json", "marlin_other_layers.json")
 
 
 def test_the_committed_picture_shows_the_committed_results() -> None:
-    """To draw it again: python -m benchmarks.plot, with these files of benchmarks/results and --out."""
+    """To draw it again, run python -m benchmarks.plot with these files of benchmarks/results and --out."""
     drawn = plot.picture(*map(committed, COMMITTED))
     assert (ROOT / "docs" / "pictures" / "marlin_benchmark.svg").read_text() == drawn
     texts = "\n".join(texts_of(drawn))

@@ -1,4 +1,4 @@
-"""Rivals without a GPU: cuBLASLt replaced by a library whose functions are written in NumPy, and rivals that fail."""
+"""Competing libraries without a GPU: a cuBLASLt that is written in NumPy, and libraries that fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORKSPACE = 1 << 20
 
 
 class NumpyLt:
-    """cuBLASLt's C functions as callbacks: descriptors are numbers, a product is read and written by address.
+    """cuBLASLt's C functions as callbacks. Descriptors are numbers, and operands are accessed by address.
 
     Each function is called through the C interface, with the argument types that the binding declares.
     """
@@ -110,7 +110,7 @@ class NumpyLt:
         self.launches.append((algorithm[0].data[0], space, size, stream))
 
     def _matrix(self, address: int, number: int) -> Any:
-        """The column-major matrix of a layout as a NumPy array over the same memory."""
+        """Return the column-major matrix of a layout as a NumPy array over the same memory."""
         layout = self.objects[number]
         count = layout["leading"] * layout["columns"]
         memory = np.ctypeslib.as_array((ctypes.c_uint16 * count).from_address(address)).view(np.float16)
@@ -161,7 +161,7 @@ class Wrong(Good):
     name = "wrong"
 
     def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
-        raise ArithmeticError("wrong result: relative error 1")
+        raise ArithmeticError("wrong result: the relative error is 1")
 
 
 def test_a_rival_that_fails_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_a_rival_that_fails_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "no_such_module" in field.errors["absent"]
     found, errors = field.contenders(None, 1, 2)
     assert [each.name for each in found["good"]] == ["good 0", "good 1"]
-    assert errors["wrong"] == "ArithmeticError: wrong result: relative error 1"
+    assert errors["wrong"] == "ArithmeticError: wrong result: the relative error is 1"
     assert set(errors) == {"absent", "wrong", "part"}
     assert field.contenders(None, 100, 2)[0] == {}, "it takes no part in so many tokens"
 

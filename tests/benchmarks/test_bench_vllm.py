@@ -1,4 +1,4 @@
-"""vLLM's kernels as rivals, without a GPU: its operators written with torch on the CPU."""
+"""vLLM's kernels as competing libraries, without a GPU: torch on the CPU implements vLLM's operators."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def as_torch(array: Any) -> Any:
 
 
 def product(x: Any, words: Any, scales: Any) -> Any:
-    """x (M, K) times the weight of words (N, K / 8), the first code in the low nibble, and scales (K / 128, N)."""
+    """Return x (M, K) times the weight that words (N, K / 8), lowest nibble first, and scales (K / 128, N) define."""
     codes = torch.stack([(words >> (4 * i)) & 15 for i in range(8)], dim=2).flatten(1)
     weight = (codes.double() - 8).t() * scales.double().repeat_interleave(GROUP, dim=0)
     return (x.double() @ weight).to(x.dtype)
 
 
 class TorchOps:
-    """The operators of torch.ops._C that are called. Their packings keep the words as they come."""
+    """The operators in torch.ops._C that are called. Their packing functions leave the words unchanged."""
 
     def __init__(self, *schedules: str) -> None:
         self.schedules = schedules

@@ -1,4 +1,4 @@
-"""The benchmarks of the GEMMs on a GPU: short runs, in which every part of a cell is measured."""
+"""The benchmarks of the GEMMs on a GPU, in short runs that measure every part of a cell."""
 
 from __future__ import annotations
 

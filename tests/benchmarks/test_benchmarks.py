@@ -1,5 +1,4 @@
-"""The benchmarks without a GPU: operands with NumPy, the report, tables as the README takes them, and scripts.
-test_bench_*.py have one subject each."""
+"""The benchmarks without a GPU: operands, the report, tables for the README, and scripts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The benchmark of the operations over arrays: its cases compute what they time. NumPy replaces CuPy, and the emulator
-the GPU."""
+"""The data movement benchmark computes what it times. NumPy replaces CuPy, and the emulator replaces the GPU."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ def test_both_contenders_compute_the_same(name: str, numpy_as_cupy: None) -> Non
 
 
 class Clock:
-    """A card that takes a millisecond for a launch of ours and two for one of CuPy's, and remembers the order."""
+    """A GPU on which our launches take one millisecond and CuPy's launches two. It records the order."""
 
     def __init__(self) -> None:
         self.now, self.order = 0.0, ""

@@ -1,4 +1,4 @@
-"""Generated tables of README and docs: filled from results, left alone when current, refused without a table."""
+"""Generated tables in README and docs are filled from results and left alone if they are current."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
-"""A few small launches for the sanitizers: Marlin's every load path, shared tiles, tails, clusters, dependent launches;
-the dense GEMM's every version and layout; attention's every version, masks and grouped heads; sequences of different
-lengths, and a cache, contiguous and in pages; the operations over arrays.
+"""Small launches of every kernel for compute-sanitizer.
 
 compute-sanitizer --tool memcheck python3 tests/build/sanitize.py      (or racecheck, synccheck, initcheck)
 compute-sanitizer --tool racecheck python3 tests/build/sanitize.py --part 3/8      (which is slow: parts, side by side)
 compute-sanitizer --tool racecheck python3 tests/build/sanitize.py --only attention
 
-Every array has a cudaMalloc of its own, so that memcheck knows where it ends; references are computed on the host, so
-that the tools see few kernels but these.
+Every array has its own cudaMalloc, so that memcheck knows where it ends. References are computed on the host, so that
+the tools see few other kernels.
 """
 
 from __future__ import annotations
@@ -130,7 +128,7 @@ def host_weight(k: int, n: int, options: Options) -> PackedWeight:
 
 
 def run_case(k: int, n: int, m: int, options: Options, space: Workspace) -> str:
-    """What is wrong with one GEMM; empty if nothing is."""
+    """Run one GEMM and return what is wrong, or "" if nothing is."""
     weight, x = host_weight(k, n, options), values((m, k), options.dtype)
     reference, bias = x.astype(np.float64) @ weight.dequantize(), None
     if options.bias:
@@ -147,13 +145,13 @@ def run_case(k: int, n: int, m: int, options: Options, space: Workspace) -> str:
 
 
 def run_spec(config: MarlinConfig, m: int, k: int, n: int, space: Workspace) -> str:
-    """The same with a given kernel."""
+    """Run one GEMM with a given kernel, and return what is wrong."""
     with pinned(config):
         return run_case(k, n, m, Options(), space)
 
 
 def run_chain(space: Workspace) -> str:
-    """Three GEMMs, each launched while the one before it may still run."""
+    """Run three GEMMs, each launched while the previous one may still be running."""
     weights = [host_weight(512, 512, Options()).to_device() for _ in range(3)]
     buffers = [upload(values((16, 512), "float16")) for _ in range(4)]
     results = []
@@ -165,7 +163,7 @@ def run_chain(space: Workspace) -> str:
 
 
 def run_dense(version: str, layout: str) -> str:
-    """A version of the dense GEMM: several tiles, with tails."""
+    """Run a version of the dense GEMM on several tiles with tails."""
     m, n, k = 700, 904, 136
     a, b = (values(shape, "float16") for shape in ((m, k), (n, k)))
     left, right = upload(a), upload(b).T
@@ -180,7 +178,7 @@ def run_dense(version: str, layout: str) -> str:
 
 
 def run_fp8(has_blocks: bool, version: str) -> str:
-    """The dense GEMM of fp8 with scales and a bias: several tiles, with tails."""
+    """Run the dense GEMM on fp8 operands with scales and a bias, on several tiles with tails."""
     import cupy
 
     m, n, k = 300, 392, 400
@@ -203,7 +201,7 @@ def run_fp8(has_blocks: bool, version: str) -> str:
 
 
 def run_attention(version: str, case: str) -> str:
-    """A version of attention, its first and its last choice of a tile, with lse; the result has poison around it."""
+    """Run a version of attention with its first and its last tile and with lse. Poison surrounds the result."""
     (batch, heads, kv_heads, q_length, k_length), dim, options = ATTENTION_CASES[case]
     of_k = batch, k_length, kv_heads, dim
     q, k, v = (values(shape, "float16") for shape in ((batch, q_length, heads, dim), of_k, of_k))
@@ -228,7 +226,7 @@ def run_attention(version: str, case: str) -> str:
 
 
 def run_varlen(dim: int) -> str:
-    """Sequences one after the other, some of which are empty."""
+    """Run attention_varlen on concatenated sequences, some of which are empty."""
     q_lengths, k_lengths = (65, 1, 0, 200), (130, 64, 40, 300)
     begins = [np.cumsum([0, *lengths]).astype(np.int32) for lengths in (q_lengths, k_lengths)]
     q = values((sum(q_lengths), 4, dim), "float16")
@@ -240,7 +238,7 @@ def run_varlen(dim: int) -> str:
 
 
 def run_decode(page_size: int, dim: int, has_fp8_cache: bool = False) -> str:
-    """New queries to a cache that several CTAs of a sequence read. page_size: 0 for one without pages."""
+    """Run attention_decode on a cache that several CTAs per sequence read. page_size: 0 for a cache without pages."""
     lengths, capacity, pages = np.array([0, 1, 900, 2048], np.int32), 2048, 0
     q = values((len(lengths), 2, 8, dim), "float16")
     k, v = (values((len(lengths), capacity, 2, dim), "float16") for _ in range(2))
@@ -260,7 +258,7 @@ def run_decode(page_size: int, dim: int, has_fp8_cache: bool = False) -> str:
 
 
 def upload_bytes(array: Any) -> Any:
-    """CuPy has no fp8: its bytes are described."""
+    """Upload fp8 values as bytes, because CuPy has no fp8."""
     return replace(describe(upload_words(array.view(np.uint8))), dtype=array.dtype)
 
 
@@ -298,7 +296,7 @@ def run_ragged() -> str:
 
 
 def cases(space: Workspace) -> dict[str, Callable[[], str]]:
-    """What to run, by name."""
+    """Return the cases to run, by name."""
     named: dict[str, Callable[[], str]] = {
         f"M={m} K={k} N={n} {options}": functools.partial(run_case, k, n, m, options, space)
         for k, n in SHAPES

@@ -1,4 +1,4 @@
-"""The artifact cache: whole entries or none, private, limited, and locks that end with their process."""
+"""The artifact cache: entries are complete, private and limited in size, and locks end with their process."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_a_folder_that_others_write_to_is_refused(cache: Cache, mode: int, part:
 )
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_folder_that_others_could_replace_is_refused(tmp_path: Path, mode: int, refused: bool, depth: int) -> None:
-    """Who may write to a parent renames the folder and puts their own in its place."""
+    """A user who may write to a parent folder could replace the cache folder."""
     root = tmp_path / "a" / "b" / "cache"
     root.parents[depth - 1].mkdir(parents=True)
     root.parents[depth - 1].chmod(mode)
@@ -294,7 +294,7 @@ def test_a_parent_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_group_of_ones_own_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a umask of 002 leaves, where every user has a group."""
+    """A umask of 002 leads to such folders on systems where every user has a private group."""
     parent = tmp_path / "home"
     parent.mkdir()
     parent.chmod(0o775)
@@ -437,7 +437,8 @@ def test_many_writers_and_readers_meet_no_half_entry(tmp_path: Path) -> None:
 def test_an_entry_that_goes_away_right_after_a_failed_rename_is_stored(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process stored the key, then pruned it: the rename fails on something that is no longer there."""
+    """Another process stored the key and then pruned it, so the rename fails because of an entry that no longer
+    exists."""
     rename, failures = Path.rename, []
 
     def taken_once(self: Path, target: Path) -> Path:

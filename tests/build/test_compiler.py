@@ -1,4 +1,4 @@
-"""NVRTC: what comes out of a source, what an error shows, what is refused. Needs NVRTC, no GPU."""
+"""Compilation with NVRTC: results, errors and rejected arguments. Needs NVRTC but no GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking for debug=True: by argument, by variable, for a block of code; and what it changes in a kernel and its key."""
+"""Ways to request debug=True (argument, variable, context manager), and its effect on a kernel and its key."""
 
 from __future__ import annotations
 

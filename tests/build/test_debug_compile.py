@@ -1,4 +1,4 @@
-"""Sources with debug=True: every kernel compiles, and what debug=False leaves behind is nothing."""
+"""Every kernel compiles with debug=True, and debug=False leaves no trace of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _PRIMITIVES = sorted(path.name for path in (template_root() / "primitives").glob
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_kernel_compiles_with_debug(name: str) -> None:
-    """The first of its configs, for a target that runs it; ``cudatma dump all --debug`` goes through all of them."""
+    """The test compiles the first config for a target that runs it; ``cudatma dump all --debug`` compiles all
+    configs."""
     entry = REGISTRY[name]
     target = next(target for target in ("sm_90a", "sm_120a", "sm_100a") if entry.configs(target))
     config = entry.configs(target)[0]

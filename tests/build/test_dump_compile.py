@@ -1,4 +1,4 @@
-"""Kernels of the registry, dumped for every architecture that cudatma launches on, and what their SASS must show."""
+"""Kernels of the registry, dumped for every architecture on which cudatma launches, and checks of their SASS."""
 
 from __future__ import annotations
 
@@ -54,13 +54,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def unread_parameters(ptx: str, entry: str) -> list[str]:
-    """Launch parameters that the kernel's instructions do not name."""
+    """Return the launch parameters that no instruction of the kernel reads."""
     body = ptx[ptx.index("{", ptx.index(f".entry {entry}(")) :]
     return [one.name for one in entries(ptx)[entry] if not re.search(rf"\b{re.escape(one.name)}\b", body)]
 
 
 def assert_all_is_reached(code: Code) -> None:
-    """Otherwise the control flow was misread: ptxas leaves no dead code but a jump to itself and NOPs at the end."""
+    """Check that all instructions are reachable. ptxas leaves no dead code except a jump to itself and NOPs at the
+    end."""
     following = successors(code)
     reached, queue = {0}, [0]
     while queue:
@@ -118,7 +119,7 @@ def test_kernel(job: Job, folder: Path) -> None:
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", TARGETS)
 def test_marlin_uses_tma_and_tensor_cores(name: str, folder: Path) -> None:
-    """The kernel that is fed by TMA alone has no other loads into shared memory."""
+    """The kernel whose operands come only by TMA has no other loads into shared memory."""
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here")
     jobs = [job for job in jobs_for(REGISTRY["marlin_mma_sync"], get_target(name), {}) if job.config.all_tma]
@@ -136,7 +137,7 @@ def test_names_are_distinct() -> None:
 
 
 def runs_on_sm90(config: Any) -> bool:
-    """Whether SM90 has the instructions: not the mma.sync of fp8."""
+    """Return whether SM90 has the kernel's instructions. It lacks the fp8 mma.sync."""
     try:
         config.check_target(get_target("sm_90a"))
     except TargetError:

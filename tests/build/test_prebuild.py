@@ -1,4 +1,4 @@
-"""Kernels compiled by several processes: what is in the cache then, what is told, and how it ends."""
+"""Compilation of kernels by several processes: cache contents, progress reports and termination."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BAD = TileCopyConfig(4, entry="1st")  # no name in C++
 
 
 class Deadly:
-    """Whoever unpickles it ends."""
+    """An object that ends any process that unpickles it."""
 
     def __reduce__(self) -> Any:
         return os._exit, (1,)
@@ -31,7 +31,7 @@ class Deadly:
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty cache folder and an empty memory."""
+    """Use an empty cache folder and an empty in-memory cache."""
     monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
     runtime().parts[Kernels] = Kernels()
 

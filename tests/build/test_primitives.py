@@ -1,4 +1,4 @@
-"""Every primitive compiles for every target, and its PTX and SASS hold the instruction that its name promises."""
+"""Every primitive compiles for every target, and its PTX and SASS contain the instruction that its name promises."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOT_AN_INSTRUCTION = {"shared_address", "mbarrier_wait_parity", "mbarrier_wait_p
 
 
 def expected_instructions(target: str) -> dict[str, str]:
-    """Function -> the start of its PTX instruction, written down from the PTX ISA and not from the templates."""
+    """Return the start of each function's PTX instruction. The table comes from the PTX ISA, not from the templates."""
     has = TARGETS[target].has
     table = {
         "mbarrier_init": "mbarrier.init.shared::cta.b64",
@@ -180,7 +180,7 @@ def compiled(target: str) -> Compiled:
 
 
 def ptx_mnemonics(ptx: str) -> Counter[str]:
-    """Counts of whole mnemonics; a predicate, a brace and the operands are left out."""
+    """Count mnemonics, without predicates, braces and operands."""
     return Counter(re.findall(r"^\s*(?:@!?%p\d+\s+)?([a-z]\w*(?:[.:]+\w+)+)[\s;]", ptx, re.MULTILINE))
 
 

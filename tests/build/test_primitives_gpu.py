@@ -1,4 +1,4 @@
-"""The primitives on a GPU, against NumPy: what arrives in shared memory, what is written, what waits for what."""
+"""The primitives on a GPU, against NumPy."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Config:
 
 
 def text(source: str, config: object = None, target: str = "sm_90a") -> str:
-    """The rendered body without the opening comment."""
+    """Return the rendered body without the opening comment."""
     return render(source, config, target, is_source=True).split("\n\n", 1)[1]
 
 
@@ -109,7 +109,7 @@ def test_an_error_inside_an_include_names_the_included_file(tmp_path: Path) -> N
 
 @contextmanager
 def rendering_from(folder: Path, fresh: bool = True) -> Iterator[None]:
-    """Render from another template folder until the block ends. fresh: with nothing parsed yet."""
+    """Render from another template folder until the block ends. fresh: with an empty cache of parsed templates."""
     with pytest.MonkeyPatch.context() as patch:
         if fresh:
             module._environment.cache_clear()
@@ -403,7 +403,7 @@ def test_an_unknown_primitive_is_refused_at_its_place(name: str, target: str, hi
 @pytest.mark.sweep(12)
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_kernel_needs_all_that_its_source_declares(name: str) -> None:
-    """A primitive that no template calls, a function or a constant of a part that this kernel does not need."""
+    """A dump contains no primitive, function or constant that its kernel does not use."""
     entry = REGISTRY[name]
     target = next(one for one in map(get_target, ("sm_90a", "sm_100a")) if entry.configs(one))
     for config in entry.configs(target)[::3]:

@@ -1,4 +1,4 @@
-"""Calls of the operations over arrays and what NumPy gives for them.
+"""Calls of the data movement operations, and the expected results from NumPy.
 
 The same table runs on the reference, on the emulator (test_data_movement.py) and on a GPU (test_data_movement_gpu.py).
 """
@@ -58,7 +58,7 @@ def on_host(array: Any) -> Array:
 
 
 def check(case: Case, library: Any, **options: Any) -> None:
-    """Make the call twice, with other values, on arrays of NumPy or CuPy. The result lies between guard bytes."""
+    """Make the call twice with different values on NumPy or CuPy arrays, with guard bytes around the result."""
     for seed in (0, 10):
         inputs = [numbers(shape, case.dtype, seed + i) for i, shape in enumerate(case.shapes)]
         expected = case.expected(*inputs)
@@ -80,7 +80,7 @@ def check(case: Case, library: Any, **options: Any) -> None:
 
 
 def window(array: Array, offset: Sequence[int], shape: Sequence[int], fill: float = 0) -> Array:
-    """Return a window of an array, with ``fill`` outside of it."""
+    """Return a window of an array, with ``fill`` for elements outside the array."""
     before = [max(0, -start) for start in offset]
     after = [max(0, start + extent - size) for start, extent, size in zip(offset, shape, array.shape, strict=True)]
     padded = np.full([b + n + a for b, n, a in zip(before, array.shape, after, strict=True)], fill, array.dtype)
@@ -232,7 +232,7 @@ REDUCTIONS |= {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor
 
 
 def reduced(old: Array, new: Array, op: str, offset: Shape) -> Array:
-    """Return ``old`` after one operation on each pair of its elements and those of ``new`` that lie inside."""
+    """Return ``old`` after the operation with the overlapping elements of ``new``."""
     low = [max(0, o) for o in offset]
     high = [max(a, min(n, o + e)) for a, n, o, e in zip(low, old.shape, offset, new.shape, strict=True)]
     inside = tuple(slice(a, b) for a, b in zip(low, high, strict=True))
@@ -333,7 +333,7 @@ def halo_case(shape: Shape, tile: Shape, halo: Shape, dtype: Any) -> Case:
 
 
 def row_cases(shape: Shape, dtype: Any) -> list[Case]:
-    """Return a gather of rows and a scatter to them, some of which the array does not have."""
+    """Return a gather and a scatter of rows, including row numbers outside the array."""
     rows = np.random.default_rng(0).integers(-3, shape[0] + 3, 37)
     targets = np.random.default_rng(1).permutation(shape[0] + 4)[: shape[0]] - 2
 
@@ -445,7 +445,7 @@ CASES = COPIES + RUNS + [view_case(*view) for view in VIEWS.items()] + TRANSPOSE
 def ragged_arrays(
     library: Any, dtype: Any, *, count: int, max_rows: int, max_chunks: int, seed: int
 ) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return sources of random shapes, destinations with gaps between rows, and the buffers that hold those."""
+    """Return sources of random shapes, destinations with gaps between rows, and the buffers of the destinations."""
     random, unit = np.random.default_rng(seed), 16 // np.dtype(dtype).itemsize
     sources, destinations, buffers = [], [], []
     for _ in range(count):

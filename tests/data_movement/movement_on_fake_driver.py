@@ -45,7 +45,7 @@ from cudatma.target import Target
 
 
 def Array(mib: int, shape: Sequence[int], dtype: Any = np.float32, *, more: int = 0, **options: Any) -> fake_card.Array:  # noqa: N802
-    """Return an array at so many MiB and bytes."""
+    """Return an array whose address is given in MiB plus bytes."""
     return fake_card.Array(shape, dtype, address=mib * MIB + more, **options)
 
 
@@ -62,8 +62,7 @@ def plan(*arguments: Any) -> Any:
 
 
 def kernel_of(template: str, config: Any, target: Target) -> Kernel:
-    """Return a kernel that takes what the plan passes. NVRTC does not run next to the fake driver; the emulator's tests
-    show that the real kernels take these arguments."""
+    """Return a kernel that accepts the plan's arguments, because NVRTC does not run next to the fake driver."""
     key = template, config, target.name
     if key not in kernels:
         kinds = [_parameter(value) for value in parameters[template, config]]
@@ -87,7 +86,7 @@ plans.known_kernel = lambda template, config, target: kernels.get((template, con
 
 
 def calls() -> int:
-    """Return how many calls are kept."""
+    """Return the number of cached calls."""
     return sum(len(known.calls) for known in context.runtime().parts.values() if hasattr(known, "calls"))
 
 
@@ -96,7 +95,7 @@ def forget() -> None:
 
 
 def launched() -> tuple[Any, ...]:
-    """All that the last launch gave to the driver."""
+    """Return everything that the last launch passed to the driver."""
     attributes = [list(each) for each in record.attributes][: record.attribute_count]
     return (
         bytes(record.arguments)[: record.argument_bytes],
@@ -152,7 +151,7 @@ ON_SM120 = {
 
 
 def compare(names: Sequence[str]) -> None:
-    """A repeated call with other arrays gives the driver what a first one would."""
+    """Check that a repeated call with other arrays passes the same arguments to the driver as a first call."""
     for name in names:
         call = OPERATIONS[name]
         forget()
@@ -317,7 +316,7 @@ def case_dequantize() -> None:
 
 
 def case_all_reduce() -> None:
-    """Messages of other lengths are the same launch with another number of words; other groups have their own."""
+    """Messages of other lengths reuse the launch with another number of words; other groups have their own launches."""
     groups = [Group(2, bytes([number] * 64)) for number in (1, 2)]
     spec = ALL_REDUCE.configure(Problem(groups[0], "float16", 4), H200, {})
     parameters[ALL_REDUCE_TEMPLATE, spec] = groups[0].member, At("x"), Value(0)

@@ -1,4 +1,4 @@
-"""Copies with unusual rings, windows as elements of other widths, and transposes, on the emulator."""
+"""Copies with unusual rings, windows copied with wider elements, and transposes, on the emulator."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLACE = LaunchLimits(TARGET, 4)
 
 
 def whole_rows(rows: int, nbytes: int, dtype: str) -> Array:
-    """Rows of whole elements whose bytes are not zero."""
+    """Return rows of elements without zero bytes."""
     return np.random.default_rng(0).integers(1, 255, (rows, nbytes)).astype(np.uint8).view(dtype)
 
 
@@ -41,7 +41,7 @@ def element_bytes(planned: Arguments) -> int:
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_windows_are_exact_at_any_edge(data: st.DataObject) -> None:
-    """What lies outside of the source is zeros from the element on where it ends, however wide the carrier is."""
+    """Elements outside the source are zeros, even if wider elements carry the window."""
     size = data.draw(st.sampled_from([1, 2, 4, 8, 16]))
     rows, chunks = data.draw(st.integers(1, 9)), data.draw(st.integers(3, 40))
     lead, after = data.draw(st.integers(-1, 2)), data.draw(st.integers(0, 2))
@@ -106,7 +106,7 @@ def test_any_ring_copies_windows_and_runs(setting: Setting) -> None:
 
 @pytest.mark.parametrize("name", ["sm_90a", "sm_120a"])
 def test_settings_fit_every_target(name: str) -> None:
-    """Slots that fit on an H200 are reduced where two of them do not fit."""
+    """Slots become smaller on targets where two of them do not fit."""
     target = get_target(name)
     large = Setting(64 * 1024, 1, 8)
     assert large.slot(target) == {"sm_90a": 65536, "sm_120a": 50560}[name]
@@ -139,7 +139,7 @@ def limits(target: str = "sm_90a", blocks: int = 2) -> LaunchLimits:
     ("element_bytes", "target"), [(1, "sm_90a"), (2, "sm_90a"), (4, "sm_90a"), (8, "sm_90a"), (4, "sm_120a")]
 )
 def test_no_hazard_in_many_schedules(element_bytes: int, target: str) -> None:
-    """Small tiles, so that the ring and the transposed tiles wrap around several times."""
+    """Tiles are small, so that the ring and the transposed tiles wrap several times."""
     config = TransposeConfig(element_bytes, 1, 1, 2, 1, warps=2, raster_group=2)
     source = numbers((3 * config.side, 2 * config.side - 16), f"uint{8 * element_bytes}")
     result = np.zeros(source.shape[::-1], source.dtype)
@@ -151,7 +151,7 @@ def test_no_hazard_in_many_schedules(element_bytes: int, target: str) -> None:
 
 @pytest.mark.parametrize("element_bytes", [1, 2, 4, 8])
 def test_shared_memory_without_bank_conflicts(element_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The addresses that the emulated warps really access, 16 bytes a lane, against the arithmetic of the 32 banks."""
+    """The test checks the addresses that the emulated warps access, 16 bytes per lane, against the 32 banks."""
     seen: dict[str, list[list[int]]] = {"read": [], "write": []}
 
     def recorder(name: str, method: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The operations over arrays on the CPU: results against NumPy, hazards, plans, windows and repeated calls."""
+"""The data movement operations on the CPU: results against NumPy, hazards, plans, windows and repeated calls."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_no_hazard_in_many_schedules(name: str, target: str) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_window_of_any_strides_is_right(data: st.DataObject) -> None:
-    """TMA where it can, plain code where it cannot: rows off 16 bytes, steps, reversed and transposed arrays."""
+    """TMA or plain code copies windows with misaligned rows, steps, and reversed and transposed axes."""
     dtype = data.draw(st.sampled_from([np.uint8, np.float16, np.float32, np.float64]))
     shape = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=3))
     base = numbers([2 * n for n in shape], dtype)
@@ -79,7 +79,7 @@ def test_any_window_of_any_strides_is_right(data: st.DataObject) -> None:
 
 
 class Producer:
-    """Host memory that only DLPack shows."""
+    """Host memory that is accessible only through DLPack."""
 
     def __init__(self, array: Array) -> None:
         self.array = array
@@ -159,7 +159,7 @@ def test_targets_without_the_instruction_say_so(monkeypatch: pytest.MonkeyPatch)
 
 @st.composite
 def windows(draw: st.DrawFn, itemsize: int | None = None) -> Window:
-    """Windows of up to four axes of arrays that are permuted, padded at the rows' ends, or neither."""
+    """Generate windows of up to four axes of arrays, some of which are permuted or have padded rows."""
     rank = draw(st.integers(1, 4))
     item = itemsize or draw(st.sampled_from([1, 2, 4, 8]))
     sizes = [draw(st.integers(1, 5)) for _ in range(rank)]
@@ -184,7 +184,7 @@ def windows(draw: st.DrawFn, itemsize: int | None = None) -> Window:
 
 
 def copies(window: Window) -> dict[int, int | None]:
-    """Destination byte -> source byte, None for a fill."""
+    """Return the source byte of each destination byte, or None for a filled byte."""
     found: dict[int, int | None] = {}
     for index in np.ndindex(*(axis.extent for axis in window.axes)):
         at = [axis.start + i for axis, i in zip(window.axes, index, strict=True)]
@@ -232,7 +232,7 @@ def test_a_cropped_and_a_carried_window_copy_the_same(window: Window) -> None:
     st.integers(0, 1),
 )
 def test_a_folded_window_copies_the_same(lead: int, body: int, after: int, width: int, odd: int) -> None:
-    """Rows in front of, in and behind a source, joined and taken apart again; a run, or a broken row, stays."""
+    """Rows before, in and after a source are merged and divided again. A run or an incomplete row stays as it is."""
     extent = (lead + body + after) * width + odd
     window = Window(1 << 20, 0, 4, (Axis(-lead * width, extent, body * width, 4, 4),))
     rows = folded(window)

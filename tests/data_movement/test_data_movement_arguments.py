@@ -1,4 +1,4 @@
-"""Wrong calls of the operations over arrays: each is answered by its typed error, before anything is compiled."""
+"""Wrong calls of the data movement operations raise their typed errors before anything is compiled."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.copy(F32, via="dma", **o), c.ArgumentError, "via", "auto, tma, plain"),
     (lambda o: c.copy(F32, out=fresh((32, 32)), **o), c.ArgumentError, "out", "(32, 64)"),
     (lambda o: c.copy(F32, out=fresh(dtype=np.int32), **o), c.ArgumentError, "out", "float32"),
-    (lambda o: c.copy(F32, out=F32, **o), c.ArgumentError, "out", "memory of its own"),
+    (lambda o: c.copy(F32, out=F32, **o), c.ArgumentError, "out", "an array with its own memory"),
     (lambda o: c.copy(F32, out=READONLY, **o), c.ArgumentError, "out", "writable"),
     (lambda o: c.copy(F32, out=STUCK, **o), c.ArgumentError, "out.strides", "share memory"),
     (lambda o: c.copy(F32, out=WOVEN, **o), c.ArgumentError, "out.strides", "(16, 4)"),
@@ -122,12 +122,12 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.reduce_into(fresh(), F32, "min", **o), c.ArgumentTypeError, "src.dtype", "bfloat16"),
     (lambda o: c.reduce_into(fresh(), F32, "xor", **o), c.ArgumentTypeError, "src.dtype", "integers"),
     (lambda o: c.reduce_into(fresh(dtype=">f4"), F32.astype(">f4"), "add", **o), c.ArgumentTypeError, "src.dtype",
-     "order of bytes"),
+     "byte order"),
     (lambda o: c.reduce_into(fresh(dtype=np.uint16), np.ones((32, 64), np.uint16), "max", **o),
      c.ArgumentTypeError, "src.dtype", "uint32"),
     (lambda o: c.reduce_into(fresh(dtype=np.int32), np.ones((32, 64), np.int32), "inc", **o),
      c.ArgumentTypeError, "src.dtype", "uint32 for inc"),
-    (lambda o: c.reduce_into(F32, F32, "add", **o), c.ArgumentError, "dst", "memory of its own"),
+    (lambda o: c.reduce_into(F32, F32, "add", **o), c.ArgumentError, "dst", "an array with its own memory"),
     (lambda o: c.reduce_into(READONLY, F32, "add", **o), c.ArgumentError, "dst", "writable"),
     (lambda o: c.reduce_into(fresh((5,)), np.ones(5, np.float32), "add", **o), c.DescriptorError, "address", "pad"),
     (lambda o: c.reduce_into(fresh(), F32, "add", offset=(0, 1), **o), c.DescriptorError, "address", "16 bytes"),
@@ -162,20 +162,20 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     # im2col
     (lambda o: c.im2col(F32, 3, **o), c.ArgumentError, "src.shape", "3 to 5 axes"),
     (lambda o: c.im2col(fresh((1, 5, 5, 4)), (3, 3, 3), **o), c.ArgumentError, "kernel", "2 ints"),
-    (lambda o: c.im2col(fresh((1, 5, 5, 4)), 0, **o), c.ArgumentError, "kernel[0]", "1 or more"),
+    (lambda o: c.im2col(fresh((1, 5, 5, 4)), 0, **o), c.ArgumentError, "kernel[0]", "at least 1"),
     (lambda o: c.im2col(fresh((1, 5, 5, 4)), 3, stride=True, **o), c.ArgumentTypeError, "stride", "ints"),
-    (lambda o: c.im2col(fresh((1, 5, 5, 4)), 3, padding=-1, **o), c.ArgumentError, "padding[0]", "0 or more"),
+    (lambda o: c.im2col(fresh((1, 5, 5, 4)), 3, padding=-1, **o), c.ArgumentError, "padding[0]", "at least 0"),
     (lambda o: c.im2col(fresh((1, 5, 5, 3)), 3, **o), c.DescriptorError, "strides_bytes[0]", "16 bytes"),
     (lambda o: c.im2col(fresh((1, 50, 50, 4)), 3, stride=9, **o), c.DescriptorError, "element_strides[1]", "1 to 8"),
     (lambda o: c.im2col(fresh((1, 9, 9, 9, 4)), 3, padding=17, **o), c.DescriptorError, "lower_corner[0]", "-16 to 15"),
     (lambda o: c.im2col(fresh((1, 5, 5, 8))[..., ::2], 3, **o), c.DescriptorError, "src.strides", "channel"),
-    *[(lambda o, args=args: c.im2col(fresh((1, 5, 5, 4)), **args, **o), c.ArgumentError, field, "below 2**31")
+    *[(lambda o, args=args: c.im2col(fresh((1, 5, 5, 4)), **args, **o), c.ArgumentError, field, "less than 2**31")
       for args, field in (({"kernel": 10**30}, "kernel[0]"), ({"kernel": 3, "padding": 10**30}, "padding[0]"),
                           ({"kernel": 3, "stride": 10**30}, "stride[0]"))],
     (lambda o: c.im2col(fresh((1, 5, 5, 4)), 2**31 - 1, padding=2**30, **o), c.ArgumentError, "kernel, padding",
      "2**63 bytes"),
     # broadcast, prefetch, rows
-    (lambda o: c.broadcast(F32, 0, **o), c.ArgumentError, "copies", "1 or more"),
+    (lambda o: c.broadcast(F32, 0, **o), c.ArgumentError, "copies", "at least 1"),
     (lambda o: c.broadcast(F32, 10**5000, **o), c.ArgumentError, "copies", "2**63 bytes"),
     (lambda o: c.broadcast(F32[:, :8], 2, **o), c.ArgumentError, "src", "C order"),
     (lambda o: c.broadcast(np.ones(5, np.float32), 2, **o), c.DescriptorError, "src.address", "multiples of 16"),
@@ -204,7 +204,7 @@ def test_a_wrong_call_is_answered(index: int) -> None:
 
 
 def test_reference_refuses_what_the_emulator_refuses() -> None:
-    """Arguments are checked alike; only TMA's own limits are not asked for."""
+    """The checks of arguments are the same, except for the limits of TMA."""
     for call, error, field, part in WRONG:
         if error is not c.DescriptorError and field not in ("backend", "src.device") and part != "smaller box":
             with pytest.raises(error):
@@ -272,7 +272,8 @@ def test_huge_runs_and_windows_are_planned() -> None:
 
 
 def test_a_window_goes_as_boxes_of_8_byte_elements() -> None:
-    """Twice as many bytes a row as of float32, one block a multiprocessor; an odd number of columns stays as it is."""
+    """A row of a box has twice as many bytes as with float32. A window with an odd number of columns keeps its
+    elements."""
     for columns, box, width in ((12000, (250, 4), 8), (11999, (256, 8), 4)):
         arrays = info((16384, columns + 1000), (65536, 4)), info((12000, 12000), (48000, 4), 1 << 40)
         planned = plan_copy(*arrays, (100, 1000), card(), via="tma")
@@ -372,6 +373,6 @@ def test_two_rings_share_a_multiprocessor(target: str) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_infinities_reduce_without_a_warning() -> None:
-    """As on the GPU: they are results."""
+    """As on the GPU, infinities are valid results."""
     up, down = np.full((4, 32), np.inf, np.float16), np.full((4, 32), -np.inf, np.float16)
     assert np.isnan(c.reduce_into(up, down, "add", backend="reference")).all()

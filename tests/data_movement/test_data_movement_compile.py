@@ -1,4 +1,4 @@
-"""What the operations over arrays compile to: TMA moves the data; transposes read and write 16 bytes a lane."""
+"""The compiled data movement kernels: TMA moves the data, and transposes access 16 bytes per lane."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def compiled(template: str, config: Any, target: str = "sm_90a") -> Kernel:
 
 
 def accesses(kernel: Kernel) -> Counter[str]:
-    """Plain loads and stores of shared and global memory, by their first two parts."""
+    """Return the ordinary loads and stores of shared and global memory, by the first two parts of the mnemonic."""
     return Counter(re.findall(r"^\s*(?:@!?%p\d+\s+)?((?:ld|st)\.(?:shared|global|volatile))", kernel.ptx, re.MULTILINE))
 
 
@@ -106,7 +106,7 @@ def test_a_transpose_reads_and_writes_16_bytes_a_lane(element_bytes: int, target
 
 
 def test_every_square_compiles() -> None:
-    """Tiles as the benchmark searches them."""
+    """The tiles are those that the benchmark searches."""
     for squares in ((1, 1), (2, 1), (1, 2), (4, 4)):
         config = TransposeConfig(4, *squares, 2, 1)
         assert compiled(TEMPLATE, replace(config, warps=8)).warnings == ()

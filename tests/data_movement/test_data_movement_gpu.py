@@ -1,4 +1,4 @@
-"""The operations over arrays on a GPU: the table of calls, other libraries, streams, graphs, threads and devices."""
+"""The data movement operations on a GPU: the table of calls, other libraries, streams, graphs, threads and devices."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_torch_tensors() -> None:
 
 
 def test_calls_in_a_graph() -> None:
-    """After a first call, which loads the kernels, nothing but launches is recorded, each with its own addresses."""
+    """After a first call, which loads the kernels, a graph records only launches, each with its own addresses."""
     import cupy
 
     sources = [upload(numbers((256, 1040), np.float32, seed)) for seed in range(5)]
@@ -227,7 +227,8 @@ def launch(planned: Arguments, arrays: tuple[ArrayInfo, ArrayInfo]) -> None:
 @pytest.mark.parametrize("widest", [1, 4, 8])
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_a_window_arrives_and_nothing_around_it(setting: Setting, widest: int) -> None:
-    """Zeros around it, a source that ends within a chunk; rings wrap; the columns next to the result stay."""
+    """The window has zeros around it, the source ends inside a chunk, and the columns next to the result do not
+    change."""
     import cupy
 
     rows, columns = 1501, 4110

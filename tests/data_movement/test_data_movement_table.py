@@ -1,4 +1,4 @@
-"""Tables of ints for a kernel: where they come from, what is refused, and on which stream they are uploaded."""
+"""Tables of ints for a kernel: sources, rejected values, and the stream of the upload."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_table_on_the_card_stays_there() -> None:
 
 
 class Stream:
-    """A stream of the fakes: entered, it is current."""
+    """A fake stream that is current inside its ``with`` block."""
 
     current = 7
 
@@ -82,7 +82,7 @@ class Stream:
 
 @pytest.fixture(params=["cupy", "torch"])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[int]]:
-    """(kind, the streams that uploads were on) of a CuPy or torch that has no card behind it."""
+    """Return (kind, streams of the uploads) of a fake CuPy or torch without a GPU."""
     uploads: list[int] = []
 
     def upload(*_: Any) -> ArrayInfo:

@@ -1,4 +1,4 @@
-"""Rules of the configs of the kernels over arrays, and shared memory of the tile copy."""
+"""Rules of the configs of the data movement kernels, and shared memory of the tile copy."""
 
 from __future__ import annotations
 

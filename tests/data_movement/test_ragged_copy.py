@@ -1,4 +1,5 @@
-"""The ragged copy: many arrays in one launch, tensor maps edited while others are in use, and what it refuses."""
+"""The ragged copy: many arrays in one launch, tensor maps that are edited while others are in use, and rejected
+calls."""
 
 from __future__ import annotations
 
@@ -96,7 +97,7 @@ def test_the_public_function_on_the_host() -> None:
 
 
 def test_one_map_for_all_would_be_a_hazard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the config and the template refuse: a map is edited while a load through it may be in flight."""
+    """The config and the template prevent this: a map is edited while a load through it may be in flight."""
     sources, destinations, _ = ragged_arrays(np, "float32", count=12, max_rows=40, max_chunks=6, seed=5)
     copy = RaggedCopy(
         sources, destinations, config=RaggedCopyConfig(4, box_rows=16, box_columns=16), backend="emulator"

@@ -34,7 +34,7 @@ from cudatma.target import Target, detect
 
 
 def ask_driver(driver: Any, fields: Fields) -> tuple[int | str, bytes | None]:
-    """The driver's result code and, where it is 0, the 128 bytes. Independent of cudatma.descriptor.driver.
+    """Return the driver's result code and, if it is 0, the 128 bytes. Independent of cudatma.descriptor.driver.
 
     The code is ``"bindings"`` where cuda.bindings refuses the values before the driver sees them.
     """
@@ -48,7 +48,7 @@ def ask_driver(driver: Any, fields: Fields) -> tuple[int | str, bytes | None]:
 
 
 def call_driver(driver: Any, fields: Fields) -> Any:
-    """(code, CUtensorMap or None) as cuda.bindings returns them; it raises for values that it cannot pass on."""
+    """Return (code, CUtensorMap or None) from cuda.bindings, which raises an error for values that it cannot pass."""
     wide, narrow = driver.cuuint64_t, driver.cuuint32_t
     head = (
         driver.CUtensorMapDataType(TMA_TYPES[fields["dtype"]].driver_value),
@@ -72,8 +72,8 @@ def call_driver(driver: Any, fields: Fields) -> Any:
 
 
 def ask_rules(fields: Fields, target: Target) -> tuple[str, TiledSpec | Im2colSpec | None]:
-    """``"ok"``, the field that a rule of the driver refuses, or ``"access"`` where the driver's rules are kept and only
-    the hardware's (a box that no block can hold, more than one slice of channels) are not."""
+    """Return ``"ok"``, the field that breaks a driver rule, or ``"access"`` if only a rule of the hardware is
+    broken."""
     values = {name: value for name, value in fields.items() if name != "kind"}
     try:
         spec = TiledSpec(**values) if fields["kind"] == "tiled" else Im2colSpec(**values)
@@ -90,7 +90,7 @@ def ask_rules(fields: Fields, target: Target) -> tuple[str, TiledSpec | Im2colSp
 
 
 def capture(count: int, invalid: float, seed: int, device: int = 0) -> list[Answer]:
-    """All cases with the driver's and the rules' answers, in the primary context of a device."""
+    """Return all cases with the answers of the driver and the rules, in the primary context of a device."""
     from cuda.bindings import driver
 
     check(driver.cuInit(0), "cuInit")
@@ -112,7 +112,7 @@ def capture(count: int, invalid: float, seed: int, device: int = 0) -> list[Answ
 
 
 def write(answers: list[Answer], path: Path, most: int) -> None:
-    """The first ``most`` cases as JSON lines, those that differ before the others."""
+    """Write the first ``most`` cases as JSON lines, beginning with those that differ."""
     with gzip.open(path, "wt", encoding="utf-8") as out:
         for answer in sorted(answers, key=lambda answer: answer.agrees)[:most]:
             names = ("fields", "mutation", "memory", "code", "verdict")

@@ -15,12 +15,12 @@ PLAIN = [name for name, dtype in TMA_TYPES.items() if not dtype.packed]
 
 
 def random_dims(rng: random.Random, rank: int) -> list[int]:
-    """Small, odd and huge dimensions."""
+    """Return small, odd and huge dimensions."""
     return [min(1 << 32, max(1, int(2 ** rng.uniform(0, rng.choice((6, 12, 33)))))) for _ in range(rank)]
 
 
 def random_strides(rng: random.Random, dims: list[int], element_bytes: int, multiple: int) -> list[int]:
-    """Dense pitches with padding, or any multiple, now and then 0 or overlapping."""
+    """Return dense pitches with padding or any multiple; some are 0 or overlap."""
     style, strides, extent = rng.random(), [], dims[0] * element_bytes
     for dim in dims[1:]:
         if style < 0.6 and extent < 1 << 39:
@@ -33,7 +33,7 @@ def random_strides(rng: random.Random, dims: list[int], element_bytes: int, mult
 
 
 def random_fields(rng: random.Random, addresses: dict[str, list[int]]) -> tuple[Fields, str]:
-    """A spec for sm_90 as plain values, and where its address comes from.
+    """Return a spec for sm_90 as plain values, and the source of its address.
 
     Valid but for two things that both sides should notice: the box may be larger than shared memory, and the bounding
     box of im2col may be empty with interleave (the sizes are made to fit the dimensions that it has without) or beyond
@@ -105,7 +105,7 @@ def _any_index(name: str, value: int) -> Callable[[Fields, random.Random], Any]:
 
 
 def _empty_corner(fields: Fields, rng: random.Random) -> bool:
-    """A bounding box that is empty in one dimension only, whose sizes differ: shows the order of the corners."""
+    """Make the bounding box empty in only one of several different dimensions, which shows the order of the corners."""
     rank, chosen = len(fields["dims"]), rng.randrange(len(fields["dims"]) - 2)
     for i in range(rank - 2):
         fields["dims"][i + 1] = 3 if i == chosen else 12
@@ -170,7 +170,7 @@ MUTATIONS: dict[str, Callable[[Fields, random.Random], Any]] = {
 def cases(
     count: int, invalid: float, seed: int, addresses: dict[str, list[int]]
 ) -> Iterator[tuple[Fields, str | None, str]]:
-    """(fields, mutation or None, memory), the same for the same seed and addresses.
+    """Yield (fields, mutation or None, memory), which depend only on the seed and the addresses.
 
     ``addresses``: by where they come from, all multiples of 32. ``invalid``: share of mutated cases.
     """

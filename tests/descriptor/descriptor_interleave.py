@@ -1,5 +1,4 @@
-"""Measures interleaved boxes: what the driver accepts, what the barrier counts, what shared memory they take, and where
-its 16-byte chunks come from.
+"""Measures interleaved boxes: the driver's verdict, the counted bytes, the shared memory, and the source of each chunk.
 
     python tests/descriptor/descriptor_interleave.py [FIRST]       one JSON line a case, from the one numbered FIRST
 
@@ -94,14 +93,15 @@ HEADING = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table (marked ! where it is not as computed, ? where that is not judged) and the verdict."""
+    """One line of the table and the verdict. The line is marked ! if it differs from the computation, and ? if it is
+    not judged."""
 
     text: str
     as_computed: bool
 
 
 def make_spec(case: Case, address: int) -> TiledSpec | Im2colSpec:
-    """The spec of a case."""
+    """Return the spec of a case."""
     dtype, interleave, swizzle, box, steps, _ = case
     rank = len(steps)
     common: dict[str, Any] = {
@@ -122,7 +122,7 @@ def make_spec(case: Case, address: int) -> TiledSpec | Im2colSpec:
 
 
 def chunk_sources(image: np.ndarray[Any, Any]) -> dict[int, str]:
-    """Shared offset of each 16-byte chunk that was written -> global offset of its bytes, "z" or "?"."""
+    """Map the shared offset of each written 16-byte chunk to the global offset of its bytes, to "z" or to "?"."""
     found: dict[int, str] = {}
     for offset in range(0, len(image), 16):
         chunk = image[offset : offset + 16]
@@ -135,13 +135,14 @@ def chunk_sources(image: np.ndarray[Any, Any]) -> dict[int, str]:
 
 
 def ended_as_computed(spec: TiledSpec | Im2colSpec, end: int) -> bool:
-    """Whether the last byte written is the footprint's; rows narrower than the span may end before it."""
+    """Return whether the last written byte is the last of the footprint. Rows narrower than the span may end
+    earlier."""
     layout = spec.box_layout
     return 0 < end <= layout.footprint_bytes if layout.pitch_bytes > layout.row_bytes else end == layout.footprint_bytes
 
 
 def measure(case: Case) -> Row:
-    """Load the box of one case. Word n of the source holds 2**30 + n, so that every chunk says where it comes from."""
+    """Load the box of one case. Word n of the source contains 2**30 + n, so every chunk shows its source."""
     import cupy as cp
 
     source = cp.arange(SOURCE_BYTES // 4, dtype=cp.uint32) + (1 << 30)
@@ -168,7 +169,7 @@ def measure(case: Case) -> Row:
 
 
 def measure_all() -> list[Row]:
-    """All cases, in as many processes as it takes; the open ones stand last."""
+    """Measure all cases, in several processes if necessary. Unjudged cases come last."""
     rows: list[Row] = []
     cases = CASES + OPEN_CASES
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}

@@ -1,4 +1,4 @@
-"""What a driver's answers say about the codec and the rules."""
+"""Comparison of a driver's answers with the codec and the rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One case: what was asked, and what the driver (code, raw) and our rules (verdict, spec) say of it."""
+    """One case: the request, and the answers of the driver (code, raw) and of our rules (verdict, spec)."""
 
     fields: dict[str, Any]
     mutation: str | None
@@ -27,7 +27,7 @@ class Answer:
 
     @property
     def is_compared(self) -> bool:
-        """Whether both sides accept, so that there are bytes to compare."""
+        """Whether both sides accept the case, so that there are bytes to compare."""
         return self.raw is not None and self.spec is not None and self.verdict in ("ok", "access")
 
     @property
@@ -35,7 +35,7 @@ class Answer:
         return not self.differences()
 
     def differences(self) -> list[str]:
-        """Return how the driver differs from the rules, the codec, or what its bytes decode to."""
+        """Return how the driver differs from the rules, from the codec, or from the decoded bytes."""
         accepted, allowed = self.code == 0, self.verdict in ("ok", "access")
         if accepted != allowed:
             return [f"the driver says {self.code}, the rules say {self.verdict}, mutation {self.mutation}"]

@@ -1,4 +1,4 @@
-"""The generator of the capture of driver tensor maps: its valid configs are valid, its mutations break what they say.
+"""The generator of tensor map cases: its valid configs are valid, and its mutations break the named rule.
 
 The capture itself needs a driver (tests/descriptor/capture_descriptors.py).
 """
@@ -105,7 +105,7 @@ COLUMN: dict[str, Any] = {name: value for name, value in FIELDS.items() if name 
 
 
 def answer(fields: dict[str, Any], flipped: int = 0, code: int | str = 0) -> Answer:
-    """Return an answer that agrees with the codec but for the flipped bits."""
+    """Return an answer that agrees with the codec except for the flipped bits."""
     verdict, spec = ask_rules(fields, get_target("sm_90a"))
     raw = None
     if code == 0:

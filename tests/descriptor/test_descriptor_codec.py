@@ -30,7 +30,7 @@ from cudatma.layout import Swizzle
 
 @st.composite
 def shared_fields(draw: st.DrawFn, rank: int) -> dict[str, Any]:
-    """Fields that both kinds share: unpacked types, and modes that go together."""
+    """Draw fields that both kinds share: unpacked types and compatible modes."""
     dtype = draw(st.sampled_from([t for t in TMA_TYPES.values() if not t.packed]))
     interleave = draw(st.sampled_from([0, 1, 2])) if rank >= 3 else 0
     swizzle = 1 if interleave == 2 else draw(st.sampled_from(Swizzle))
@@ -444,7 +444,7 @@ WIDE_ARRAY = Im2colWideSpec(
 
 
 def aligned(shape: tuple[int, ...], dtype: Any = np.float16, order: Any = "C") -> np.ndarray[Any, Any]:
-    """A NumPy array on a 128-byte boundary."""
+    """Return a 128-byte aligned NumPy array."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.zeros(size + 128, np.uint8)
     start = -raw.ctypes.data % 128
@@ -627,7 +627,7 @@ def test_replace_address_refuses_and_changes_nothing(other: Any, error: Any, fie
 
 
 class FakeDriver(SimpleNamespace):
-    """Records the encode calls; the enumerations and integer types are cuda.bindings' own."""
+    """A driver that records encode calls. The enumerations and integer types come from cuda.bindings."""
 
     def __init__(self) -> None:
         real = pytest.importorskip("cuda.bindings.driver", reason="the CUDA bindings are not installed")

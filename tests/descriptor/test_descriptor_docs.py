@@ -41,7 +41,7 @@ MEANINGS = {
 
 
 def table() -> str:
-    """Markdown: a row for each field in the order of its bits, arrays of equal fields in one row."""
+    """Return a Markdown table with a row per field in bit order, and one row for an array of equal fields."""
     rows: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for kind, fields in codec.FIELDS.items():
         for name, place in fields.items():
@@ -64,7 +64,7 @@ def test_the_table_is_the_codecs() -> None:
 
 
 def differences() -> str:
-    """Markdown: what is known to differ on other GPUs."""
+    """Return a Markdown table of the known differences on other GPUs."""
     rows = [f"| {row.what} | {row.h200} | {row.others} |" for row in DIFFERENCES]
     return "\n".join(["| | H200, driver 580.159 | sm_100a, sm_120a |", "|---|---|---|", *rows])
 
@@ -74,7 +74,7 @@ _MARKED = r"(<!-- table: {} -->\n)(.*?)(<!-- end table -->)"
 
 
 def filled(page: str) -> str:
-    """The page with its marked tables as the code has them."""
+    """Return the page with its marked tables generated from the code."""
     for name, text in TABLES.items():
         inside = text()
         page, count = re.subn(_MARKED.format(name), rf"\g<1>{inside}\n\g<3>", page, flags=re.DOTALL)

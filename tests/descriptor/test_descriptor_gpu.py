@@ -1,7 +1,7 @@
-"""Tensor maps on a real GPU: the driver against the codec, and boxes that TMA really moves against the arithmetic.
+"""Tensor maps on a GPU: the driver against the codec, and boxes that TMA moves against the computed layout.
 
-The probe (descriptor_probe.py) copies all of shared memory out: data, swizzle, padding and everything after the
-footprint are compared.
+The probe (descriptor_probe.py) dumps all of shared memory, so data, swizzle, padding and the bytes after the footprint
+are compared.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.gpu
 
 
 def reference(spec: TiledSpec, memory: np.ndarray[Any, Any], coords: Sequence[int], base: int, total: int) -> Any:
-    """Shared memory after the load, byte by byte: element offsets from strides, zeros outside, pitch, swizzle."""
+    """Return shared memory after the load, byte by byte, from strides, fill values, pitch and swizzle."""
     size = spec.dtype.element_bytes
     image = np.full(total, POISON, np.uint8)
     counts = traversed(spec.box, spec.element_strides, spec.interleave)
@@ -111,7 +111,7 @@ def test_a_box_arrives_as_computed(fields: dict[str, Any], coords: tuple[int, ..
 
 
 def test_interleaved_boxes_count_and_take_what_is_computed() -> None:
-    """The driver's verdict, the bytes counted and the shared memory taken, of every box of the table at once."""
+    """The test compares the driver's verdict, the counted bytes and the shared memory of every box in the table."""
     measured = measure_all()
     table = "\n".join([HEADING, *(row.text for row in measured)])
     print(table)
@@ -175,7 +175,8 @@ def test_replace_address() -> None:
 
 
 def test_the_codec_makes_maps_that_work() -> None:
-    """The driver's bytes; and a map without the derived fields, as tensormap.replace makes it, loads too."""
+    """The codec's bytes equal the driver's. A map without the derived fields, as tensormap.replace creates it, also
+    works."""
     source = cp.arange(64 * 64, dtype=cp.uint16).reshape(64, 64)
     driver, ours, bare = (
         TensorMap.from_array(source, (16, 32), swizzle="64B", encoder=backend)
@@ -214,7 +215,7 @@ def test_driver_and_codec_agree_on_all_types() -> None:
 
 
 def test_random_specs_against_the_driver() -> None:
-    """Every one of the 128 bytes, both ways, and every verdict."""
+    """The test compares all 128 bytes in both directions, and every verdict."""
     answers = capture(count=20000, invalid=0.25, seed=11)
     assert len(answers) == 20000
     assert sum(answer.is_compared for answer in answers) > 10000
@@ -222,7 +223,7 @@ def test_random_specs_against_the_driver() -> None:
 
 
 def test_a_misaligned_inner_coordinate_traps() -> None:
-    """In a process of its own: the trap costs the context."""
+    """The test runs in its own process, because the trap destroys the context."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     command = [sys.executable, __file__, "trap"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)

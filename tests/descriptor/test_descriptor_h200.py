@@ -1,6 +1,6 @@
-"""The codec and the rules against what an H200's driver answered (driver 580.159): 600 of 20000 captured cases.
+"""The codec and the rules against the answers of an H200's driver (580.159) in 600 of 20000 captured cases.
 
-tests/fixtures/descriptors/make_sample.py drew them; tests/descriptor/test_descriptor_gpu.py asks a driver again.
+tests/fixtures/descriptors/make_sample.py drew the sample; tests/descriptor/test_descriptor_gpu.py uses a real driver.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def make(case: Case) -> TiledSpec | Im2colSpec:
 
 
 def refused_field(case: Case) -> str | None:
-    """The field that the driver's rules refuse; None where they accept."""
+    """Return the field that breaks a driver rule, or None."""
     target = get_target("sm_90a")
     try:
         spec = make(case)
@@ -49,7 +49,8 @@ def refused_field(case: Case) -> str | None:
 
 
 def undocumented(case: Case) -> bool:
-    """Interleave 32B with another swizzle than 32B: encoded by the driver, ruled out by its documentation."""
+    """Return whether a case has interleave 32B without swizzle 32B, which the driver encodes but its documentation
+    excludes."""
     return case["fields"]["interleave"] == 2 and case["fields"]["swizzle"] != 1
 
 

@@ -1,4 +1,4 @@
-"""Named maps of the GEMM's arrays, box coordinates, multicast masks, clusters, and alignment of accesses."""
+"""Tensor maps of the GEMM's arrays, box coordinates, multicast masks, clusters, and alignment of accesses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from cudatma.layout import Interleave, Swizzle
 
 
 def device_array(shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None) -> ArrayInfo:
-    """An array on device 0 that nobody reads."""
+    """Return an array on device 0 that is never read."""
     dtype = np.dtype(dtype)
     if strides is None:
         strides = tuple(int(np.prod(shape[i + 1 :])) * dtype.itemsize for i in range(len(shape)))
@@ -51,7 +51,7 @@ def test_weights() -> None:
 
 
 def test_whole_tiles_of_weights() -> None:
-    """6 rows of 16 blocks; a load brings 2 x 4 of them."""
+    """The weight has 6 rows of 16 blocks, and a load fetches 2 x 4 blocks."""
     made = create_weight_tile_tma_desc(device_array((96, 2048), "uint8"), 16, 4, 2, encoder="codec", target="sm_90a")
     spec = made.spec
     assert isinstance(spec, TiledSpec)
@@ -82,7 +82,7 @@ def test_activations() -> None:
 
 @pytest.mark.parametrize(("m", "strides"), [(333, (8192, 2)), (333, (8208, 2)), (1, (3, 2))])
 def test_blocks_of_activations(m: int, strides: tuple[int, int]) -> None:
-    """Element k of row r is at (k % 64, r, k // 64); one load brings 256 elements of K of 16 rows."""
+    """Element k of row r is at (k % 64, r, k // 64), and a load fetches 256 elements of K for 16 rows."""
     x = device_array((m, 4096), "float16", strides)
     made = create_activation_tma_desc(x, 16, blocks=4, encoder="codec", target="sm_90a")
     spec = made.spec

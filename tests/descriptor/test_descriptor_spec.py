@@ -1,4 +1,4 @@
-"""Each rule of a spec is broken alone, interleaved layouts included, and the error names the field that broke it."""
+"""Each rule of a spec is broken separately, and the error names the field that breaks it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""docs/howto/add_a_kernel.md is true: its files exist, its excerpts are current, and the family touches nothing else.
+"""docs/howto/add_a_kernel.md is correct: its files exist, its excerpts are current, and the family needs no other
+changes.
 
 test_docs_run.py runs the commands of the page.
 """
@@ -39,7 +40,7 @@ def test_an_excerpt_stands_in_the_file_that_is_named_before_it(block: Block) -> 
 
 
 def test_the_family_touches_the_registry_and_the_public_names_alone() -> None:
-    """Besides its folder and its templates, and the integrations, which offer some families' functions."""
+    """Other code mentions a family only in the registry, the public names and the integrations."""
     modules = [path for part in ("cudatma", "tools", "ptx_templates") for path in (ROOT / part).rglob("*.*")]
     naming = {
         path.relative_to(ROOT).as_posix()

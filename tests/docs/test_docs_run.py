@@ -1,4 +1,4 @@
-"""Every fenced block of README.md and docs/**/*.md runs as it stands: alone, in a folder of its own.
+"""Every fenced block of README.md and docs/**/*.md runs unchanged, alone and in its own folder.
 
 The paragraph before a block says how:
 
@@ -8,7 +8,8 @@ The paragraph before a block says how:
 - "takes minutes": a command's options are parsed only.
 
 Blocks without a language show output. One that begins with `$ cudatma` shows a command and what it prints; `...` stands
-for the first lines. test_guide.py runs the pages of docs/guide, whose blocks continue each other.
+for the first lines. test_guide.py runs the pages of docs/guide, whose blocks continue each other. The site
+writes docs/reference/hazards.
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ from tools.emulate_launch import read_launch
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - set((ROOT / "docs" / "guide").glob("*.md")))]
+ELSEWHERE = {page for folder in ("guide", "reference/hazards") for page in (ROOT / "docs" / folder).glob("*.md")}
+PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - ELSEWHERE)]
 #: Commands of a shell that are not cudatma's to check.
 FOREIGN = ("cp", "export", "pip", "vllm")
 
 
 @dataclass(frozen=True)
 class Block:
-    """before: the paragraph before it. file: what the page calls it, or ""."""
+    """A fenced block. before: the paragraph before it. file: the file name that the page gives it, or ""."""
 
     page: str
     line: int
@@ -83,7 +85,7 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
 def of_language(*languages: str, are_tests: bool = False) -> Callable[[Any], Any]:
-    """are_tests: files of tests, or all others."""
+    """Return the blocks in a language. are_tests: whether to return test files or all other blocks."""
     found = [block for block in BLOCKS if block.language in languages]
     chosen = [block for block in found if block.file.startswith("test_") == are_tests]
     return pytest.mark.parametrize("block", [pytest.param(b, id=f"{b.page}:{b.line}") for b in chosen])
@@ -91,7 +93,7 @@ def of_language(*languages: str, are_tests: bool = False) -> Callable[[Any], Any
 
 @pytest.fixture
 def folder(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with the page's files."""
+    """Create the working folder with the page's files."""
     for other in BLOCKS:
         if other.page == block.page and other.file:
             (tmp_path / other.file).write_text(other.text, encoding="utf-8")
@@ -178,7 +180,7 @@ def test_a_command_prints_what_the_page_shows(block: Block, capsys: pytest.Captu
 
 
 def commands_of(text: str) -> list[list[str]]:
-    """The words of each command; one may go over several lines."""
+    """Yield the words of each command, which may span several lines."""
     found: list[list[str]] = []
     pending = ""
     for line in text.splitlines():
@@ -223,7 +225,7 @@ def run_command(words: list[str], parse_only: bool, monkeypatch: pytest.MonkeyPa
 
 
 def check_options(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """That main() of a tool takes these arguments, without doing what they say."""
+    """Check that main() of a tool accepts these arguments, without running the tool."""
     parse = argparse.ArgumentParser.parse_args
 
     class Parsed(Exception):  # noqa: N818

@@ -1,4 +1,4 @@
-"""The pages of the guide on a GPU: their kernels are launched with CuPy's arrays."""
+"""The pages of the guide on a GPU, with CuPy arrays."""
 
 from __future__ import annotations
 

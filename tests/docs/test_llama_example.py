@@ -1,4 +1,4 @@
-"""examples/llama.py on the CPU: both models decode, and the int4 one computes what its weights stand for."""
+"""examples/llama.py on the CPU: both models decode, and the int4 model agrees with its dequantized weights."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ needs_model = pytest.mark.skipif(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model of CONFIG's size with random weights, as files."""
+    """Write a model of CONFIG's size with random weights."""
     path = tmp_path / "model"
     path.mkdir()
     (path / "config.json").write_text(json.dumps(CONFIG))
@@ -77,7 +77,7 @@ def change_config(folder: Path, **fields: object) -> None:
 
 
 def reference_embedding(tensors: dict[str, Any], ids: list[int], heads: int, layers: int) -> np.ndarray:
-    """One sentence without padding, in float64, one token, head and key at a time."""
+    """Return the embedding of one sentence without padding, computed in float64 one token, head and key at a time."""
     t = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
 
     def linear(name: str, x: np.ndarray) -> np.ndarray:
@@ -158,7 +158,8 @@ def test_a_k_without_a_group_size_is_refused() -> None:
 
 
 def run_tiny(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *options: str) -> tuple[int, Any]:
-    """main() on the tiny model, on the CPU, its tokens given; the exit status and what --json wrote."""
+    """Run main() on the tiny model on the CPU with given tokens, and return the exit status and the content of
+    --json."""
     monkeypatch.setattr(minilm, "tokenize", lambda sentences, where: files.Tokens(IDS, MASK))
     text, out = tmp_path / "in.txt", tmp_path / "out.json"
     text.write_text("first [one]\n\n  second\nthird\n", encoding="utf-8")

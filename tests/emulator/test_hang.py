@@ -253,7 +253,7 @@ def test_waits_that_are_over_when_the_kernel_is_quiet_stand_last() -> None:
     over = [wait.is_over for wait in waits]
     assert True in over
     assert over == sorted(over)
-    assert all(wait.state == "waiting" and "on their way" in wait.cause for wait in waits if wait.is_over)
+    assert all(wait.state == "waiting" and "still in flight" in wait.cause for wait in waits if wait.is_over)
 
 
 def test_a_barrier_that_the_kernel_itself_initialises_is_read_too(traps: list[str]) -> None:

@@ -1,5 +1,4 @@
-"""Calls of the dense GEMM that every version serves: the same table runs on the emulator and on a GPU, against the
-reference, which test_gemm_calls.py compares with float64."""
+"""Calls of the dense GEMM that every version supports, for the emulator and for a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ LIMITS = {"float16": 1e-3, "bfloat16": 6e-3, "float32": 2e-5}
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """Operands, which may have layouts that kernels do not read, options, and the versions that the emulator runs."""
+    """Operands (possibly in layouts that kernels cannot read), options, and the versions that the emulator runs."""
 
     a: Any
     b: Any
@@ -32,7 +31,8 @@ def numbers(*shape: int, dtype: Any = np.float16, seed: int | None = None) -> An
 
 
 def calls(scale: int = 1) -> dict[str, Call]:
-    """Return the calls with sizes multiplied by an odd number, which keeps odd sizes odd and aligned ones aligned."""
+    """Return the calls with sizes multiplied by an odd number, so that odd sizes stay odd and aligned sizes stay
+    aligned."""
     m, n, k = 70 * scale, 72 * scale, 136 * scale
     odd_n, odd_k = 73 * scale, 131 * scale
     scales = abs(numbers(2 * m, dtype=F32))

@@ -1,4 +1,4 @@
-"""The dense GEMM: versions, choice, tuning, and the loss against the fastest kernels that were measured."""
+"""The dense GEMM: versions, choice, tuning, and the loss compared with the fastest measured kernels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SM90A = get_target("sm_90a")
 
 
 def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The call before the environment, and that before the file; each is named where it is wrong."""
+    """The call takes precedence over the environment, and the environment over the file. Errors name the source."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("CUDATMA_GEMM_VERSION", raising=False)
@@ -87,7 +87,7 @@ def test_a_version_without_a_kernel_is_blamed_on_who_asked(monkeypatch: pytest.M
     a, b = np.zeros((40, 64), np.float16), np.zeros((64, 24), np.float16)
     monkeypatch.setenv("CUDATMA_GEMM_VERSION", "v6")
     for call in (gemm, gemm_explain):
-        with pytest.raises(ArgumentError, match=r"^version of \$CUDATMA_GEMM_VERSION: got v6; .* pass one as version="):
+        with pytest.raises(ArgumentError, match=r"^version of \$CUDATMA_GEMM_VERSION: got v6; .* pass version="):
             call(a, b, backend="emulator")
         with pytest.raises(ArgumentError, match=r'^version: got v6; .* version="auto"'):
             call(a, b, backend="emulator", version="v6")
@@ -291,7 +291,7 @@ def test_a_flag_must_be_a_bool(field: str) -> None:
 
 @pytest.fixture
 def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A user's file that is not there yet, and no table that ships."""
+    """Use a user's file that does not exist yet, and no shipped table."""
     path = tmp_path / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
     monkeypatch.setattr(tuning, "shipped", lambda family: None)
@@ -350,7 +350,7 @@ def test_the_kernel_of_a_problem_is_dumped(tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.parametrize(("m", "n", "ctas"), [(4096, 4096, 128), (2048, 2304, 72), (1024, 128, 8)])
 def test_persistent_ctas_are_as_few_as_need_no_more_turns(m: int, n: int, ctas: int) -> None:
-    """On 132 SMs 512, 144 and 8 tiles take 4 turns, 2, and 1."""
+    """On 132 SMs, 512, 144 and 8 tiles take 4, 2 and 1 turns."""
     assert config_of("v4", tile_m=128, tile_n=256).divide_tiles(problem_of(m=m, n=n), 132).ctas == ctas
 
 
@@ -362,7 +362,7 @@ def test_short_k_has_a_tile_for_each_warpgroup(k: int, version: str) -> None:
 
 @pytest.mark.parametrize(("m", "n"), [(1, 2048), (64, 2048), (128, 1024), (256, 1024)])
 def test_clusters_run_at_the_same_time(m: int, n: int) -> None:
-    """An H200 holds 30 clusters of four, not 33."""
+    """An H200 has room for 30 clusters of four CTAs, not 33."""
     problem = problem_of(m=m, n=n)
     config = decide(GEMM, problem, H200).config
     assert config.version == "v6"
@@ -406,8 +406,7 @@ def test_few_kernels_serve_small_m_and_none_loses_3_percent(shape: Problem) -> N
 
 
 def lost(measured: Problem, gpu: Gpu, us: dict[str, float]) -> float:
-    """How many times as long as the fastest kernel takes the one that the model ranks first, of those that were
-    measured. us: by kernel."""
+    """Return the time of the measured kernel that the model ranks first, divided by the time of the fastest one."""
     entry = next(config.entry for config, _ in cheapest_first(times, measured, gpu) if config.entry in us)
     return us[entry] / min(us.values())
 
@@ -417,8 +416,8 @@ def lost(measured: Problem, gpu: Gpu, us: dict[str, float]) -> float:
     [("gemm.json", 1.04, 1.005), ("gemm_h200.json", 1.04, 1.005), ("gemm_waves.json", 1.1, 1.01)],
 )
 def test_the_choice_loses_little_against_the_versions(name: str, most: float, average: float) -> None:
-    """With the tile that was measured for each (cudatma bench gemm). `auto` and a version may be the same kernel, which
-    was then measured twice: the mean counts."""
+    """Each version has the tile with which it was measured (cudatma bench gemm). If `auto` and a version are the same
+    kernel, the mean of the two measurements counts."""
     found, of_few_rows = [], []
     cells, gpu = readings(name)
     for cell in cells:
@@ -446,8 +445,8 @@ def test_the_choice_loses_little_against_the_versions(name: str, most: float, av
     ],
 )
 def test_the_choice_loses_little_against_every_tile(name: str, most: float, mean: float) -> None:
-    """Of small, odd and large products; of middle ones, some with rows that split sectors; of few rows; with scales of
-    blocks."""
+    """The products are small, odd, middle-sized (some with rows that split sectors) and large, have few rows, or have
+    block scales."""
     found = []
     cells, gpu = readings(name)
     for cell in cells:
@@ -458,7 +457,7 @@ def test_the_choice_loses_little_against_every_tile(name: str, most: float, mean
 
 
 def test_a_second_shape_of_a_kind_builds_no_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Candidates depend on dtype, layout, epilogue and GPU, and are kept."""
+    """Candidates depend only on dtype, layout, epilogue and GPU, and are cached."""
     ms, built = np.array([1, 300]), []
     check = GemmConfig.__post_init__
     monkeypatch.setattr(GemmConfig, "__post_init__", lambda config: (built.append(config), check(config)))

@@ -1,4 +1,4 @@
-"""Calls of the dense GEMM: wrong ones and their errors, what is copied first, and the reference against float64."""
+"""Calls of the dense GEMM: errors of wrong calls, operands that are copied, and the reference against float64."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ADDRESSES = {name: 0x7F0000000000 + (index << 32) for index, name in enumerate(S
 
 
 def on_device(field: str, **changes: Any) -> ArrayInfo:
-    """An array on device 0 that is right but for ``changes``: what is wrong is found before the driver is asked."""
+    """Return a valid array on device 0 with ``changes``. Mistakes must be found before the driver is called."""
     dtype = np.dtype(changes.pop("dtype", np.float32 if field.endswith("scale") else np.float16))
     shape = changes.pop("shape", SHAPES[field])
     strides = changes.pop("strides", dense_strides(shape, dtype))
@@ -232,7 +232,7 @@ def test_a_batch_that_shares_b_is_one_matrix() -> None:
 
 
 def matrix(rows: int, columns: int, letter: str, dtype: Any, seed: int) -> Any:
-    """Row- or column-major."""
+    """Return a row-major or column-major matrix."""
     if letter == "C":
         return matrix(columns, rows, "R", dtype, seed).T
     return np.random.default_rng(seed).standard_normal((rows, columns), np.float32).astype(dtype)

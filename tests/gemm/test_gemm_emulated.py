@@ -1,4 +1,4 @@
-"""The dense GEMM's versions on the emulator: right against float64, free of hazards, for tails and rings that wrap."""
+"""The dense GEMM's versions on the emulator, against float64 and without hazards, with tails and rings that wrap."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMS = 2
 
 
 def matrix(rows: int, columns: int, letter: str, dtype: str, seed: int) -> Any:
-    """Random rows, or columns, whose pitch is a multiple of 16 bytes, between NaNs."""
+    """Return random rows or columns with a pitch that is a multiple of 16 bytes, surrounded by NaNs."""
     if letter == "C":
         return matrix(columns, rows, "R", dtype, seed).T
     whole = np.full((rows, -(-columns // 8) * 8 + 8), np.nan, activation_type(dtype).numpy)
@@ -48,7 +48,7 @@ def emulated(
     schedules: int = 2,
     **options: Any,
 ) -> None:
-    """Run gemm() with this configuration, or with the one that ``of`` returns for the problem; it must be clean."""
+    """Run gemm() with this configuration or the one that ``of`` returns, and check that there are no hazards."""
     chosen = of if isinstance(of, GemmConfig) else of(checked_call(a, b, out, **options).problem)
     arguments, arrays = gemm_call(chosen, target, SMS, a, b, out, **options)
     kernel = kernel_for_emulator(arguments.template, arguments.config, target)
@@ -109,7 +109,7 @@ def test_boxes_of_a_have_no_more_rows_than_a(version: str, m: int, layout: str, 
     [("RC", 24, 200, 2), ("RR", 100, 72, 2), ("CR", 140, 200, 3), ("CC", 24, 200, 2)],
 )
 def test_ctas_of_a_cluster_share_the_larger_tile(layout: str, m: int, n: int, stages: int) -> None:
-    """They share A here: they are neighbors along N, and the last of them may have no columns; one A has few rows."""
+    """The CTAs are neighbors along N and share A. The last CTA may have no columns, and one A has few rows."""
     made = config("v5", dtype="bfloat16", layout=layout, tile_m=128, stages=stages)
     assert (made.cluster_m, made.cluster_n) == (1, 2)
     check(made, m, n, 200)
@@ -124,7 +124,7 @@ def test_ctas_of_a_cluster_share_the_larger_tile(layout: str, m: int, n: int, st
 def test_tiles_whose_columns_are_not_whole_boxes(
     version: str, tile_m: int, tile_n: int, layout: str, m: int, n: int, k: int, out_dtype: str
 ) -> None:
-    """A slot holds whole boxes of an N-major B, and the CTAs of a cluster divide K of each box."""
+    """A slot contains whole boxes of an N-major B, and the CTAs of a cluster divide the K of each box."""
     tile = {"tile_m": tile_m, "tile_n": tile_n}
     out = np.full((m, n), np.nan, np.float32) if out_dtype else None
     check(config(version, dtype="bfloat16", layout=layout, out_dtype=out_dtype, **tile), m, n, k, out)
@@ -161,7 +161,8 @@ def test_an_epilogue_of_tiles_of_any_columns(version: str, tile_m: int, tile_n: 
 )
 @pytest.mark.parametrize("version", ["v3", "v4", "v6", "mma_sync"])
 def test_what_surrounds_the_result_is_left_alone(version: str, pitch: int, offset: int) -> None:
-    """Whole rows leave by TMA or vectors, others by elements; the last columns are a part of a vector."""
+    """Aligned rows are stored by TMA or in vectors, and other rows by elements. The last columns fill part of a
+    vector."""
     m, n = 66, 64 if offset else 67
     whole = np.full((m, pitch), 7, np.float16)
     k = 136 if version == "v6" else 72
@@ -174,7 +175,7 @@ def test_what_surrounds_the_result_is_left_alone(version: str, pitch: int, offse
     ("call", "version"), [(name, version) for name, call in CALLS.items() for version in call.emulated]
 )
 def test_what_versions_share(call: str, version: str) -> None:
-    """Against the reference; what surrounds the result is left alone."""
+    """Results are compared with the reference, and the bytes around the result must not change."""
     a, b, options = CALLS[call].a, CALLS[call].b, CALLS[call].options
     wanted = np.ones_like(gemm(a, b, backend="reference", **(options | {"beta": 0})))
     n = wanted.shape[-1]
@@ -186,7 +187,7 @@ def test_what_versions_share(call: str, version: str) -> None:
 
 
 def test_matrices_of_a_result_off_16_bytes() -> None:
-    """Rows of one matrix start at multiples of 16 bytes, those of the next do not."""
+    """The rows of one matrix start at multiples of 16 bytes, and the rows of the next do not."""
     whole = np.full(2 * (66 * 80 + 1), np.nan, np.float16)
     out = np.lib.stride_tricks.as_strided(whole, (2, 66, 72), (2 * (66 * 80 + 1), 160, 2))
     a, b = numbers(2, 66, 72), numbers(2, 72, 72)
@@ -210,8 +211,8 @@ def run_small(
     ("version", "batch", "by_tma"), [("v4", 1, True), ("v4", 2, False), ("v5", 1, False), ("v5", 2, True)]
 )
 def test_scales_of_blocks(version: str, batch: int, by_tma: bool) -> None:
-    """Those of A as a matrix's columns, as DeepGEMM has them, where TMA can read them or not; in a batch with a bias
-    and an activation, and two wgmmas of 64 rows. More blocks than are loaded at a time."""
+    """Block scales of A in column-major order, with and without TMA, in a batch with bias and activation, and for more
+    blocks than are loaded at a time."""
     a, b = numbers(batch, 70, 720, dtype=E4M3), numbers(batch, 296, 720, dtype=E4M3).swapaxes(1, 2)
     a_scale = abs(numbers(batch, 6, 72 if by_tma else 70, dtype=np.float32))[..., :70].swapaxes(1, 2)
     options: dict[str, Any] = {"a_scale": a_scale, "b_scale": numbers(6, 3, dtype=np.float32)}
@@ -229,7 +230,8 @@ def test_scales_of_blocks(version: str, batch: int, by_tma: bool) -> None:
 @pytest.mark.parametrize("tile_m", [64, 128])
 @pytest.mark.parametrize("k", [100, 384, 512, 520, 1000])
 def test_no_more_blocks_of_scales_than_are_loaded_ahead(k: int, tile_m: int) -> None:
-    """And one more, and several laps; one wgmma of 64 rows and two."""
+    """The numbers of blocks are the number loaded ahead, one more, and several laps, with one and two wgmmas of 64
+    rows."""
     blocks = -(-k // 128)
     a, b = numbers(40, k, dtype=E4M3), numbers(72, k, dtype=E4M3).T
     options = {"a_scale": abs(numbers(40, blocks, dtype=np.float32)), "b_scale": numbers(blocks, 1, dtype=np.float32)}
@@ -254,7 +256,7 @@ def test_columns_have_more_scales_than_a_warp_has_lanes() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("by_tma", [False, True])
 def test_scales_of_blocks_beyond_the_last_column_are_not_read(by_tma: bool) -> None:
-    """The last cluster's second CTA has no columns, which lie along N. A cluster has several tiles."""
+    """The second CTA of the last cluster has no columns. A cluster computes several tiles."""
     a, b = numbers(70, 272, dtype=E4M3), numbers(344, 272, dtype=E4M3).T
     a_scale = abs(numbers(3, 72, dtype=np.float32))[:, :70].T
     a_scale = a_scale if by_tma else np.ascontiguousarray(a_scale)

@@ -46,7 +46,7 @@ def download(array: Any) -> Any:
 
 
 def among_nans(rows: int, columns: int, letter: str, dtype: Any, seed: int) -> tuple[Any, Any]:
-    """Return a matrix on the host and on the GPU, where NaNs lie between its rows, or its columns."""
+    """Return a matrix on the host and on the GPU, with NaNs between its rows or columns."""
     if letter == "C":
         host, device = among_nans(columns, rows, "R", dtype, seed)
         return host.T, device.T
@@ -75,7 +75,7 @@ def test_every_version_and_layout_is_right(size: int, version: Any, layout: str)
 @pytest.mark.parametrize("version", USABLE)
 @pytest.mark.parametrize("m", [1, 16, 20, 57, 700])
 def test_every_tile_is_right(m: int, version: str, layout: str) -> None:
-    """Boxes of A hold no more rows than A has."""
+    """Boxes of A have at most as many rows as A."""
     (a, left), (b, right) = among_nans(m, 1000, layout[0], F16, 0), among_nans(1000, 904, layout[1], F16, 1)
     made = problem(m=m, n=904, k=1000, layout=layout, version=version)
     for config, _ in times(made, np.array([m]), gpu_of(0)):
@@ -130,7 +130,7 @@ def test_operands_that_are_copied_first(version: str) -> None:
 
 
 def test_a_copy_is_not_captured() -> None:
-    """The graph would keep the address of memory that is freed."""
+    """A captured graph would keep the address of freed memory."""
     a, b = cupy.asarray(numbers(64, 257))[:, 1:], cupy.asarray(numbers(256, 64))
     out = gemm(a, b)
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -144,7 +144,7 @@ def test_a_copy_is_not_captured() -> None:
 @pytest.mark.skipif(not TARGET.has_wgmma, reason="the ladder needs wgmma")
 @pytest.mark.parametrize("dtype", [F16, BF16, E4M3], ids=str)
 def test_undivided_tiles_add_in_the_same_order(dtype: Any) -> None:
-    """What batch_invariant promises: the bits of a row depend neither on the tile nor on M."""
+    """batch_invariant promises that the bits of a row depend neither on the tile nor on M."""
     a, b = numbers(3000, 1040, dtype=dtype, seed=0), numbers(520, 1040, dtype=dtype, seed=1).T
     seen = set()
     for version in ("v1", "v2", "v3", "v4", "v5"):
@@ -182,7 +182,7 @@ def test_what_surrounds_the_result_is_left_alone(version: str, pitch: int, offse
 
 
 def test_a_repeated_call_reads_and_writes_the_other_arrays() -> None:
-    """The result is off 16 bytes every second time."""
+    """Every second result is not 16-byte aligned."""
     for seed in range(6):
         a, b = numbers(130, 256, seed=seed), numbers(200, 256, seed=seed + 10).T
         bias, scale = numbers(200, seed=seed), abs(numbers(130, dtype=F32, seed=seed))
@@ -193,7 +193,7 @@ def test_a_repeated_call_reads_and_writes_the_other_arrays() -> None:
 
 
 def test_in_a_graph() -> None:
-    """After a first call nothing but the launch is recorded."""
+    """After a first call, a graph records only the launch."""
     (a, left), (b, right) = among_nans(100, 512, "R", F16, 0), among_nans(512, 300, "C", F16, 1)
     out = cupy.empty((100, 300), np.float16)
     gemm(left, right, out=out)

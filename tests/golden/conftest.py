@@ -1,4 +1,4 @@
-"""The golden fixture: one text file for each test below tests/golden/files, and ``--update-golden`` to write it."""
+"""The golden fixture compares text with files in tests/golden/files; ``--update-golden`` writes the files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ FILES = Path(__file__).parent / "files"
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """``golden(name, text)`` compares text with ``files/name``; with ``--update-golden`` it writes the file."""
+    """Return ``golden(name, text)``, which compares text with ``files/name`` or, with ``--update-golden``, writes the
+    file."""
 
     def compare(name: str, text: str) -> None:
         path = FILES / name

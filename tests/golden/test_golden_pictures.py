@@ -1,4 +1,4 @@
-"""The pictures of docs/howto/inspect_a_descriptor.md, as `cudatma inspect --svg` draws them."""
+"""The pictures in docs/howto/inspect_a_descriptor.md equal those that `cudatma inspect --svg` draws."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The source of each kernel template, as text that is reviewed, and the golden fixture itself.
+"""The rendered source of each kernel template, for review, and the golden fixture itself.
 
-Configurations are written out, so that no golden depends on a choice. Options are spread over the kernels of a family.
+Configurations are written out, so that golden files do not depend on the choice of a configuration. The options are
+distributed over the kernels of a family.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A rank of test_torch_parallel.py, and of its twin for GPUs: it writes its results to a file.
+"""A rank of test_torch_parallel.py and test_torch_parallel_gpu.py. It writes its results to a file.
 
-Over gloo, rank 1 then dies during a call of rank 0.
+With gloo, rank 1 then dies during a call of rank 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def biases() -> tuple[Any, Any]:
 
 
 def activations(dtype: str) -> Any:
-    """On the host."""
+    """Return activations on the host."""
     return torch.randn(2, 3, K, generator=torch.Generator().manual_seed(0)).to(getattr(torch, dtype))
 
 

@@ -1,4 +1,4 @@
-"""MarlinLinear of torch against its dequantized weight, on the CPU by the reference backend."""
+"""torch's MarlinLinear against its dequantized weight, on the CPU with the reference backend."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def act_order() -> cudatma.PackedWeight:
 
 
 def check(layer: MarlinLinear, x: Any, weight: Any) -> None:
-    """weight: (N, K) in float64."""
+    """Compare a layer with ``weight``, (N, K) in float64."""
     y = layer(x)
     assert y.dtype == x.dtype
     assert y.shape == (*x.shape[:-1], layer.out_features)
@@ -92,7 +92,7 @@ def test_activation_order_and_zero_points_are_kept() -> None:
 
 @pytest.mark.parametrize("n", [136, 131])
 def test_a_layer_on_a_gpu_is_dequantized_as_on_the_cpu(n: int) -> None:
-    """By the reference of the kernel that a GPU runs."""
+    """The test uses the reference of the kernel that a GPU runs."""
     made = cudatma.quantize(np.random.default_rng(4).standard_normal((K, n)), dtype="bfloat16", symmetric=False)
     layer = MarlinLinear.from_packed(made)
     torch.testing.assert_close(layer._dequantize_by_kernel(), layer.dequantize(), rtol=0, atol=0)
@@ -300,7 +300,7 @@ def test_warming_up_a_model_checks_its_arguments_without_a_gpu_too() -> None:
 
 
 def test_buffers_off_16_bytes_run_on_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors of a safetensors file may begin at any multiple of 8 bytes."""
+    """Tensors in a safetensors file may begin at any multiple of 8 bytes."""
     layer = layer_of()
     x = torch.ones(1, layer.in_features, dtype=torch.float16)
     expected = layer(x)

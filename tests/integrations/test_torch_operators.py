@@ -38,7 +38,7 @@ def ints(*values: Any) -> Any:
 
 @dataclass
 class Call:
-    """An operator's arguments, and what it computes, in float64."""
+    """An operator's arguments and its expected result in float64."""
 
     operator: str
     arguments: tuple[Any, ...]
@@ -88,7 +88,7 @@ def sdpa(
     right: int | None = None,
     sink: Any = None,
 ) -> Any:
-    """q, k, v: (batch, length, heads, dim)."""
+    """Return attention by torch for q, k and v (batch, length, heads, dim)."""
     q, k, v = (each.double().transpose(1, 2) for each in (q, k, v))
     behind = k.shape[2] - q.shape[2]
     distance = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None] - behind
@@ -237,7 +237,7 @@ def test_functions_compile_into_one_graph_with_out_and_any_length() -> None:
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_inductor_generates_direct_calls(has_bias: bool) -> None:
-    """A view with a pitch, any length, with and without optional tensors."""
+    """The calls have a view with a pitch, dynamic lengths, and optional tensors or none."""
     importlib.import_module("cudatma.integrations.torch.inductor")
     from torch._inductor.utils import run_and_get_code
 
@@ -262,7 +262,7 @@ def test_inductor_generates_direct_calls(has_bias: bool) -> None:
 
 
 def wrong_calls() -> dict[str, tuple[Call, str]]:
-    """Calls with one mistake, and the field that errors name."""
+    """Yield calls with one mistake, and the field that the error must name."""
     known = calls(torch.float16)
     found: dict[str, tuple[Call, str]] = {}
 
@@ -364,7 +364,7 @@ def test_importing_again_registers_nothing_twice() -> None:
 
 
 def test_a_nested_tensor_is_refused() -> None:
-    """Also where an earlier call had tensors like it otherwise."""
+    """It is also rejected after an earlier call with otherwise equal tensors."""
     whole, b = draw(2, 4, 16), draw(16, 8)
     cudatma.gemm(whole, b)
     nested = torch.nested.nested_tensor([draw(3, 16), draw(4, 16)])
@@ -373,7 +373,7 @@ def test_a_nested_tensor_is_refused() -> None:
 
 
 def test_tensors_that_have_no_memory_or_a_tangent_are_refused() -> None:
-    """Before a kernel reads address 0, and before a derivative is silently taken for 0."""
+    """Otherwise a kernel would read address 0, or a derivative would silently be 0."""
     a, b = draw(4, 64), draw(64, 8)
     freed = draw(4, 64)
     freed.untyped_storage().resize_(0)

@@ -139,7 +139,7 @@ Module: Any = torch.nn.Module
 
 
 class Block(Module):
-    """Every operator that a layer of a transformer calls."""
+    """A module that calls every operator of a transformer layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ def allocations() -> int:
 
 
 def test_no_allocations_after_warm_up() -> None:
-    """Of torch's allocator; cudatma's own memory is counted by workspace_bytes()."""
+    """The test counts allocations by torch's allocator; workspace_bytes() counts cudatma's own memory."""
     layer, other = layer_of(), layer_of(act_order=True)
     x, out = draw(16, K), torch.empty(16, N, dtype=torch.float16, device="cuda")
     a, b = draw(64, 256), draw(256, 128)
@@ -236,7 +236,7 @@ def test_a_weight_that_was_never_used_is_refused_in_a_capture_and_taken_after_wa
 
 
 def test_calls_run_on_torchs_current_stream() -> None:
-    """What the operator reads is written late, on the same stream."""
+    """The operator's inputs are written late, on the same stream."""
     layer, x = layer_of(), draw(64, K)
     wanted = layer(x)
     streams = [torch.cuda.Stream() for _ in range(4)]

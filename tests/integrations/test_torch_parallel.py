@@ -1,4 +1,4 @@
-"""Parallel layers of two processes on the CPU, over gloo, against the whole layers."""
+"""Parallel layers in two CPU processes with gloo, against the undivided layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOLERANCE = {"float16": 2**-8, "bfloat16": 2**-5}
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
-    """The folder that two ranks wrote to, and their exit codes."""
+    """Return the folder to which two ranks wrote, and their exit codes."""
     if not torch.distributed.is_available():
         pytest.skip("this torch has no distributed package")
     folder = tmp_path_factory.mktemp("ranks")
@@ -41,7 +41,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
 
 
 def exact(dtype: str) -> tuple[Any, Any]:
-    """The outputs of the first layer and of the two with SiLU between, of whole weights in float64."""
+    """Return the outputs of the first layer, and of both layers with SiLU between them, for undivided weights in
+    float64."""
     up, down = (torch.from_numpy(worker.weight(*sizes, dtype).dequantize()) for sizes in ((128, 192, 1), (192, 72, 2)))
     first, second = worker.biases()
     hidden = worker.activations(dtype).double() @ up + first.double()
@@ -78,7 +79,7 @@ def test_without_a_process_group_the_remedy_is_said() -> None:
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Any:
-    """A group of this process alone."""
+    """Create a group that contains only this process."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
@@ -86,7 +87,7 @@ def alone(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def two_ranks() -> Any:
-    """A group of this process and of one that does not exist: collectives do nothing."""
+    """Create a group of this process and a nonexistent one, with collectives that do nothing."""
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     yield
     torch.distributed.destroy_process_group()
@@ -137,7 +138,7 @@ def test_what_an_all_reduce_refuses() -> None:
             AllReduce(**options)
     alone = AllReduce(torch.distributed.new_group([0]))
     with pytest.raises(
-        ArgumentError, match=r"^all_reduce: got an object for ranks \[0\]; allowed: one for ranks \[0, 1\]"
+        ArgumentError, match=r"^all_reduce: got an object for ranks \[0\]; allowed: an object for ranks \[0, 1\]"
     ):
         RowParallel(layer, all_reduce=alone)
     of_others = AllReduce()

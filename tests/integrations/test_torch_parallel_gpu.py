@@ -1,4 +1,4 @@
-"""Parallel layers on two GPUs, over NCCL: what tests/integrations/test_torch_parallel.py checks over gloo."""
+"""Parallel layers on two GPUs with NCCL, as test_torch_parallel.py checks them with gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The PackedWeight of tensors: found again while they are the same memory with the same values, made anew otherwise."""
+"""The PackedWeight of tensors is reused while their memory and values stay the same, and created again otherwise."""
 
 from __future__ import annotations
 

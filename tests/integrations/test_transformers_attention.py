@@ -43,7 +43,7 @@ def on_the_reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, Any]:
-    """Tiny models with random weights in fp16."""
+    """Return tiny models with random fp16 weights."""
     torch.manual_seed(0)
     auto = transformers.AutoModelForCausalLM
     made = {
@@ -76,7 +76,7 @@ def outputs(model: Any, implementation: str, tokens: Any = TOKENS, **options: An
 
 
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The operators that are called, by name."""
+    """Record the names of the operators that are called."""
     made: list[str] = []
     for name in ("attention", "attention_decode", "attention_varlen"):
         function = getattr(torch.ops.cudatma, name)
@@ -228,7 +228,7 @@ def test_a_mask_of_the_callers(models: dict[str, Any], monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("mask", [None, LEFT], ids=["whole", "left"])
 def test_other_types(models: dict[str, Any], mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the mask meant to us is made into bools."""
+    """Our encoded mask is converted to a bool mask."""
     model = transformers.AutoModelForCausalLM.from_config(transformers.MistralConfig(**SIZES, sliding_window=5)).eval()
     off = expect_sdpa(model, "tensors of torch.float32", monkeypatch, attention_mask=mask)
     assert off[slice(None) if mask is None else mask.bool()].max() < 1e-5
@@ -257,7 +257,7 @@ def test_training(models: dict[str, Any]) -> None:
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("mask", [None, LEFT], ids=["whole", "left"])
 def test_it_compiles_as_one_graph(models: dict[str, Any], mask: Any) -> None:
-    """Padding cannot be looked at while it is traced: it goes to sdpa."""
+    """Padding cannot be read during tracing, so sdpa handles it."""
     model = models["mistral"]
     expected = outputs(model, "sdpa", attention_mask=mask)
     model.set_attn_implementation("cudatma")
@@ -272,7 +272,7 @@ def test_it_compiles_as_one_graph(models: dict[str, Any], mask: Any) -> None:
 
 
 def random_case(rng: random.Random) -> tuple[dict[str, Any], bool, int | None]:
-    """Lengths, a cache, a pattern and padding as transformers passes them; whether it is causal; the window."""
+    """Return random arguments as transformers passes them, whether attention is causal, and the window."""
     batch, q_length, causal = rng.randint(1, 4), rng.choice([1, 1, 2, 5, 8]), rng.random() < 0.75
     past = rng.choice([0, 0, 1, 5, 9]) if causal else 0
     window = rng.choice([None, None, 1, 3, 6, 20]) if causal else None

@@ -133,7 +133,7 @@ def test_generation_gives_what_sdpa_gives(mask: Any, cache: Any) -> None:
 
 
 def test_a_captured_decoding_step_follows_the_cache(tmp_path: Path) -> None:
-    """Replays read the cache's length from the device: each step gives what the same step gives without a graph."""
+    """Replays read the cache's length from the device, so each step gives the same result as without a graph."""
     write_gptq(tmp_path / "in")
     model = load(tmp_path / "in", attn_implementation="cudatma").cuda()
 

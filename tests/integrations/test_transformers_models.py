@@ -62,7 +62,7 @@ def logits(model: Any, tokens: Any = TOKENS) -> Any:
 
 
 def dense(folder: Path, weights: dict[str, Any]) -> Any:
-    """The model with the weights that the integers stand for, in float32."""
+    """Return the float32 model with the dequantized weights."""
     config = transformers.AutoConfig.from_pretrained(folder)
     config.quantization_config = None
     del config.quantization_config
@@ -125,7 +125,7 @@ def test_a_float_model_is_quantized_while_it_is_loaded(tmp_path: Path) -> None:
 def test_weights_on_the_cpu_are_quantized_on_the_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    """With a pretended GPU: what moves a weight there is recorded, and the weight stays."""
+    """The GPU is a fake that records moves of weights without moving them."""
     write_float(tmp_path / "in")
     moved: list[Any] = []
     monkeypatch.setenv("CUDATMA_BACKEND", backend)
@@ -188,7 +188,7 @@ def test_the_base_model_of_a_converted_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("vision_tower", [False, True])
 def test_layers_that_transformers_renames(tmp_path: Path, vision_tower: bool) -> None:
-    """Files of models for text and images keep the names of former classes; the vision tower stays float by default."""
+    """Files of models for text and images use the names of earlier classes. The vision tower stays float by default."""
     vision = transformers.SiglipVisionConfig(
         hidden_size=128, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, image_size=28, patch_size=14
     )
@@ -404,7 +404,7 @@ def test_the_configuration_of_a_subfolder_is_read(tmp_path: Path) -> None:
             ),
             "metadata: got none",
         ),
-        (lambda path: (path / "adapter_config.json").write_text("{}"), "an adapter, without peft"),
+        (lambda path: (path / "adapter_config.json").write_text("{}"), "an adapter without peft installed"),
     ],
 )
 def test_folders_that_transformers_cannot_load_are_refused(
@@ -493,7 +493,7 @@ MISFITS: dict[str, tuple[dict[str, tuple[int, int]], dict[str, Any], dict[str, A
         {"lm_head": (HIDDEN, VOCAB)},
         {"model.embed_tokens.weight": None},
         {"tie_word_embeddings": True},
-        r"lm_head: got quantized, without model\.embed_tokens\.weight",
+        r"lm_head: got quantized, but without model\.embed_tokens\.weight",
     ),
 }
 

@@ -1,7 +1,7 @@
-"""The calls that vLLM makes of our linear kernel, on a GPU; vLLM need not be installed.
+"""vLLM's calls of our linear kernel on a GPU. vLLM need not be installed.
 
-PackedLayer has all the code of CudatmaW4A16LinearKernel that runs after a kernel was chosen; vLLM's base class sets the
-attributes, as Kernel does here. tests/integrations/test_vllm_layers.py makes the same calls with vLLM, on the CPU.
+PackedLayer contains all code of CudatmaW4A16LinearKernel that runs after the selection. Kernel sets the attributes that
+vLLM's base class sets. tests/integrations/test_vllm_layers.py makes the same calls with vLLM on the CPU.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ DEVICE = "cuda"
 
 @pytest.fixture(autouse=True, scope="module")
 def _own_runtime() -> Iterator[None]:
-    """A layer lets all graphs share a workspace, which other tests must not."""
+    """Use a separate Runtime, because a layer lets all graphs share a workspace."""
     with using_runtime(Runtime()):
         yield
 
 
 class Kernel(PackedLayer):
-    """As vLLM's base class makes one for a layer."""
+    """A kernel with the attributes that vLLM's base class sets."""
 
     def __init__(self, k: int, n: int, group_size: int, asymmetric: bool) -> None:
         facts = {"partition_weight_shape": (k, n), "group_size": group_size, "zero_points": asymmetric}
@@ -41,7 +41,7 @@ class Kernel(PackedLayer):
 
 
 def loaded_layer(k: int, n: int, group_size: int, asymmetric: bool, dtype: Any) -> tuple[Any, Any]:
-    """A layer as vLLM has loaded it from a compressed-tensors checkpoint, N first, and W (K, N) in float64."""
+    """Return a layer as vLLM loads it from a compressed-tensors checkpoint (N first), and W (K, N) in float64."""
     generator = torch.Generator(DEVICE).manual_seed(k + n)
     groups = 1 if group_size == -1 else k // group_size
 
@@ -64,7 +64,7 @@ def loaded_layer(k: int, n: int, group_size: int, asymmetric: bool, dtype: Any) 
 
 
 def nibbles(words: Any) -> Any:
-    """int32 (R, C) -> (R, 8 C), lowest first."""
+    """Unpack int32 (R, C) into (R, 8 C), lowest nibble first."""
     unsigned = words.cpu().numpy().view(np.uint32)
     return np.stack([unsigned >> np.uint32(4 * place) & np.uint32(15) for place in range(8)], -1).reshape(
         len(words), -1

@@ -1,4 +1,4 @@
-"""vLLM's own linear layers with our kernel, from loaded tensors to results, on the CPU by the reference backend."""
+"""vLLM's linear layers with our kernel, from loaded tensors to results, on the CPU with the reference backend."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_torch_compiles_a_layer_without_a_graph_break() -> None:
 
 
 def reload(model: Any, layer: Any, weight: Integers) -> None:
-    """As vLLM's reload_weights(): the loaded form again, its weights, and the packed ones copied to where they were."""
+    """Reload weights as vLLM's reload_weights() does, and copy the packed weights to their previous memory."""
     layerwise.initialize_layerwise_reload(model)
     fill(layer, weight.tensors("gptq"))
     layerwise.finalize_layerwise_processing(model, None)

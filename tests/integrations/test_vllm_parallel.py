@@ -1,4 +1,4 @@
-"""vLLM's tensor parallelism over two processes, with our kernel on each rank's part of the weights."""
+"""vLLM's tensor parallelism in two processes, with our kernel on each rank's shard."""
 
 from __future__ import annotations
 

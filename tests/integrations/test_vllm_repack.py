@@ -1,4 +1,4 @@
-"""Weights of vLLM packed by torch, against quantization.pack; vLLM itself is not needed."""
+"""vLLM's weights repacked by torch, against quantization.pack. vLLM is not needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cudatma.quantization.packed import pack
 
 
 def words(values: NDArray[np.uint8]) -> Any:
-    """uint8 (R, C) -> int32 (R, ceil(C / 8)): eight columns in a word, lowest nibble first."""
+    """Pack uint8 (R, C) into int32 (R, ceil(C / 8)), eight columns per word, lowest nibble first."""
     padded = np.pad(values, ((0, 0), (0, -values.shape[1] % 8))).astype(np.uint32)
     parts = [padded[:, place::8] << np.uint32(4 * place) for place in range(8)]
     return torch.from_numpy(np.bitwise_or.reduce(parts).view(np.int32))
@@ -69,7 +69,7 @@ def test_tensors_that_contradict_each_other_are_refused() -> None:
 
 
 def parameters(q: NDArray[np.uint8], scales: NDArray[Any], zeros: NDArray[np.uint8]) -> Any:
-    """A layer of vLLM that has loaded a compressed-tensors weight, N first."""
+    """Return a vLLM layer that has loaded a compressed-tensors weight (N first)."""
     layer = torch.nn.Module()
     tensors = {"q": words(q.T), "s": torch.from_numpy(scales).t().contiguous(), "z": words(zeros).t().contiguous()}
     for name, tensor in tensors.items():

@@ -1,7 +1,7 @@
-"""Which kernel vLLM's own selection takes, with our plugin loaded by its entry point, on pretended GPUs.
+"""vLLM's selection of a kernel on fake GPUs, with our plugin loaded through its entry point.
 
-Pretended are the platform and its compute capability, by vllm_layers.pretended_gpu(), and nothing else: vLLM's kernels
-answer as they do on such a GPU.
+vllm_layers.pretended_gpu() fakes only the platform and its compute capability, so vLLM's kernels answer as on such a
+GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OURS = "CudatmaW4A16LinearKernel"
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """vLLM's list of kernels of CUDA devices; all that the plugin changes is as it was without it."""
+    """Return vLLM's list of kernels for CUDA devices, without the changes of the plugin."""
     own = [kernel for kernel in linear._POSSIBLE_KERNELS[PlatformEnum.CUDA] if kernel is not CudatmaW4A16LinearKernel]
     monkeypatch.setitem(linear._POSSIBLE_KERNELS, PlatformEnum.CUDA, own)
     monkeypatch.setattr(vllm.envs, "environment_variables", dict(vllm.envs.environment_variables))
@@ -177,7 +177,7 @@ def test_without_cupy_vllm_keeps_its_kernels(
 def test_models_that_vllm_compiled_for_its_own_kernels_are_not_loaded_with_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """vLLM finds compiled models on disk by the digest of these values and of the model's configuration."""
+    """vLLM looks up compiled models on disk by a digest of these values and the model's configuration."""
     own = vllm.envs.compile_factors()
     monkeypatch.setenv("CUDATMA_VLLM", "0")
     register()

@@ -1,4 +1,4 @@
-"""Layers of vLLM with weights in the formats that it loads, on the CPU; what is pretended for them."""
+"""vLLM layers on the CPU with weights in the formats that vLLM loads, and the fakes that they need."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 
 @contextlib.contextmanager
 def pretended_gpu(major: int, minor: int = 0) -> Iterator[None]:
-    """vLLM's platform, which on a machine without a GPU is unspecified, says CUDA and this compute capability."""
+    """Make vLLM's platform report CUDA and this compute capability on a machine without a GPU."""
 
     def capability(cls: Any, device_id: int = 0) -> DeviceCapability:
         return DeviceCapability(major, minor)
@@ -41,7 +41,7 @@ def pretended_gpu(major: int, minor: int = 0) -> Iterator[None]:
 
 
 def join_ranks(rank: int, ranks: int, meeting_file: Path) -> None:
-    """vLLM's process groups, over gloo, of as many ranks as tensor parallelism has."""
+    """Create vLLM's process groups with gloo for tensor parallelism."""
     with configured():
         init_distributed_environment(ranks, rank, f"file://{meeting_file}", rank, "gloo")
         initialize_model_parallel(ranks)
@@ -49,7 +49,7 @@ def join_ranks(rank: int, ranks: int, meeting_file: Path) -> None:
 
 @functools.cache
 def join_one_rank() -> None:
-    """Once a process, as vLLM has it."""
+    """Create the groups for one rank, once per process."""
     with tempfile.TemporaryDirectory() as folder:
         join_ranks(0, 1, Path(folder, "meeting"))
 
@@ -63,7 +63,8 @@ def configured() -> Iterator[VllmConfig]:
 
 @dataclass(frozen=True)
 class Integers:
-    """q uint8 (K, N), scales fp16 or bf16 (G, N), zeros uint8 (G, N) or None; group_size -1 is the whole column."""
+    """Integers of a weight: q uint8 (K, N), scales fp16 or bf16 (G, N), zeros uint8 (G, N) or None; group_size -1 means
+    whole columns."""
 
     q: NDArray[np.uint8]
     scales: NDArray[Any]
@@ -71,18 +72,18 @@ class Integers:
     group_size: int
 
     def dense(self) -> NDArray[np.float64]:
-        """W (K, N)."""
+        """Return W (K, N)."""
         group = np.arange(len(self.q)) // (len(self.q) if self.group_size == -1 else self.group_size)
         zeros = np.full(self.scales.shape, 8.0) if self.zeros is None else self.zeros.astype(np.float64)
         return (self.q - zeros[group]) * self.scales[group].astype(np.float64)
 
     def product(self, x: Any) -> NDArray[np.float64]:
-        """x W."""
+        """Return x W."""
         product: NDArray[np.float64] = x.double().numpy() @ self.dense()
         return product
 
     def tensors(self, form: str) -> dict[str, Any]:
-        """What a checkpoint holds of the weight."""
+        """Return the weight's tensors in a checkpoint."""
         return {"gptq": self._gptq, "awq": self._awq, "compressed-tensors": self._compressed_tensors}[form]()
 
     def _gptq(self) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def integers(k: int, n: int, group_size: int, asymmetric: bool, dtype: Any, *, s
 
 
 def quant_config(form: str, group_size: int, asymmetric: bool) -> Any:
-    """vLLM's configuration, from what a checkpoint's config.json says."""
+    """Return vLLM's configuration for the content of a checkpoint's config.json."""
     if form == "gptq":
         said: dict[str, Any] = {"bits": 4, "group_size": group_size, "desc_act": False, "sym": not asymmetric}
         return AutoGPTQConfig.from_config(said)
@@ -127,12 +128,13 @@ def quant_config(form: str, group_size: int, asymmetric: bool) -> Any:
 
 
 def kernel_of(layer: Any) -> Any:
-    """The linear kernel that vLLM chose for a layer."""
+    """Return the linear kernel that vLLM chose for a layer."""
     return layer.scheme.kernel if hasattr(layer, "scheme") else layer.quant_method.kernel
 
 
 def load(layer: Any, tensors: dict[str, Any]) -> None:
-    """As vLLM's model loader: each tensor by its parameter's weight_loader, which takes the rank's part; then pack."""
+    """Load each tensor with its parameter's weight_loader, which selects the rank's shard, and then pack, as vLLM
+    does."""
     fill(layer, tensors)
     layer.quant_method.process_weights_after_loading(layer)
 
@@ -150,7 +152,7 @@ def _tensor(array: NDArray[Any]) -> Any:
 
 
 def _words(values: NDArray[np.uint8]) -> Any:
-    """uint8 (R, C) -> int32 (R, C / 8): eight columns in a word, lowest nibble first."""
+    """Pack uint8 (R, C) into int32 (R, C / 8), eight columns per word, lowest nibble first."""
     words = np.zeros((len(values), values.shape[1] // 8), np.uint32)
     for place in range(8):
         words |= values[:, place::8].astype(np.uint32) << np.uint32(4 * place)

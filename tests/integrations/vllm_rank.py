@@ -1,7 +1,7 @@
-"""python vllm_rank.py RANK MEETING_FILE: one of two ranks of vLLM's tensor parallelism, over gloo, on the CPU.
+"""One of two ranks of vLLM's tensor parallelism with gloo on the CPU: python vllm_rank.py RANK MEETING_FILE
 
-A column-parallel layer and then a row-parallel one, whose results vLLM adds over the ranks; exit status 0 where each
-rank has the product of the whole weights.
+The model is a column-parallel layer followed by a row-parallel layer. The exit status is 0 if each rank has the result
+of the undivided weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Facts about a GPU that the cost model uses, and how many clusters it holds at a time."""
+"""Properties of a GPU that the cost model uses, and the number of clusters that run at the same time."""
 
 from __future__ import annotations
 

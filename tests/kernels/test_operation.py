@@ -1,4 +1,4 @@
-"""The engine of a call: what a repeated call, a new M and a changed call do, with a driver that launches nothing."""
+"""The engine with a driver that launches nothing: repeated calls, calls with a new M, and changed calls."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ A, B, OUT, BIAS, A_SCALE, B_SCALE = (0x10_0000_0000 * (index + 1) for index in r
 
 
 def rows(m: int, k: int, dtype: Any = np.float16, *, pitch: int = 0, address: int = A) -> Array:
-    """A matrix (m, k); ``pitch`` elements from one row to the next."""
+    """Return a matrix (m, k) with ``pitch`` elements from one row to the next."""
     size = np.dtype(dtype).itemsize
     return Array((m, k), dtype, address, strides=((pitch or k) * size, size))
 
 
 def columns(k: int, n: int, dtype: Any = np.float16, *, pitch: int = 0, address: int = B) -> Array:
-    """A matrix (k, n) whose columns are contiguous."""
+    """Return a matrix (k, n) with contiguous columns."""
     size = np.dtype(dtype).itemsize
     return Array((k, n), dtype, address, strides=(size, (pitch or k) * size))
 
@@ -51,7 +51,7 @@ Call = Callable[[int], object]
 
 
 def marlin_calls(**options: Any) -> dict[str, Call]:
-    """Calls of marlin_gemm as functions of M."""
+    """Return calls of marlin_gemm as functions of M."""
     k, n = 1024, 1536
     plain, ordered = packed_weight(k, n), packed_weight(k, n, act_order=True)
     small, odd = packed_weight(1000, 200, group_size=-1), packed_weight(1000, 201, zeros=True, dtype="bfloat16")
@@ -78,7 +78,7 @@ def marlin_calls(**options: Any) -> dict[str, Call]:
 
 
 def gemm_calls() -> dict[str, Call]:
-    """Calls of gemm as functions of M."""
+    """Return calls of gemm as functions of M."""
     k, n = 1024, 1000
     right, bias = columns(k, n), vector(n, np.float16, BIAS)
     fp8 = columns(k, n, E4M3)
@@ -121,9 +121,9 @@ def launched(stub: StubDriver, call: Call, m: int) -> list[Launch]:
 
 
 def sizes(count: int, seed: int) -> list[int]:
-    """Return values of M, small ones as often as large ones; neighbors, and each of 1 to 8, are among them.
+    """Return small and large values of M, including neighbors and all of 1 to 8.
 
-    So are 181 and 182, between which the largest GEMM ceases to be bound by memory.
+    They include 181 and 182, between which the largest GEMM ceases to be memory-bound.
     """
     rng = random.Random(seed)
     found = [int(2 ** rng.uniform(0, 11.5)) for _ in range(count)]
@@ -134,7 +134,7 @@ def sizes(count: int, seed: int) -> list[int]:
 
 @pytest.mark.parametrize(("family", "name"), [(family, name) for family, calls in CALLS.items() for name in calls()])
 def test_a_new_m_gets_the_arguments_of_a_first_call(stub: StubDriver, family: str, name: str) -> None:
-    """Each M, after all the others, launches what it would launch in a process that saw no other M."""
+    """After all other values of M, each M launches what it would launch in a new process."""
     call, warm = CALLS[family]()[name], fresh()
     for m in sizes(24, seed=len(name)):
         with using_runtime(fresh()):
@@ -167,7 +167,7 @@ def test_a_new_m_of_a_loaded_kernel_is_not_checked(
 
 
 def test_a_new_length_whose_results_are_too_far_apart_is_refused(stub: StubDriver) -> None:
-    """TMA's strides end at 2**40 bytes; the stride of the result follows from the length."""
+    """TMA's strides are limited to 2**40 bytes, and the stride of the result depends on the length."""
     kv = Array((3, 330, 4, 128))
 
     def call(length: int) -> list[Launch]:
@@ -177,7 +177,7 @@ def test_a_new_length_whose_results_are_too_far_apart_is_refused(stub: StubDrive
     first = call(1000)
     call(1001)
     for _ in range(2):
-        with pytest.raises(ArgumentError, match=r"q\.shape: .*less than 2\*\*40 bytes apart"):
+        with pytest.raises(ArgumentError, match=r"q\.shape: .*less than 2\*\*40 bytes between"):
             call(1 << 30)
     assert call(1000) == first
 
@@ -303,7 +303,7 @@ def test_a_changed_call_is_checked(
 
 @pytest.mark.parametrize(("k", "pitch"), [(1, 0), (64, 1024)])
 def test_columns_of_a_that_overlap_at_a_larger_m_are_copied(stub: StubDriver, k: int, pitch: int) -> None:
-    """With K = 1 there is one column, whose pitch means nothing."""
+    """With K = 1 there is only one column, so the pitch is meaningless."""
 
     def call(m: int) -> list[Launch]:
         stub.launches.clear()
@@ -369,7 +369,7 @@ def test_results_without_elements_launch_nothing(stub: StubDriver, call: Any) ->
 
 
 def test_threads_have_arguments_of_their_own(stub: StubDriver) -> None:
-    """A second thread makes a call, with another M, after the first one has written its arguments."""
+    """A second thread makes a call with another M after the first thread has written its arguments."""
     marlin()
     marlin(x=rows(3, 128), out=rows(3, 64, address=OUT))
     four, three = stub.last(2)
@@ -391,7 +391,7 @@ def test_threads_have_arguments_of_their_own(stub: StubDriver) -> None:
 def test_the_driver_encodes_where_the_codec_differs(
     stub: StubDriver, monkeypatch: pytest.MonkeyPatch, writes_well: bool
 ) -> None:
-    """Where they agree the driver encodes the first new M only."""
+    """If they agree, the driver encodes only the first new M."""
     field_writer = codec.field_writer
 
     def wrong(words: Any, *others: Any) -> Callable[[Sequence[int]], None]:

@@ -1,4 +1,4 @@
-"""cudatma.pipeline: offsets against a plain recount, parities against a model of mbarriers, contradictions refused."""
+"""cudatma.pipeline: offsets, parities against a model of mbarriers, and contradictions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ operands = st.lists(
 
 @dataclass
 class Mbarrier:
-    """PTX ISA's mbarrier, as far as arrivals go: a phase ends when as many arrivals came as init() announced."""
+    """The arrivals of an mbarrier in the PTX ISA: a phase completes after the number of arrivals passed to init()."""
 
     count: int
     pending: int = 0
@@ -48,7 +48,7 @@ class Mbarrier:
             self.pending, self.completed_phases = self.count, self.completed_phases + 1
 
     def wait_returns(self, parity: int) -> bool:
-        """try_wait.parity: true unless the current, unfinished phase has this parity."""
+        """Return the result of try_wait.parity: true unless the current, incomplete phase has this parity."""
         return self.completed_phases % 2 != parity
 
 

@@ -1,4 +1,4 @@
-"""`cudatma tune` without a GPU: a made-up bench computes and times, everything else is the real thing."""
+"""`cudatma tune` without a GPU: only the bench that computes and times is a fake."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_result_that_only_rounding_changes_is_correct(dtype: str) -> None:
 
 
 class _Stop:
-    """Interrupts at the n-th problem."""
+    """An object that interrupts at the n-th problem."""
 
     def __init__(self, bench: FakeBench, number: int) -> None:
         self.bench, self.left, self.prepare = bench, number, bench.prepare

@@ -1,4 +1,4 @@
-"""The tuner's first phase: what is compiled before the GPU measures, what a refusal does, and filling a cache only."""
+"""The tuner's first phase: kernels that are compiled before the measurement, compiler errors, and filling a cache."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def tasks(candidates: int = 12) -> list[tune_plan.Task]:
 
 @dataclass
 class Compiler:
-    """In place of compile_all(): compiles nothing, refuses some, stops after so many.
+    """Replacement for compile_all() that compiles nothing, rejects some kernels, and may stop early.
 
-    What it is given are candidates as a launch has them, fused; calls and refuses hold them as they were listed.
+    It receives candidates in their launched (fused) form; ``calls`` and ``refuses`` contain them in their listed form.
     """
 
     refuses: set[Any] = field(default_factory=set)
@@ -154,7 +154,7 @@ def test_only_compiling_needs_no_gpu_and_no_file(
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.1, 0.8])
 def test_ctrl_c_ends_all_processes_quietly(seconds: float, tmp_path: Path) -> None:
-    """As a terminal sends it: to every process of the group, while they start and while they compile."""
+    """As from a terminal, the signal goes to every process of the group while they start and while they compile."""
     command = [sys.executable, "-m", "cudatma.cli", "tune", *COMPILE, "--jobs", "2"]
     environment = os.environ | {"CUDATMA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
     running = subprocess.Popen(

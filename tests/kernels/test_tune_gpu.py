@@ -1,4 +1,4 @@
-"""The tuner on a GPU: it measures, keeps what is right, and marlin_gemm then runs it."""
+"""The tuner on a GPU: it measures, keeps correct configurations, and marlin_gemm then runs them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_candidate_computes_the_same(dtype: str, file: Path) -> None:
-    """Ten for each M, with zero points, without timing them."""
+    """The test runs ten candidates per M, with zero points and without timing."""
     layer = LinearShape(2048, 4096, 64, True, dtype)
     gpu = gpu_of(0)
     with GpuBench(MarlinTrial(0)).opened() as bench:
@@ -98,7 +98,7 @@ def test_every_candidate_computes_the_same(dtype: str, file: Path) -> None:
 def test_what_was_compiled_before_is_what_a_launch_looks_for(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Into an empty cache, by other processes and with this one's context alive; then nothing is compiled any more."""
+    """Other processes compile into an empty cache while this process has a context. Afterwards nothing is compiled."""
     monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
     runtime().parts[Kernels] = Kernels()
     shape = ["--shape", f"{LAYER.k}x{LAYER.n}", "--m", "7,64", "--candidates", "4", "--json"]
@@ -118,7 +118,7 @@ def test_what_was_compiled_before_is_what_a_launch_looks_for(
 
 
 def _result(bench: GpuBench, candidate: Listed) -> object:
-    """None for what is no matter of results: ptxas gives up on a configuration, or it would not run as it says."""
+    """Return None if there is no result because ptxas fails or because the configuration would not run as requested."""
     try:
         return bench.result(candidate)
     except (cudatma.CompileError, cudatma.ArgumentError):

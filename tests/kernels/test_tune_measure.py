@@ -1,4 +1,4 @@
-"""How the tuner measures, on a made-up CuPy whose clock advances by what each launch is said to take."""
+"""The tuner's measurements with a fake CuPy whose clock advances by the given time of each launch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LAYER = LinearShape(2048, 520, 128, True, "float16")
 
 @dataclass
 class FakeStream:
-    """Runs what it is given at once, unless it is being captured."""
+    """A stream that runs everything at once unless it is being captured."""
 
     non_blocking: bool = False
     ptr: int = 7
@@ -78,7 +78,7 @@ class FakeEvent:
 
 @dataclass
 class World:
-    """us: a kernel's entry -> what a launch takes. seen: (entry, index of the weight's copy) of each launch."""
+    """us: time of a launch for each kernel entry. seen: (entry, index of the weight's copy) of each launch."""
 
     stream: FakeStream
     us: dict[str, float] = field(default_factory=dict)
@@ -103,7 +103,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     rng = np.random.default_rng(0)
 
     def launch_of(operation: Any, problem: Any, device: int, handle: int, named: Any, weight: Weight) -> Any:
-        """Choose as the engine does; the launch writes the same result whatever the copy."""
+        """Choose as the engine does. The launch writes the same result for every copy."""
         assert handle == stream.ptr
         assert weight is weight_of(copies[0])
         assert not problem.programmatic

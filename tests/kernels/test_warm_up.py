@@ -1,4 +1,4 @@
-"""warm_up() covers every kernel that calls up to its bound launch; how processes share the compilations."""
+"""warm_up() covers every kernel that calls up to its bound launch, and processes share the compilations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Kernels = set[tuple[str, Any]]
 
 
 class Memory:
-    """Makes arrays on device 0 that share no memory. Nothing reads them."""
+    """Creates arrays on device 0 that share no memory and are never read."""
 
     def __init__(self) -> None:
         self.next = 1 << 44
@@ -69,7 +69,7 @@ def columns_first(info: ArrayInfo, pitch: int = 0) -> ArrayInfo:
 
 
 class Taken:
-    """Takes calls instead of a launch: their own kernels, or those that warm_up() prepares for them."""
+    """Receives calls instead of launching them, and records their kernels or those that warm_up() prepares."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu, self.kernels = gpu, set[tuple[str, Any]]()
@@ -132,7 +132,7 @@ def row_major(k: int, **others: Any) -> A:
 
 
 def pitched(k: int) -> A:
-    """Rows with gaps that may begin at any element."""
+    """Return rows with gaps that may begin at any element."""
 
     def a(memory: Memory, m: int, random: random.Random) -> ArrayInfo:
         pitch = 2 * (k + random.choice((0, 1, 8)))
@@ -146,7 +146,7 @@ def column_major(k: int, **others: Any) -> A:
 
 
 def batch(count: int, k: int, share: int = 1) -> A:
-    """Matrices, each with this share of the rows."""
+    """Return a batch of matrices that divide the rows."""
     return lambda memory, m, random: memory.array(count, -(-m // share), k, offset=random.choice((0, 2)))
 
 
@@ -324,7 +324,7 @@ def test_the_wrong_function_or_bound() -> None:
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Stands for the compiler, the cache and the driver: what was compiled, by how many processes, and loaded."""
+    """Replace the compiler, the cache and the driver, and record compilations, processes and loads."""
     made = SimpleNamespace(orders=[], jobs=[], loaded=[], refused=None, begins=lambda: None)
 
     def compile_all(orders: Any, target: Any, jobs: int, tell: Any) -> None:
@@ -350,14 +350,14 @@ KERNELS = [("kernels/a.cu.j2", number) for number in range(5)]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder of the cache."""
+    """Use an empty cache folder."""
     monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
     with using_runtime(Runtime()):
         yield tmp_path / "cache"
 
 
 def test_processes_that_begin_together_compile_each_kernel_once(compiler: SimpleNamespace, folder: Path) -> None:
-    """Two ranks: a lock of the cache's folder holds threads with open files of their own as it holds processes."""
+    """Threads with their own open files stand for two ranks, because the lock of the cache folder works for both."""
     ranks = [threading.Thread(target=warm_up.compile_and_load, args=(KERNELS, rank)) for rank in (0, 1)]
     compiler.begins = lambda: (ranks[1].start(), time.sleep(0.2))
     ranks[0].start()

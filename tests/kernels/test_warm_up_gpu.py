@@ -26,7 +26,7 @@ def values(*shape: int) -> Any:
 
 
 def gemm(m: int, shift: int) -> Call:
-    """Rows that begin ``shift`` elements after a multiple of 16 bytes."""
+    """Run gemm with rows that begin ``shift`` elements after a multiple of 16 bytes."""
     return cudatma.gemm, (values(m, 512 + shift)[:, shift:], values(512, 768)), {"activation": "relu"}
 
 

@@ -44,7 +44,7 @@ GUARD_ROWS = 3
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One weight, its load paths and its values of M, each with each. ``options.load_path`` is ignored."""
+    """A weight with load paths and values of M, of which every combination is run. ``options.load_path`` is ignored."""
 
     k: int
     n: int
@@ -72,7 +72,8 @@ def run(weight: Weight, x: Any, reference: Any, load_path: str, bias: Any = None
 
 
 def run_job(job: Job) -> Iterator[tuple[str, int, Outcome]]:
-    """Every case of a job as (load path, M, outcome). The rows of a smaller batch are the first of a larger one."""
+    """Yield (load path, M, outcome) for every case of a job. A smaller batch consists of the first rows of a larger
+    one."""
     options = job.options
     weight = make_weight(job.k, job.n, options)
     x = activations((max(job.m_values), job.k), options.dtype)
@@ -85,7 +86,8 @@ def run_job(job: Job) -> Iterator[tuple[str, int, Outcome]]:
 
 
 def pairwise(factors: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Rows such that any two values of two factors meet in one of them; greedy and deterministic."""
+    """Return rows such that any two values of two factors occur together in at least one row. The search is greedy and
+    deterministic."""
     names = list(factors)
     missing = {(a, u, b, v): None for a, b in itertools.combinations(names, 2) for u in factors[a] for v in factors[b]}
     rows: list[dict[str, Any]] = []
@@ -107,7 +109,7 @@ def _gain(row: Mapping[str, Any], names: Sequence[str], missing: Mapping[Any, No
 
 
 def rotated_jobs() -> list[Job]:
-    """Every shape with every M, by TMA and another load path; the options rotate over the shapes."""
+    """Return jobs for every shape with every M, by TMA and by another load path. The options rotate over the shapes."""
     turns = itertools.product((True, False), GROUP_SIZES, DTYPES)
     others = itertools.cycle([load_path for load_path in LOAD_PATHS if load_path != "tma"])
     return [
@@ -117,7 +119,7 @@ def rotated_jobs() -> list[Job]:
 
 
 def pairwise_jobs() -> list[Job]:
-    """Any two options together, act-order and bias among them, at two shapes and two values of M."""
+    """Return jobs for every pair of options, including act-order and bias, with two shapes and two values of M."""
     factors = {
         "group_size": GROUP_SIZES,
         "load_path": tuple(LOAD_PATHS),
@@ -131,7 +133,7 @@ def pairwise_jobs() -> list[Job]:
 
 
 def configs_of(jobs: Iterable[Job], gpu: Gpu) -> list[MarlinConfig]:
-    """The kernels that jobs will ask for, each once."""
+    """Return the configs that the jobs need, without duplicates."""
     found: dict[MarlinConfig, None] = {}
     for job in jobs:
         o = job.options
@@ -149,7 +151,7 @@ def configs_of(jobs: Iterable[Job], gpu: Gpu) -> list[MarlinConfig]:
 
 
 def precompile(jobs: Iterable[Job]) -> int:
-    """Compile what jobs need, many kernels at a time; how many there are."""
+    """Compile the kernels of the jobs in parallel, and return their number."""
     target = detect()
     configs = configs_of(jobs, gpu_of(0))
     with ThreadPoolExecutor() as pool:
@@ -158,7 +160,7 @@ def precompile(jobs: Iterable[Job]) -> int:
 
 
 def free_memory() -> None:
-    """Give the arrays of the cases so far back: references of some take gigabytes."""
+    """Free the arrays of previous cases, because some references take gigabytes."""
     import cupy
 
     cupy.get_default_memory_pool().free_all_blocks()

@@ -51,7 +51,7 @@ c.PackedWeight.device = property(lambda self: 0)  # type: ignore[assignment, met
 
 
 class AnyKernel:
-    """A loaded kernel that takes whatever it is given. NVRTC does not run with the fake driver."""
+    """A loaded kernel that accepts any arguments, because NVRTC does not run with the fake driver."""
 
     def __init__(self, template: str, config: Any, target: Any) -> None:
         self.config, self.target = config, target
@@ -111,7 +111,7 @@ x, out = Array((M, K), np.float16), Array((M, N), np.float16)
 
 
 def call(stream: Any = None, packed: Any = None, **options: Any) -> int:
-    """The address of the partial sums that a call is launched with."""
+    """Return the address of the partial sums in the launch of a call."""
     packed = w if packed is None else packed
     c.marlin_gemm(x, packed, out=out if packed.shape[1] == N else None, stream=stream, **options)
     return int(used.last[1])
@@ -205,7 +205,7 @@ def case_captures_in_a_row() -> None:
 
 
 def capture(graph: int, *partials_bytes: int | None) -> list[int]:
-    """What launches in a capture that ends get: addresses of partial sums."""
+    """Return the addresses of the partial sums that the launches of a complete capture receive."""
     set_stream(0, 0x60, 6, capture=graph)
     found = [workspace.stream_workspace(0, 0x60, nbytes).partials_pointer for nbytes in partials_bytes]
     set_stream(0, 0x60, 6)
@@ -218,7 +218,7 @@ def destroy(*graphs: int) -> None:
 
 
 def require_all_counted() -> int:
-    """Device memory without the workspace of one stream."""
+    """Check that all device memory is counted, and return its size less the workspace of one stream."""
     assert c.workspace_bytes().total == counts.held_bytes
     return int(counts.held_bytes) - WHOLE_BYTES
 

@@ -49,7 +49,8 @@ _TINY = 1e-200
 
 @contextmanager
 def use_load_path(weight: PackedWeight, m: int, load_path: str) -> Iterator[None]:
-    """Inside, a GEMM with M = ``m`` runs the mma.sync kernel on one of LOAD_PATHS; "tma": what a GEMM chooses."""
+    """While the context is active, a GEMM with M = ``m`` runs the mma.sync kernel with one of LOAD_PATHS. "tma" keeps
+    the usual choice."""
     if load_path == "tma" or not m:  # a call without rows launches nothing
         yield
         return
@@ -58,7 +59,8 @@ def use_load_path(weight: PackedWeight, m: int, load_path: str) -> Iterator[None
 
 
 def serve_with(monkeypatch: pytest.MonkeyPatch, choose: Callable[..., MarlinConfig]) -> list[MarlinConfig]:
-    """From now on each GEMM runs what ``choose(problem, gpu)`` returns. Returns a list of what is planned then."""
+    """Make each GEMM run the config that ``choose(problem, gpu)`` returns. Returns a list to which each planned config
+    is added."""
     planned: list[MarlinConfig] = []
 
     def noted(problem: Problem, config: MarlinConfig, *others: Any) -> Any:
@@ -79,7 +81,7 @@ def partials_bytes(weight: PackedWeight, m: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Everything but the shape. load_path: a key of LOAD_PATHS."""
+    """All options of a case except the shape. load_path: a key of LOAD_PATHS."""
 
     dtype: str = "float16"
     group_size: int = 128
@@ -108,7 +110,7 @@ class Outcome:
     untouched: bool
 
     def problem(self, dtype: str) -> str:
-        """What is wrong; empty if nothing is. A NaN is greater than any tolerance."""
+        """Description of what is wrong, or "". A NaN counts as greater than any tolerance."""
         found = [] if self.untouched else ["rows behind the result were written"]
         if not self.error <= TOLERANCE[dtype]:
             found.append(f"relative error {self.error:.3g}, allowed {TOLERANCE[dtype]:g}")
@@ -142,7 +144,8 @@ def activations(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
 
 
 def make_weight(k: int, n: int, options: Options = Options(), seed: int = 0) -> Weight:
-    """Random integers, scales that differ by up to three times and bring results near 1, zero points 0..16."""
+    """Return a weight of random integers with zero points 0 to 16. Its scales differ by up to a factor of three and
+    bring results close to 1."""
     import cupy
 
     rng = np.random.default_rng((k, n, seed))
@@ -180,7 +183,7 @@ def differences(out: Any, wanted: Any) -> Any:
 
 
 def new_stream() -> Any:
-    """Return a stream that does not wait for the default one, once what is queued there has ended."""
+    """Wait for the work in the default stream, and return a stream that does not wait for the default stream."""
     import cupy
 
     cupy.cuda.Device().synchronize()
@@ -188,7 +191,8 @@ def new_stream() -> Any:
 
 
 def to_float64(array: Any) -> Any:
-    """fp16 or bf16 on the GPU as float64; bf16 by way of its bits, whatever CuPy can do with it."""
+    """Convert fp16 or bf16 on the GPU to float64. bf16 is converted from its bits, because not every CuPy supports
+    it."""
     if array.dtype == np.float16:
         return array.astype(np.float64)
     return (bits(array).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
@@ -201,12 +205,12 @@ def poisoned(shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def is_poison(array: Any) -> bool:
-    """Whether every element still is what poisoned() left; True where there is none."""
+    """Return whether no element has changed since poisoned(). An array without elements gives True."""
     return bool((bits(array) == POISON).all())
 
 
 def compare(out: Any, reference: Any, untouched: bool = True) -> Outcome:
-    """out (fp16 or bf16) against float64, both on the GPU. Synchronises."""
+    """Compare out (fp16 or bf16) with float64, both on the GPU. Synchronizes."""
     import cupy
 
     if out.size == 0:

@@ -79,7 +79,8 @@ def test_every_candidate_can_run(layer: LinearShape, m: int, gpu: Gpu) -> None:
 @settings(max_examples=60)
 @given(layers, rows, gpus)
 def test_the_cost_model_divides_tiles_where_the_schedule_does(layer: LinearShape, m: int, gpu: Gpu) -> None:
-    """But for several rows of tiles of the wgmma kernel: it was fitted before the schedule treated them otherwise."""
+    """An exception is the wgmma kernel with several rows of tiles: its cost model was fitted before the schedule
+    treated them differently."""
     for config, _ in cheapest_first(times, Problem(layer, m), gpu):
         cost = config.cost(Problem(layer, m), gpu)
         if config.cluster_k == 1 and not (config.version == "wgmma" and m > config.tile_m):
@@ -207,7 +208,8 @@ def test_the_four_shapes_of_a_model_share_kernels(dtype: str) -> None:
     ],
 )
 def test_a_menu_has_few_kernels_and_loses_little(k: int, n: int, group_size: int, has_zeros: bool) -> None:
-    """A small N has more kernels from M = 256 on: eight would lose more than 10 %."""
+    """With a small N, a menu has more kernels from M = 256 upwards, because eight kernels would be more than 10 %
+    slower."""
     layer = LinearShape(k, n, group_size, has_zeros, "float16")
     ms = np.array([*range(1, 256), *range(256, 8193, 13), 512, 1024, 2048, 4096, 8192])
     cheapest = np.min([us for _, us in times(Problem(layer, 1), ms, H200)], axis=0)
@@ -261,7 +263,7 @@ def explained(layer: Any = LAYER, m: int = 16, **options: Any) -> Explanation:
 
 
 def test_a_prediction_for_another_division_says_so() -> None:
-    """The cost model divides as in one row of tiles where the schedule divides the partial wave alone."""
+    """The cost model assumes the division of one row of tiles, but the schedule divides only the partial wave."""
     alone = explained(LinearShape(28672, 8192, 128, False, "bfloat16"), 4096)
     assert 0 < alone.schedule.stream_tiles < alone.schedule.work_ranges
     assert "; the prediction assumes the division used for a single row of tiles" in str(alone)

@@ -89,7 +89,8 @@ def test_products_are_right_and_stay_within_bounds(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", ["skinny_3_uneven", "skinny_8_one_column", "wgmma_3_depths", "wgmma_8_few_tokens"])
 def test_a_thousand_runs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Plain launches, and chains of dependent ones, whose CTAs wait while those of the launch before still run."""
+    """The test covers ordinary launches, and chains of dependent launches, whose CTAs wait while the previous launch is
+    still running."""
     config, rows, k, n = CASES[name]
     use(monkeypatch, config)
     weight, x = make_weight(k, n), activations((rows, k), "float16")

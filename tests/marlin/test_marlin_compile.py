@@ -62,9 +62,9 @@ def check_resources(config: MarlinConfig, target: str, *, local_bytes: int = 0) 
     kernel = compiled(config, target)
     assert kernel.warnings == ()
     used = read_cubin(kernel.cubin, "", kernel.log).kernels[config.entry]
-    spilled = used.spill_store_bytes, used.spill_load_bytes
-    assert None not in spilled
-    assert max(used.stack_bytes, *filter(None, spilled)) <= local_bytes
+    assert used.spill_store_bytes is not None
+    assert used.spill_load_bytes is not None
+    assert max(used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) <= local_bytes
     assert used.registers * config.threads * config.ctas_per_sm <= 65536, "fewer CTAs on an SM than the plan has"
     assert used.static_smem_bytes == 0, "the offsets in shared memory begin at the dynamic part"
 
@@ -82,7 +82,8 @@ MMA_SYNC = [(name, config) for name in TARGETS for config in dump_configs("mma_s
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(("target", "config"), MMA_SYNC, ids=ids)
 def test_mma_sync(target: str, config: MarlinConfig) -> None:
-    """There is a map for each operand that TMA loads, a pointer for each other one, four more, and the problem."""
+    """The parameters are a map per operand that TMA loads, a pointer per other operand, four more pointers, and the
+    problem."""
     check_resources(config, target, local_bytes=96)
     assert config.smem_bytes <= min(99 * 1024, get_target(target).smem_per_block_bytes)
     tables = 1 + config.has_zeros if config.group_size != -1 and config.scale_load_path == "tma" else 0
@@ -109,7 +110,7 @@ def test_sm120_code(config: MarlinConfig) -> None:
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", TARGETS)
 def test_tma_takes_the_place_of_loads(name: str) -> None:
-    """With TMA alone no thread computes addresses of, or copies, what is multiplied."""
+    """If TMA loads all operands, no thread copies operands or computes their addresses."""
     problem, gpu = Problem(LinearShape(8192, 28672, 128, True, "float16"), 16), imagined_gpu(name, 132)
     both = [choose_mma_sync(problem, gpu, **dict.fromkeys(BY_CP_ASYNC, load_path)) for load_path in LOAD_PATHS]
     tma, by_hand = (counts(config, name) for config in both)
@@ -203,7 +204,7 @@ def loop_of(config: MarlinConfig) -> tuple[list[str], int, int]:
 
 @pytest.mark.slow
 def test_what_two_forms_save_is_not_in_their_loops() -> None:
-    """With zero points of whole columns there are more of them."""
+    """With zero points of whole columns, the loops have more instructions."""
     column = wgmma(group_size=-1, has_zeros=True, tile_m=64, tile_n=256, tile_k=256, warpgroups=2, stages=3)
     long = replace(column, tile_m=80, tile_k=128, stages=5, mmas_per_commit=1, commits_in_flight=3)
     saving = [config for config in WGMMA if saves_one(config)]
@@ -217,7 +218,7 @@ def test_what_two_forms_save_is_not_in_their_loops() -> None:
 
 @pytest.mark.slow
 def test_one_multiply_add_shortens_the_main_loop() -> None:
-    """Eight weights take nine instructions, or ten where they are shifted, instead of thirteen; fifteen of bf16."""
+    """Eight weights take nine instructions, or ten if they are shifted, instead of thirteen (fifteen for bf16)."""
 
     def length(config: MarlinConfig) -> int:
         names, wait, last = loop_of(config)
@@ -257,7 +258,7 @@ def test_skinny(target: str, config: MarlinConfig) -> None:
 @pytest.mark.parametrize("n", [36864, 46000])
 @pytest.mark.parametrize("group_size", [64, 128])
 def test_two_ctas_of_32_rows_keep_their_sums(n: int, group_size: int) -> None:
-    """With slice_k > 1 ptxas would spill 250 bytes and more of each thread."""
+    """With slice_k > 1, ptxas would spill 250 bytes or more per thread."""
     found = cheapest_first(skinny_times, Problem(LinearShape(2048, n, group_size, False, "float16"), 32), H200)
     config = next(one for one, _ in found if one.version == "skinny" and one.ctas_per_sm == 2)
     assert config.tile_m == 32

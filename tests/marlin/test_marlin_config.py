@@ -55,7 +55,7 @@ WEIGHTS = {
 
 
 def valid(build: Callable[..., MarlinConfig], fields: dict[str, Any]) -> MarlinConfig:
-    """Return the configuration, or let hypothesis draw another one if a rule forbids it."""
+    """Return the config. If a rule forbids it, hypothesis draws another one."""
     try:
         return build(**fields)
     except ArgumentError:
@@ -181,7 +181,7 @@ def test_an_unknown_dtype(base: MarlinConfig) -> None:
         (MMA_SYNC, {"tile_n": 256, "tile_k": 256, "warps_n": 8, "slice_k": 4}, "slice_k", ""),
         (MMA_SYNC, {"group_size": -1}, "scale_on", ""),
         (SKINNY, {"tile_n": 160, "slice_k": 4}, "", "at most 16 warps"),
-        (SKINNY, {"tile_m": 4}, "", "deep_box"),  # a box of 64 of K has the mma's eight rows
+        (SKINNY, {"tile_m": 4}, "", "deep_box"),  # a box of 64 elements of K has the mma's eight rows
         (SKINNY, {"tile_m": 1, "deep_box": True}, "", "at least 2 for tile_k = 256"),
         (WGMMA, {"tile_m": 24, "cluster_n": 2}, "tile_m", "swizzle"),
         (WGMMA, {"warpgroups": 3}, "tile_n", "192 or 384"),
@@ -203,7 +203,7 @@ def test_an_unknown_dtype(base: MarlinConfig) -> None:
         (WGMMA, {"tile_k": 64, "mmas_per_commit": 4}, "commits_in_flight", "a stage has 1 commit group"),
         (WGMMA, {"tile_k": 64, "mmas_per_commit": 2, "commits_in_flight": 3}, "commits_in_flight", "2 commit groups"),
         (WGMMA, {"tile_k": 128, "mmas_per_commit": 4, "commits_in_flight": 3}, "commits_in_flight", "increase tile_k"),
-        (WGMMA, {"cluster_k": 2, "cluster_n": 2}, "cluster_k", "share activations, or divide K"),
+        (WGMMA, {"cluster_k": 2, "cluster_n": 2}, "cluster_k", "share activations or divide K"),
     ],
     ids=lambda value: getattr(value, "version", str(value)),
 )
@@ -352,7 +352,7 @@ def test_a_stages_bytes_are_the_parts_of_its_slot(config: MarlinConfig) -> None:
 
 @given(mma_syncs())
 def test_arrivals_and_threads(config: MarlinConfig) -> None:
-    """One arrival for all of TMA, one of each producer thread where cp.async loads."""
+    """A stage expects one arrival for all loads of TMA, or one per producer thread if cp.async loads."""
     scales = {config.scale_load_path} if config.group_size != -1 else set()
     stage = {config.weight_load_path, config.activation_load_path} | scales
     by_hand = "cp_async" in stage
@@ -403,7 +403,8 @@ def test_the_released_slot_is_read_by_no_wgmma(config: MarlinConfig) -> None:
 
 @given(wgmmas())
 def test_the_staging_rows_hold_a_chunk_and_chunks_make_up_a_tile(config: MarlinConfig) -> None:
-    """At most 20 KB of all warpgroups, of pairs of 8 rows or of 8 alone."""
+    """The number of rows is a multiple of 16 or of a smaller tile_m, and the rows of all warpgroups take at most 20
+    KB."""
     assert config.staging_rows % min(16, config.tile_m) == 0
     assert config.staging_bytes == config.staging_rows * (64 * 2 * config.stack + 16)
     most = 20480 if config.tile_m <= 128 else 10240
@@ -460,7 +461,8 @@ BASE: dict[str, Any] = {"tile_m": 8, "tile_n": 96, "tile_k": 256, "slice_k": 2, 
     ],
 )  # fmt: skip
 def test_tiles_for_small_m(m: int, tile_k: int, wanted: int) -> None:
-    """A power of two; each stage has whole periods of the swizzle, eight rows of 64 elements."""
+    """The tile size is a power of two. Each stage consists of whole periods of the swizzle, which are eight rows of 64
+    elements."""
     layer = LinearShape(4096, 4096, 128, False, "float16")
     assert tile_rows(layer, m, tile_k) == wanted
     assert tile_rows(replace(layer, k=4100), m, tile_k) == max(8, wanted)  # no deep box: K has a part of a block
@@ -518,7 +520,7 @@ def test_clusters_need_a_target_that_has_them() -> None:
 
 @pytest.mark.parametrize("name", ["sm_90a", "sm_120a"])
 def test_no_more_dependent_ctas_on_an_sm_than_ctas_per_sm(name: str) -> None:
-    """With more than ctas_per_sm CTAs of two launches on one SM, another SM would have none."""
+    """If one SM held more than ctas_per_sm CTAs of two launches, another SM would have none."""
     target = get_target(name)
     for layer in (LinearShape(4096, 4096, 128, False, "float16"), LinearShape(8192, 57344, 128, False, "float16")):
         for chosen, _ in cheapest_first(skinny_times, Problem(layer, 1), imagined_gpu(target, 132)):
@@ -589,7 +591,7 @@ def test_every_tile_has_three_stages_unless_scales_take_their_memory() -> None:
 
 
 def test_dumped_configs_hold_every_tile_of_the_list() -> None:
-    """Each with its largest tile_m, and with 40, or its least where that is more."""
+    """Each tile is dumped with its largest tile_m, and with 40 or, if that is larger, its smallest tile_m."""
     dumped = dump_configs("wgmma", SM90A)
     assert len({config.entry for config in dumped}) == len(dumped)
     fields = attrgetter(

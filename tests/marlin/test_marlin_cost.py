@@ -56,8 +56,8 @@ def identity(config: MarlinConfig) -> tuple[Any, ...]:
 
 
 def losses(found: list[tuple[LinearShape, int, dict[Any, float]]], choose: Any) -> dict[int, list[float]]:
-    """By M, percent that the choice is slower than the fastest. A choice without a reading counts as a failure where
-    other configurations of its problem have one."""
+    """Return by how many percent the choice is slower than the fastest config, keyed by M. If a choice has no
+    measurement but other configs of its problem have one, the test fails."""
     lost: dict[int, list[float]] = {}
     missing = 0
     for layer, m, us in found:
@@ -84,8 +84,8 @@ def test_mma_sync_tiles_lose_little_against_the_best_measured() -> None:
 
 
 def test_the_partial_wave_is_divided_as_is_fastest() -> None:
-    """With the tile that was measured: together with a full wave (base), alone (rest) or not at all (whole), over the
-    fastest of the three."""
+    """For the tile that was measured, the time of the chosen division is compared with the fastest of three: divided
+    together with a full wave (base), alone (rest), or not divided (whole)."""
     lost = []
     for cell in PARTIAL_WAVE["cells"]:
         layer = LinearShape(cell["k"], cell["n"], 128, False, cell["dtype"])

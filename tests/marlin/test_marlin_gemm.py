@@ -28,7 +28,7 @@ def make(
     act_order: bool = False,
     seed: int = 0,
 ) -> tuple[PackedWeight, Any]:
-    """A weight, and its values as float64 (K, N), computed from the integers that were packed."""
+    """Return a weight, and its values as float64 (K, N), computed from the integers before packing."""
     rng = np.random.default_rng(seed)
     q = rng.integers(0, 16, (k, n), dtype=np.uint8)
     size = k if group_size == -1 else group_size

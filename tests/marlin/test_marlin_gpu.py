@@ -94,7 +94,7 @@ DEEP_JOBS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
-    """Many kernels at a time, where each test would compile its own one after the other."""
+    """Compile all kernels in parallel. Otherwise, each test would compile its own, one after another."""
     cases.precompile(JOBS)
 
 
@@ -110,7 +110,7 @@ def check(out: Any, reference: Any, what: object = "") -> None:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, config: MarlinConfig) -> None:
-    """Whatever is asked for, this instance serves it."""
+    """Make every GEMM run this config."""
     serve_with(monkeypatch, lambda *_: config)
 
 
@@ -135,7 +135,7 @@ def test_the_mma_sync_kernel_with_a_large_m(monkeypatch: pytest.MonkeyPatch, job
 
 @pytest.mark.parametrize("config", WGMMA_CONFIGS, ids=lambda config: config.entry)
 def test_each_wgmma_tile(monkeypatch: pytest.MonkeyPatch, config: MarlinConfig) -> None:
-    """With a small M and with tails, tiles shared by CTAs and not; small rows, and more tiles than CTAs."""
+    """The cases have a small M, tails, tiles with and without several CTAs, short rows, and more tiles than CTAs."""
     use(monkeypatch, config)
     options = Options(config.dtype, config.group_size, not config.has_zeros, bias=True)
     for k, n, m_values in (
@@ -149,7 +149,8 @@ def test_each_wgmma_tile(monkeypatch: pytest.MonkeyPatch, config: MarlinConfig) 
 
 @pytest.mark.parametrize("config", SKINNY_CONFIGS, ids=lambda config: config.entry)
 def test_each_skinny_tile(monkeypatch: pytest.MonkeyPatch, config: MarlinConfig) -> None:
-    """Tails in every dimension, rings deeper than K, several M tiles, more CTAs than the GPU holds."""
+    """The cases have tails in every dimension, rings with more stages than K, several M tiles, and more CTAs than fit
+    on the GPU."""
     use(monkeypatch, config)
     options = Options(config.dtype, config.group_size, not config.has_zeros, bias=True)
     for k, n, m_values in (
@@ -165,7 +166,8 @@ def test_each_skinny_tile(monkeypatch: pytest.MonkeyPatch, config: MarlinConfig)
 
 @pytest.mark.parametrize(("config", "k", "n"), DEEP_JOBS, ids=lambda value: getattr(value, "entry", str(value)))
 def test_a_stage_in_one_box(monkeypatch: pytest.MonkeyPatch, config: MarlinConfig, k: int, n: int) -> None:
-    """Against float64, and in the same bits as with a box for each 64 elements of K; NaNs follow a window's rows."""
+    """The result is compared with float64, and bitwise with a box per 64 elements of K. NaNs follow the rows of a
+    window."""
     weight = make_weight(k, n, Options(config.dtype, config.group_size, not config.has_zeros))
     m, found = config.tile_m + 5, []
     values, buffer = activations((m, k), config.dtype), poisoned((m, k + 8), config.dtype)
@@ -263,7 +265,7 @@ def test_a_row_of_nans_spoils_no_other(m: int, load_path: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_torch_tensors_on_torchs_stream(dtype: str) -> None:
-    """x is written by torch after a long wait on its own stream: a launch on any other stream would read zeros."""
+    """torch writes x after a long wait on its own stream, so a launch on any other stream would read zeros."""
     torch = pytest.importorskip("torch")
     weight = make_weight(256, 200, Options(dtype))
     values = activations((2, 9, 256), dtype)
@@ -288,7 +290,7 @@ def test_torch_tensors_on_torchs_stream(dtype: str) -> None:
 
 
 class OnlyInterface:
-    """An array of which nothing is known but ``__cuda_array_interface__``."""
+    """An array that has only ``__cuda_array_interface__``."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
@@ -296,7 +298,7 @@ class OnlyInterface:
 
 
 class OnlyDlpack:
-    """An array of which nothing is known but DLPack."""
+    """An array that has only DLPack."""
 
     def __init__(self, array: Any) -> None:
         self._array = array

@@ -50,7 +50,7 @@ def flags(space: Workspace) -> Any:
     ],
 )
 def test_a_thousand_runs_give_the_same_bits(k: int, n: int, m: int, shared: bool, options: Options) -> None:
-    """Tiles that several CTAs share, through the workspace or within a cluster, or that they do not share."""
+    """The tiles are shared by several CTAs, through the workspace or within a cluster, or not shared."""
     weight = make_weight(k, n, options)
     x = activations((m, k), options.dtype)
     with use_load_path(weight.packed, m, options.load_path):
@@ -113,7 +113,7 @@ def test_a_capture_refuses_what_is_not_ready_and_goes_on() -> None:
 
 
 class Chain:
-    """GEMMs each of which reads the one before, through two buffers in turn."""
+    """GEMMs that each read the result of the previous one. The results alternate between two buffers."""
 
     def __init__(self, m: int, load_path: str) -> None:
         options = Options("bfloat16", 128, False)
@@ -131,7 +131,7 @@ class Chain:
         return source
 
     def start(self, which: int) -> None:
-        """New activations, written by the kernel in front of the first GEMM; nothing of an earlier run is left."""
+        """Write new activations with a kernel before the first GEMM, so that no values of an earlier run remain."""
         for buffer in self.buffers:
             bits(buffer).fill(0xFFFF)
         bits(self.x)[...] = bits(self.inputs[which])

@@ -20,7 +20,8 @@ def x_of(m: int, *, address: int = X, pitch: int = K) -> Array:
 
 
 def entries(stub: StubDriver) -> list[tuple[bool, bool]]:
-    """Return (is the copy, is programmatic) of each launch since the last question."""
+    """Return, for each launch since the last call of this function, whether it is the copy and whether it is
+    programmatic."""
     found = [(launch.entry == "permute_columns", launch.programmatic) for launch in stub.launches]
     stub.launches.clear()
     return found
@@ -28,7 +29,7 @@ def entries(stub: StubDriver) -> list[tuple[bool, bool]]:
 
 @pytest.mark.parametrize("programmatic", [False, True])
 def test_activation_order_takes_two_launches(stub: StubDriver, programmatic: bool) -> None:
-    """The copy is what the caller asked for; the GEMM always is a dependent of the copy."""
+    """The copy is launched as the caller requests; the GEMM is always a dependent launch of the copy."""
     marlin_gemm(x_of(9), packed_weight(K, N, act_order=True), programmatic=programmatic)
     assert entries(stub) == [(True, programmatic), (False, True)]
     marlin_gemm(x_of(9), packed_weight(K, N))
@@ -43,7 +44,7 @@ def test_rows_off_16_bytes_are_copied_first(stub: StubDriver, offset: int, pitch
 
 
 def test_threads_of_one_stream_do_not_mix_their_rows(stub: StubDriver) -> None:
-    """Each copy is followed by its own GEMM, though both threads write to the same rows."""
+    """Each copy is followed by its own GEMM, although both threads write to the same rows."""
     weight, others = packed_weight(K, N, act_order=True), []
 
     def between_copy_and_gemm() -> None:

@@ -53,7 +53,7 @@ def check(out: Any, reference: Any) -> None:
 
 
 def contiguous(array: Any) -> Any:
-    """A dense copy, by way of its bits, whatever CuPy can do with bf16."""
+    """Return a dense copy. It is made from the bits, because not every CuPy supports bf16."""
     return cupy.ascontiguousarray(bits(array)).view(array.dtype)
 
 
@@ -151,7 +151,7 @@ def test_any_address_and_pitch(m: int, offset: int, gap: int) -> None:
 
 
 def test_a_thousand_calls_in_a_programmatic_chain_give_the_same_bits() -> None:
-    """Each call's copy writes the rows that the GEMM before it may still read, if it does not wait."""
+    """Without a wait, each call's copy would write rows that the previous GEMM may still read."""
     weight = make_weight(2048, 2048, Options(act_order=True))
     xs = [activations((16, 2048), "float16", seed) for seed in (1, 2)]
     wanted = [marlin_gemm(x, weight.packed) for x in xs]
@@ -168,7 +168,7 @@ def test_a_thousand_calls_in_a_programmatic_chain_give_the_same_bits() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("k", "n"), [(4096, 4096), (3584, 1000), (8192, 28672)])
 def test_a_row_has_the_same_bits_in_every_batch(k: int, n: int, dtype: str) -> None:
-    """Tiles of 8 to 256 rows, several of them, and whatever the row's place in its tile."""
+    """The test covers several tiles of 8 to 256 rows, and every position of the row in its tile."""
     weight = make_weight(k, n, Options(dtype=dtype))
     x = activations((700, k), dtype, seed=3)
     whole = marlin_gemm(x, weight.packed, batch_invariant=True)

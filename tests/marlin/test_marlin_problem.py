@@ -1,4 +1,4 @@
-"""How a Marlin problem is cut: a model of the device's CTAs computes it and must compute every product once."""
+"""Division of a Marlin problem: a model of the device's CTAs must compute every product exactly once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Cut:
-    """A problem as the device sees it: what work_values() and weight_values() computed, and the grid."""
+    """A problem as the device sees it: the grid, and the results of work_values() and weight_values()."""
 
     problem: Any
     work_ranges: int
@@ -73,7 +73,7 @@ class Cut:
         return int(index * self.problem.stream_stages + min(index, self.problem.stream_extra))
 
     def units(self, index: int) -> list[Unit]:
-        """The work units of a work range, in its order: its part of the divided tiles, then whole tiles."""
+        """Return the work units of a work range in order: its part of the divided tiles, then whole tiles."""
         found, stage, end = [], self.range_begin(index), self.range_begin(index + 1)
         k_iterations = self.problem.k_iterations
         while stage < end:
@@ -85,7 +85,7 @@ class Cut:
         return found + [Unit(tile, 0, k_iterations) for tile in whole]
 
     def partial_ranges(self, index: int, unit: Unit) -> list[int]:
-        """The work ranges that the owner of a tile fixes up from: those after it, until the tile's K is complete."""
+        """Return the following work ranges, whose partial sums the owner of a tile adds, until its K is complete."""
         missing, last = self.problem.k_iterations - unit.k_end, index
         while missing > 0:
             last += 1
@@ -157,7 +157,7 @@ def test_divided_tiles_would_take_longer_whole(case: tuple[MarlinConfig, int, in
 
 @given(problems)
 def test_as_many_ranges_share_a_tile_as_the_assignment_says(case: tuple[MarlinConfig, int, int, int, int]) -> None:
-    """Two where a full wave is divided, too."""
+    """Two ranges share a tile if a full wave is also divided."""
     config, m, _, _, resident = case
     made = cut(*case)
     clusters, tiles_m = max(1, resident // config.cluster), ceil_div(m, config.tile_m)
@@ -172,7 +172,7 @@ def test_as_many_ranges_share_a_tile_as_the_assignment_says(case: tuple[MarlinCo
 
 @given(problems)
 def test_a_partial_sum_is_of_the_first_unit_of_its_work_range(case: tuple[MarlinConfig, int, int, int, int]) -> None:
-    """A work range needs one slot in the workspace, and writes it before its CTA waits for another."""
+    """A work range needs one slot in the workspace, and writes the slot before its CTA waits for another range."""
     made = cut(*case)
     for index in range(made.work_ranges):
         units = made.units(index)
@@ -196,7 +196,7 @@ def test_an_owner_has_a_tiles_first_stage_as_its_last_divided_unit(
 def test_owners_fix_up_from_exactly_the_work_ranges_that_store_partial_sums(
     case: tuple[MarlinConfig, int, int, int, int],
 ) -> None:
-    """These CTAs have lower numbers: the GPU dispatched them before the one that waits for them."""
+    """These CTAs have lower numbers, so the GPU dispatches them before the CTA that waits for them."""
     made = cut(*case)
     wanted: dict[int, list[int]] = {}
     for index, unit in every_unit(made):
@@ -213,7 +213,7 @@ def test_owners_fix_up_from_exactly_the_work_ranges_that_store_partial_sums(
 @settings(max_examples=40)
 @given(problems, st.integers(0, 2**32))
 def test_the_fixed_up_sums_are_the_tiles_sums(case: tuple[MarlinConfig, int, int, int, int], seed: int) -> None:
-    """CTAs run in the order of their numbers; integers have no rounding, which makes the comparison exact."""
+    """CTAs run in the order of their numbers. The comparison is exact, because sums of integers are not rounded."""
     made = cut(*case)
     values = np.random.default_rng(seed).integers(-99, 100, (made.tiles, made.problem.k_iterations))
     results: dict[int, int] = {}

@@ -368,11 +368,11 @@ def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     [
         ("", "Expecting value"),
         ("{", "Expecting property name"),
-        ("[]", "no file of tuning entries"),
-        ('{"hello": 1}', "no file of tuning entries"),
-        ('{"schema": 6, "sections": []}', "schema is 6, and this version of cudatma reads 5"),
+        ("[]", "not a file of tuning entries"),
+        ('{"hello": 1}', "not a file of tuning entries"),
+        ('{"schema": 6, "sections": []}', "schema is 6, but this version of cudatma reads 5"),
         ('{"schema": 5}', "sections are damaged"),
-        (f'{{"schema": 1{"0" * 99}}}', "its schema is an int of 329 bits, and"),
+        (f'{{"schema": 1{"0" * 99}}}', "its schema is an int of 329 bits, but"),
         ('{"schema": 5, "sections": [{"gpu": {}, "entries": [3]}]}', "sections are damaged"),
         ('{"schema": 4, "sections": 5}', "an earlier version of cudatma .* again with: cudatma tune$"),
         ("[" * 100_000, "nested too deeply"),
@@ -382,7 +382,7 @@ def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 def test_a_file_that_is_damaged_or_something_else_is_ignored_and_kept(file: Path, text: str, why: str) -> None:
     file.parent.mkdir()
     file.write_text(text)
-    with pytest.warns(TuneFileWarning, match=f"tuned.json: not used: .*{why}"):
+    with pytest.warns(TuneFileWarning, match=f"tuned.json is ignored: .*{why}"):
         assert source(64) == "rule"
     assert file.read_text() == text, "a look changes nothing"
     assert usable_entries(file, MARLIN, H200)[1][0].startswith("the whole file: ")
@@ -456,7 +456,7 @@ def test_an_entry_that_cannot_be_run_is_ignored_and_named(file: Path, raw: dict[
     assert len(problems) == 1
     assert "0" * 99 not in problems[0]
     assert problems[0].startswith(f"the entry k 4096, n 4096, m {raw['m']!r}: ")
-    with pytest.warns(TuneFileWarning, match=f"an entry is not used: k 4096, n 4096, m {raw['m']!r}: "):
+    with pytest.warns(TuneFileWarning, match=f"an entry is ignored: k 4096, n 4096, m {raw['m']!r}: "):
         assert source(1) == "tuned"
 
 
@@ -468,7 +468,7 @@ def test_what_a_launch_would_refuse_is_refused() -> None:
     assert caught.value.field == "deep_box"
     assert parse_entry(entry(8, SKINNY).as_json(MARLIN) | {"k": 4128}, MARLIN, SM90A).problem.k == 4128
     clusters, two_stages = entry(64, replace(WGMMA, cluster_k=3)).as_json(MARLIN), 2 * WGMMA.tile_k
-    with pytest.raises(ArgumentError, match="at most the stages") as caught:
+    with pytest.raises(ArgumentError, match="at most the number of stages along") as caught:
         parse_entry(clusters | {"k": two_stages}, MARLIN, SM90A)
     assert caught.value.field == "cluster_k"
     parse_entry(clusters | {"k": two_stages + 1}, MARLIN, SM90A)

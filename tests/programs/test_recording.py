@@ -257,7 +257,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     with cudatma.emulate_launches():
         assert main(["record", "program.py", "3"]) == 3
     assert "wrote program.rec; run it with: cudatma emulate program.rec" in capsys.readouterr().err
-    assert main(["emulate", "program.rec"]) == 0
+    assert main(["emulate", "program.rec", "--html", "program.html"]) == 0
     assert capsys.readouterr().out.count("args[0]: 40 float32s, equal to the recording") == 2
     assert main(["emulate", "program.rec", "--launch", "1", "--json"]) == 0
     assert [launch["number"] for launch in json.loads(capsys.readouterr().out)["launches"]] == [1]

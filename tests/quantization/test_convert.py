@@ -427,8 +427,12 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "groups of 48": (lambda path: write_gptq(path, group=48), section(), "group_size: got 48; .*multiple of 32"),
     "rows in another order": (lambda path: write_gptq(path, order=True), section(desc_act=False), "g_idx: got rows in"),
     "order of groups": (write_compressed, weights(actorder="group"), "got no weight_g_idx; .*activation order"),
-    "awq in order": (write_awq, section(desc_act=True), "AWQ, which stores rows in order; .*desc_act true"),
-    "8 bits in tensors": (gptq, tensor(f"{LAYER}.qzeros", EIGHTS), "these would be 8 bits a value; .*says 4 bits"),
+    "awq in order": (
+        write_awq,
+        section(desc_act=True),
+        "AWQ, because this format stores rows in order; .*desc_act true",
+    ),
+    "8 bits in tensors": (gptq, tensor(f"{LAYER}.qzeros", EIGHTS), "these would be 8 bits per value; .*says 4 bits"),
     "another format": (gptq, section(quant_method="awq", checkpoint_format=None), "looks like GPTQ; allowed: AWQ, bec"),
     "marlin by name": (gptq, section(checkpoint_format="marlin"), "got layers of GPTQ; .*says the original Marlin"),
     "two formats": (gptq, section(format="gptq_v2"), "got checkpoint_format gptq, format gptq_v2"),
@@ -568,7 +572,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         tensor("model.layers.0.self_attn.k_scale", SCALE[0, :1]),
         "belongs to no packed layer",
     ),
-    "a bias": (gptq, tensor("model.layers.0.mlp.other.bias", SCALE[0]), "bias of a module without weight"),
+    "a bias": (gptq, tensor("model.layers.0.mlp.other.bias", SCALE[0]), "a module without a weight"),
     "a second weight": (gptq, tensor(f"{LAYER}.weight", SCALE), f"a tensor of the packed layer {LAYER}"),
 }
 

@@ -332,7 +332,7 @@ def test_a_part_has_memory_of_its_own(by: str) -> None:
             (0, 4),
             "rows",
             QuantizationError,
-            r"parts of 48 rows; allowed: .* of 64 rows.*group_size of -1, or use fewer",
+            r"shards of 48 rows; allowed: .*the group size, 64.*group_size of -1, or use fewer",
         ),
     ],
 )

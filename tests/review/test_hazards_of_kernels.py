@@ -85,7 +85,7 @@ def test_a_fence_makes_the_release_wait(target: str) -> None:
 
 
 def wgmma_kernel(tile_k: int, in_flight: int) -> str:
-    """A group of wgmmas is a 64-deep block of a stage, so that a stage of tile_k has tile_k / 64 groups."""
+    """Return a kernel in which a commit group covers a 64-deep block, so that a stage has tile_k / 64 groups."""
     config = wgmma(
         tile_m=64, tile_n=128, tile_k=tile_k, warpgroups=2, stages=4, mmas_per_commit=4, commits_in_flight=in_flight
     )
@@ -93,7 +93,7 @@ def wgmma_kernel(tile_k: int, in_flight: int) -> str:
 
 
 def test_fragments_of_a_group_that_the_loop_leaves_in_flight_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What MarlinConfig refuses: the loop has one group, of 16 registers, and the next weights go into all of them."""
+    """MarlinConfig rejects this config: the loop has one group of 16 registers, which the next weights overwrite."""
     monkeypatch.setattr(MarlinConfig, "_check_groups", lambda _: None)
     text = wgmma_kernel(tile_k=64, in_flight=1)
     code = code_of(text)
@@ -116,7 +116,7 @@ def test_fragments_of_groups_within_the_loop_are_kept_apart() -> None:
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("wait", ["WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.DEPBAR.LE gsb0, 0x0"])
 def test_a_real_kernel_needs_its_waits(wait: str) -> None:
-    """The same kernel with one kind of its waits taken away: for the next fragments, or for the accumulators."""
+    """The test removes one kind of wait from the kernel: for the next fragments or for the accumulators."""
     text = wgmma_kernel(128, 1)
     operands = {hazard.operand for hazard in wgmma_hazards(code_of(text.replace(wait, "NOP")))}
     assert operands == {"A" if wait.endswith("0x1") else "D"}

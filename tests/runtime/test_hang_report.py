@@ -87,16 +87,16 @@ def test_a_wait_is_told_with_array_stage_place_and_line() -> None:
     [
         (BarrierBits(4, 0, 512, 0), "512 announced bytes never arrived"),
         (BarrierBits(4, 0, -512, 0), "512 more bytes arrived"),
-        (BarrierBits(4, 4, -512, 0), "512 bytes arrived that no expect_tx announced, and 4 arrivals are missing"),
+        (BarrierBits(4, 4, -512, 0), "512 bytes arrived that no expect_tx had announced, and 4 arrivals are missing"),
         (BarrierBits(4, 3, 512, 0), "3 arrivals are missing, and 512 bytes"),
         (BarrierBits(4, 3, 0, 0), "3 of 4 arrivals are missing"),
-        (BarrierBits(4, 4, 0, 0), "nobody has arrived"),
+        (BarrierBits(4, 4, 0, 0), "no thread has arrived"),
     ],
 )
 def test_the_state_of_the_barrier_suggests_the_cause(state: BarrierBits, cause: str) -> None:
     (wait,) = hang(record(shared.WAIT_EXPIRED, state=state)).waits
     assert wait.cause.startswith(cause)
-    assert wait.is_half_done == (cause != "nobody has arrived")
+    assert wait.is_half_done == (cause != "no thread has arrived")
 
 
 def test_one_record_of_a_barrier_has_its_state_for_all() -> None:
@@ -123,7 +123,9 @@ def test_a_wait_that_is_over_stands_last() -> None:
     idle = record(shared.WAITED, 80, wanted=1, waited_us=5, state=BarrierBits(2, 2, 0, 1), thread=32)
     error = hang(over, idle)
     assert [wait.is_over for wait in error.waits] == [False, True]
-    assert error.waits[1].cause == "the phase has ended since: the missing arrivals or bytes were on their way"
+    assert (
+        error.waits[1].cause == "the phase has completed since then: the missing arrivals or bytes were still in flight"
+    )
     assert not error.waits[1].is_half_done
 
 

@@ -1,4 +1,4 @@
-"""A kernel that asks for one access by TMA, right or wrong, as its parameters say; for the emulator and a GPU."""
+"""A kernel that makes one legal or illegal TMA access, given by its parameters; for the emulator and a GPU."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ SHARED_BYTES = 8192
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One access. rule: how it is refused, "" where it is right. detail: a part of what is said then."""
+    """One access. rule: the rule that it breaks, or "" if it is legal. detail: a part of the message."""
 
     name: str
     what: str
@@ -85,12 +85,12 @@ ACCESSES: tuple[Access, ...] = (
     Access("a_xor", "REDUCE_XOR", dtype="uint32", map={"box": (16, 32)}),
     Access("bulk_bytes_in", "BULK_LOAD", c0=16),
     Access("bulk_bytes_out", "BULK_STORE", c0=16, bytes=64),
-    Access("coordinate", "LOAD", "coordinate_alignment", c0=3, detail="coordinate 0 is 3, elements of 2 bytes"),
+    Access("coordinate", "LOAD", "coordinate_alignment", c0=3, detail="coordinate 0 is 3 with elements of 2 bytes"),
     Access("negative_unaligned", "LOAD", "coordinate_alignment", c0=-4, detail="coordinate 0 is -4"),
     Access("coordinate_of_a_store", "STORE", "coordinate_alignment", c0=12),
     Access("negative_store", "STORE", "negative_coordinate", c1=-1, detail="coordinate 1 is -1"),
     Access("negative_sum", "REDUCE_ADD", "negative_coordinate", c0=-8, detail="coordinate 0 is -8"),
-    Access("shared", "LOAD", "shared_alignment", shift=64, detail="128 bytes"),
+    Access("shared", "LOAD", "shared_alignment", shift=64, detail="128-byte aligned"),
     Access("swizzle_128", "LOAD", "swizzle_alignment", shift=512, map={"swizzle": "128B"}, detail="swizzle 128B"),
     Access("swizzle_32", "LOAD", "swizzle_alignment", shift=128, map={"swizzle": "32B", "box": (16, 16)}, detail="256"),
     Access("rank", "LOAD_3D", "map_rank", detail="rank 2 in an instruction for rank 3"),
@@ -117,7 +117,7 @@ ACCESSES: tuple[Access, ...] = (
 
 
 def operands(access: Access, encoder: str = "codec", place: Any = np.asarray) -> tuple[Any, ...]:
-    """The kernel's arguments. place: makes a device array of a host array."""
+    """Return the kernel's arguments. place: a function that copies a host array to the device."""
     options = dict(access.map)
     if "corners" in options:
         tensor = place(np.zeros((2, 64, 64), access.dtype))

@@ -1,5 +1,5 @@
-"""A kernel that goes on using mbarriers after mbarrier.inval, which the PTX ISA leaves undefined; for a GPU, and with
-``ends`` = 0, where nothing is invalidated, for the emulator."""
+"""A kernel that uses mbarriers after mbarrier.inval, which is undefined in the PTX ISA. It is for a GPU and, with
+``ends`` = 0 (no barrier is invalidated), for the emulator."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(32) after_inval(const u8* source, u
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a case shows where a barrier goes on as if nothing had happened; first: None where either may be."""
+    """The results of a case if barriers work as before. first: None if both results are possible."""
 
     name: str
     first: BarrierBits | None
@@ -104,12 +104,12 @@ CASES = (
 
 
 def operands() -> tuple[np.ndarray, np.ndarray]:
-    """(source, out)."""
+    """Return the arrays (source, out)."""
     return np.arange(BYTES).astype(np.uint8), np.zeros((len(CASES), 3), np.uint64)
 
 
 def differences(out: list[list[int]]) -> list[str]:
-    """A line for each case of which a GPU says something else."""
+    """Return a line for each case in which a GPU behaves differently."""
     lines = []
     for case, (first, came, last) in zip(CASES, out, strict=True):
         right = (case.first is None or first == encode(case.first)) and came == 1 and last == encode(case.last)

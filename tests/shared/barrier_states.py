@@ -1,5 +1,4 @@
-"""What ``probes/mbarrier_bits.cu.j2`` does to a barrier, step by step, the state after each step, and what an H200's
-barriers held."""
+"""The steps of ``probes/mbarrier_bits.cu.j2``, the state of the barrier after each step, and its bits on an H200."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ UNTOUCHED = 0x1122334455667788
 
 
 def states(count: int, size: int) -> list[BarrierBits]:
-    """The PTX ISA's counters after each of STEPS. [PTX ISA, mbarrier]"""
+    """Return the PTX ISA's counters after each of STEPS. [PTX ISA, mbarrier]"""
     left = [
         (count, 0, 0),
         (count - 1, 0, 0),

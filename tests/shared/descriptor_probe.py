@@ -73,7 +73,7 @@ extern "C" __global__ void probe(const __grid_constant__ TensorMap map, unsigned
 
 
 class MapLike(Protocol):
-    """A TensorMap, or 128 bytes that none would be made of."""
+    """A TensorMap, or 128 bytes that are no valid tensor map."""
 
     spec: AnySpec
     data: Any
@@ -94,7 +94,7 @@ _functions: dict[tuple[int, bool, bool], Any] = {}
 
 
 def probe_function(rank: int, store: bool, im2col: bool) -> Any:
-    """The probe for a rank and direction, compiled once."""
+    """Return the probe for a rank and direction, which is compiled once."""
     key = (rank, store, im2col)
     if key not in _functions:
         from cuda.bindings import driver, nvrtc
@@ -121,7 +121,7 @@ def probe_function(rank: int, store: bool, im2col: bool) -> Any:
 
 
 def run(made: MapLike, coords: Sequence[int], expected: int, total: int, stored: Any = None) -> Seen:
-    """Load (or store ``stored``) one box; ``total`` bytes of shared memory are watched."""
+    """Load one box, or store ``stored``. The probe returns ``total`` bytes of shared memory."""
     import cupy as cp
     from cuda.bindings import driver
 

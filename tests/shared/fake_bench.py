@@ -12,9 +12,9 @@ from cudatma.kernels.choice import Listed
 
 
 class FakeBench:
-    """Computes nothing: right results are ``x``, and a candidate takes what ``us`` says of it.
+    """Computes nothing. The correct result is ``x``, and ``us`` gives the time of a candidate.
 
-    spoil: label -> what its result becomes, or the error that it raises.
+    spoil: maps the label of a candidate to a wrong result, or to the error that it raises.
     """
 
     def __init__(self, us: Callable[[Listed], float] = lambda one: one.cost.us) -> None:

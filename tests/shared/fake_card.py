@@ -56,12 +56,12 @@ sys.modules["cupy"] = cupy
 
 
 def set_stream(index: int, handle: int, number: int, capture: int = 0) -> None:
-    """Set what the driver knows of a stream: its id, and the graph that it is captured into."""
+    """Set a stream's id, and the graph into which the stream is captured."""
     streams[index].handle, streams[index].id, streams[index].capture = handle, number, capture
 
 
 def waits(function: Callable[[], object]) -> tuple[int, int] | None:
-    """Return (the stream that waited, for which) of a call, None if none did."""
+    """Return (waiting stream, stream that it waits for) of a call, or None if no stream waits."""
     record.recorded_on = record.waited_on = 0
     function()
     assert record.events == 0

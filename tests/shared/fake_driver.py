@@ -24,7 +24,7 @@ _OF_THE_CALLER = (
 
 
 def build_driver(folder: Path) -> None:
-    """libcuda.so.1 in a folder; skips the test where there is no C compiler."""
+    """Build libcuda.so.1 in a folder. Without a C compiler, the test is skipped."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler to build the fake driver with")
@@ -69,8 +69,8 @@ class Counts(ctypes.Structure):
 
 
 def run_cases(namespace: dict[str, Any], names: Sequence[str] = ()) -> None:
-    """Run each function ``case_NAME`` of a script in a forked child, which begins with a driver that nobody has
-    initialised, and print what went wrong, by name, as JSON. names: of some cases; by default all."""
+    """Run each function ``case_NAME`` of a script in a forked child, in which the driver is not yet initialized, and
+    print the errors, keyed by name, as JSON. names: the cases to run; by default all."""
     cases = {name[len("case_") :]: value for name, value in list(namespace.items()) if name.startswith("case_")}
     wrong = {}
     for name in names or cases:
@@ -94,9 +94,9 @@ def run_cases(namespace: dict[str, Any], names: Sequence[str] = ()) -> None:
 
 
 def wrong_cases(script: Path, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
-    """What went wrong in a script's cases, with the driver of a folder; empty where nothing did.
+    """Return the errors of a script's cases with the driver in a folder.
 
-    One process runs them all: to start Python and to import cudatma takes longer than most cases.
+    One process runs all cases, because starting Python and importing cudatma takes longer than most cases.
     """
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_THE_CALLER}
     paths = {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": f"{script.parents[2]}{os.pathsep}{Path(__file__).parent}"}

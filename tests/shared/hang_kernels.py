@@ -1,6 +1,6 @@
 """Kernels with a planted hang or a planted wrong access, shared by the tests of the emulator and of a GPU.
 
-``bug`` is a parameter of the kernel, so that one compilation serves them all; 0 is the kernel as it should be.
+``bug`` is a parameter of the kernel, so that one compilation is enough for all bugs. 0 is the correct kernel.
 """
 
 from __future__ import annotations
@@ -131,22 +131,24 @@ _PRODUCER, _CONSUMER = "// producer", "// consumer"
 PLANTED: tuple[Planted, ...] = (
     Planted("WRONG_BYTES", "expired", "full[0]", "1024 announced bytes never arrived", _CONSUMER, 0),
     Planted("MISSING_ARRIVE", "expired", "empty[1]", "1 of 2 arrivals are missing", _PRODUCER, 0),
-    Planted("WRONG_PARITY", "expired", "empty[0]", "nobody has arrived", _PRODUCER, 0, leads=False),
+    Planted("WRONG_PARITY", "expired", "empty[0]", "no thread has arrived", _PRODUCER, 0, leads=False),
     Planted("WRONG_COUNT", "expired", "full[0]", "1 of 2 arrivals are missing", _CONSUMER, 0),
     Planted("MISSING_EXPECT", "expired", "full[0]", "more bytes arrived than were announced", _CONSUMER, 1, races=True),
     Planted("CONSUMER_LEAVES", "expired", "empty[1]", "1 of 2 arrivals are missing", _PRODUCER, 0, leads=False),
-    Planted("SKIPPED_STAGE", "expired", "full[1]", "nobody has arrived", _CONSUMER, 0, leads=False),
+    Planted("SKIPPED_STAGE", "expired", "full[1]", "no thread has arrived", _CONSUMER, 0, leads=False),
     Planted("WRONG_BARRIER", "expired", "full[0]", "1024 announced bytes never arrived", _CONSUMER, 0),
     Planted("UNINITIALISED", "refused", "empty[1]|full[1]", "no mbarrier_init", "", rule="barrier_uninitialised"),
     Planted("NAMED_COUNT", "expired", "named barrier 1", "64 of 96 threads", "bar_sync(1"),
-    Planted("MISALIGNED_BARRIER", "refused", "full[0] + 4 B", "8 bytes", "mbarrier_init", rule="barrier_alignment"),
+    Planted(
+        "MISALIGNED_BARRIER", "refused", "full[0] + 4 B", "8-byte aligned", "mbarrier_init", rule="barrier_alignment"
+    ),
     Planted("BULK_SIZE", "refused", "tiles[0]", "1016 bytes", "cp_async_bulk_load", rule="bulk_bytes"),
     Planted("PEER", "expired", "empty[0]", "2 of 4 arrivals are missing", _PRODUCER, 0, cluster=2),
 )
 
 
 def matches(planted: Planted, wait: StuckWait) -> bool:
-    """Whether a wait is what the bug is known by."""
+    """Return whether a wait is the one that identifies the bug."""
     exact = (planted.state, planted.parity, planted.rule)
     same = (wait.state, wait.parity, wait.rule) == exact and wait.barrier in planted.barrier.split("|")
     return same and planted.cause in wait.cause and planted.text in wait.text
@@ -157,7 +159,7 @@ NUMBERS: dict[str, int] = {"NONE": 0} | {planted.name: number for number, plante
 
 
 def operands() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(tiles as bytes, sums to be written, the right sums)."""
+    """Return the tiles as bytes, the array for the sums, and the correct sums."""
     tiles = np.random.default_rng(0).integers(0, 256, (TILES, TILE_BYTES), dtype=np.uint8)
     right = tiles.reshape(TILES, -1, 32 * CONSUMERS).sum(axis=(0, 1), dtype=np.uint32)
     return tiles.reshape(-1), np.zeros(BLOCKS * 32 * CONSUMERS, np.uint32), np.tile(right, BLOCKS)

@@ -1,4 +1,4 @@
-"""Runs the Marlin kernel on the emulator as the GPU's plan runs it, on NumPy arrays."""
+"""Run the Marlin kernel on the emulator with NumPy arrays, in the same way as on a GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
 
 
 def operands(m: int, k: int, n: int, of: MarlinConfig) -> tuple[Any, PackedWeight, Any]:
-    """Random x (m, k), a weight (k, n) as the config takes it, and a bias (n,)."""
+    """Return random x (m, k), a weight (k, n) that matches the config, and a bias (n,)."""
     rng = np.random.default_rng(m + k + n)
     dense = rng.normal(size=(k, n)).astype(np.float32) * 0.05
     w = quantize(dense, dtype=of.dtype, group_size=of.group_size, symmetric=not of.has_zeros)
@@ -40,12 +40,12 @@ def operands(m: int, k: int, n: int, of: MarlinConfig) -> tuple[Any, PackedWeigh
 
 
 def launch_programmatically(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on run_marlin() does as programmatic dependent launches do."""
+    """Make run_marlin() use programmatic dependent launches."""
     monkeypatch.setattr(sys.modules[__name__], "problem_of", partial(problem_of, programmatic=True))
 
 
 def problem_of(x: Any, w: PackedWeight, out: Any, **options: Any) -> Problem:
-    """The problem of a call with these arrays."""
+    """Return the problem of a call with these arrays."""
     checked = MARLIN_GEMM.check((x, None), out, MarlinOptions(False, False), w)
     return replace(checked.problem, **options)
 
@@ -63,8 +63,9 @@ def run_marlin(
     out: Any = None,
     **options: Any,
 ) -> tuple[Any, Report]:
-    """x @ dequantized(w) as (rows, N), and the emulator's report. processors: of the imagined GPU. Tiles
-    are divided eagerly, unless ``work`` says how: as on a GPU, the small problems here would all be whole."""
+    """Return x @ dequantized(w) as (rows, N), and the emulator's report. processors: number of SMs of the imagined GPU.
+    By default, tiles are divided even if this is slower, because a GPU would not divide the tiles of these small
+    problems. ``work`` replaces this division."""
     chosen = get_target(target)
     k, n = w.shape
     out = np.full((x.shape[0], n), np.nan).astype(x.dtype) if out is None else out

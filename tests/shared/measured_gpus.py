@@ -1,4 +1,4 @@
-"""The GPUs that measured what benchmarks/results has, as the driver describes them."""
+"""The GPUs on which benchmarks/results was measured, as the driver describes them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ _GPUS = {
 
 
 def readings(name: str) -> tuple[list[dict[str, Any]], Gpu]:
-    """The cells of a result, and the GPU."""
+    """Return the cells of a result, and the GPU."""
     result = json.loads((RESULTS / name).read_text())
     return result["cells"], _GPUS[result["machine"]["card"]]

@@ -72,7 +72,7 @@ def other_tensors(dtype: str, seed: int) -> Tensors:
 
 
 def write_folder(folder: Path, tensors: Tensors, config_json: dict[str, Any], shards: int = 1) -> None:
-    """Weights in one file or several, the configuration, and what else such folders hold."""
+    """Write the weights to one or several files, and add the configuration and the other files of such a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     names = list(tensors)
     if shards == 1:
@@ -90,7 +90,7 @@ def write_folder(folder: Path, tensors: Tensors, config_json: dict[str, Any], sh
 
 
 def write_float(folder: Path, dtype: str = "float16", *, shards: int = 1, seed: int = 0) -> Tensors:
-    """A float model; returns its linear layers' weights (N, K) in float32."""
+    """Write a float model, and return the weights (N, K) of its linear layers in float32."""
     rng = np.random.default_rng(seed)
     weights = {
         f"{layer}.weight": (rng.standard_normal((n, k)) / k**0.5).astype(TYPES[dtype])
@@ -162,7 +162,7 @@ def write_gptq(
     shards: int = 1,
     seed: int = 0,
 ) -> Tensors:
-    """A GPTQ model; form: of the zero points, "v1", "v2" or "v1_borrow" (GPTQModel)."""
+    """Write a GPTQ model. form: the form of the zero points, "v1", "v2" or "v1_borrow" (GPTQModel)."""
     section: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": group, "desc_act": order, "sym": sym}
     section["checkpoint_format"] = "gptq_v2" if form == "v2" else "gptq"
     if form == "v1_borrow":
@@ -172,14 +172,15 @@ def write_gptq(
 
 
 def gptq_tensors(made: Quantized, form: str = "v1") -> Tensors:
-    """The tensors of a GPTQ layer, by their names without the layer's."""
+    """Return the tensors of a GPTQ layer, keyed by their names without the layer's name."""
     plain = words(made.zeros).view(np.uint32)
     stored = {"v1": words((made.zeros - 1) & 15), "v2": plain, "v1_borrow": plain - np.uint32(0x11111111)}[form]
     return {"qweight": words(made.q.T).T, "qzeros": stored.view(np.int32), "scales": made.scales, "g_idx": made.index}
 
 
 def quantize_layers(folder: Path, shapes: dict[str, tuple[int, int]], **config_json: Any) -> Tensors:
-    """Put GPTQ layers of these (K, N) into a float folder, in place of their weights; returns what they stand for."""
+    """Replace the layers with these (K, N) in a float folder with GPTQ layers, and return the weights that they
+    represent."""
     path, rng = folder / "model.safetensors", np.random.default_rng(0)
     tensors, weights = load_file(path), {}
     for layer, (k, n) in shapes.items():
@@ -194,7 +195,7 @@ def quantize_layers(folder: Path, shapes: dict[str, tuple[int, int]], **config_j
 
 
 def write_awq(folder: Path, *, group: int = 64, dtype: str = "float16", shards: int = 1, seed: int = 0) -> Tensors:
-    """An AWQ model, asymmetric."""
+    """Write an asymmetric AWQ model."""
 
     def tensors_of(made: Quantized) -> Tensors:
         order = (0, 2, 4, 6, 1, 3, 5, 7)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from cudatma.build.nvrtc import _nvrtc, _run, compile_flags, compile_source
+from cudatma.build.nvrtc import _run, compile_flags, compile_source
 from cudatma.build.render import render
 from cudatma.emulator import EmulatedModule, load
 from cudatma.runtime.launch import Kernel
@@ -34,14 +34,14 @@ def ptx_alone(text: str, target: Target) -> str:
     """compile_source().ptx without the cubin, 40 % of the time. What GPUs make of the templates is the subject of the
     *_compile tests."""
     _, *flags = compile_flags(target)
-    code, log, ptx, _ = _run(_nvrtc(), text, "/kernel.cu", [f"-arch={target.name.replace('sm', 'compute')}", *flags])
-    assert int(code) == 0, log
+    log, ptx, _ = _run(text, "/kernel.cu", [f"-arch={target.name.replace('sm', 'compute')}", *flags], None)
+    assert ptx, log
     return ptx
 
 
 @lru_cache(maxsize=256)
 def ptx_of_source(source: str, target: str = "sm_90a") -> str:
-    """PTX of a kernel written with the primitives at hand."""
+    """Return the PTX of a source that may use all primitives."""
     chosen = get_target(target)
     text = render(PRELUDE + source, None, chosen, is_source=True)
     return str(compile_source(text, chosen, options=LINES).ptx)
@@ -49,7 +49,7 @@ def ptx_of_source(source: str, target: str = "sm_90a") -> str:
 
 @lru_cache(maxsize=256)
 def ptx_of_template(template: str, config: object, target: str = "sm_90a") -> str:
-    """PTX of a template of the project."""
+    """Return the PTX of a template of this project."""
     chosen = get_target(target)
     return ptx_alone(render(template, config, chosen), chosen)
 

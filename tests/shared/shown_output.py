@@ -1,4 +1,4 @@
-"""What of an output is compared with the block of a page that shows it."""
+"""The part of an output that is compared with the block of a page."""
 
 from __future__ import annotations
 

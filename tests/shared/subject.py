@@ -1,4 +1,4 @@
-"""A kernel whose mutants are tried, by name."""
+"""A kernel whose mutants are tested, identified by a name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cudatma.target import get_target
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A template with a config, and a launch that makes every synchronisation of it matter.
+    """A template with a config, and a launch in which every synchronization of the kernel is needed.
 
     name: ``kernel/variant``. make: a fresh Call, its arrays as the kernel finds them.
     """
@@ -37,5 +37,5 @@ class Subject:
         return ptx_alone(render(self.template, self.config, target), target)
 
     def trial(self) -> Trial:
-        """The subject's mutants, ready to run."""
+        """Return the subject's mutants, ready to run."""
         return Trial(self.ptx(), self.make)

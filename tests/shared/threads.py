@@ -9,7 +9,7 @@ from typing import Any
 
 
 def in_threads(count: int, work: Callable[[int], Any]) -> list[Any]:
-    """Return the results of work(0), work(1), .. in threads that begin together and that all live until the last ends.
+    """Return the results of work(0), work(1), and so on. The threads begin together and exist until the last one ends.
 
     Raises the first error.
     """

@@ -21,6 +21,7 @@ PICTURE = ROOT / "docs" / "pictures" / "architecture.svg"
 #: modules that are not in a package.
 LAYERS: tuple[tuple[str, str], ...] = (
     ("facts", "errors, element types, targets, contexts, arrays of any library, shared-memory layouts, pipelines"),
+    ("pages", "HTML: templates and style of pages and notebook views"),
     ("descriptor", "tensor maps: rules, codec, driver"),
     ("emulator", "runs PTX on the CPU and reports hazards"),
     ("review", "reports of compiled kernels: resources, SASS, differences"),

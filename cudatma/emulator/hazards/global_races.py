@@ -527,12 +527,14 @@ class GlobalRaces(Observer):
     ) -> None:
         """Record a hazard in a buffer, and name the last writer and the preceding read."""
         offset = shadow.byte(place)
-        others = self._reporter.read_at(read_at)
-        if shadow.writers[place, WHO]:
-            others += self._reporter.written_at(int(shadow.writers[place, PLACE]) // 2)
+        written_at = int(shadow.writers[place, PLACE]) // 2 if shadow.writers[place, WHO] else -1
+        others = self._reporter.earlier(read_at, written_at)
         region = shadow.region
-        message = f"{text} (bytes from {offset} of {region.name}, address {region.base + offset:#x}{others})"
-        self._reporter.report(kind, w, at, message, cause=cause)
+        where, address = region.element(offset), region.base + offset
+        shown = "; ".join([f"address {address:#x}, {where}", *map(str, others)])
+        self._reporter.report(
+            kind, w, at, f"{text} ({shown})", cause=cause, others=others, where=where, address=address
+        )
 
 
 def _places(indices: Array, offsets: Array) -> set[int]:

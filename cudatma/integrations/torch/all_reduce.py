@@ -1,4 +1,4 @@
-"""AllReduce sums small tensors over the GPUs of a host with one kernel that writes to the other GPUs' memory."""
+"""AllReduce, which sums small tensors over the GPUs of a host by writing to the memory of the other GPUs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rank_and_members(group: Any) -> tuple[int, list[int]]:
     process, and ArgumentTypeError if ``group`` is not a process group.
     """
     if not dist.is_available() or not dist.is_initialized():
-        remedy = "call torch.distributed.init_process_group(), or run under torchrun and do so"
+        remedy = "call torch.distributed.init_process_group(), for example in a program started by torchrun"
         raise ArgumentError("group", "no process group", "a process group of torch.distributed", remedy)
     if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:
         raise ArgumentError("group", "a group without this process", "a group that contains this process")
@@ -45,21 +45,21 @@ def rank_and_members(group: Any) -> tuple[int, list[int]]:
 
 
 _MAX_BYTES, _ALLOWED_BYTES = 1 << 30, "None, or 0 to 2**30"
-#: AllReduce objects by the operator's ``number`` argument. An object stays here until close(), because peers write to
-#: its memory.
+#: Maps the operator's ``number`` argument to the AllReduce object. An object stays here until close(), because peers
+#: write to its memory.
 _known: dict[int, AllReduce] = {}
-#: Numbers are never reused: a compiled graph may outlive the object that it calls.
+#: Numbers are never reused, because a compiled graph may outlive the object that it calls.
 _numbers = itertools.count(1)
 #: Libraries live as long as the process, even if this module is reloaded, because deleting one removes its operators.
 _libraries: list[Any] = globals().get("_libraries", [])
 
 
 class AllReduce:
-    """Sums tensors over the ranks of a process group, in place and with the same bits on every rank.
+    """Callable that sums tensors over the ranks of a process group, in place and with the same bits on every rank.
 
     A one-shot kernel sums fp16 and bf16 tensors of up to ``max_bytes``. It writes the tensor to the memory of all peers
     and adds up the peers' tensors in fp32, in rank order. Other tensors use the group's all-reduce. All ranks must
-    create, call and close the object in the same order. The calls of a rank must be in one stream or ordered by
+    create, call and close the object in the same order. The calls of a rank must be made on one stream or be ordered by
     events.
 
     Parameters
@@ -113,11 +113,12 @@ class AllReduce:
     def _check_limits(self) -> None:
         """Raise ArgumentError on every rank unless all ranks have the same limit.
 
-        With different limits, a rank could write beyond a peer's inbox, or wait for a rank that has no inbox.
+        With different limits, a rank might write beyond the end of a peer's inbox, or wait for a rank that has no
+        inbox.
         """
         limits = [int(limit) for limit, _, _ in self._gather((str(self.max_bytes), b"", ""))]
         if len(set(limits)) > 1:
-            raise ArgumentError("max_bytes", self.max_bytes, f"the same on all ranks, which have {limits}")
+            raise ArgumentError("max_bytes", self.max_bytes, f"the same value on all ranks, which have {limits}")
 
     def _connect(self) -> None:
         """Create the inbox and map the peers' inboxes. If one rank fails, raise an error on all ranks."""
@@ -130,14 +131,14 @@ class AllReduce:
         if errors := [f"rank {rank}: {error}" for rank, (_, _, error) in enumerate(everyone) if error]:
             self._disconnect()
             raise DriverError(
-                "AllReduce", None, "; ".join(errors), "max_bytes=0 uses the group's all-reduce for everything"
+                "AllReduce", None, "; ".join(errors), "pass max_bytes=0 to use the group's all-reduce for all tensors"
             )
 
     def _attempt(self, function: Callable[[], bytes]) -> tuple[bytes, str]:
         """Return the function's result and "". If the function fails, return b"" and the error's text."""
         try:
             return function(), ""
-        except Exception as error:  # any error, because the other ranks wait for this one
+        except Exception as error:  # catch any error, because the other ranks wait for this rank
             return b"", str(error)
 
     def _gather(self, own: tuple[str, bytes, str]) -> list[tuple[str, bytes, str]]:
@@ -227,7 +228,7 @@ class AllReduce:
     def close(self) -> None:
         """Free the inboxes.
 
-        All ranks must call this method, and only when no launch and no captured graph needs the inboxes.
+        All ranks must call this method. No launch and no captured graph may still need the inboxes.
         """
         if _known.pop(self._number, None) is None or not self.max_bytes:
             return
@@ -245,7 +246,7 @@ class AllReduce:
 
 def _all_reduce(x: Any, number: int) -> None:
     if number not in _known:
-        raise ArgumentError("number", number, "the number of an open AllReduce", "compile again with a new one")
+        raise ArgumentError("number", number, "the number of an open AllReduce", "compile again with a new AllReduce")
     _known[number]._run(x)
 
 

@@ -1,4 +1,4 @@
-"""Fake kernels: they check an operator's tensors and return an empty result of the right shape, dtype and device.
+"""Fake kernels, which check an operator's tensors and return an empty result with the right shape, dtype and device.
 
 torch.compile and torch.export call these functions with tensors that have no memory and may have symbolic sizes.
 """
@@ -44,7 +44,7 @@ def marlin_gemm(
         _check_part("perm", perm, torch.int32, shapes)
     _check_like("x", x, scales, "the weight")
     if not x.dim() or x.shape[-1] != k:
-        raise ArgumentError("x.shape", tuple(x.shape), f"(..., {k})", "the last dimension is the weight's K")
+        raise ArgumentError("x.shape", tuple(x.shape), f"(..., {k})", "the last dimension must equal the weight's K")
     if bias is not None:
         _check_like("bias", bias, scales, "the weight")
         _check_shape("bias", bias, (n,))
@@ -153,7 +153,7 @@ def _name(dtype: Any) -> str:
 
 
 def _shape(tensor: Any) -> tuple[Any, ...]:
-    """Return the shape with the head dimension as a plain int, because kernels are compiled for one head dimension."""
+    """Return the shape with the head dimension as a plain int, because a kernel is compiled for one head dimension."""
     return *tensor.shape[:-1], int(tensor.shape[-1])
 
 

@@ -2,7 +2,7 @@
 
 The dispatcher converts each argument twice, and allocates the result with another operator. Once this module is
 imported, Inductor (torch.compile's code generator) allocates the result as for its own kernels and calls the Python
-function. The generated code imports that function. It therefore also works in processes that load the code from
+function directly. The generated code imports this function, so it also works in processes that load the code from
 Inductor's cache.
 """
 
@@ -49,7 +49,10 @@ def _lowered(
     group_size: int,
     batch_invariant: bool = False,
 ) -> Any:
-    """Return the graph node for a call. C++ and FX wrappers call the operator: they cannot call Python functions."""
+    """Return the graph node for a call.
+
+    C++ and FX wrappers call the operator instead, because they cannot call Python functions.
+    """
     tensors, numbers = (x, qweight, scales, zeros, perm, bias), (k, n, group_size, batch_invariant)
     if V.graph.cpp_wrapper or getattr(V.graph, "fx_wrapper", False):
         return _operator(*tensors, *numbers)

@@ -344,7 +344,10 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         return values.T.contiguous().to(self.scales.device, result)
 
     def _dequantize_by_kernel(self) -> Any:
-        """Dequantize with the kernel, which writes (K, N) in the layer's dtype, each row padded to 16 bytes."""
+        """Dequantize with the kernel.
+
+        It writes (K, N) in the layer's dtype and pads each row to a multiple of 16 bytes.
+        """
         rows = self.scales.new_empty((self.in_features, align_up(self.out_features, 8)))[:, : self.out_features]
         return dequantize(self._packed_weight(), out=rows).T.contiguous()
 
@@ -364,7 +367,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         Raises
         ------
         ArgumentError, ArgumentTypeError
-            If ``x`` does not fit the layer.
+            If ``x`` does not match the layer.
         """
         if not isinstance(x, torch.Tensor):
             raise ArgumentTypeError("x", type(x).__name__, "a torch tensor")
@@ -426,7 +429,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         """Raise ArgumentTypeError for conversions to another dtype, such as .half()."""
         converted = fn(torch.empty(0, dtype=self.dtype, device=self.scales.device)).dtype
         if converted != self.dtype:
-            remedy = "the weight was quantized for its dtype: quantize it again, or use .to(device)"
+            remedy = "the weight was quantized for this dtype; quantize it again, or use .to(device) without a dtype"
             raise ArgumentTypeError("dtype", str(converted), f"{self.dtype}, the layer's", remedy)
         return super()._apply(fn, recurse)
 

@@ -117,5 +117,5 @@ def marlin_gemm(
 
 
 register()
-#: The operator, kept here because looking it up in torch.ops costs 0.2 us.
+#: The operator. It is stored here because looking it up in torch.ops takes 0.2 us.
 MARLIN_GEMM = torch.ops.cudatma.marlin_gemm.default

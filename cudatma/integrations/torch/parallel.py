@@ -23,7 +23,7 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
     Parameters
     ----------
     layer : MarlinLinear
-        This rank's layer, with this rank's shard of the bias.
+        This rank's layer, including this rank's shard of the bias.
     group : torch.distributed.ProcessGroup, optional
         The ranks. Default: torch's default group.
     gather_output : bool, default False
@@ -82,7 +82,7 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
         part = shard(weight, rank, len(members), by="columns")
         if bias is not None:
             if (got := describe(bias, "bias").shape) != weight.shape[1:]:
-                raise ArgumentError("bias.shape", got, f"({weight.shape[1]},), the whole bias")
+                raise ArgumentError("bias.shape", got, f"({weight.shape[1]},) for the whole bias")
             n = part.shape[1]
             bias = bias[rank * n : (rank + 1) * n]
         layer = MarlinLinear.from_packed(part, bias, batch_invariant=batch_invariant)
@@ -115,8 +115,8 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
 class RowParallel(torch.nn.Module):  # type: ignore[misc]
     """Linear layer whose inputs are divided among the ranks. It can follow a ColumnParallel directly.
 
-    Rank r reads x[..., r * K / ranks : (r + 1) * K / ranks]. An all-reduce adds up the partial results, so that every
-    rank gets the same y.
+    Rank r reads x[..., r * K / ranks : (r + 1) * K / ranks]. An all-reduce adds up the partial results, so every rank
+    gets the same y.
 
     Parameters
     ----------
@@ -141,10 +141,12 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
         if all_reduce is not None and not isinstance(all_reduce, AllReduce):
             raise ArgumentTypeError("all_reduce", type(all_reduce).__name__, "AllReduce, or None")
         if all_reduce is not None and all_reduce.members != members:
-            raise ArgumentError("all_reduce", f"an object for ranks {all_reduce.members}", f"one for ranks {members}")
+            raise ArgumentError(
+                "all_reduce", f"an object for ranks {all_reduce.members}", f"an object for ranks {members}"
+            )
         if self.rank and layer.bias is not None:
             raise ArgumentError(
-                "layer.bias", f"a bias on rank {self.rank}", "a bias on rank 0 only", "it is added once"
+                "layer.bias", f"a bias on rank {self.rank}", "a bias on rank 0 only", "the bias must be added only once"
             )
 
     @classmethod
@@ -213,5 +215,5 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
 
 def _checked(layer: Any) -> MarlinLinear:
     if not isinstance(layer, MarlinLinear):
-        raise ArgumentTypeError("layer", type(layer).__name__, "MarlinLinear", "from_packed() divides a weight")
+        raise ArgumentTypeError("layer", type(layer).__name__, "MarlinLinear", "use from_packed() to divide a weight")
     return layer

@@ -1,10 +1,10 @@
-"""Cache of the PackedWeight for a weight's tensors.
+"""Cache that maps a weight's tensors to a PackedWeight.
 
 Operators take tensors, but the kernels need a PackedWeight. The first call creates a PackedWeight, and later calls find
 it in a table by the address of qweight. A table entry is valid for tensors with the same shapes, strides, dtypes,
-addresses and version counters. Otherwise it is replaced. For qweight the address is sufficient, because its values are
-not read. The table keeps weak references to the storages, because torch does not reuse the address of a storage that is
-alive or weakly referenced. Entries whose storages were freed are removed.
+addresses and version counters. Otherwise the entry is replaced. For qweight, the address is sufficient, because its
+values are not read. The table keeps weak references to the storages, because torch does not reuse the address of a
+storage that is alive or weakly referenced. Entries whose storages were freed are removed.
 """
 
 from __future__ import annotations
@@ -41,18 +41,20 @@ class _Known(NamedTuple):
     storages: tuple[StorageWeakRef, ...]
 
 
-#: Weights by the address of qweight. A lock would be dangerous: a forked child, or a finalizer that calls forget(),
-#: could find it locked.
+#: Maps the address of qweight to its weight. There is no lock, because a forked child or a finalizer that calls
+#: forget() could find it locked.
 _known: dict[int, _Known] = {}
 
 
 def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int) -> PackedWeight:
-    """Return a PackedWeight that uses the memory of a weight's tensors. Layout and dtypes are those of PackedWeight.
+    """Return a PackedWeight that uses the memory of a weight's tensors.
 
-    Call forget() after changing inference tensors in place, because they have no version counters. Raise the errors of
-    PackedWeight for wrong shapes and values. Raise ArgumentError if torch records a gradient of the scales or if memory
-    is misaligned. Raise LaunchError if the weight is new and the current stream is being captured, because its values
-    cannot be read during capture.
+    They must have the layout and dtypes of PackedWeight.
+
+    Call forget() after changing inference tensors in place, because they have no version counters. Raises the errors of
+    PackedWeight for wrong shapes and values. Raises ArgumentError if torch records a gradient of the scales or if
+    memory is misaligned. Raises LaunchError if the weight is new and the current stream is being captured, because its
+    values cannot be read during a capture.
     """
     return known_weight(qweight, scales, zeros, perm, k, n, group_size)[0]
 
@@ -71,7 +73,7 @@ def known_weight(
         k,
         n,
         group_size,
-        scales.untyped_storage()._cdata,  # _facts(scales): a call costs 0.1 us
+        scales.untyped_storage()._cdata,  # _facts(scales), inlined because a call takes 0.1 us
         scales.data_ptr(),
         -1 if scales.is_inference() else scales._version,
         scales.shape,
@@ -90,7 +92,9 @@ def known_weight(
     for other, old in list(_known.items()):
         if any(storage.expired() for storage in old.storages):
             _known.pop(other, None)
-    if weight.device is not None or address % TMA_ALIGNMENT_BYTES == 0:  # otherwise the weight holds a copy of qweight
+    if (
+        weight.device is not None or address % TMA_ALIGNMENT_BYTES == 0
+    ):  # if this is false, the weight holds a copy of qweight
         _known[address] = _Known(facts, weight, launched, storages)
     return weight, launched
 

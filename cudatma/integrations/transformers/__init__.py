@@ -1,4 +1,4 @@
-"""Int4 models and attention for Hugging Face's transformers. register() adds them."""
+"""Int4 models and attention for Hugging Face's transformers. register() adds them to transformers."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def register() -> None:
 def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | None = None, **options: Any) -> Any:
     """Load a GPTQ, AWQ, AutoRound, Marlin or compressed-tensors model, and pack its layers while reading them.
 
-    The tool that quantized the model need not be installed. For a model that `cudatma convert` wrote, this function
-    does the same as from_pretrained().
+    The tool that quantized the model need not be installed. For a model that `cudatma convert` wrote, this function is
+    equivalent to from_pretrained().
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | 
     Raises
     ------
     WeightFileError, QuantizationError
-        If a layer cannot be packed, or the model class cannot load it.
+        If a layer cannot be packed, or if the model class cannot load it.
     ArgumentError
         If the quantization method is not supported, the folder does not exist, tensor parallelism is requested, or
         ``max_m`` is out of range.
@@ -109,7 +109,9 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | 
         warm_up(loaded, max_m)
         for function, operands, settings in attention_calls(loaded):
             if operands[0].is_cuda:
-                warm_up_calls(function, operands, max_m=LARGEST_M, **settings)  # a cache may hold more tokens
+                warm_up_calls(
+                    function, operands, max_m=LARGEST_M, **settings
+                )  # a cache may hold more tokens than a batch
     return loaded
 
 
@@ -127,7 +129,9 @@ def _check_folder(model: str | os.PathLike[str], options: Mapping[str, Any]) -> 
     if not path.is_dir():
         return
     if (path / ADAPTER).is_file() and find_spec("peft") is None:
-        raise WeightFileError(str(path / ADAPTER), "an adapter, without peft", "peft installed", "pip install peft")
+        raise WeightFileError(
+            str(path / ADAPTER), "an adapter without peft installed", "peft installed", "pip install peft"
+        )
     config = read_config(path) if "config" not in options else {}
     read_section(path)
     if "transformers_weights" in config or options.get("variant") or options.get("use_safetensors") is False:

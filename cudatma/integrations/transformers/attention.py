@@ -109,7 +109,7 @@ def dense_mask(mask: Any, query: Any, key: Any, causal: bool, window: int | None
         begin, end = (k_offsets[:, place, None, None] - start * kv_length for place in (0, 1))
         last = q_offsets[:, 1, None, None] - start * q_length
     visible = (keys >= begin) & (keys < end)
-    distance = (keys - end) - (queries - last)  # 0 for the key that is aligned with the query
+    distance = (keys - end) - (queries - last)  # 0 for the key at the position of the query
     if causal:
         visible = visible & (distance <= 0)
         visible = visible if window is None else visible & (distance > -window)
@@ -136,7 +136,7 @@ def _causality(
         return False
     if local_size is None or local_size == getattr(config, "attention_chunk_size", None):
         return None
-    if allow_is_causal_skip:  # transformers added nothing to the pattern
+    if allow_is_causal_skip:  # transformers has added nothing to the pattern
         return True
     if torch.compiler.is_compiling():
         return None
@@ -159,7 +159,10 @@ def _is_tracing(device: Any) -> bool:
 
 
 def _padding(attention_mask: Any, kv_length: int, kv_offset: Any) -> Any:
-    """Return a bool tensor (batch, kv_length) that is False for padding keys. Keys beyond the mask are padding."""
+    """Return a bool tensor (batch, kv_length) that is False for padding keys.
+
+    Keys beyond the end of the mask are padding.
+    """
     missing = kv_length + kv_offset - attention_mask.shape[1]
     if missing > 0:
         attention_mask = torch.nn.functional.pad(attention_mask, (0, int(missing)))
@@ -172,7 +175,8 @@ def _padding(attention_mask: Any, kv_length: int, kv_offset: Any) -> Any:
 def _without_padding(causal: bool, batch: int, q_length: int, kv_length: int, end: Any, device: Any) -> Any:
     """Return the mask for a batch without padding.
 
-    ``end`` is the number of keys in use. With a static cache, it is a tensor and less than the cache's length.
+    ``end`` is the number of keys in use. With a static cache, it is a tensor whose value is less than the cache's
+    length.
     """
     if not causal:
         return None
@@ -203,7 +207,7 @@ def _offsets(causal: bool, begin: Any, count: Any, first: Any, q_length: int, kv
 
 
 def attention_calls(model: Any) -> list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]:
-    """Return a call (function, operands, options) for each kind of kernel that a model's attention layers may launch.
+    """Return one call (function, operands, options) for each kind of kernel that a model's attention layers may launch.
 
     The operands are uninitialized. Attention layers are recognized by the attributes that transformers' attention
     modules have in common.
@@ -253,7 +257,7 @@ def _calls_of(
         yield attention_decode, (q[:, :1], k, v, ends[1:]), options
 
 
-#: Reasons about which users were warned.
+#: Reasons for which a warning was already issued.
 _warned: set[str] = set()
 
 
@@ -306,7 +310,7 @@ def attention_forward(
     Raises
     ------
     ArgumentError
-        If the model needs an eager function and has none.
+        If the model needs an eager function but has none.
     """
     requested = options.get("is_causal")
     causal = bool(getattr(module, "is_causal", True) if requested is None else requested)

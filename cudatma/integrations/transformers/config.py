@@ -27,10 +27,10 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         Modules that stay float. As in transformers, an entry matches the whole name of a module, the end of the name or
         a prefix. The head and tied weights always stay float.
     vision_tower : bool, default False
-        Whether to quantize the encoders of images, video and audio too.
+        Whether to also quantize the encoders of images, video and audio.
     dtype, act_order, layers, source, bits, layout_version : optional
-        Written by `cudatma convert` and save_pretrained(). ``dtype`` is the type of the scales. ``layers`` holds the
-        packed layers by name, with the facts that differ from group_size, symmetric and act_order. ``source`` is the
+        Written by `cudatma convert` and save_pretrained(). ``dtype`` is the type of the scales. ``layers`` maps the
+        name of each packed layer to the facts that differ from group_size, symmetric and act_order. ``source`` is the
         quantization_config of the model that load() packs.
     quant_method : str
         Ignored; config.json contains it.

@@ -1,4 +1,4 @@
-"""The quantizer that transformers calls while loading a model. It replaces linear layers with MarlinLinear.
+"""The quantizer that transformers calls while it loads a model. It replaces linear layers with MarlinLinear.
 
 The quantizer supports three kinds of checkpoints:
 
@@ -41,7 +41,7 @@ from cudatma.quantization.statement import Statement, read_statement
 
 
 class Pack(ConversionOps):  # type: ignore[misc]
-    """Operation that packs a layer of another tool. ``facts`` holds the facts of each module by name."""
+    """Operation that packs a layer of another tool. ``facts`` maps the name of each module to its facts."""
 
     def __init__(self, kind: Format, facts: Mapping[str, LayerFacts]) -> None:
         self.kind, self.facts = kind, facts
@@ -50,7 +50,7 @@ class Pack(ConversionOps):  # type: ignore[misc]
         return self  # transformers copies the operation for each layer, but the operation never changes
 
     def convert(self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, **_: Any) -> dict[str, Any]:
-        """Pack one layer. ``input_dict`` holds its tensors by the patterns that they matched."""
+        """Pack one layer. ``input_dict`` maps the patterns to the tensors that they matched."""
         tensors = {pattern.rpartition(".")[2][:-1]: matches[0] for pattern, matches in input_dict.items()}
         layer = full_layer_name.rpartition(".")[0]
         module = model.get_submodule(layer)
@@ -111,7 +111,8 @@ def check_ranks(options: Mapping[str, Any]) -> None:
 
 def packing_conversion(kind: Format, facts: Mapping[str, LayerFacts]) -> Any:
     """Return the converter that transformers uses to collect and pack a layer's tensors."""
-    # Match whole names: transformers replaces the first occurrence of a match, and ".self_attn" also begins with ".s".
+    # Match whole names, because transformers replaces the first occurrence of a match, and ".self_attn" also begins
+    # with ".s".
     names = [rf"^(.+)\.{name}$" for name in (*kind.required, *kind.optional)]
     return WeightConverter(source_patterns=names, target_patterns=r"\1.qweight", operations=[Pack(kind, facts)])
 
@@ -133,7 +134,7 @@ _log = logging.get_logger(__name__)
 
 
 class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
-    """Replaces linear layers while transformers loads a model, and completes ``quantization_config``."""
+    """Quantizer that replaces linear layers while a model is loaded, and that completes ``quantization_config``."""
 
     requires_calibration = False
     quantization_config: CudatmaConfig
@@ -215,7 +216,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         return tensor == "weight" and isinstance(model.get_submodule(layer), MarlinLinear)
 
     def param_element_size(self, model: Any, param_name: str, param: Any) -> float:
-        """Return the size in bytes of an element in the loaded model. transformers needs it for device_map="auto".
+        """Return the size in bytes of an element in the loaded model, which transformers needs for device_map="auto".
 
         The float weight of a layer to quantize does not remain in the loaded model.
         """
@@ -242,7 +243,10 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         layers = {name: module for name, module in model.named_modules() if isinstance(module, MarlinLinear)}
         if missing := [name for name, layer in layers.items() if "weight" in layer._parameters]:
             raise WeightFileError(
-                ", ".join(missing[:4]), "no weights for these layers", "a whole checkpoint", "see the load report"
+                ", ".join(missing[:4]),
+                "no weights for these layers",
+                "a whole checkpoint",
+                "see transformers' load report",
             )
         dtypes = {str(layer.dtype).removeprefix("torch.") for layer in layers.values()}
         self.quantization_config.describe(
@@ -259,7 +263,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
 
     @property
     def is_trainable(self) -> bool:
-        """Whether the model can be trained. It cannot, because there is no backward pass."""
+        """Whether the model can be trained. The value is False, because there is no backward pass."""
         return False
 
     @property

@@ -1,4 +1,4 @@
-"""vLLM plugin that puts the W4A16 GEMM first among vLLM's mixed-precision linear kernels."""
+"""vLLM plugin that puts cudatma's W4A16 GEMM first among vLLM's mixed-precision linear kernels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def register() -> None:
         return
     log = logging.getLogger(__name__)
     if importlib.util.find_spec("cupy") is None:
-        log.warning("cudatma leaves vLLM its own kernels: CuPy is not installed. %s", INSTALL_CUDA)
+        log.warning("cudatma leaves vLLM's kernels unchanged, because CuPy is not installed. %s", INSTALL_CUDA)
         return
     try:
         from vllm import envs
@@ -47,7 +47,9 @@ def register() -> None:
         kernels, variables = linear._POSSIBLE_KERNELS[PlatformEnum.CUDA], envs.environment_variables
     except (ImportError, AttributeError, KeyError) as error:
         cause = f"{type(error).__name__}: {error}"
-        log.warning("cudatma leaves vLLM its own kernels: it does not support this version of vLLM (%s)", cause)
+        log.warning(
+            "cudatma leaves vLLM's kernels unchanged, because it does not support this version of vLLM (%s)", cause
+        )
         return
     if CudatmaW4A16LinearKernel not in kernels:
         kernels.insert(0, CudatmaW4A16LinearKernel)

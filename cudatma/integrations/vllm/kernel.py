@@ -16,8 +16,8 @@ _CAPABILITIES = (90, 120, 121)
 class CudatmaW4A16LinearKernel(PackedLayer, MPLinearKernel):  # type: ignore[misc]  # vLLM's class is not typed here
     """Linear kernel for vLLM. vLLM creates one object for each layer that can_implement() accepts.
 
-    Users name this class in VLLM_DISABLED_KERNELS. Its name contains neither "marlin" nor "humming", because on SM90
-    vLLM moves its Humming kernel before the first class that is named after Marlin.
+    Users disable this class by its name in VLLM_DISABLED_KERNELS. The name contains neither "marlin" nor "humming",
+    because on SM90, vLLM moves its Humming kernel before the first class that is named after Marlin.
     """
 
     @classmethod
@@ -32,12 +32,12 @@ class CudatmaW4A16LinearKernel(PackedLayer, MPLinearKernel):  # type: ignore[mis
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether a row's result may not depend on the other rows of its batch (VLLM_BATCH_INVARIANT)."""
+        """Whether the result of a row must be independent of the other rows of its batch (VLLM_BATCH_INVARIANT)."""
         return bool(envs.VLLM_BATCH_INVARIANT)
 
     @property
     def max_m(self) -> int | None:
-        """Maximum number of tokens in a batch, from vLLM's configuration while it loads a model."""
+        """Maximum number of tokens in a batch, from vLLM's configuration. It is valid while vLLM loads a model."""
         config = get_current_vllm_config_or_none()
         return None if config is None else int(config.scheduler_config.max_num_batched_tokens)
 
@@ -47,5 +47,5 @@ def _unfit_platform() -> str | None:
         return "cudatma needs a CUDA device"
     capability = current_platform.get_device_capability()
     if capability is None or capability.to_int() not in _CAPABILITIES:
-        return f"the compute capability is {capability}; it has to be 9.0, 12.0 or 12.1"
+        return f"the compute capability is {capability}; it must be 9.0, 12.0 or 12.1"
     return None

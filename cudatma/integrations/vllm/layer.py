@@ -1,4 +1,4 @@
-"""A linear kernel with vLLM's interface. This module does not import vLLM. kernel.py adds vLLM's base class.
+"""A linear kernel with vLLM's interface. This module does not import vLLM; kernel.py adds vLLM's base class.
 
 vLLM's q is int32 (K / 8, N): a word holds eight consecutive rows, lowest nibble first. Its zero points are int32 (G, N
 / 8): a word holds eight consecutive columns. torch repacks q and the zero points on their device. The result equals
@@ -45,14 +45,14 @@ def refusal(config: LayerConfig) -> str | None:
         points = "with" if config.zero_points else "without"
         return f"the weight type is {config.weight_type}; {points} zero points it has to be {expected}"
     if config.act_type not in (torch.float16, torch.bfloat16):
-        return f"activations are {config.act_type}; they have to be torch.float16 or torch.bfloat16"
+        return f"activations are {config.act_type}; they must be torch.float16 or torch.bfloat16"
     if config.out_type not in (None, config.act_type):
-        return f"results are {config.out_type}; they have to be {config.act_type}, like the activations"
+        return f"results are {config.out_type}; they must be {config.act_type}, like the activations"
     if size not in GROUP_SIZES:
-        return f"the group size is {size}; it has to be one of {', '.join(map(str, GROUP_SIZES))}"
+        return f"the group size is {size}; it must be one of {', '.join(map(str, GROUP_SIZES))}"
     multiple = WORD_VALUES if size == -1 else size
     if k % multiple:
-        return f"the weight is {k} x {n} (K x N) on each rank; K has to be a multiple of {multiple}"
+        return f"the weight is {k} x {n} (K x N) on each rank; K must be a multiple of {multiple}"
     if getattr(config, "has_g_idx", False):  # vLLM before 0.33
         return "the weight is in activation order"
     return None
@@ -78,7 +78,7 @@ class PackedLayer:
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether a row's result may not depend on the other rows of its batch."""
+        """Whether the result of a row must be independent of the other rows of its batch."""
         return False
 
     @property
@@ -108,7 +108,7 @@ class PackedLayer:
         _enable_direct_calls()
         if not packed[0].is_cuda:
             return
-        share_captured_workspaces()  # safe because vLLM runs its graphs one after the other
+        share_captured_workspaces()  # this is safe because vLLM runs its graphs one after another
         if self.max_m is not None:
             k, n = config.partition_weight_shape
             weight = packed_weight(*packed, None, k, n, config.group_size)
@@ -142,14 +142,14 @@ def _enable_direct_calls() -> None:
 
 
 def _input_major(layer: Any, name: Any) -> Any:
-    """Return a parameter's values with K (or the dimension derived from K) as the first dimension."""
+    """Return a parameter's values with K, or the dimension derived from K, as the first dimension."""
     parameter = getattr(layer, name)
     return parameter.data.t() if parameter.output_dim == 0 else parameter.data
 
 
 #: Four-bit values in a 32-bit word.
 WORD_VALUES = 8
-#: A nibble in both halves of a byte.
+#: Factor that copies a nibble to both halves of a byte.
 _TWICE = 0x11
 
 
@@ -174,7 +174,7 @@ def repack(
     Returns
     -------
     tuple of torch.Tensor
-        qweight, scales and zeros. zeros is None without ``zero_words``.
+        qweight, scales and zeros. zeros is None if ``zero_words`` is not given.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def repack(
 
 def _require(field: str, tensor: Any, shape: tuple[int, int]) -> None:
     if tuple(tensor.shape) != shape:
-        raise QuantizationError(field, tuple(tensor.shape), str(shape), "it has to fit the layer's other tensors")
+        raise QuantizationError(field, tuple(tensor.shape), str(shape), "it must match the layer's other tensors")
 
 
 def _bytes(words: Any) -> Any:

@@ -22,20 +22,22 @@ from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target
 
 TEMPLATE = "kernels/all_reduce.cu.j2"
-#: Maximum number of ranks: the GPUs of a host.
+#: Maximum number of ranks, which is the number of GPUs in a host.
 MAX_RANKS = 8
-#: A packet holds three words of the message, with two elements each, and the number of the launch.
+#: Number of words and of bytes per packet. A packet holds three words of the message, with two elements each, and the
+#: number of the launch.
 PACKET_BYTES, PACKET_WORDS = 16, 3
 WORD_BYTES = 4
 _SLOTS = 2
-#: Maximum number of CTAs of a launch. The state precedes the packets: the number of the next launch for each CTA, and
-#: 16 bytes that say whether a launch gave up.
+#: Maximum number of CTAs per launch. The state, which precedes the packets, holds the number of the next launch for
+#: each CTA, and 16 bytes that record whether a launch gave up.
 _MAX_CTAS = 256
 GAVE_UP_BYTES = _MAX_CTAS * WORD_BYTES
 STATE_BYTES = GAVE_UP_BYTES + 16
-#: Threads of a CTA for messages up to _SHORT_BYTES, and for longer ones. The CTAs of a dependent launch go to the first
-#: SMs with room: with 512 threads up to four share an SM, and other SMs get none. After a GEMM on an H200, with its own
-#: packets coming back, 1 MiB takes 4.2 us with 512 threads and 2.7 us with 1024; 16 KiB take 1.7 us and 2.2 us.
+#: Number of threads per CTA for messages up to _SHORT_BYTES, and for longer messages. The CTAs of a dependent launch
+#: are placed on the first SMs with enough room. With 512 threads, up to four CTAs share an SM while other SMs get none.
+#: After a GEMM on an H200, and with a rank that sends its packets to itself, 1 MiB takes 4.2 us with 512 threads and
+#: 2.7 us with 1024 threads; 16 KiB take 1.7 us and 2.2 us.
 _SHORT_THREADS, _LONG_THREADS = 512, 1024
 _SHORT_BYTES = 512 << 10
 Array = np.ndarray[Any, Any]
@@ -45,7 +47,7 @@ Array = np.ndarray[Any, Any]
 class AllReduceConfig:
     """A configuration of ``kernels/all_reduce.cu.j2``.
 
-    ranks: 2 to 8. dtype: dtype of the message. Raises ArgumentError.
+    ranks: number of ranks, 2 to 8. dtype: dtype of the message. Raises ArgumentError for invalid fields.
     """
 
     ranks: int
@@ -67,7 +69,7 @@ class AllReduceConfig:
 
     @property
     def batch(self) -> int:
-        """Number of packets of each rank, four registers each, that a thread holds without spilling."""
+        """Number of packets per rank that a thread can hold without spilling. A packet takes four registers."""
         return max(1, 4 // self.ranks)
 
     @property
@@ -81,9 +83,9 @@ class AllReduceConfig:
 
 @dataclass(frozen=True, slots=True)
 class Inbox:
-    """Layout of the memory in which a rank receives: the state, followed by packets [slot][rank][packet].
+    """Layout of the memory in which a rank receives messages: the state, followed by packets [slot][rank][packet].
 
-    ranks: number of ranks in the group. message_bytes: bytes of the longest message.
+    ranks: number of ranks in the group. message_bytes: size of the longest message in bytes.
     """
 
     ranks: int
@@ -91,7 +93,7 @@ class Inbox:
 
     @property
     def slot_packets(self) -> int:
-        """Number of packets of each rank per slot."""
+        """Number of packets per rank in a slot."""
         return ceil_div(self.message_bytes, PACKET_WORDS * WORD_BYTES)
 
     @property
@@ -122,7 +124,7 @@ class Inbox:
 
 
 def initial_state() -> bytes:
-    """Return the first bytes of a rank's memory; zeros follow."""
+    """Return the initial bytes of a rank's memory. The rest of the memory must be zero."""
     return (1).to_bytes(WORD_BYTES, "little") * _MAX_CTAS
 
 
@@ -134,7 +136,7 @@ class Group(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A message of one rank. ``words``: pairs of elements."""
+    """A message of one rank. ``words``: number of pairs of elements."""
 
     group: Group
     dtype: str
@@ -151,12 +153,12 @@ class AllReduceInPlace(Operation[Problem, AllReduceConfig]):
     inputs: ClassVar[tuple[str, ...]] = ("x",)
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[Problem]:
-        """Return the call. The message is contiguous, has an even number of elements, and is not empty."""
+        """Return the call. The message must be contiguous and nonempty and have an even number of elements."""
         info = describe(inputs[0], "x")
         return Checked(Problem(resource, info.dtype.name, info.size_elems // 2), (info,), None, None, None)
 
     def alignment_masks(self, problem: Problem) -> tuple[int, ...]:
-        """Require addresses of whole words, which the kernel reads."""
+        """Require word-aligned addresses, because the kernel reads whole words."""
         return WORD_BYTES - 1, 0
 
     def plan_key(self, problem: Problem) -> Hashable:
@@ -176,15 +178,15 @@ class AllReduceInPlace(Operation[Problem, AllReduceConfig]):
     ) -> tuple[Arguments, ...]:
         """Return the launch, a programmatic dependent.
 
-        The grid depends on the GPU alone, because each CTA counts launches. All CTAs must be co-resident, because a CTA
-        that waits for a peer may not keep another CTA from sending to that peer.
+        The grid depends only on the GPU, because each CTA counts launches. All CTAs must be co-resident, because a CTA
+        that waits for a peer must not prevent another CTA from sending to that peer.
         """
         sizes = Sizes(min(gpu.sm_count, _MAX_CTAS), (problem.words,), programmatic=True)
         return (Arguments(TEMPLATE, config, (problem.group.member, At("x"), Value(0)), sizes),)
 
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         """Raise ArgumentError, because the messages of other ranks are on their GPUs."""
-        raise ArgumentError("backend", "reference", "cuda", "call it on CUDA tensors")
+        raise ArgumentError("backend", "reference", "cuda", "call it with CUDA tensors")
 
 
 ALL_REDUCE = AllReduceInPlace()
@@ -196,12 +198,13 @@ def _spec(ranks: int, dtype: str, is_short: bool) -> AllReduceConfig:
 
 
 def longest_message_bytes(ranks: int) -> int:
-    """Return the size up to which sending a message whole to every peer is faster than NCCL's all-reduce, by a model.
+    """Return the predicted size up to which sending the whole message to every peer is faster than NCCL's all-reduce.
 
-    One shot sends 4/3 (ranks - 1) bytes for each byte of the message, including the packets' overhead. A ring, or
-    reduce-scatter and all-gather, sends 2 (ranks - 1) / ranks, but starts, signals and ends later by a fixed time. The
-    two constants are assumptions. Between two H100s they give 8.7 MiB; measured, one shot is 1.07 times as fast at 8
-    MiB and 0.99 times at 16 MiB. Larger groups were not measured.
+    The one-shot algorithm sends 4/3 (ranks - 1) bytes per byte of the message, including the overhead of the packets. A
+    ring, or a reduce-scatter followed by an all-gather, sends 2 (ranks - 1) / ranks bytes, but needs additional fixed
+    time to start, signal and end. The two constants are assumptions. For two H100s the model predicts 8.7 MiB;
+    measurements show that the one-shot algorithm is 1.07 times as fast at 8 MiB and 0.99 times as fast at 16 MiB.
+    Larger groups were not measured.
     """
     sooner_us, link_bytes_per_us = 8.0, 380e3
     more_bytes = (ranks - 1) * (4 / 3 - 2 / ranks)
@@ -209,7 +212,7 @@ def longest_message_bytes(ranks: int) -> int:
 
 
 def dump_configs(target: Target) -> list[AllReduceConfig]:
-    """Return both dtypes and several numbers of ranks; none if the target cannot run them."""
+    """Return configs with both dtypes and several numbers of ranks, or no configs if the target cannot run them."""
     if not target.has("griddepcontrol"):
         return []
     configs = [_spec(2, "float16", is_short) for is_short in (True, False)]
@@ -217,13 +220,13 @@ def dump_configs(target: Target) -> list[AllReduceConfig]:
 
 
 def memory(inbox: Inbox) -> Array:
-    """Return a rank's memory before the first launch, (n,) uint32."""
+    """Return a rank's memory before the first launch, as uint32 (n,)."""
     state = np.frombuffer(initial_state(), np.uint32)
     return np.concatenate([state, np.zeros(inbox.nbytes // WORD_BYTES - state.size, np.uint32)])
 
 
 def packets(message: Array, launch: int) -> Array:
-    """Return a message as a rank sends it, (packets, 4) uint32."""
+    """Return a message in the form in which a rank sends it, as uint32 (packets, 4)."""
     words = message.reshape(-1).view(np.uint32)
     count = -(-words.size // PACKET_WORDS)
     sent = np.full((count, PACKET_WORDS + 1), launch, np.uint32)
@@ -232,7 +235,7 @@ def packets(message: Array, launch: int) -> Array:
 
 
 def received(memory: Array, inbox: Inbox, launch: int, sender: int) -> Array:
-    """Return a view of the part of a rank's memory that holds packets of a sender, (slot_packets, 4) uint32."""
+    """Return a view of the part of a rank's memory that holds the packets of a sender, as uint32 (slot_packets, 4)."""
     slots = memory[STATE_BYTES // WORD_BYTES :].reshape(2, inbox.ranks, inbox.slot_packets, PACKET_WORDS + 1)
     part: Array = slots[launch % 2, sender]
     return part
@@ -245,9 +248,9 @@ def sample(
     config = AllReduceConfig(ranks, dtype, threads=64)
     config.check_target(target)
     if elements < 2 or elements % 2:
-        raise ArgumentError("elements", elements, "an even number, 2 or more")
+        raise ArgumentError("elements", elements, "an even number, at least 2")
     if not 0 <= rank < ranks or blocks < 1:
-        raise ArgumentError("rank, blocks", (rank, blocks), f"a rank of 0 to {ranks - 1}, and 1 block or more")
+        raise ArgumentError("rank, blocks", (rank, blocks), f"a rank from 0 to {ranks - 1}, and at least 1 block")
     random, inbox = np.random.default_rng(0), Inbox(ranks, elements * 2)
     messages = random.standard_normal((ranks, elements)).astype(activation_type(dtype).numpy)
     memories = [memory(inbox) for _ in range(ranks)]
@@ -260,7 +263,7 @@ def sample(
     (launch,) = ALL_REDUCE.arguments(problem, config, imagined_gpu(target, blocks), (blocks,))
     arrays = {"x": describe(result), "failure": describe(failure)}
     arrays |= {f"inbox {i}": describe(each) for i, each in enumerate(memories)}
-    # The previous kernel of a programmatic chain writes the message.
+    # In a chain of programmatic launches, the previous kernel writes the message.
     run = partial(launch.emulate, target, arrays, produced_by_previous=(result,))
     error = partial(relative_error, result, messages.astype(np.float64).sum(0))
     title = f"all-reduce of {elements} {dtype} by rank {rank} of {ranks}, {blocks} CTAs"

@@ -20,23 +20,23 @@ from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES
 from cudatma.target import Target
 
 _LOG2_E = 1.4426950408889634
-#: A distance larger than any length.
+#: A distance larger than any sequence length.
 _FAR = 1 << 30
 _COUNTER_BYTES = 4
-#: Maximum bytes of the keys and values in a raster group of several heads, and the maximum ratio of heads in the last
-#: group to heads in the other groups. [H100, docs/lab/attention.md]
+#: Maximum number of bytes of keys and values in a raster group of several heads, and maximum ratio of the number of
+#: heads in the last group to that in the other groups. [H100, docs/lab/attention.md]
 _GROUP_BYTES, _LAST_GROUPS = 4 << 20, 4
-#: Maximum number of parts of a sequence's keys, microseconds to add each part, and microseconds to begin and end a CTA.
-#: [H200, attention_decode of 2 to 1024 tiles]
+#: Maximum number of parts into which a sequence's keys are divided, microseconds to add each part, and microseconds to
+#: start and end a CTA. [H200, attention_decode with 2 to 1024 tiles]
 _MAX_PARTS, _PART_US, _CTA_US = 64, 0.14, 0.4
-#: Array of each parameter whose name differs from the array's.
+#: Maps each parameter to its array if their names differ.
 _ARRAYS = {"output_rows": "out", "tile_counter": FLAGS, "counters": FLAGS, "partials": PARTIALS}
 #: Axes whose strides are members of the struct, by the suffixes of the members' names.
 _AXES = {"batch": 0, "pitch": 1, "head": 2}
 
 
 def launch_arguments(problem: Problem, config: AttentionConfig, target: Target, sizes: Sizes) -> Arguments:
-    """Return the launch of a kernel for any of the three functions. Raises TargetError, ArgumentError."""
+    """Return the launch of a kernel for any of the three functions. Raises TargetError or ArgumentError."""
     config.check_target(target)
     parameters: list[Any] = []
     for name in config.parameter_names:
@@ -51,7 +51,7 @@ def launch_arguments(problem: Problem, config: AttentionConfig, target: Target, 
 
 
 def attention_sizes(problem: Problem, config: AttentionConfig, sm_count: int) -> Callable[[Problem], Sizes]:
-    """Return a function that returns the sizes of every problem with the plan_key of this one."""
+    """Return a function that returns the sizes of every problem with the same plan_key."""
     heads, tile_m, is_varlen = problem.heads, config.tile_m, problem.is_varlen
     fixed = {"heads": heads, "by_heads": heads, "by_group": problem.group}
     pack = _struct_and_fields(config, problem.layouts, fixed | ({"output_batch": 0} if is_varlen else {}))
@@ -63,7 +63,7 @@ def attention_sizes(problem: Problem, config: AttentionConfig, sm_count: int) ->
         rows, columns = problem.batch * heads, -(-q_length // tile_m)
         tiles = rows * columns
         if tiles > MAX_EXTENT:
-            allowed = f"at most {MAX_EXTENT} tiles of {tile_m} queries of a head"
+            allowed = f"at most {MAX_EXTENT} tiles of {tile_m} queries per head"
             raise ArgumentError("q.shape", layouts.q.shape, allowed)
         values = {"tiles_m": rows, "tiles_n": columns, "q_length": q_length, "k_length": k_length}
         if is_varlen:
@@ -90,7 +90,7 @@ def attention_sizes(problem: Problem, config: AttentionConfig, sm_count: int) ->
 def decode_sizes(
     problem: DecodeProblem, config: AttentionConfig, gpu: Gpu, parts: int = 0
 ) -> Callable[[DecodeProblem], Sizes]:
-    """Return a function that returns the sizes of every problem with the plan_key of this one.
+    """Return a function that returns the sizes of every problem with the same plan_key.
 
     ``parts``: number of CTAs that share a tile, limited by the number of blocks and by the workspace, or 0 for the
     fastest number.
@@ -112,7 +112,7 @@ def decode_sizes(
     speed = config.loaded_stage_bytes, gpu.sm_count, gpu.memory_bytes_per_us
 
     def divided(problem: DecodeProblem, tiles: int, tile_bytes: int) -> int:
-        """Return the number of parts of a tile, each of which has ``tile_bytes`` of partial sums."""
+        """Return the number of parts into which a tile is divided. Each part has ``tile_bytes`` of partial sums."""
         blocks, left = -(-problem.k_length // tile_n), problem.limits.left
         if left is not None:
             blocks = min(blocks, -(-(left + 1 + problem.q_length) // tile_n) + 1)
@@ -155,12 +155,12 @@ def decode_sizes(
 def _fastest_parts(
     tiles: int, blocks: int, max_parts: int, block_bytes: int, sm_count: int, bytes_per_us: float
 ) -> int:
-    """Return the fastest number of parts, up to ``max_parts``, if each sequence fills its capacity.
+    """Return the fastest number of parts, up to ``max_parts``, assuming that each sequence fills its capacity.
 
     The time is the sum of two terms. The CTAs of the busiest SM load keys and values at this SM's share of the memory
     bandwidth; the partial results are added afterwards.
     """
-    # A division into parts never loads fewer bytes, and all other terms grow with the parts.
+    # A division into more parts never loads fewer bytes, and all other terms grow with the number of parts.
     min_us = tiles * blocks * block_bytes / bytes_per_us
     chosen, chosen_us = 1, math.inf
     for parts in range(1, max_parts + 1):
@@ -210,7 +210,7 @@ def raster(config: AttentionConfig, problem: Problem) -> tuple[int, int]:
 def _struct_and_fields(
     config: AttentionConfig, layouts: Layouts, fixed: Mapping[str, Any]
 ) -> Callable[[dict[str, Any], Layouts, float, float], tuple[bytes, tuple[int, ...]]]:
-    """Return a function that returns the struct's bytes and the sized fields of the tensor maps.
+    """Return a function that returns the struct's bytes and the size-dependent fields of the tensor maps.
 
     The function takes a problem's members of the struct, its layouts, scale and softcap. ``fixed`` holds the members
     that are equal in all problems with one plan_key. ``layouts`` are the layouts of one of these problems.
@@ -249,7 +249,7 @@ def _array_of(name: str) -> str:
 
 
 def _map(array: str, layout: Layout, dtype: str, box: tuple[int, int, int, int], swizzle: str) -> Map:
-    """Return a tensor map over (batch, length, heads, dim). The heads axis precedes the rows for any strides."""
+    """Return a tensor map over (batch, length, heads, dim). The heads axis precedes the rows, whatever the strides."""
     _, _, heads, dim = layout.shape
     length, batch, head_bytes, batch_bytes = _fields(layout)
     dims, strides = (dim, length, heads, batch), (layout.strides_bytes[1], head_bytes, batch_bytes)

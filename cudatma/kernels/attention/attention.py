@@ -27,7 +27,6 @@ from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.operation import Checked, Operation
-from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.kernels.tuning import every_entry_config
 from cudatma.kernels.version import naming
 from cudatma.library_streams import working_on
@@ -54,22 +53,22 @@ def attention(
 ) -> Any:
     """Compute softmax(scale q k^T) v for each head.
 
-    The computation uses fp32 and rounds once. The result has the same bits in every call. The function has no backward
-    pass, so it raises for tensors that require grad while torch records.
+    The function computes in fp32 and rounds once. The result is bitwise reproducible. The function has no backward
+    pass, so it raises an error for tensors that require grad while torch records operations.
 
     Parameters
     ----------
     q : array (batch, q_length, heads, dim)
         Queries in fp16 or bf16: CuPy, torch, DLPack or ``__cuda_array_interface__``; NumPy on the emulator. The last
-        dimension must be contiguous, and the other strides must be multiples of 16 bytes. A transposed view is not
-        copied.
+        dimension must be contiguous, and the other strides must be multiples of 16 bytes. Transposed views that meet
+        these conditions are read in place.
     k : array (batch, k_length, kv_heads, dim)
         Keys. ``heads`` must be a multiple of ``kv_heads``. Neighboring heads of q share a head of k and v.
     v : array (batch, k_length, kv_heads, v_dim)
         Values. ``dim`` must be 32, 64, 96, 128, 192 or 256. ``v_dim`` must be equal to ``dim``, or 128 if ``dim`` is
         192.
     causal : bool, default False
-        Let query i see keys up to i + k_length - q_length, so that the last query sees all keys.
+        Let query i see only the keys up to i + k_length - q_length, so that the last query sees all keys.
     scale : float, optional
         Positive factor by which q k^T is multiplied. Default: 1 / sqrt(dim).
     window : (left, right), optional
@@ -151,10 +150,10 @@ def attention_varlen(
     v : array (total_k, kv_heads, v_dim)
         Concatenated values.
     cu_seqlens_q, cu_seqlens_k : int32 array (sequences + 1,)
-        Offsets of the sequences. Sequence i has the rows from cu_seqlens[i] up to, but not including, cu_seqlens[i +
-        1]. Offsets must start at 0, be nondecreasing, and end at the total number of rows. Offsets in host memory are
-        checked. The kernel clamps offsets in device memory to the total number of rows, and sequence lengths to the
-        maximum lengths. It does not write rows of the result that then belong to no sequence.
+        Offsets of the sequences. Sequence i consists of the rows from cu_seqlens[i] up to, but not including,
+        cu_seqlens[i + 1]. Offsets must start at 0, be nondecreasing, and end at the total number of rows. Offsets in
+        host memory are checked. The kernel clamps offsets in device memory to the total number of rows, and sequence
+        lengths to the maximum lengths. It does not write those rows of the result that then belong to no sequence.
     max_seqlen_q, max_seqlen_k : int
         Upper bounds on the sequence lengths.
     causal, scale, window, softcap, sink, out, return_lse, backend, stream : optional
@@ -204,15 +203,15 @@ def attention_explain(
     q, k, v, causal, scale, window, softcap, sink, out, return_lse, version : arguments
         As for attention().
     backend, stream : optional
-        Accepted as in attention(), but ignored.
+        Accepted as for attention(), but ignored.
     target : str or Target, optional
         Target of an imagined GPU, such as "sm_120a". Default: the GPU of the arrays. For host arrays, the default is a
-        known GPU of $CUDATMA_TARGET, or an H200.
+        known GPU with the target $CUDATMA_TARGET, or an H200.
 
     Returns
     -------
     Explanation
-        Use ``str()`` to read it, and ``as_dict()`` to process it.
+        ``str()`` returns a readable text, and ``as_dict()`` returns data.
 
     Raises
     ------
@@ -227,13 +226,8 @@ def attention_explain(
         check_backend(first, "q", backend_for("attention", backend))
     problem.check_not_empty()
     gpu = explained_gpu(first.device, target)
-
-    def cut(config: Any) -> Schedule:
-        tiles = ceil_div(problem.q_length, config.tile_m), problem.batch * problem.heads
-        return Schedule(config.ctas(problem, gpu.sm_count), *tiles, ceil_div(problem.k_length, config.tile_n), 0)
-
     with naming(selected_by):
-        explanation = explained(ATTENTION, problem, gpu, cut=cut)
+        explanation = explained(ATTENTION, problem, gpu)
     if not name:
         return explanation
     return replace(
@@ -274,7 +268,7 @@ def named_options(options: Any) -> dict[str, Any]:
 
 
 def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
-    """Return the types of options. They distinguish 1, which may be valid, from the equal value True."""
+    """Return the types of options. They distinguish 1, which may be valid, from True, which compares equal."""
     kinds = [option.__class__ for option in options]
     if isinstance(window, tuple):
         kinds += [side.__class__ for side in window]
@@ -321,13 +315,13 @@ class AttentionOperation(Operation[P, AttentionConfig]):
 
     @abstractmethod
     def configs(self, problem: P, gpu: Gpu) -> Iterator[AttentionConfig]:
-        """Yield every configuration that may serve the problem at other sizes, if the kinds of limits are the same."""
+        """Yield every configuration that may serve the problem at other sizes with the same kinds of limits."""
 
     @abstractmethod
     def sizes_for(
         self, problem: P, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...]
     ) -> Callable[[P], tuple[Sizes, ...]]:
-        """Return a function from a problem to the sizes of its launch."""
+        """Return a function that maps a problem to the sizes of its launch."""
 
     def resized(
         self, problem: P, shapes: Sequence[Any], strides_bytes: Sequence[Any], size_options: tuple[int, ...]
@@ -345,15 +339,15 @@ class AttentionOperation(Operation[P, AttentionConfig]):
         return new, (*q[:-1], v[-1]), (*q[:-3], q[-2], q[-3]) if problem.has_lse else None
 
     def alignment_masks(self, problem: P) -> tuple[int, ...]:
-        """Return 15 for q, k, v and out, which TMA or vectors access, and 3 for the other arrays."""
+        """Return 15 for q, k, v and out, which are accessed by TMA or in vectors, and 3 for the other arrays."""
         return (15, 15, 15, *(3,) * (len(self.inputs) - 3), 15)
 
     def plan_key(self, problem: P) -> Hashable:
-        """Return the fields other than sizes that a kernel and its tensor maps depend on."""
+        """Return the fields, other than sizes, on which a kernel and its tensor maps depend."""
         return problem.plan_key
 
     def compute_without_kernel(self, problem: P, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
-        """Write the results of queries that see no key."""
+        """If no query sees a key, write the results and return True."""
         if problem.has_keys:
             return False
         fill_empty(arrays, stream)
@@ -407,7 +401,7 @@ class Attention(AttentionOperation[Problem]):
         return choose(ATTENTION, problem, gpu, memo, key)
 
     def configs(self, problem: Problem, gpu: Gpu) -> Iterator[AttentionConfig]:
-        """Yield all candidates. There are few, and almost every candidate is the best one at some size."""
+        """Yield all candidates. There are few candidates, and almost every one is the best at some size."""
         yield from (config for config, _ in times(problem, np.ones(1, np.int64), gpu))
         yield from every_entry_config(ATTENTION, problem, gpu)
 
@@ -419,7 +413,7 @@ class Attention(AttentionOperation[Problem]):
     def sizes_for(
         self, problem: Problem, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...]
     ) -> Callable[[Problem], tuple[Sizes, ...]]:
-        """Return a function from a problem to the sizes of its launch."""
+        """Return a function that maps a problem to the sizes of its launch."""
         sizes = attention_sizes(problem, config, gpu.sm_count)
         return lambda problem: (sizes(problem),)
 

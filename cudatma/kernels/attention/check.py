@@ -1,4 +1,4 @@
-"""Argument checks of attention, attention_varlen and attention_decode, which convert a call into a Problem."""
+"""Checks of the arguments of attention, attention_varlen and attention_decode. They convert a call into a Problem."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cudatma.kernels.host import host_array
 from cudatma.kernels.operation import Checked
 
 ATTENTION, VARLEN, DECODE = "attention", "attention_varlen", "attention_decode"
-#: Largest softcap. Other numbers are below 2**127, so that their products with log2(e) are finite.
+#: Largest softcap. Other numbers must be below 2**127, so that their products with log2(e) are finite.
 _MAX_SOFTCAP, _MAX_NUMBER = 4096, 2.0**127
 #: Names of the dimensions in error messages, keyed by the number of dimensions.
 _AXES = {4: "(batch, length, heads, dim)", 3: "(total length, heads, dim)"}
@@ -45,7 +45,7 @@ def check_attention(
 ) -> Checked[Problem]:
     """Validate a call of attention(). ``version``: name, or "" for any. ``options``: as for _checked().
 
-    Raises ArgumentError, ArgumentTypeError.
+    Raises ArgumentError or ArgumentTypeError.
     """
     arrays = _operands(ATTENTION, {"q": q, "k": k, "v": v})
     query, key = arrays["q"], arrays["k"]
@@ -71,7 +71,7 @@ def check_varlen(
 
     ``options``: as for _checked().
 
-    Raises ArgumentError, ArgumentTypeError.
+    Raises ArgumentError or ArgumentTypeError.
     """
     arrays = _operands(VARLEN, {"q": q, "k": k, "v": v}, rank=3, has_batch=False)
     query = arrays["q"]
@@ -80,7 +80,7 @@ def check_varlen(
     if len(q_offsets.shape) != 1 or not q_offsets.size_elems:
         raise ArgumentError("cu_seqlens_q.shape", q_offsets.shape, "(sequences + 1,)")
     if k_offsets.shape != q_offsets.shape:
-        raise ArgumentError("cu_seqlens_k.shape", k_offsets.shape, f"{q_offsets.shape}, as cu_seqlens_q")
+        raise ArgumentError("cu_seqlens_k.shape", k_offsets.shape, f"{q_offsets.shape}, the shape of cu_seqlens_q")
     lengths = []
     for letter, info, max_length in (("q", q_offsets, max_seqlen_q), ("k", k_offsets, max_seqlen_k)):
         total = arrays[letter].shape[0]
@@ -110,22 +110,22 @@ def check_decode(
 
     ``options``: as for _checked().
 
-    Raises ArgumentError, ArgumentTypeError.
+    Raises ArgumentError or ArgumentTypeError.
     """
     arrays = _operands(DECODE, {"q": q, "k_cache": k_cache, "v_cache": v_cache}, has_batch=page_table is None)
     query, key = arrays["q"], arrays["k_cache"]
     batch, length, has_fp8_cache = query.shape[0], key.shape[1], key.dtype.name == CACHE_TYPE
-    allowed = f"({batch},), a length for each sequence of q"
+    allowed = f"({batch},), one length per sequence of q"
     lengths = _plain_array(seqlens, "seqlens", "int32", query, DECODE, [(batch,)], allowed)
     table, capacity = None, length
     if page_table is not None:
         table = _plain_array(page_table, "page_table", "int32", query, DECODE)
         if len(table.shape) != 2 or table.shape[0] != batch:
-            allowed = f"({batch}, pages of a sequence), a row for each sequence of q"
+            allowed = f"({batch}, pages per sequence), one row per sequence of q"
             raise ArgumentError("page_table.shape", table.shape, allowed)
         capacity = length * table.shape[1]
         if has_fp8_cache and length % MIN_BOX_ROWS:
-            allowed = f"pages of a multiple of {MIN_BOX_ROWS} keys, in {CACHE_TYPE}"
+            allowed = f"a page size that is a multiple of {MIN_BOX_ROWS} keys for {CACHE_TYPE}"
             raise ArgumentError("k_cache.shape", key.shape, allowed)
     k_factor, k_array = _checked_kv_scale(k_scale, "k_scale", key, query)
     v_factor, v_array = _checked_kv_scale(v_scale, "v_scale", key, query)
@@ -182,7 +182,7 @@ def _checked(
         result = None
         layouts.append(_layout(shape, dense_strides(shape, q.dtype), q.dtype))
         if outer and outer[0] > 1 and layouts[3].strides_bytes[0] >= STRIDE_LIMIT:
-            raise ArgumentError("q.shape", q.shape, "results of sequences that are less than 2**40 bytes apart")
+            raise ArgumentError("q.shape", q.shape, "strides of less than 2**40 bytes between the results of sequences")
     else:
         result = describe(out, "out")
         read = {name: info for name, info in {**arrays, **others}.items() if info is not None}
@@ -245,8 +245,8 @@ def check_shapes(
 ) -> None:
     """Raise ArgumentError unless the shapes of q, k and v match each other.
 
-    ``has_batch``: whether the first dimension of k and v must equal q's batch. ``is_cache``: whether the function calls
-    k and v k_cache and v_cache.
+    ``has_batch``: whether the first dimension of k and v must equal q's batch. ``is_cache``: whether the parameters of
+    the function are named k_cache and v_cache instead of k and v.
     """
     *_, heads, dim = q
     *_, kv_heads, k_dim = k
@@ -254,17 +254,17 @@ def check_shapes(
     k_name, v_name = ("k_cache", "v_cache") if is_cache else ("k", "v")
     known = dict.fromkeys(q_dim for q_dim, _ in HEAD_DIMS)
     if dim not in known:
-        remedy = "pad with zeros, and pass scale="
+        remedy = "pad the head dim with zeros, and pass scale="
         raise ArgumentError("q.shape", tuple(q), f"a head dim of {', '.join(map(str, known))}", remedy)
     if not heads:
-        raise ArgumentError("q.shape", tuple(q), "heads of 1 or more")
+        raise ArgumentError("q.shape", tuple(q), "at least 1 head")
     if k_dim != dim:
-        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a head dim of {dim}, as q")
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a head dim of {dim}, the head dim of q")
     if not kv_heads or heads % kv_heads:
         remedy = f"axes are {_AXES[len(q)]}"
-        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a number of heads that divides the {heads} of q", remedy)
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a number of heads that divides q's {heads} heads", remedy)
     if has_batch and k[0] != q[0]:
-        remedy = "pages need a page_table" if is_cache else ""
+        remedy = "a paged cache requires a page_table" if is_cache else ""
         raise ArgumentError(f"{k_name}.shape", tuple(k), f"a batch of {q[0]}, as q", remedy)
     if cache != list(k[:-1]):
         raise ArgumentError(f"{v_name}.shape", tuple(v), f"({', '.join(map(str, k[:-1]))}, dim), as {k_name}")
@@ -292,7 +292,7 @@ def _addressable(info: ArrayInfo, field: str) -> Layout:
 
 
 def _layout(shape: tuple[int, ...], strides_bytes: Sequence[int], dtype: np.dtype[Any]) -> Layout:
-    """Return a four-axis layout, in which every axis of one element has the stride of a dense array."""
+    """Return a layout with four axes. An axis of one element gets the stride of a dense array."""
     dense = dense_strides(shape, dtype)
     strides = tuple([s if extent > 1 else d for extent, s, d in zip(shape, strides_bytes, dense, strict=True)])
     return Layout(shape, strides) if len(shape) == 4 else Layout((1, *shape), (shape[0] * strides[0], *strides))
@@ -310,8 +310,8 @@ def _plain_array(
 ) -> ArrayInfo:
     """Check that an array is contiguous and on q's device, and return it.
 
-    ``shapes``: allowed shapes, or () for any. ``allowed``: the shapes in words. ``also_allowed``: what the caller may
-    pass instead of an array, in words.
+    ``shapes``: allowed shapes, or () for any shape. ``allowed``: the allowed shapes in words. ``also_allowed``: what
+    the caller may pass instead of an array, in words.
     """
     try:
         info = describe(array, field)
@@ -331,7 +331,7 @@ def _checked_sink(sink: Any, q: ArrayInfo, function: str) -> ArrayInfo | None:
     if sink is None:
         return None
     heads = q.shape[-2:-1]
-    allowed = f"{heads}, a number for each head of q"
+    allowed = f"{heads}, one number per head of q"
     return _plain_array(sink, "sink", "float32", q, function, [heads], allowed, "None, or ")
 
 
@@ -347,13 +347,13 @@ def _checked_kv_scale(scale: Any, field: str, cache: ArrayInfo, q: ArrayInfo) ->
     if isinstance(scale, Real):
         return _positive(scale, field, "None for 1"), None
     heads = cache.shape[2:3]
-    allowed = f"{heads}, a number for each head of the cache, or (1,)"
+    allowed = f"{heads}, one number per head of the cache, or (1,)"
     shapes = [(), (1,), heads]
     return 1.0, _plain_array(scale, field, "float32", q, DECODE, shapes, allowed, "None, a number above 0, or ")
 
 
 def _step(scales: ArrayInfo | None) -> int:
-    """Return the number of elements from the scale of one head to that of the next."""
+    """Return the number of elements from the scale of one head to the scale of the next head."""
     return int(scales is not None and scales.size_elems > 1)
 
 
@@ -385,10 +385,12 @@ def _checked_limits(causal: Any, window: Any) -> Mask:
     if window is None:
         return Mask(None, right)
     if not isinstance(window, Sequence) or isinstance(window, (str, bytes)):
-        raise ArgumentTypeError("window", type(window).__name__, "None or (left, right)", "(left, 0) ends at the query")
+        raise ArgumentTypeError(
+            "window", type(window).__name__, "None or (left, right)", "with (left, 0), the window ends at the query"
+        )
     if len(window) != 2:
         raise ArgumentError("window", tuple(window), "(left, right)")
-    allowed = "a number of keys from 0 on, or None for all"
+    allowed = "a number of keys, at least 0, or None for all keys"
     sides = [None if side is None else checked_count(side, f"window[{i}]", allowed) for i, side in enumerate(window)]
     return Mask(sides[0], sides[1] if right is None else right)
 
@@ -402,17 +404,17 @@ def _check_offsets(offsets: Any, letter: str, max_length: int, total: int) -> No
         raise ArgumentError(f"{field}[0]", int(offsets[0]), "0")
     lengths = np.diff(offsets.astype(np.int64))
     for index in np.flatnonzero(lengths < 0)[:1].tolist():
-        allowed = f"{offsets[index]} or more, as {field}[{index}]"
+        allowed = f"at least {offsets[index]}, the value of {field}[{index}]"
         raise ArgumentError(f"{field}[{index + 1}]", int(offsets[index + 1]), allowed)
     if offsets[-1] != total:
         raise ArgumentError(f"{field}[{len(offsets) - 1}]", int(offsets[-1]), f"{total}, the length of {letter}")
     if (longest := int(lengths.max(initial=0))) > max_length:
-        allowed = f"{longest} or more, the length of sequence {int(lengths.argmax())}"
+        allowed = f"at least {longest}, the length of sequence {int(lengths.argmax())}"
         raise ArgumentError(f"max_seqlen_{letter}", max_length, allowed)
 
 
 def _check_lengths(seqlens: ArrayInfo, page_table: ArrayInfo | None, cache: tuple[int, ...], capacity: int) -> None:
-    """Raise ArgumentError for a length beyond the capacity, or a page outside of the cache."""
+    """Raise ArgumentError for a length beyond the capacity, or a page outside the cache."""
     lengths = host_array(seqlens)
     table = None if page_table is None else host_array(page_table)
     pages, page_size = cache[:2]
@@ -420,7 +422,7 @@ def _check_lengths(seqlens: ArrayInfo, page_table: ArrayInfo | None, cache: tupl
         raise ArgumentError("k_cache.shape", cache, "at least one page, because seqlens contains keys")
     for index, length in enumerate(lengths.tolist()):
         if not 0 <= length <= capacity:
-            allowed = f"0 to {capacity}, the keys that a sequence may have in the cache"
+            allowed = f"0 to {capacity}, the number of keys that a sequence may have in the cache"
             raise ArgumentError(f"seqlens[{index}]", length, allowed)
         if table is None:
             continue

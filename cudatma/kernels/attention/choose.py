@@ -33,17 +33,18 @@ from cudatma.kernels.attention.problem import (
 from cudatma.kernels.cost import no_kernel, runs
 from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.target import Target, get_target
 
 #: Maximum number of useful stages. Two are enough, because keys and values have separate rings.
 _MAX_STAGES = 4
-#: Versions that "auto" chooses from, on targets with wgmma and on other targets. Of versions with equal predicted
+#: Versions from which "auto" chooses, on targets with wgmma and on other targets. Among versions with equal predicted
 #: times, the first one is chosen.
 _LADDER, _MMA_SYNC = ("a4", "a3", "a2", "a1"), ("mma_sync",)
-#: Preferred and maximum number of stages of attention_decode(). A tile with enough stages precedes a tile with two
-#: stages. More stages than the maximum gain nothing.
+#: Preferred and maximum number of stages of attention_decode(). A tile with enough stages is preferred over a tile with
+#: two stages. More stages than the maximum bring no gain.
 _ENOUGH_DECODE_STAGES, _MAX_DECODE_STAGES = 3, 8
-#: Representative page sizes: no pages, less than a block, one block, and a size that is not divisible into boxes.
+#: Representative page sizes: no pages, less than a block, one block, and a size that cannot be divided into boxes.
 _DUMPED_PAGES, _DUMPED_FP8_PAGES = (0, 16, 64, 5), (0, 16, 64, 8)
 
 
@@ -61,14 +62,14 @@ def _tiles(problem: Problem, versions: Iterable[str]) -> list[AttentionConfig]:
             if tile.m in allowed["tile_m"]:
                 for q_stages in reversed(allowed["q_stages"]):
                     given |= {"stages": allowed["stages"][0], "q_stages": q_stages, "ctas_per_sm": tile.ctas_per_sm}
-                    # A tile whose scores are capped may need more registers than a thread has.
+                    # A tile with capped scores may need more registers than a thread has.
                     with contextlib.suppress(ArgumentError):
                         configs.append(AttentionConfig(tile_m=tile.m, tile_n=tile.n, **given))
     return configs
 
 
 def _lacking(preset: AttentionPreset, problem: Problem) -> list[KernelOption]:
-    """Return the problem's options that a version does not support."""
+    """Return those options of the problem that a version does not support."""
     return [option for option in OPTIONS if getattr(problem, option.field) not in preset.allowed[option.field]]
 
 
@@ -87,8 +88,8 @@ def _pays(config: AttentionConfig, problem: Problem, target: Target) -> bool:
     """Return whether a config is worth ranking.
 
     If several versions support the problem, a persistent version replaces a3's tiles of several warpgroups, because a3
-    is slower in most of 48 measured calls and up to 4.5 % faster in only 4 of them. [H100] A config with one slot of
-    queries is ranked only if its tile leaves no room for two.
+    was slower in most of 48 measured calls and up to 4.5 % faster in only 4 of them. [H100] A config with one slot of
+    queries is ranked only if its tile leaves no room for two slots.
     """
     if config.is_persistent:
         return config.q_stages > 1 or not runs(replace(config, q_stages=2), problem, target)
@@ -117,22 +118,28 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AttentionC
     return [(config, np.asarray(config.cost_at(ms, problem, gpu).us)) for config in configs]
 
 
+def _schedule(config: AttentionConfig, problem: Problem, gpu: Gpu) -> Schedule:
+    tiles = ceil_div(problem.q_length, config.tile_m), problem.batch * problem.heads
+    return Schedule(config.ctas(problem, gpu.sm_count), *tiles, ceil_div(problem.k_length, config.tile_n), 0)
+
+
 ATTENTION: Family[Problem, AttentionConfig] = Family(
     name="attention",
     config=AttentionConfig,
     kernels=VERSIONS.names,
     read_problem=Problem.from_json,
     times=times,
+    schedule=_schedule,
     with_m=Problem.with_queries,
     shape=Problem.shape,
     index=("keys", "n", "head_dim", "heads", "kv_heads", "batch"),
     problem_fields=PROBLEM_FIELDS,
     options=(
-        Option("dtype", "bfloat16", tuple(OPERAND_TYPES), "of q, k, v and the result"),
-        Option("is_causal", False, (False, True), "queries see keys up to their own"),
+        Option("dtype", "bfloat16", tuple(OPERAND_TYPES), "dtype of q, k, v and the result"),
+        Option("is_causal", False, (False, True), "queries see only the keys up to their own position"),
         Option("batch", 1, (), "sequences"),
         Option("heads", 1, (), "of q"),
-        Option("kv_heads", 0, (), "of k and v; 0: the heads of q"),
+        Option("kv_heads", 0, (), "number of heads of k and v; 0: as many as q has"),
     ),
     trial="cudatma.kernels.attention.sample:AttentionTrial",
     versions=VERSIONS,
@@ -153,7 +160,7 @@ def decode_config(problem: DecodeProblem, target: Target, version: str = "") -> 
 
 @lru_cache(maxsize=1024)
 def _decode_config(version: str, fields: tuple[Any, ...], page_size: int, target: Target) -> AttentionConfig:
-    """Return the first tile whose ring has enough stages, or the first one that fits if there is none.
+    """Return the first tile whose ring has enough stages. If there is none, return the first tile that fits.
 
     ``fields``: values of PROBLEM_FIELDS. ``page_size``: number of keys per page, or 0 without pages.
     """
@@ -178,8 +185,8 @@ def _decode_config(version: str, fields: tuple[Any, ...], page_size: int, target
 def dump_configs(version: str, target: Target) -> list[AttentionConfig]:
     """Return representative configs of a version for dumps and compile checks.
 
-    Each pair of head dims gets every other tile, or one tile of versions without a producer. The configs cycle through
-    DUMPED_OPTIONS.
+    For each pair of head dims, they contain every other tile, or only one tile if the version has no producer. The
+    configs cycle through DUMPED_OPTIONS.
     """
     preset = PRESETS[version]
     if preset.is_decode:
@@ -201,12 +208,12 @@ def dump_configs(version: str, target: Target) -> list[AttentionConfig]:
                 if longest is not None:
                     longest.check(problem, target)
                     dumped.append(longest)
-    # Variable-length sequences change little in the kernel, so that a few configs represent them.
+    # Variable-length sequences change only a few lines of the kernel, so every fourth config is enough to show them.
     return dumped + [replace(config, is_varlen=True) for config in dumped[::4] if True in preset.allowed["is_varlen"]]
 
 
 def _decode_dump_configs(version: str, target: Target) -> list[AttentionConfig]:
-    """Return configs that cover each pair of head dims, each set of options, and each load path of a version."""
+    """Return configs that cover each pair of head dims, each set of options and each load path of a version."""
     is_fp8, dumped = PRESETS[version].kv_bytes == 1, []
     for index, (head_dim, v_head_dim) in enumerate(HEAD_DIMS):
         dtype = tuple(OPERAND_TYPES)[index % 2]

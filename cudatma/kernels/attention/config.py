@@ -60,7 +60,7 @@ class AttentionPreset(Preset):
     """A version of the kernel of attention() or attention_decode().
 
     is_decode: whether attention_decode() launches this version. kv_bytes: bytes per element of k and v. tiles: tiles
-    that the choice ranks; of tiles with equal cost, the first one wins. clocks: clocks of the cost model for each
+    that the choice ranks; among tiles with equal cost, the first one wins. clocks: clocks in the cost model for each
     tile_m.
     """
 
@@ -70,7 +70,7 @@ class AttentionPreset(Preset):
     clocks: tuple[Clocks, ...] = ()
 
 
-#: Allowed values of fields, unless a version replaces them.
+#: Allowed values of fields, unless a version overrides them.
 _ALLOWED: Mapping[str, Sequence[Any]] = {
     "tile_m": (64, 128),
     "tile_n": range(16, 257, 16),
@@ -116,8 +116,8 @@ _MMA_SYNC_TILES: Tiles = {
     **dict.fromkeys([(64, 64), (96, 96), (128, 128)], (Tile(m=128, n=64), Tile(m=64, n=64))),
     **dict.fromkeys([(192, 192), (192, 128), (256, 256)], (Tile(m=64, n=32),)),
 }
-#: Clocks are fitted to benchmarks/results/attention_tiles.json. The clocks of mma.sync are estimates for a GeForce,
-#: whose tensor cores have one eighth of the rate.
+#: The clocks were fitted to benchmarks/results/attention_tiles.json. The clocks of mma.sync are estimates for a GeForce
+#: GPU, whose tensor cores run at one eighth of the rate.
 PRESETS: Mapping[str, AttentionPreset] = {
     "scalar": AttentionPreset(
         summary="attention, scalar loops: the baseline",
@@ -149,7 +149,7 @@ PRESETS: Mapping[str, AttentionPreset] = {
         ),
     ),
     "a3": AttentionPreset(
-        summary="attention, wgmma, version a3: a producer warp, softmax beside products",
+        summary="attention, wgmma, version a3: a producer warp, softmax overlapped with MMAs",
         allowed={**_ALLOWED, "tile_m": (64, 128, 192), "ctas_per_sm": (1, 2), "is_varlen": (False, True)},
         tiles=_PRODUCER_TILES,
         clocks=(
@@ -163,7 +163,7 @@ PRESETS: Mapping[str, AttentionPreset] = {
         schedule="persistent",
         allowed={**_ALLOWED, "tile_m": (128, 192), "q_stages": (1, 2)},
         tiles=_PRODUCER_TILES,
-        # With a second slot of queries, a tile begins while the previous one is stored.
+        # With a second slot of queries, a tile can begin while the previous tile is stored.
         clocks=(
             Clocks(tile_m=128, q_stages=1, around=7149, products=1.06, scores=244),
             Clocks(tile_m=128, q_stages=2, around=2575, products=0.62, scores=1063, block=135, start=3209),
@@ -204,21 +204,21 @@ PRESETS: Mapping[str, AttentionPreset] = {
         tiles=dict.fromkeys(HEAD_DIMS, (Tile(m=16, n=128, ctas_per_sm=2), Tile(m=16, n=128), Tile(m=16, n=64))),
     ),
 }
-#: The versions that attention_decode() launches.
+#: The versions that attention_decode() can launch.
 DECODE_VERSIONS = tuple(version for version, preset in PRESETS.items() if preset.is_decode)
-#: How a caller of attention() selects a version.
+#: The ways in which a caller of attention() can select a version.
 VERSIONS = Versions(
     "attention",
     "CUDATMA_ATTENTION_VERSION",
     tuple(version for version in PRESETS if version not in DECODE_VERSIONS),
 )
 
-#: Rows of a warpgroup's wgmma.
+#: Number of rows of a wgmma.
 _WARPGROUP_ROWS = 64
-#: Minimum number of rows of a box: the swizzle repeats every 8 rows.
+#: Minimum number of rows per box, because the swizzle repeats every 8 rows.
 MIN_BOX_ROWS = 8
-#: Number of registers for scores, probabilities and output that ptxas does not spill, keyed by the number of consumer
-#: warpgroups. Capped scores leave fewer registers.
+#: Maximum number of registers for scores, probabilities and output without spills, keyed by the number of consumer
+#: warpgroups. With capped scores, the number is smaller.
 _MAX_HELD, _MAX_HELD_WITH_CAP = {1: 176, 2: 200, 3: 128}, {1: 160, 2: 188, 3: 120}
 #: Number of registers per thread after setmaxnreg, keyed by the number of consumer warpgroups. A single warpgroup needs
 #: setmaxnreg only if CTAs share the SM.
@@ -234,8 +234,7 @@ class AttentionConfig(KernelConfig):
     number of stages of the ring. q_stages: number of query tiles in shared memory. ctas_per_sm: number of CTAs per SM.
     is_varlen: whether variable-length sequences are concatenated. is_paged: whether the cache consists of pages.
     box_rows: number of keys in a TMA box, all of them in one page of the cache, or 0 if cp.async copies each row.
-    Raises ArgumentError, ArgumentTypeError.
-    """
+    Raises ArgumentError or ArgumentTypeError."""
 
     version: str
     dtype: str
@@ -270,18 +269,20 @@ class AttentionConfig(KernelConfig):
         if self.preset.loader == "cp_async":
             rows = 128 * self.warpgroups // (self.span_bytes // 16)
             if self.tile_n % rows:
-                allowed = f"a multiple of {rows}, rows that all threads copy at a time"
+                allowed = f"a multiple of {rows}, the number of rows that all threads copy at a time"
                 raise ArgumentError("tile_n", self.tile_n, allowed)
         if not self.is_decode:
             if self.box_rows:
                 raise ArgumentError("box_rows", self.box_rows, "0 without a cache")
             return
         if not self.is_paged and self.box_rows != self.tile_n:
-            raise ArgumentError("box_rows", self.box_rows, f"{self.tile_n}, all keys of a block, without pages")
+            raise ArgumentError(
+                "box_rows", self.box_rows, f"{self.tile_n}, the number of keys per block, without pages"
+            )
         if self.box_rows and (self.box_rows < MIN_BOX_ROWS or self.tile_n % self.box_rows):
-            raise ArgumentError("box_rows", self.box_rows, f"0, or {MIN_BOX_ROWS} or more that divide tile_n")
+            raise ArgumentError("box_rows", self.box_rows, f"0, or a divisor of tile_n that is at least {MIN_BOX_ROWS}")
         if self.kv_bytes == 1 and not self.box_rows:
-            allowed = f"{MIN_BOX_ROWS} or more: an e4m3 cache is loaded by TMA only"
+            allowed = f"at least {MIN_BOX_ROWS}, because an e4m3 cache is loaded only by TMA"
             raise ArgumentError("box_rows", self.box_rows, allowed)
 
     def check_problem(self, problem: Problem) -> None:
@@ -303,7 +304,7 @@ class AttentionConfig(KernelConfig):
             allowed = f"0, or a divisor of the {problem.page_size} keys of a page"
             raise ArgumentError("box_rows", self.box_rows, allowed)
 
-    # The version.
+    # ---- Version
 
     @property
     def preset(self) -> AttentionPreset:
@@ -332,7 +333,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def is_persistent(self) -> bool:
-        """Whether a CTA computes several tiles, whose results TMA stores."""
+        """Whether a CTA computes several tiles and TMA stores their results."""
         return self.preset.schedule == "persistent"
 
     @property
@@ -355,7 +356,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def has_upper(self) -> bool:
-        """Whether the mask limits the keys after a query's position."""
+        """Whether the mask excludes keys after a query's position."""
         return self.is_causal or self.has_window
 
     @property
@@ -369,7 +370,7 @@ class AttentionConfig(KernelConfig):
         names += [f"paged{self.box_rows}" if self.by_tma else "rows"] if self.is_paged else []
         return f"attention_{'_'.join(names)}"
 
-    # Launch parameters.
+    # ---- Launch parameters
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -406,7 +407,7 @@ class AttentionConfig(KernelConfig):
         """Members of ``Problem``, in the order of the struct."""
         return DECODE_MEMBERS if self.is_decode else MEMBERS
 
-    # Warps and registers.
+    # ---- Warps and registers
 
     @property
     def warpgroups(self) -> int:
@@ -419,7 +420,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def producer_warps(self) -> int:
-        """Number of producer warps. It is 4 with setmaxnreg, which acts on whole warpgroups."""
+        """Number of producer warps. It is 4 with setmaxnreg, because setmaxnreg acts on whole warpgroups."""
         return (4 if self.reallocates_registers else 1) if self.preset.loader == "producer_warp" else 0
 
     @property
@@ -437,11 +438,11 @@ class AttentionConfig(KernelConfig):
         """Number of registers per consumer thread for the output and for the scores and probabilities of a block."""
         return self.tile_n // 2 + self.tile_n // 4 + self.v_head_dim // 2
 
-    # Operands and their boxes.
+    # ---- Operands and their boxes
 
     @property
     def mma_type(self) -> str:
-        """Type of q, as MMA instructions name it."""
+        """Name of q's type in MMA instructions."""
         return OPERAND_TYPES[self.dtype]
 
     @property
@@ -450,7 +451,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def span_bytes(self) -> int:
-        """Bytes of the widest swizzle that divides the rows of all operands."""
+        """Width in bytes of the widest swizzle that divides the rows of all operands."""
         return math.gcd(self.kv_bytes * self.head_dim, self.kv_bytes * self.v_head_dim, 128)
 
     @property
@@ -475,7 +476,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def tile_k(self) -> int:
-        """Number of keys per stage, along which the MMAs of a tile proceed."""
+        """Number of keys per stage, the dimension along which a tile's mainloop proceeds."""
         return self.tile_n
 
     @property
@@ -483,7 +484,7 @@ class AttentionConfig(KernelConfig):
         """Bytes per row of attention_decode()'s workspace: output sums, maximum logit and sum of exponentials."""
         return 4 * (self.v_head_dim + 2)
 
-    # Shared memory.
+    # ---- Shared memory
 
     @property
     def block_bytes(self) -> tuple[int, int]:
@@ -496,11 +497,14 @@ class AttentionConfig(KernelConfig):
         return sum(self.block_bytes)
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        """Return (name, bytes) of the queries and the arrays that accompany them. The result reuses their memory."""
+        """Return (name, bytes) of the queries and the arrays that accompany them.
+
+        The result reuses the memory of the queries.
+        """
         slots = self.q_stages * MBARRIER_BYTES
         if self.preset.mma == "scalar":
             return ()
-        if self.kv_bytes == 1:  # queries are in registers
+        if self.kv_bytes == 1:  # the queries are in registers
             return (("warp_sums", 8 * self.consumer_warps * self.tile_m), ("is_last", 8))
         queries = ("q", self.q_stages * 2 * self.tile_m * self.head_dim)
         if self.is_decode:
@@ -528,7 +532,7 @@ class AttentionConfig(KernelConfig):
             (f"v {self.tile_n} x {self.v_head_dim} {dtype}, {self.swizzle} swizzle", v),
         ]
 
-    # Choosing and tuning.
+    # ---- Choice and tuning
 
     def ctas(self, problem: Problem, sm_count: int) -> int:
         """Return the number of CTAs of a launch: one per tile, or one per SM if they are persistent."""

@@ -1,4 +1,4 @@
-"""Predict the time of attention's kernels on a GPU, in order to rank every tile of every version. Pure.
+"""Predict the time of attention's kernels on a GPU, in order to rank every tile of every version.
 
 ``m`` is an int or an int64 array, because a choice table evaluates each tile at all M at once.
 """
@@ -20,22 +20,22 @@ from cudatma.target import get_target
 
 #: Number of multiplications per clock of an SM's tensor cores. [H100 white paper]
 _MACS = 2048
-#: Number of CTAs that fit in the registers of an SM, keyed by their number of warpgroups. [a1 and a2 with 96 registers
-#: per thread]
+#: Number of CTAs for which an SM has enough registers, keyed by the number of warpgroups per CTA. [a1 and a2 with 96
+#: registers per thread]
 _MAX_CTAS: Mapping[int, int] = {1: 5, 2: 2}
 #: Microseconds of a launch. [H100]
 _LAUNCH_US = 1.0
-#: Fraction of the highest clock that long launches keep under the power limit. [H200]
+#: Fraction of the maximum clock that long launches reach under the power limit. [H200]
 _CLOCK = 0.886
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
-    """Cycles that an SM takes for a tile of ``tile_m`` queries, with ``q_stages`` slots of queries.
+    """Clock cycles that an SM needs for a tile of ``tile_m`` queries with ``q_stages`` slots of queries.
 
-    around: cycles for the prologue and the epilogue. products: multiple of the ideal tensor-core time. scores: cycles
-    per 2^14 scores. block: cycles per block. start: cycles per launch. shared: exponent of the speedup when CTAs share
-    an SM, or 0 for no speedup.
+    around: cycles for the prologue and the epilogue. products: time of the MMAs as a multiple of the ideal tensor-core
+    time. scores: cycles per 2^14 scores. block: cycles per block. start: cycles per launch. shared: exponent of the
+    speedup when CTAs share an SM, or 0 for no speedup.
     """
 
     tile_m: int
@@ -51,13 +51,13 @@ class Clocks:
 def cost_at(config: Any, m: Any, problem: Problem, gpu: Gpu) -> Cost:
     """Return the predicted time for ``m`` queries, an int or an int64 array. The problem's own number is ignored.
 
-    The SM with the most work, or the longest tile, determines the time.
+    The time is determined by the SM with the most work or by the longest tile.
     """
     tile_m, tile_n = config.tile_m, config.tile_n
     k_length = m if problem.keys == 0 else problem.k_length
     keys = 1.0 * ceil_div(k_length, tile_n) * tile_n
     if problem.is_causal:
-        # A causal tile skips the keys after its last query, in whole blocks.
+        # A causal tile skips whole blocks of keys after its last query.
         beyond = tile_m + tile_n - math.gcd(tile_m, tile_n)
         keys = np.minimum(keys, keys - 0.5 * np.minimum(keys, m) + 0.5 * beyond)
     clocks = clocks_of(config)
@@ -85,12 +85,12 @@ def _tile_clocks(config: Any, clocks: Clocks, keys: Any) -> Any:
 
 
 def _waves(config: Any, clocks: Clocks, tiles: Any, gpu: Gpu) -> tuple[Any, Any]:
-    """Return the number of waves of tiles per SM, and the number of waves if the SM runs several tiles at a time."""
+    """Return the number of waves with one tile per SM at a time, and the number of waves with several."""
     if config.reallocates_registers and not config.is_causal:
-        # All tiles take the same time, so that all SMs wait for the last wave.
+        # All tiles take the same time, so all SMs wait for the last wave.
         share = np.minimum(config.ctas_per_sm, ceil_div(tiles, gpu.sm_count))
         return 1.0 * ceil_div(tiles, gpu.sm_count * share) * share, 1.0
-    # Waves may be fractions, because several CTAs share an SM.
+    # The number of waves may be fractional, because several CTAs share an SM.
     tiles_per_sm = np.maximum(1.0, tiles / gpu.sm_count)
     if not clocks.shared:
         return tiles_per_sm, 1.0

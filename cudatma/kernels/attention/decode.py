@@ -38,10 +38,10 @@ def attention_decode(
     backend: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """Compute attention of new queries over a cache that already holds their keys and values.
+    """Compute attention of new queries over a cache that already contains their keys and values.
 
-    CTAs divide the keys of a sequence depending on the capacity alone, and partial results are added in a fixed order,
-    so that the result has the same bits in every call.
+    The division of a sequence's keys among CTAs depends only on the capacity, and partial results are added in a fixed
+    order. The result is therefore bitwise reproducible.
 
     Parameters
     ----------
@@ -52,12 +52,13 @@ def attention_decode(
     v_cache : array, as k_cache with v_dim
         Values.
     seqlens : int32 array (batch,)
-        Number of keys of each sequence, including the new ones. The kernel reads the lengths and the page table, so
+        Number of keys of each sequence, including the new keys. The kernel reads the lengths and the page table, so
         that a captured graph uses their contents at replay. Lengths in device memory are clamped to the range 0 to
         capacity.
     page_table : int32 array (batch, pages), optional
-        Element [i, j] is the page that holds keys j page_size up to, but not including, (j + 1) page_size of sequence
-        i. Keys and values of a page outside of the cache are zeros. Entries after a sequence's end are not read.
+        Element [i, j] is the page that contains keys j * page_size up to, but not including, (j + 1) * page_size of
+        sequence i. The keys and values of a page outside the cache are treated as zeros. Entries after the end of a
+        sequence are not read.
     k_scale, v_scale : float or fp32 array, optional
         Scales of an e4m3 cache: a number, or an array with one element or with one element per head of the cache.
     scale, window, softcap, sink, out, return_lse, backend, stream : optional
@@ -132,20 +133,20 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
         return (batch, length, k[1] * table[1]) if k[1] == problem.page_size else None
 
     def configure(self, problem: DecodeProblem, gpu: Gpu, memo: dict[Any, Any]) -> AttentionConfig:
-        """Return the pinned kernel if there is one, otherwise the one that decode_config() chooses."""
+        """Return the pinned kernel if there is one, otherwise the kernel that decode_config() chooses."""
         config: AttentionConfig | None = memo.get("config")
         if config is None:
             config = memo["config"] = _chosen(problem, gpu)
         return config
 
     def configs(self, problem: DecodeProblem, gpu: Gpu) -> Iterator[AttentionConfig]:
-        """Yield the kernel, which depends on no size."""
+        """Yield the kernel, which does not depend on sizes."""
         yield _chosen(problem, gpu)
 
     def sizes_for(
         self, problem: DecodeProblem, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...]
     ) -> Callable[[DecodeProblem], tuple[Sizes, ...]]:
-        """Return a function from a problem to the sizes of its launch."""
+        """Return a function that maps a problem to the sizes of its launch."""
         sizes = decode_sizes(problem, config, gpu)
         return lambda problem: (sizes(problem),)
 

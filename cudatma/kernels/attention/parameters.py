@@ -8,7 +8,7 @@ from cudatma.kernels.attention.problem import OPTIONS
 from cudatma.kernels.launch_struct import MEMBERS as WORK_MEMBERS
 from cudatma.kernels.launch_struct import Member
 
-#: Offsets of sequences of different lengths.
+#: Offsets of variable-length sequences.
 OFFSETS = ("cu_seqlens_q", "cu_seqlens_k")
 
 
@@ -18,23 +18,23 @@ def _named(*members: Member) -> dict[str, Member]:
 
 #: The members of the struct, in order.
 MEMBERS: Mapping[str, Member] = WORK_MEMBERS | _named(
-    Member("tiles_m", "u32", "heads of all sequences"),
-    Member("tiles_n", "u32", "tiles of queries per head"),
-    Member("raster_heads", "u32", "heads of a raster group"),
+    Member("tiles_m", "u32", "number of heads of all sequences"),
+    Member("tiles_n", "u32", "number of tiles of queries per head"),
+    Member("raster_heads", "u32", "number of heads per raster group"),
     Member("last_group", "u32", "first head of the last raster group"),
     Member("by_tiles_n", "Divisor", "divides by tiles_n"),
-    Member("by_raster_tiles", "Divisor", "divides by the tiles of a raster group"),
+    Member("by_raster_tiles", "Divisor", "divides by the number of tiles per raster group"),
     Member("by_raster_heads", "Divisor", "divides by raster_heads"),
-    Member("by_last_heads", "Divisor", "divides by the heads of the last raster group"),
+    Member("by_last_heads", "Divisor", "divides by the number of heads in the last raster group"),
     Member("q_length", "u32", "queries of a sequence"),
     Member("k_length", "u32", "keys of a sequence"),
-    Member("heads", "u32", "heads of q per sequence"),
-    Member("q_total", "u32", "queries of all sequences"),
-    Member("k_total", "u32", "keys of all sequences"),
-    Member("scale_log2", "float", "scale of the scores, or the cap's, in powers of 2"),
+    Member("heads", "u32", "number of heads of q per sequence"),
+    Member("q_total", "u32", "number of queries of all sequences"),
+    Member("k_total", "u32", "number of keys of all sequences"),
+    Member("scale_log2", "float", "scale (or cap) of the scores for exponentials with base 2"),
     *(member for option in OPTIONS for member in option.members),
     Member("by_heads", "Divisor", "divides by heads"),
-    Member("by_group", "Divisor", "divides by the heads of q that share one of k and v"),
+    Member("by_group", "Divisor", "divides by the number of heads of q that share a head of k and v"),
     Member("output_head", "u64", "elements from one head of the result to the next"),
     Member("output_batch", "u64", "elements from one sequence of the result to the next"),
     *(
@@ -43,38 +43,38 @@ MEMBERS: Mapping[str, Member] = WORK_MEMBERS | _named(
         for step, what in (("pitch", "row"), ("head", "head"), ("batch", "sequence"))
     ),
 )
-#: Members for attention_decode(), whose tiles consist of rows: queries of all heads that share a head of k and v.
+#: Members for attention_decode(). A row of its tiles is a query of one of the heads that share a head of k and v.
 DECODE_MEMBERS: Mapping[str, Member] = {**MEMBERS} | _named(
-    Member("q_length", "u32", "rows of a sequence and a head of k: queries of all heads that share it"),
-    Member("k_length", "u32", "keys that a sequence may have"),
-    Member("upper", "u32", "row r sees keys below r / group + upper + keys of the sequence, a signed number"),
-    Member("lower", "u32", "row r sees keys from r / group + lower + keys of the sequence on, a signed number"),
-    Member("queries", "u32", "queries of a sequence and a head"),
-    Member("group", "u32", "heads of q that share one of k and v"),
+    Member("q_length", "u32", "rows per sequence and head of k: queries of all heads of q that share the head"),
+    Member("k_length", "u32", "maximum number of keys per sequence"),
+    Member("upper", "u32", "row r sees keys below r / group + upper + number of keys of the sequence; signed"),
+    Member("lower", "u32", "row r sees keys from r / group + lower + number of keys of the sequence; signed"),
+    Member("queries", "u32", "number of queries per sequence and head"),
+    Member("group", "u32", "number of heads of q that share a head of k and v"),
     Member("kv_heads", "u32", "heads of k and v"),
     Member("row_tiles", "u32", "tiles of rows"),
-    Member("partial_rows", "u32", "rows of a tile that the workspace holds"),
+    Member("partial_rows", "u32", "number of rows of a tile in the workspace"),
     Member("by_kv_heads", "Divisor", "divides by kv_heads"),
     Member("by_row_tiles", "Divisor", "divides by row_tiles"),
     Member("page_size", "u32", "keys of a page"),
     Member("by_page_size", "Divisor", "divides by page_size"),
-    Member("pages", "u32", "pages of the cache"),
-    Member("v_scale", "float", "scale of v, if the kernel is given no array of them"),
-    Member("k_scale_step", "u32", "from the scale of a head of k to that of the next"),
-    Member("v_scale_step", "u32", "from the scale of a head of v to that of the next"),
-    Member("table_pitch", "u32", "entries from one sequence's pages to the next one's"),
+    Member("pages", "u32", "number of pages of the cache"),
+    Member("v_scale", "float", "scale of v if there is no array of scales"),
+    Member("k_scale_step", "u32", "elements from the scale of one head of k to the next"),
+    Member("v_scale_step", "u32", "elements from the scale of one head of v to the next"),
+    Member("table_pitch", "u32", "entries from the pages of one sequence to the pages of the next"),
 )
 
 # Names of the members that the kernels read.
-#: Sizes and scale, except in attention_decode().
+#: Members for sizes and scale, except in attention_decode().
 TILES = ("tiles_m", "tiles_n", "q_length", "k_length", "heads", "by_heads", "by_group", "scale_log2")
-#: The order of causal tiles, and of all others.
+#: Members for the order of causal tiles, and for the order of all other tiles.
 RASTER = ("raster_heads", "last_group", "by_raster_tiles", "by_raster_heads", "by_last_heads")
 HEAD_BY_HEAD = ("by_tiles_n",)
 VARLEN = ("q_total", "k_total")
-#: Results that threads store.
+#: Members for results that threads store.
 OUTPUT_ROWS = ("output_pitch", "output_head", "output_batch")
-#: Operands that threads load.
+#: Members for operands that threads load.
 Q_ROWS, KV_ROWS = (
     tuple(f"{name}_{step}" for name in names for step in ("pitch", "head", "batch")) for names in ("q", "kv")
 )

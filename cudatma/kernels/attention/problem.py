@@ -12,21 +12,22 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, counted
 from cudatma.kernels.family import MAX_EXTENT, resized_copy
 from cudatma.kernels.launch_struct import Member
 
-#: Types of q, k, v and the result, mapped to their names in wgmma.
+#: Maps the types of q, k, v and the result to their names in wgmma.
 OPERAND_TYPES = {"float16": "f16", "bfloat16": "bf16"}
 #: Additional type for the cache of attention_decode().
 CACHE_TYPE = "float8_e4m3fn"
 #: Supported pairs (head_dim, v_head_dim).
 HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
-#: Steps of rounded_up() between two powers of two.
+#: Number of steps of rounded_up() between two powers of two.
 _STEPS = 8
 
 
 class KernelOption(NamedTuple):
     """An option of the public functions that changes the kernel.
 
-    field: name of the bool in Problem and in AttentionConfig. name: suffix in the kernel's entry. words: description.
-    parameters: launch parameters that the option adds. members: members of the struct that the option adds.
+    field: name of the bool in Problem and in AttentionConfig. name: suffix in the kernel's entry. words: how the
+    description of a problem mentions the option. parameters: launch parameters that the option adds. members: members
+    of the struct that the option adds.
     """
 
     field: str
@@ -36,10 +37,10 @@ class KernelOption(NamedTuple):
     members: tuple[Member, ...] = ()
 
 
-_UPPER = Member("upper", "u32", "query i sees keys below i + upper, a signed number")
-_LOWER = Member("lower", "u32", "query i sees keys from i + lower on, a signed number")
-_CAP_SCALE = Member("cap_scale", "float", "scale of the scores in the cap's tanh")
-#: All options, in the order of their names in an entry.
+_UPPER = Member("upper", "u32", "query i sees keys below i + upper; signed")
+_LOWER = Member("lower", "u32", "query i sees keys from i + lower; signed")
+_CAP_SCALE = Member("cap_scale", "float", "scale of the scores in the tanh of the cap")
+#: All options, in the order in which an entry's name lists them.
 OPTIONS = (
     KernelOption(field="is_causal", name="causal", words="causal", members=(_UPPER,)),
     KernelOption(field="has_window", name="window", words="window", members=(_UPPER, _LOWER)),
@@ -71,7 +72,7 @@ def rounded_up(size: int) -> int:
 
 
 def size_class(batch: int, q_length: int, k_length: int, is_varlen: bool) -> tuple[int, int]:
-    """Return rounded numbers of keys and of sequences, on which the choice of a configuration depends.
+    """Return the rounded numbers of keys and sequences on which the choice of a configuration depends.
 
     The first number is 0 if ``k_length`` equals ``q_length``, so that both lengths change together. Otherwise it is
     ``k_length``, rounded up to eight steps per octave and at least 2. The number of variable-length sequences is also
@@ -92,7 +93,7 @@ class Layout(NamedTuple):
     strides_bytes: tuple[int, ...] = (0, 0, 0, 0)
 
     def resized(self, shape: tuple[int, ...], strides_bytes: Sequence[int]) -> Layout | None:
-        """Return the layout with another batch and length and the same pitch, or None if TMA cannot address it."""
+        """Return the layout with another batch and length but the same pitch, or None if TMA cannot address it."""
         _, row, _, element = self.strides_bytes
         if len(shape) == 3:
             shape, strides_bytes = (1, *shape), (0, *strides_bytes)
@@ -126,8 +127,8 @@ class Layout(NamedTuple):
 class Mask(NamedTuple):
     """Range of the keys that a query sees.
 
-    Query i of a sequence is at position p = i + k_length - q_length, which aligns the last query with the last key. It
-    sees keys p - left to p + right. None means no limit.
+    Query i of a sequence is at position p = i + k_length - q_length, so the last query is aligned with the last key.
+    The query sees keys p - left to p + right. None means no limit.
     """
 
     left: int | None = None
@@ -145,7 +146,7 @@ class Mask(NamedTuple):
         return right == 0, has_left or right > 0
 
     def kinds_up_to(self, length: int) -> set[tuple[bool, bool]]:
-        """Return the kinds of the mask for all lengths up to ``length``."""
+        """Return all kinds that the mask has for lengths up to ``length``."""
         return {self.kind(*lengths) for lengths in product((1, length), repeat=2)}
 
 
@@ -169,7 +170,8 @@ class Problem:
     Attributes
     ----------
     batch, q_length, k_length : int
-        Number of sequences, and number of queries and keys of each sequence, or of the longest one.
+        Number of sequences, number of queries per sequence, and number of keys per sequence. If lengths vary, the last
+        two are those of the longest sequence.
     heads, kv_heads : int
         Number of heads of q, and number of heads of k and v. ``heads // kv_heads`` heads of q share each head of k and
         v.
@@ -178,7 +180,7 @@ class Problem:
     dtype : str
         One of OPERAND_TYPES.
     is_causal, has_window : bool
-        Whether a query sees no later key, and whether another limit excludes keys.
+        Whether queries see no later keys, and whether another limit excludes keys.
     has_softcap, has_sink, has_lse : bool
         Whether logits are capped, whether heads have sinks, and whether the call returns lse.
     is_varlen : bool
@@ -186,7 +188,7 @@ class Problem:
     version : str
         Version of the kernel, or "" for any.
     scale, softcap : float
-        Factor by which q k^T is multiplied, and cap of the logits, or 0 for no cap.
+        Factor by which q k^T is multiplied, and cap of the logits (0 for no cap).
     limits : Mask
         Keys that queries see. A limit that excludes no key makes the problem neither causal nor windowed.
     layouts : Layouts
@@ -250,23 +252,23 @@ class Problem:
         """Number of heads of q that share one head of k and v."""
         return self.heads // self.kv_heads
 
-    # The call.
+    # ---- Call
 
     @property
     def has_keys(self) -> bool:
-        """Whether any query may see a key. Otherwise no kernel is needed."""
+        """Whether any query may see a key. If not, no kernel is needed."""
         return bool(self.batch and self.q_length and self.k_length and self.layouts.k.shape[0])
 
     def check_not_empty(self) -> None:
         """Raise ArgumentError if a call has nothing to compute."""
         if not self.has_keys:
             shapes = self.layouts.q.shape, self.layouts.k.shape
-            raise ArgumentError("q.shape, k.shape", shapes, "a batch and lengths above 0", "nothing is launched here")
+            raise ArgumentError("q.shape, k.shape", shapes, "a batch and lengths above 0", "there is nothing to launch")
 
     def resized(
         self: P, batch: int, q_length: int, k_length: int, shapes: Sequence[Any], strides_bytes: Sequence[Any]
     ) -> P | None:
-        """Return the problem with other sizes, or None if it may be invalid or its limits are of another kind.
+        """Return the problem with other sizes, or None if it may be invalid or if its limits are of another kind.
 
         ``shapes`` and ``strides_bytes`` begin with q, k and v and end with out. The entries for out are None if the
         caller passes no out.
@@ -298,11 +300,11 @@ class Problem:
 
     @property
     def plan_key(self) -> tuple[Any, ...]:
-        """Fields other than sizes, scale and softcap that a kernel and its tensor maps depend on."""
+        """Fields, other than sizes, scale and softcap, on which a kernel and its tensor maps depend."""
         kept = [value for name, value in vars(self).items() if name not in _SIZES + _OF_A_CALL]
         return (*kept, *[layout.strides_bytes[1] for layout in self.layouts])
 
-    # The choice of a configuration.
+    # ---- Choice of a configuration
 
     @property
     def m(self) -> int:
@@ -326,12 +328,12 @@ class Problem:
 
     @property
     def fixed(self) -> tuple[Any, ...]:
-        """Fields other than ``q_length`` that the choice depends on."""
+        """Fields other than ``q_length`` on which the choice depends."""
         sizes = size_class(self.batch, self.q_length, self.k_length, self.is_varlen)
         return (*sizes, *[value for name, value in vars(self).items() if name not in _SIZES + _OF_A_CALL])
 
     def with_queries(self, q_length: int) -> Problem:
-        """Return the problem with another ``q_length``. If both lengths were equal, ``k_length`` changes as well."""
+        """Return the problem with another ``q_length``. If the two lengths were equal, ``k_length`` also changes."""
         return replace(self, q_length=q_length, k_length=q_length if self.keys == 0 else self.k_length)
 
     def shape(self) -> Problem:
@@ -341,7 +343,7 @@ class Problem:
 
     @property
     def constraint(self) -> str:
-        """Reason in words why only some configurations may serve, or "" if all may."""
+        """Why only some configurations may be used, in words, or "" if all may be used."""
         return f"version {self.version} is selected" if self.version else ""
 
     @property
@@ -365,7 +367,7 @@ class Problem:
     def from_json(cls, raw: Mapping[str, Any]) -> Problem:
         """Return the problem of a tuning entry, or of the sizes m, n and k and the options of a command line.
 
-        Raises KeyError, ArgumentError, ArgumentTypeError.
+        Raises KeyError, ArgumentError or ArgumentTypeError.
         """
         given = {"q_length": raw["m"], "k_length": raw["k"], "v_head_dim": raw["n"], "head_dim": raw["n"]}
         given |= {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
@@ -376,7 +378,7 @@ class Problem:
 
 #: Fields that are flags.
 _FLAGS = ("is_causal", "has_window", "has_softcap", "has_sink", "has_lse", "is_varlen")
-#: Sizes, which differ between problems of one plan.
+#: Sizes, which may differ between problems of one plan.
 _SIZES = ("batch", "q_length", "k_length")
 #: Fields on which neither the choice of a configuration nor a kernel depends.
 _OF_A_CALL = ("scale", "softcap", "limits", "layouts", "k_scale", "v_scale")
@@ -388,7 +390,7 @@ class DecodeProblem(Problem):
 
     page_size: number of keys per page, or 0 without pages. has_fp8_cache: whether keys and values are e4m3. k_scale,
     v_scale: scales of an e4m3 cache, or 1 if the kernel reads them from an array. k_scale_step, v_scale_step: number of
-    elements from the scale of one head to that of the next, or 0 for a single scale.
+    elements from the scale of one head to the scale of the next head, or 0 for a single scale.
     """
 
     page_size: int = 0

@@ -1,4 +1,4 @@
-"""NumPy reference of attention and attention_decode, which computes in float64 and rounds once."""
+"""NumPy reference for attention and attention_decode. It computes in float64 and rounds once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def reference(problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
     options = problem.scale, problem.limits, problem.softcap, named.get("sink")
     for q, k, v, out, lse in _sequences(problem, named):
         result, sums = attend(q, k, v, *options)
-        with np.errstate(all="ignore"):  # infinities and NaNs are results, as on the GPU
+        with np.errstate(all="ignore"):  # infinities and NaNs are valid results, as on the GPU
             out[...] = result.astype(out.dtype)
             if lse is not None:
                 lse[...] = sums
@@ -82,7 +82,7 @@ def attend(
 
 
 def _visible_range(positions: Array, mask: Mask, k_length: int) -> tuple[int, int]:
-    """Return the index of the first key that any of these queries sees, and the index after the last one."""
+    """Return the index of the first key that any of these queries sees, and the index after the last such key."""
     first = 0 if mask.left is None else max(0, int(positions[0]) - mask.left)
     end = k_length if mask.right is None else min(k_length, int(positions[-1]) + mask.right + 1)
     return first, max(first, end)

@@ -29,7 +29,7 @@ from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_ro
 from cudatma.kernels.tuning import pinned
 from cudatma.target import Target
 
-#: Small tile of each version.
+#: A small tile for each version.
 SMALL: dict[str, dict[str, Any]] = {
     "scalar": {"tile_m": 32, "tile_n": 32},
     "a1": {"tile_m": 64, "tile_n": 64},
@@ -46,8 +46,8 @@ SMALL: dict[str, dict[str, Any]] = {
 def small_config(version: str, problem: Problem | None = None, **fields: Any) -> AttentionConfig:
     """Return a configuration of a version with its small tile and shortest ring.
 
-    dtype, head dims and options come from ``problem``. By default, they are fp16, 64 and no options. ``fields`` replace
-    other fields.
+    dtype, head dims and options come from ``problem``. By default, they are fp16, 64 and no options. ``fields``
+    replaces other fields.
     """
     given: dict[str, Any] = {"dtype": "float16", "head_dim": 64, "v_head_dim": 64}
     if problem is not None:
@@ -57,7 +57,7 @@ def small_config(version: str, problem: Problem | None = None, **fields: Any) ->
     )
 
 
-#: Softcap and window for problems that have only the flags.
+#: Softcap and window for problems in which only the flags are set.
 _SOFTCAP, _WINDOW = 30.0, 256
 
 
@@ -81,12 +81,14 @@ def sample(
     without NVRTC.
     """
     sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "q_length": q_length, "k_length": k_length}
-    Problem.of(**sizes, head_dim=head_dim, dtype=dtype)  # raises for impossible sizes
+    Problem.of(**sizes, head_dim=head_dim, dtype=dtype)  # raises an error for impossible sizes
     random, kind = np.random.default_rng(0), activation_type(dtype).numpy
     shapes = ((batch, q_length, heads, head_dim), *[(batch, k_length, kv_heads, head_dim)] * 2)
     q, k, v = (random.standard_normal(shape, np.float32).astype(kind) for shape in shapes)
     checked = check_attention(q, k, v, out=np.full(q.shape, np.nan, kind), causal=causal)
-    fields = SMALL["a3"] if version == "a1" else {}  # several warpgroups that drift apart exercise more
+    fields = (
+        SMALL["a3"] if version == "a1" else {}
+    )  # several warpgroups that drift apart test more of the synchronization
     config = small_config(version, checked.problem, **fields)
     return _sample(f"attention, {checked.problem.description}", ATTENTION_CALL, checked, config, target, sm_count)
 
@@ -103,7 +105,7 @@ def _sample(
     expected = exact.astype(np.float64)
 
     def error() -> float:
-        if FLAGS in space and host_bytes(space[FLAGS]).any():  # the next launch would begin with wrong counts
+        if FLAGS in space and host_bytes(space[FLAGS]).any():  # the next launch would begin with wrong counters
             return math.inf
         return relative_error(out, expected)
 
@@ -127,11 +129,11 @@ def decode_sample(
     dtype: str = "float16",
     sm_count: int = 4,
 ) -> Sample:
-    """Return a launch with q_length new queries per sequence and up to k_length keys.
+    """Return a launch with q_length new queries and up to k_length keys per sequence.
 
     The cache has pages of ``page_size`` keys, or no pages if ``page_size`` is 0.
 
-    Raises ArgumentError, ArgumentTypeError, TargetError, CompileError, and DriverError without NVRTC.
+    Raises ArgumentError, ArgumentTypeError, TargetError, CompileError, or DriverError if NVRTC is missing.
     """
     if dtype not in OPERAND_TYPES:
         raise ArgumentError("dtype", dtype, ", ".join(OPERAND_TYPES))
@@ -154,7 +156,7 @@ def decode_sample(
 
 
 class AttentionTrial:
-    """Trial of attention (kernels/sample.py). Raises DriverError without CuPy or a GPU."""
+    """Trial of attention (kernels/sample.py). Raises DriverError if there is no CuPy or no GPU."""
 
     def __init__(self, device: int) -> None:
         self.device = device

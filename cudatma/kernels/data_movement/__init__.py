@@ -1,1 +1,1 @@
-"""Every TMA operation as a small function over arrays."""
+"""Each TMA operation as a small function on arrays."""

@@ -26,11 +26,11 @@ from cudatma.pipeline import MBARRIER_BYTES, Operand, PipelineSpec
 from cudatma.target import Target
 
 TEMPLATE = "kernels/broadcast.cu.j2"
-#: CTAs of a cluster, the largest portable size first. Only powers of two are used.
+#: Numbers of CTAs per cluster, beginning with the largest portable size. Only powers of two are used.
 SIZES = (8, 4, 2)
-#: TMA writes parts of a tile at multiples of this.
+#: Number of bytes of which the size of each part of a tile is a multiple, because TMA writes to such addresses.
 _PART_UNIT = 128
-#: The number of times that a launch's clusters fill the GPU.
+#: Number of times that the clusters of a launch fill the GPU.
 _WAVES = 4
 
 
@@ -38,8 +38,8 @@ _WAVES = 4
 class BroadcastConfig(CopyRing):
     """A configuration of ``kernels/broadcast.cu.j2``.
 
-    copies: CTAs of a cluster, 2, 4 or 8. stage_bytes: bytes of a tile, a multiple of 128 for each copy. stages,
-    in_flight: as in CopyRing. Raises ArgumentError.
+    copies: number of CTAs per cluster, 2, 4 or 8. stage_bytes: bytes per tile, a multiple of 128 * copies. stages,
+    in_flight: as in CopyRing. Raises ArgumentError for invalid fields.
     """
 
     copies: int
@@ -60,7 +60,7 @@ class BroadcastConfig(CopyRing):
     def ring(self) -> PipelineSpec:
         """Ring with one tile per stage.
 
-        One thread of each CTA releases a slot to all CTAs of the cluster, because they all send to it.
+        One thread of each CTA releases a slot to all CTAs of the cluster, because all of them send to the slot.
         """
         tile = Operand("tile", self.stage_bytes, self.stage_bytes)
         return PipelineSpec(self.stages, (tile,), consumer_arrivals=1, cluster=self.copies)
@@ -75,7 +75,7 @@ class BroadcastConfig(CopyRing):
         return multicast_mask((self.copies,))
 
     def check_target(self, target: Target) -> None:
-        """Raise TargetError without TMA, clusters and multicast, ArgumentError if the ring does not fit."""
+        """Raise TargetError if the target lacks a required feature, and ArgumentError if the ring does not fit."""
         for feature in ("tma", "cluster", "multicast"):
             target.require(feature, "broadcast")
         self.ring.check_fits(target, min_stages=MIN_STAGES)
@@ -95,7 +95,7 @@ def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, bac
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional
-        As in ``marlin_gemm``.
+        As for ``marlin_gemm``.
 
     Returns
     -------
@@ -105,7 +105,7 @@ def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, bac
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``. Raises TargetError on SM120, which has no multicast.
+        As for ``copy``. Raises TargetError on SM120, which does not support multicast.
 
     Examples
     --------
@@ -128,7 +128,7 @@ class Broadcast(Movement[_Problem]):
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], resource: Any) -> Checked[_Problem]:
         info, (copies,) = described(inputs[0], "src"), options
         if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
-            raise ArgumentError("copies", copies, "an int, 1 or more")
+            raise ArgumentError("copies", copies, "an int, at least 1")
         if not info.is_contiguous:
             raise ArgumentError("src", f"strides {info.strides_bytes}", "an array in C order without gaps")
         shape = (copies, *info.shape)
@@ -153,7 +153,7 @@ def plan_broadcast(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits) -> tupl
     nbytes, copies = src.size_elems * src.dtype.itemsize, out.shape[0]
     if src.pointer % 16 or out.pointer % 16 or nbytes % 16:
         got = f"{nbytes} bytes from {chunk_place(src.pointer)} to {chunk_place(out.pointer)}"
-        raise DescriptorError("src.address", got, "multiples of 16 bytes", "copy() takes any array")
+        raise DescriptorError("src.address", got, "multiples of 16 bytes", "use copy(), which accepts any array")
     plans: list[Arguments] = []
     first = 0
     while first < copies:
@@ -165,8 +165,8 @@ def plan_broadcast(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits) -> tupl
             plans.append(run_plan(Window(src.pointer, out.pointer + to, 1, (axis,)), (src, out), limits))
             continue
         config = choose_broadcast(count, limits.target)
-        # Start more clusters than run at the same time. Their number depends on the GPU's groups of SMs, and a last
-        # cluster would run alone.
+        # Start more clusters than can run at the same time. How many can run depends on the GPU's groups of SMs, and a
+        # last cluster might otherwise run alone.
         clusters = min(max(1, _WAVES * limits.ctas // count), -(-nbytes // config.stage_bytes))
         parameters = At("src"), At("out", to), nbytes
         plans.append(Arguments(TEMPLATE, config, parameters, Sizes(clusters * count), cluster=count))
@@ -180,6 +180,6 @@ def choose_broadcast(copies: int, target: Target) -> BroadcastConfig:
 
 
 def dump_configs(target: Target) -> list[BroadcastConfig]:
-    """Return the configs for dumps and compile checks; none if the target cannot run them."""
+    """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
     able = all(target.has(feature) for feature in ("tma", "cluster", "multicast"))
     return [choose_broadcast(4, target)] if able else []

@@ -1,4 +1,4 @@
-"""Checks that the operations over arrays share."""
+"""Checks that the operations on arrays share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INT64 = 1 << 63
 
 
 def described(array: object, field: str) -> ArrayInfo:
-    """Return an array whose elements are plain bytes. Raises ArgumentTypeError for Python objects."""
+    """Return the ArrayInfo of an array whose elements are plain bytes. Raises ArgumentTypeError for Python objects."""
     info = describe(array, field)
     if info.dtype.hasobject:
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "a dtype of plain bytes")
@@ -26,7 +26,7 @@ def described(array: object, field: str) -> ArrayInfo:
 def check_out(
     out: object, src: ArrayInfo, shape: tuple[int, ...], read: ArrayInfo | None = None, *, dense: bool = False
 ) -> ArrayInfo | None:
-    """Return the caller's result, or None. Raises ArgumentError unless it fits this shape and the source's dtype.
+    """Return the caller's result, or None. Raises ArgumentError unless it has this shape and the source's dtype.
 
     ``read``: the part of the source that the kernel reads, by default all of it. ``dense``: whether out must be in C
     order.
@@ -56,19 +56,19 @@ def check_written(out: ArrayInfo, source: ArrayInfo, field: str) -> None:
     if not out.is_disjoint:
         raise ArgumentError(f"{field}.strides", out.strides_bytes, "elements that do not share memory")
     if overlaps(source, out):
-        raise ArgumentError(field, "memory that overlaps the source", "memory of its own")
+        raise ArgumentError(field, "memory that overlaps the source", "an array with its own memory")
 
 
 def check_size(shape: tuple[int, ...], dtype: np.dtype[Any], field: str) -> None:
-    """Raise ArgumentError, which names the option ``field``, unless an array of this shape can be addressed."""
-    # Libraries also refuse an array without elements whose other axes are too large.
+    """Raise an ArgumentError that names the option ``field`` unless an array of this shape can be addressed."""
+    # Libraries also reject an array without elements if its other axes are too large.
     if prod(max(extent, 1) for extent in shape) * dtype.itemsize >= _INT64:
         got = f"a result of shape ({', '.join(map(shown, shape))})"
         raise ArgumentError(field, got, "a result of less than 2**63 bytes")
 
 
 def whole_numbers(field: str, values: object, count: int) -> tuple[int, ...]:
-    """Return a tuple of ``count`` ints. Raises ArgumentTypeError, ArgumentError."""
+    """Return a tuple of ``count`` ints. Raises ArgumentTypeError or ArgumentError."""
     try:
         numbers = tuple(operator.index(value) for value in values)  # type: ignore[attr-defined]
     except TypeError as error:
@@ -81,8 +81,8 @@ def whole_numbers(field: str, values: object, count: int) -> tuple[int, ...]:
 def as_key(*options: Any) -> Any:
     """Return options as a tuple that can be part of a call's key, with sequences of ints as tuples.
 
-    Values of other types than a sequence of ints, an int, a string or None may be equal and mean different things. With
-    such an option, return a list, which has no hash, so that check() validates every call.
+    Values of types other than a sequence of ints, an int, a string or None may be equal but have different meanings. If
+    there is such an option, the result is a list: a list cannot be hashed, so check() validates every call.
     """
     key = []
     for option in options:

@@ -1,4 +1,4 @@
-"""Configs for the templates of copies and reductions, which move boxes, runs of bytes, or single elements."""
+"""Configs for the templates of copies and reductions, which move boxes, runs of bytes or single elements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cudatma.target import Target
 
 WINDOW, RUN, PLAIN = "kernels/window_copy.cu.j2", "kernels/run_copy.cu.j2", "kernels/plain_copy.cu.j2"
 OPS = ("copy", *REDUCE_TYPES)
-#: L2 policies of loads and stores; "" is none.
+#: L2 policies of loads and stores. "" means no policy.
 CACHES = ("", "evict_first", "evict_last", "evict_normal")
 #: Element types of the bulk reductions. [PTX ISA, cp.reduce.async.bulk]
 _ORDERED = ("u32", "s32", "u64", "s64", "f16", "bf16")
@@ -32,13 +32,13 @@ _CUDA_TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 
 
 def check_choice(field: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raise ArgumentError unless the value is one of a few words."""
+    """Raise ArgumentError unless the value is one of the allowed words."""
     if not isinstance(value, str) or value not in allowed:
         raise ArgumentError(field, value, ", ".join(word or "''" for word in allowed))
 
 
 def checked_cache(cache: object) -> str:
-    """Return the L2 policy of a call as a word of CACHES. Raises ArgumentError."""
+    """Return the L2 policy of a call as an element of CACHES. Raises ArgumentError for an unknown policy."""
     if cache is None:
         return ""
     check_choice("cache", cache, CACHES[1:])
@@ -52,23 +52,25 @@ def check_policies(op: str, load_cache: str, store_cache: str) -> None:
 
 
 def check_rank(rank: int, min_rank: int = 1) -> None:
-    """Raise ArgumentError unless TMA has maps of this rank."""
+    """Raise ArgumentError unless tensor maps can have this rank."""
     if not min_rank <= rank <= _MAX_RANK:
         raise ArgumentError("rank", rank, f"{min_rank}..{_MAX_RANK}")
 
 
 def coordinates(rank: int) -> str:
-    """Return the templates' names of a box's coordinates, innermost first."""
+    """Return the names that the templates use for a box's coordinates, innermost first."""
     return ", ".join(f"at{axis}" for axis in range(rank))
 
 
 @dataclass(frozen=True, slots=True)
 class WindowConfig(CopyRing):
-    """A configuration of ``kernels/window_copy.cu.j2``: boxes by tensor maps. The launch passes the size of a box.
+    """A configuration of ``kernels/window_copy.cu.j2``, which moves boxes with tensor maps.
+
+    The launch passes the box size.
 
     op: "copy", or a reduction in REDUCE_TYPES. rank: number of axes, 1 to 5. stage_bytes: maximum bytes of a box.
     stages, in_flight: as in CopyRing. load_cache, store_cache: L2 policies in CACHES; stores of a reduction have no
-    policy. Raises ArgumentError.
+    policy. Raises ArgumentError for invalid fields.
     """
 
     op: str
@@ -98,9 +100,9 @@ class WindowConfig(CopyRing):
 
 @dataclass(frozen=True, slots=True)
 class RunConfig(CopyRing):
-    """A configuration of ``kernels/run_copy.cu.j2``: a run of bytes by 1D bulk copies.
+    """A configuration of ``kernels/run_copy.cu.j2``, which moves a run of bytes by 1D bulk copies.
 
-    kind: PTX's element type, one of RUN_KINDS[op]. stage_bytes: bytes of a segment. Other fields: as in WindowConfig.
+    kind: element type in PTX, one of RUN_KINDS[op]. stage_bytes: bytes per segment. Other fields: as in WindowConfig.
     """
 
     op: str
@@ -125,10 +127,10 @@ class RunConfig(CopyRing):
 
 @dataclass(frozen=True, slots=True)
 class PlainConfig:
-    """A configuration of ``kernels/plain_copy.cu.j2``: plain loads and stores.
+    """A configuration of ``kernels/plain_copy.cu.j2``, which uses plain loads and stores.
 
-    element_bytes: 1, 2, 4 or 8. rank: number of axes. index_bits: 32 for fewer than 2**31 elements, so that divisions
-    are cheaper, otherwise 64. Raises ArgumentError.
+    element_bytes: 1, 2, 4 or 8. rank: number of axes. index_bits: 32 for fewer than 2**31 elements, which makes
+    divisions cheaper, otherwise 64. Raises ArgumentError for invalid fields.
     """
 
     element_bytes: int
@@ -162,7 +164,7 @@ class PlainConfig:
 
 
 def window_configs(target: Target) -> list[WindowConfig]:
-    """Return the configs for dumps and compile checks; none if the target has no TMA."""
+    """Return the configs for dumps and compile checks, or no configs if the target has no TMA."""
     if not target.has("tma"):
         return []
     slot = BOXES.slot(target)
@@ -170,7 +172,7 @@ def window_configs(target: Target) -> list[WindowConfig]:
 
 
 def run_configs(target: Target) -> list[RunConfig]:
-    """Return the configs for dumps and compile checks; none if the target has no TMA."""
+    """Return the configs for dumps and compile checks, or no configs if the target has no TMA."""
     if not target.has("tma"):
         return []
     return [RunConfig("copy", "b8", *usual_ring(target))]

@@ -1,4 +1,4 @@
-"""Copy arrays by TMA, as runs of bytes or as windows of 1 to 5 axes in boxes, or by plain loads and stores.
+"""Copy arrays by TMA (as runs of bytes, or box by box as windows of 1 to 5 axes) or by plain loads and stores.
 
 [PTX ISA, cp.async.bulk, cp.async.bulk.tensor]
 """
@@ -26,8 +26,8 @@ from cudatma.kernels.operation import Checked
 
 PADS = ("zeros", "nan")
 VIAS = ("auto", "tma", "plain")
-#: Bytes of the elements as which a window is copied if its size is a multiple. A box has at most 256 elements per row,
-#: and wide rows are faster (docs/design/data_movement.md).
+#: Element size in bytes with which a window is copied if its rows are a multiple of it. A box has at most 256 elements
+#: per row, and wide rows are faster (docs/design/data_movement.md).
 _WIDEST = 8
 _INT64 = 1 << 63
 
@@ -59,18 +59,18 @@ def copy(
     shape : sequence of int, optional
         Shape of the window. Default: up to the end of the source.
     pad : {"zeros", "nan"}, optional
-        Fill value for elements outside of the source. ``"nan"`` requires float16, bfloat16, float32 or float64.
+        Fill value for elements outside the source. ``"nan"`` requires float16, bfloat16, float32 or float64.
         Default: raise an error if the window exceeds the source.
     cache : {"evict_first", "evict_last", "evict_normal"}, optional
         L2 policy of loads and stores. Default: the default policy of the GPU.
     via : {"auto", "tma", "plain"}, default "auto"
-        How to copy. ``"tma"`` raises DescriptorError where TMA cannot copy: addresses, pitches, the window's first byte
-        and the result's rows must be multiples of 16 bytes, rows must be contiguous, and at most five axes may remain
-        after merging. ``"plain"`` uses plain loads and stores. ``"auto"`` uses TMA where possible.
+        How to copy. ``"tma"`` raises DescriptorError if TMA cannot copy the window. For TMA, addresses, pitches, the
+        window's first byte and the result's rows must be multiples of 16 bytes, rows must be contiguous, and at most
+        five axes may remain after merging. ``"plain"`` uses plain loads and stores. ``"auto"`` uses TMA where possible.
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional
-        As in ``marlin_gemm``.
+        As for ``marlin_gemm``.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def copy(
     LaunchError
         If a graph capture contains the first call, or if the process was forked.
     TargetError, CompileError, DriverError
-        If no kernel exists for the GPU, or it does not compile or load.
+        If no kernel exists for the GPU, or if a kernel does not compile or load.
     HazardError
         If the emulator finds a hazard.
 
@@ -100,7 +100,7 @@ def copy(
 
 
 class _Problem(NamedTuple):
-    """Layouts of a copy. ``fill``: type whose NaN fills elements outside of the source, or None for zeros."""
+    """Layouts of a copy. ``fill``: type whose NaN fills elements outside the source, or None for zeros."""
 
     src: ArrayInfo
     out: ArrayInfo
@@ -146,7 +146,8 @@ def plan_copy(
 ) -> Arguments:
     """Return the launch for a window that begins at ``starts`` and has the shape of ``out``.
 
-    ``fill``: the type whose NaN is filled in, None for zeros. Raises DescriptorError.
+    ``fill``: the type whose NaN is the fill value, or None for zeros. Raises DescriptorError if TMA cannot copy the
+    window.
     """
     window = simplify(window_of(src, out, starts))
     arrays = (src, out)
@@ -175,10 +176,10 @@ def window_of(src: ArrayInfo, out: ArrayInfo, starts: Sequence[int]) -> Window:
 def check_window(
     info: ArrayInfo, offset: Sequence[int] | None, shape: Sequence[int] | None, pad: str | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return (offset, shape) with one int for each axis. Raises ArgumentError, ArgumentTypeError.
+    """Return (offset, shape) with one int per axis. Raises ArgumentError or ArgumentTypeError.
 
-    If the window contains no element of the source, the offset is replaced with the nearest one for which this is also
-    true, so that offsets stay small.
+    If the window contains no element of the source, the offset is replaced with the nearest offset for which this is
+    also true, so that offsets stay small.
     """
     if pad is not None:
         check_choice("pad", pad, PADS)
@@ -190,7 +191,7 @@ def check_window(
             raise ArgumentError(f"shape[{axis}]", extent, "0 or more")
         if pad is None and not 0 <= start <= size - extent:
             allowed = f"0..{size - extent}" if extent <= size else f"a window of at most {size} elements"
-            raise ArgumentError(f"offset[{axis}]", start, allowed, "pad= fills elements outside of the source")
+            raise ArgumentError(f"offset[{axis}]", start, allowed, "pass pad= to fill elements outside the source")
         if not -_INT64 <= start < _INT64:
             raise ArgumentError(f"offset[{axis}]", start, "signed 64-bit integers")
     check_size(extents, info.dtype, "offset" if shape is None else "shape")
@@ -223,7 +224,7 @@ def part_of(info: ArrayInfo, starts: Sequence[int], extents: Sequence[int]) -> A
 
 
 def copy_on_host(src: ArrayInfo, out: ArrayInfo, starts: Sequence[int], nan: bool) -> None:
-    """Copy the window with NumPy, and fill elements outside of the source with NaN or zeros."""
+    """Copy the window with NumPy, and fill elements outside the source with NaN or zeros."""
     result = host_array(out)
     result[...] = np.array(np.nan, out.dtype) if nan else np.zeros((), out.dtype)
     axes = [Axis(*each, 0, 0) for each in zip(starts, out.shape, src.shape, strict=True)]

@@ -1,4 +1,6 @@
-"""Gather boxes of an array at given positions, or in a grid of boxes that may overlap. Each is an entry of the result.
+"""Gather boxes of an array at given positions, or in a grid of boxes that may overlap.
+
+Each box is an entry of the result.
 
 [PTX ISA, cp.async.bulk.tensor]
 """
@@ -40,7 +42,8 @@ class GatherConfig(CopyRing):
     """A configuration of ``kernels/gather_boxes.cu.j2``.
 
     rank: number of axes of the source, 1 to 5. places: "table" if an array holds the starts of the boxes, "grid" if
-    they form a grid. stage_bytes: maximum bytes of a box. stages, in_flight: as in CopyRing. Raises ArgumentError.
+    they form a grid. stage_bytes: maximum bytes of a box. stages, in_flight: as in CopyRing. Raises ArgumentError for
+    invalid fields.
     """
 
     rank: int
@@ -84,21 +87,21 @@ def gather(
         The source, with 1 to 5 axes. Pitches and address must be multiples of 16 bytes, elements must have 1, 2, 4 or 8
         bytes, and the last axis must be contiguous.
     starts : array (boxes, axes) of int
-        First element of each box, inside or outside of the source. The start along the last axis must be a multiple of
+        First element of each box, which may be outside the source. The start along the last axis must be a multiple of
         16 bytes. A list or host array is checked and uploaded. An array on the device must be int32 in C order.
     box : sequence of int
         Shape of a box, at most 256 elements per axis. Rows must be a multiple of 16 bytes.
     out : array (boxes, ...), optional
         The result, in C order. Default: a new array.
     pad : {"zeros", "nan"}, default "zeros"
-        Fill value for elements outside of the source.
+        Fill value for elements outside the source.
     check : bool, default True
-        Read starts on the device back to check them, which waits for the device. Without the check, a start that is not
+        Read starts on the device back to check them. This waits for the device. Without the check, a start that is not
         a multiple of 16 bytes traps, and the context is lost.
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional
-        As in ``marlin_gemm``.
+        As for ``marlin_gemm``.
 
     Returns
     -------
@@ -134,23 +137,23 @@ def halo_tiles(
     stream: Any = None,
     backend: str | None = None,
 ) -> Any:
-    """Return all tiles of an array, each with a border of elements of its neighbors.
+    """Return all tiles of an array, each with a border of elements from its neighbors.
 
     Parameters
     ----------
     src : array
-        The source, as in ``gather``.
+        The source, as for ``gather``.
     tile, halo : sequence of int
-        Number of elements of a tile, and of its border on each side, for each axis. The tile with twice its halo must
-        be a valid box of ``gather``. Tile and halo of the last axis must be multiples of 16 bytes.
+        Numbers of elements of a tile, and of its border on each side, for each axis. A tile with its border must be a
+        valid box of ``gather``. Tile and halo of the last axis must be multiples of 16 bytes.
     out : array (tiles of axis 0, .., tile[0] + 2 halo[0], ..), optional
         The result, in C order, with ceil(n / tile) tiles per axis. Default: a new array.
     pad : {"zeros", "nan"}, default "zeros"
-        Fill value for elements outside of the source.
+        Fill value for elements outside the source.
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional
-        As in ``marlin_gemm``.
+        As for ``marlin_gemm``.
 
     Returns
     -------
@@ -168,7 +171,7 @@ def halo_tiles(
 class _Problem(NamedTuple):
     """Layouts and boxes of a call.
 
-    fill: type whose NaN fills elements outside of the source, or None for zeros. grid: (start, step, tiles) of each
+    fill: type whose NaN fills elements outside the source, or None for zeros. grid: (start, step, tiles) of each
     axis, or empty if a table holds the starts of the boxes.
     """
 
@@ -253,7 +256,7 @@ def check_box(info: ArrayInfo, box: Sequence[int], field: str = "box") -> tuple[
 
 
 def check_pad(info: ArrayInfo, pad: str) -> TmaType | None:
-    """Return the type whose NaN fills elements outside of the source, or None for zeros."""
+    """Return the type whose NaN fills elements outside the source, or None for zeros."""
     check_choice("pad", pad, PADS)
     return nan_type(info, pad)
 
@@ -278,7 +281,7 @@ def plan_boxes(
 ) -> Arguments:
     """Return the launch for boxes that begin at the rows of the array "starts", or in a grid.
 
-    ``fill``: type whose NaN fills elements outside of the source, or None for zeros. ``grid``: (start, step, tiles) of
+    ``fill``: type whose NaN fills elements outside the source, or None for zeros. ``grid``: (start, step, tiles) of
     each axis in NumPy order, or empty for a table. Raises DescriptorError if TMA cannot read the source, and
     ArgumentError if two boxes do not fit in shared memory.
     """
@@ -294,12 +297,12 @@ def plan_boxes(
     config = GatherConfig(len(box), "grid" if grid else "table", *usual_ring(limits.target, slot))
     boxes = out.size_elems // prod(box)
     if boxes >= _INT32:
-        raise DescriptorError("boxes", boxes, "below 2**31", "take them in parts")
+        raise DescriptorError("boxes", boxes, "below 2**31", "process them in parts")
     places = [value for axis in reversed(grid) for value in axis] if grid else [At("starts")]
     return Arguments(TEMPLATE, config, (load, At("out"), *places, box_bytes, boxes), Sizes(min(limits.ctas, boxes)))
 
 
 def dump_configs(target: Target) -> list[GatherConfig]:
-    """Return the configs for dumps and compile checks; none if the target cannot run them."""
+    """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
     pairs = ((3, "table"), (2, "grid")) if target.has("tma") else ()
     return [GatherConfig(*pair, *usual_ring(target)) for pair in pairs]

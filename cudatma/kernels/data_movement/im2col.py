@@ -1,4 +1,6 @@
-"""Arrange the columns of a convolution by TMA's im2col mode: for each output pixel, all inputs of the filter.
+"""Arrange the columns of a convolution with TMA's im2col mode.
+
+A column holds all inputs of the filter for one output pixel.
 
 [PTX ISA, cp.async.bulk.tensor, .im2col]
 """
@@ -42,8 +44,8 @@ _INT32 = 1 << 31
 class Im2colCopyConfig(CopyRing):
     """A configuration of ``kernels/im2col.cu.j2``.
 
-    rank: axes of the images, including batch and channels, 3..5. stage_bytes: maximum size of a box. stages, in_flight:
-    as in CopyRing. Raises ArgumentError.
+    rank: number of axes of the images, including batch and channels, 3 to 5. stage_bytes: maximum size of a box in
+    bytes. stages, in_flight: as in CopyRing. Raises ArgumentError for invalid fields.
     """
 
     rank: int
@@ -108,14 +110,14 @@ def im2col(
         bytes.
     kernel, stride, padding, dilation : int or sequence of int
         One value, or one value per spatial axis. A stride must be at most 8. Zeros are padded on both sides. padding
-        and dilation * (kernel - 1) - padding must be below 32768, 128 or 16 for one, two or three spatial axes.
+        and dilation * (kernel - 1) - padding must be less than 32768, 128 or 16 for one, two or three spatial axes.
     out : array (images, out depth, .., kernel depth, .., channels), optional
         The result, in C order, so that ``out.reshape(pixels, -1) @ weight.reshape(-1, filters)`` is the convolution.
         Default: a new array.
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional
-        As in ``marlin_gemm``.
+        As for ``marlin_gemm``.
 
     Returns
     -------
@@ -171,7 +173,7 @@ IM2COL = Im2col()
 
 
 def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, dilation: Any) -> Convolution:
-    """Return the convolution over images of this size. Raises ArgumentError, ArgumentTypeError."""
+    """Return the convolution over images of this size. Raises ArgumentError or ArgumentTypeError."""
     sizes = {}
     for field, value, minimum in (
         ("kernel", kernel, 1),
@@ -188,7 +190,7 @@ def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, d
         sizes[field] = whole_numbers(field, extent, len(size))
         for axis, number in enumerate(sizes[field]):
             if not minimum <= number < _INT32:
-                raise ArgumentError(f"{field}[{axis}]", number, f"{minimum} or more, below 2**31")
+                raise ArgumentError(f"{field}[{axis}]", number, f"at least {minimum}, and less than 2**31")
     return Convolution(size, sizes["kernel"], sizes["stride"], sizes["padding"], sizes["dilation"])
 
 
@@ -215,7 +217,7 @@ def plan_im2col(
     channel_boxes = -(-channels // channel_box)
     boxes = -(-pixels // pixel_box) * taps * channel_boxes
     if boxes >= _INT32:
-        raise ArgumentError("src.shape", f"{boxes} boxes", "below 2**31", "take the images in parts")
+        raise ArgumentError("src.shape", f"{boxes} boxes", "below 2**31", "process the images in parts")
     config = Im2colCopyConfig(len(src.shape), *usual_ring(limits.target))
     axes = zip(
         *(reversed(each) for each in (conv.out, conv.taps, conv.stride, conv.padding, conv.dilation)), strict=True
@@ -226,7 +228,7 @@ def plan_im2col(
 
 
 def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixels: int, limits: LaunchLimits) -> Map:
-    """Return the im2col map of the images. Its bounding box holds the places of the filter's first tap."""
+    """Return the im2col map of the images. Its bounding box contains the positions of the filter's first tap."""
     lower = tuple(-pad for pad in reversed(conv.padding))
     reach = tuple(step * (taps - 1) for taps, step in zip(conv.taps, conv.dilation, strict=True))
     upper = tuple(pad - far for pad, far in zip(reversed(conv.padding), reversed(reach), strict=True))
@@ -248,17 +250,20 @@ def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixe
 
 
 def _pitches(src: ArrayInfo) -> tuple[int, ...]:
-    """Return the pitches of all axes but the innermost, in TMA order. Raises DescriptorError if channels have gaps."""
+    """Return the pitches of all axes except the innermost, in TMA order.
+
+    Raises DescriptorError if channels have gaps.
+    """
     itemsize = src.dtype.itemsize
     if src.shape[-1] > 1 and src.strides_bytes[-1] != itemsize:
-        raise DescriptorError("src.strides", src.strides_bytes, f"{itemsize} bytes from channel to channel")
+        raise DescriptorError("src.strides", src.strides_bytes, f"{itemsize} bytes from one channel to the next")
     dense = dense_strides(src.shape, src.dtype)
     kept = [s if n > 1 else d for n, s, d in zip(src.shape, src.strides_bytes, dense, strict=True)]
     return tuple(reversed(kept[:-1]))
 
 
 def columns_on_host(src: ArrayInfo, out: ArrayInfo, conv: Convolution) -> None:
-    """Arrange the columns with NumPy: one strided view of the padded images for each tap."""
+    """Arrange the columns with NumPy, using one strided view of the padded images per tap."""
     images, columns = host_array(src), host_array(out)
     padded = np.pad(images, [(0, 0), *((pad, pad) for pad in conv.padding), (0, 0)])
     spatial = len(conv.size)
@@ -272,5 +277,5 @@ def columns_on_host(src: ArrayInfo, out: ArrayInfo, conv: Convolution) -> None:
 
 
 def dump_configs(target: Target) -> list[Im2colCopyConfig]:
-    """Return the configs for dumps and compile checks; none if the target cannot run them."""
+    """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
     return [Im2colCopyConfig(4, *usual_ring(target))] if target.has("tma") else []

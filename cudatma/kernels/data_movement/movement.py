@@ -1,4 +1,4 @@
-"""Base class of this package's operations, whose configurations are the launches themselves."""
+"""Base class of this package's operations. Their configurations are the launches themselves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_PLANS = 1024
 
 
 class LaunchLimits(NamedTuple):
-    """The target of a launch, and the maximum number of CTAs, which is CTAS_PER_SM for each SM."""
+    """The target of a launch and the maximum number of CTAs, which is CTAS_PER_SM times the number of SMs."""
 
     target: Target
     ctas: int
@@ -29,19 +29,19 @@ class LaunchLimits(NamedTuple):
 class Movement(Operation[P, tuple[Arguments, ...]]):
     """An operation over arrays.
 
-    The division of the bytes among CTAs determines the ring, so that plan() chooses both together.
+    plan() chooses both the division of the bytes among CTAs and the ring, because the ring depends on the division.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("src",)
-    #: Few CTAs, so that their rings wrap even for small arrays.
+    #: The number is small, so that rings wrap even for small arrays.
     emulated_sm_count: ClassVar[int] = 2
 
     @abstractmethod
     def plan(self, problem: P, limits: LaunchLimits) -> tuple[Arguments, ...]:
-        """Return the launches in order. Raises DescriptorError, ArgumentError."""
+        """Return the launches in order. Raises DescriptorError or ArgumentError."""
 
     def configure(self, problem: P, gpu: Gpu, memo: dict[Any, Any]) -> tuple[Arguments, ...]:
-        """Return the launches. Raises DescriptorError, ArgumentError, TargetError."""
+        """Return the launches. Raises DescriptorError, ArgumentError or TargetError."""
         return _planned(self, problem, gpu.target, gpu.sm_count)
 
     def kernels(self, problem: P, config: tuple[Arguments, ...]) -> tuple[tuple[str, Any], ...]:
@@ -63,7 +63,10 @@ def _planned(operation: Movement[Any], problem: Any, target: str, sm_count: int)
 
 
 def layout(info: ArrayInfo) -> ArrayInfo:
-    """Return the properties of an array that a launch depends on: the address modulo 16, and no memory."""
+    """Return the properties of an array on which a launch depends.
+
+    The address is reduced modulo 16, and the memory is not referenced.
+    """
     return ArrayInfo(
         info.pointer % TMA_ALIGNMENT_BYTES, info.shape, info.strides_bytes, info.dtype, None, None, "layout"
     )
@@ -78,7 +81,7 @@ def checked(
 ) -> Checked[P]:
     """Return a valid call. The result is ``out`` if it is given, otherwise a new array in C order.
 
-    ``make``: class of the problem, whose fields are the layouts of source and result, and ``others``. ``arrays``:
+    ``make``: class of the problem. Its fields are the layouts of the source and the result, and ``others``. ``arrays``:
     inputs, beginning with the source.
     """
     src = arrays[0]

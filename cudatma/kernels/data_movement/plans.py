@@ -1,7 +1,7 @@
-"""The launch for a window: one run of bytes, boxes of tensor maps, or plain loads and stores.
+"""Launches that copy a window: as one run of bytes, as boxes of tensor maps, or by plain loads and stores.
 
-Each plan gets the source and the result, which the launch calls "src" and "out". Only their addresses modulo 16 matter,
-because a window's addresses become offsets from theirs.
+Each plan receives the source and the result, which the launch calls "src" and "out". Only their addresses modulo 16
+matter, because a window's addresses are converted to offsets from them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _PLAIN_CTAS = 4
 def tensor_map(
     name: str, info: ArrayInfo, box: Sequence[int], limits: LaunchLimits, *, offset_bytes: int = 0, **options: Any
 ) -> Map:
-    """Return a tiled map over an array, or over the part of it that begins ``offset_bytes`` after its first element.
+    """Return a tiled map over an array, or over the part that begins ``offset_bytes`` after its first element.
 
     ``info``: address, shape, strides and dtype of the part; the last axis is the innermost. ``options``: as for
-    map_over(). Raises DescriptorError, TargetError.
+    map_over(). Raises DescriptorError or TargetError.
     """
     axes = tuple(reversed(range(len(info.shape))))
     tiled = map_over(name, info, box, axes=axes, offset_bytes=offset_bytes, **options)
@@ -62,15 +62,15 @@ def run_plan(
 ) -> Arguments:
     """Return the launch for one run of bytes (window.is_one_run) by bulk copies.
 
-    ``setting``: the ring; None selects the measured one. Raises DescriptorError if the addresses are at different
-    places of a 16-byte chunk or, in a reduction, if address or size is not a multiple of 16 bytes.
+    ``setting``: the ring; None selects the measured ring. Raises DescriptorError if the two addresses are at different
+    offsets in a 16-byte chunk or if, in a reduction, an address or the size is not a multiple of 16 bytes.
     """
     nbytes, first = window.nbytes, window.first_byte
     head = min(-first % TMA_ALIGNMENT_BYTES, nbytes)
     tail = (nbytes - head) % TMA_ALIGNMENT_BYTES
     if (first - window.destination) % TMA_ALIGNMENT_BYTES:
         got = f"{chunk_place(first)} and {chunk_place(window.destination)}"
-        raise DescriptorError("address", got, "the same place in a 16-byte chunk", "copy to an aligned array")
+        raise DescriptorError("address", got, "the same offset in a 16-byte chunk", "copy to an aligned array")
     if op != "copy" and (head or tail):
         got = f"{nbytes} bytes from {chunk_place(first)}"
         raise DescriptorError("address", got, "multiples of 16 bytes in a reduction", "pad the arrays")
@@ -85,7 +85,7 @@ def run_plan(
 
 
 def _run_setting(limits: LaunchLimits, op: str, nbytes: int) -> Setting:
-    """Return the measured ring if every CTA has a segment, otherwise the usual ring or a ring with small slots."""
+    """Return the measured ring if there is a segment for every CTA, otherwise the usual ring or small slots."""
     for setting in (rings.RUN if op == "copy" else rings.REDUCTIONS, Setting()):
         if nbytes >= setting.ctas(limits.ctas) * setting.slot(limits.target):
             return setting
@@ -107,17 +107,18 @@ def window_plan(
     """Return the launch that copies boxes of two tensor maps.
 
     ``kind``: the element type, by default unsigned integers of the window's itemsize. ``setting``: the ring; None
-    selects the measured one. ``slot``: maximum size of a box in bytes, 0 for the setting's.
+    selects the measured ring. ``slot``: maximum size of a box in bytes, or 0 for the size in the setting.
 
-    Raises DescriptorError if TMA cannot copy the window: addresses, pitches or the result's rows that are not multiples
-    of 16 bytes, gaps between elements, more than five axes, a negative stride, an innermost start off 16 bytes.
+    Raises DescriptorError if TMA cannot copy the window because addresses, pitches, the result's rows or the innermost
+    start are not multiples of 16 bytes, because there are gaps between elements, or because there are more than five
+    axes or a negative stride.
     """
     part = cropped(window)
     chosen = tma_type(f"uint{8 * part.itemsize}") if kind is None else kind
     if part.itemsize not in (1, 2, 4, 8):
         raise DescriptorError("dtype", f"{part.itemsize} bytes", "elements of 1, 2, 4 or 8 bytes", "view it as bytes")
     if not part.has_body:
-        raise DescriptorError("offset", "a window outside of the source", "one that has elements of it")
+        raise DescriptorError("offset", "a window outside the source", "a window that contains elements of the source")
     extents = tuple(axis.extent for axis in part.axes)
     ring = setting or (rings.BOXES if op == "copy" else rings.REDUCTIONS)
     slot = slot or ring.slot(limits.target)
@@ -147,7 +148,7 @@ def window_plan(
     tiles = tile_counts(extents, box)
     boxes, box_bytes = prod(tiles), prod(box) * part.itemsize
     if boxes >= _MAX_BOXES:
-        raise DescriptorError("shape", f"{boxes} boxes", "below 2**31", "copy it in parts")
+        raise DescriptorError("shape", f"{boxes} boxes", "below 2**31", "copy the window in parts")
     axes = [value for axis in zip(starts, reversed(box), reversed(tiles), strict=True) for value in axis]
     return Arguments(WINDOW, config, (load, store, *axes, box_bytes, boxes), Sizes(min(ring.ctas(limits.ctas), boxes)))
 
@@ -161,9 +162,9 @@ def _policies(setting: Setting, op: str, cache: str) -> tuple[str, str]:
 def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], limits: LaunchLimits, fill: int = 0) -> Arguments:
     """Return the launch that copies any window element by element.
 
-    ``fill``: bits of elements outside of the source. Elements that are not aligned to their size, or whose size the
-    hardware does not support, are copied in smaller parts, which can only be filled with zeros. Raises DescriptorError
-    for another fill value.
+    ``fill``: bits of elements outside the source. Elements that are not aligned to their size, or whose size the
+    hardware does not support, are copied in smaller parts. Such parts can be filled only with zeros. Raises
+    DescriptorError for another fill value.
     """
     parts = [window.itemsize, window.source, window.destination]
     parts += [stride for axis in window.axes for stride in (axis.source_stride, axis.destination_stride)]
@@ -173,7 +174,7 @@ def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], limits: Laun
         if fill:
             got = f"{chunk_place(window.source)} and {chunk_place(window.destination)}"
             raise DescriptorError(
-                "address", got, f"multiples of {window.itemsize} bytes to fill in NaN", "pad with zeros"
+                "address", got, f"multiples of {window.itemsize} bytes to fill with NaN", "pad with zeros"
             )
         count = window.itemsize // width
         axes = (*axes, Axis(0, count, count, width, width))

@@ -36,7 +36,7 @@ class PrefetchConfig:
     """A configuration of ``kernels/prefetch.cu.j2``.
 
     rank: number of axes of the tensor map, 1 to 5, or 0 for a run of bytes. segment_bytes: bytes per segment of a run,
-    a multiple of 16. Raises ArgumentError.
+    a multiple of 16. Raises ArgumentError for invalid fields.
     """
 
     rank: int
@@ -64,7 +64,7 @@ class PrefetchConfig:
         return 0
 
     def check_target(self, target: Target) -> None:
-        """Raise TargetError without TMA."""
+        """Raise TargetError unless the target has TMA."""
         target.require("tma", self.entry)
 
 
@@ -81,14 +81,14 @@ def prefetch(
     Parameters
     ----------
     src : array
-        The array, as in ``copy``. If the window is one run of bytes, its whole 16-byte chunks are prefetched. Otherwise
-        address and pitches must be multiples of 16 bytes, and rows must be contiguous.
+        The array, as for ``copy``. If the window is one run of bytes, the 16-byte chunks that are entirely in it are
+        prefetched. Otherwise the address and the pitches must be multiples of 16 bytes, and rows must be contiguous.
     offset, shape : sequence of int, optional
-        The window, as in ``copy``. It must be inside of the source.
+        The window, as for ``copy``. It must be inside the source.
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional
-        As in ``marlin_gemm``. The emulator checks the addresses; ``"reference"`` does nothing.
+        As for ``marlin_gemm``. The emulator checks the addresses; ``"reference"`` does nothing.
 
     Raises
     ------
@@ -157,5 +157,5 @@ PREFETCH = Prefetch()
 
 
 def dump_configs(target: Target) -> list[PrefetchConfig]:
-    """Return the configs for dumps and compile checks; none if the target cannot run them."""
+    """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
     return [PrefetchConfig(3)] if target.has("tma") else []

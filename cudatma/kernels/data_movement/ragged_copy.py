@@ -1,7 +1,7 @@
-"""Copy many 2D arrays of any shapes in one launch. The kernel edits tensor maps while it uses other tensor maps.
+"""Copy many 2D arrays of any shapes in one launch. The kernel edits some tensor maps while it uses others.
 
-Each CTA copies consecutive boxes of several arrays. For each array, it writes address, sizes and pitch to a tensor map
-and publishes the map while copies of boxes of earlier arrays are still in flight. Source: PTX ISA,
+Each CTA copies consecutive boxes of several arrays. For each array, it writes the address, the sizes and the pitch to a
+tensor map. It publishes the map while boxes of earlier arrays are still being copied. Source: PTX ISA,
 "tensormap.replace", "tensormap.cp_fenceproxy"; CUDA C++ Programming Guide, "Modifying a Tensor Map".
 """
 
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from cudatma.emulator import Report
 
 TEMPLATE = "kernels/ragged_copy.cu.j2"
-#: Two CTAs on each SM of an H200.
+#: Number of CTAs, two per SM of an H200.
 CTAS = 264
-#: Names of the launch's arrays: the first pair, the table of all pairs, and the memory of edited tensor maps.
+#: Names of the launch's arrays: the first pair, the table of all pairs, and the memory for edited tensor maps.
 _ARRAYS = "source", "destination", "table", "maps"
 _MAP_BYTES = 128
-#: Boxes are counted in 32 bits.
+#: Maximum number of boxes, because the kernel counts boxes in 32 bits.
 _MAX_BOXES = 2**31 - 1
 
-#: ``Pair`` of the template, member for member.
+#: ``Pair`` in the template, member by member.
 _PAIR = np.dtype(
     [
         ("source", "<u8"),
@@ -61,9 +61,10 @@ _PAIR = np.dtype(
 class RaggedCopyConfig(BoxRing):
     """A configuration of ``kernels/ragged_copy.cu.j2``.
 
-    element_bytes: bytes of an element, 1, 2, 4 or 8. box_rows, box_columns: elements of one box, at most 256 each; a
-    row of the box is a multiple of 16 bytes. stages: boxes in flight, 2 or more. maps: tensor maps that each warp edits
-    in turn, at least the number of stages. Raises ArgumentError.
+    element_bytes: bytes per element, 1, 2, 4 or 8. box_rows, box_columns: number of rows and columns per box, at most
+    256 each; a row of the box must be a multiple of 16 bytes. stages: number of boxes in flight, at least 2. maps:
+    number of tensor maps that each warp edits in turn, at least the number of stages. Raises ArgumentError for invalid
+    fields.
     """
 
     element_bytes: int
@@ -77,51 +78,51 @@ class RaggedCopyConfig(BoxRing):
         check_field_types(self)
         self.check_box()
         if self.maps < self.stages:
-            why = "a map may be edited again when the boxes that used it are known to be done"
-            raise ArgumentError("maps", self.maps, f"{self.stages} or more, the number of stages", why)
+            why = "a map must not be edited again before the copies that use it have completed"
+            raise ArgumentError("maps", self.maps, f"at least {self.stages}, the number of stages", why)
 
     def check_target(self, target: Target) -> None:
-        """Raise TargetError or ArgumentError unless the target edits tensor maps and a CTA holds the ring."""
+        """Raise TargetError unless the target can edit tensor maps, and ArgumentError unless the ring fits in a CTA."""
         target.require("tma", "the ragged copy")
         target.require("tensormap_replace", "the ragged copy")
         self.ring.check_fits(target)
 
     def maps_bytes(self, blocks: int) -> int:
-        """Return the bytes of global memory for the tensor maps of this many CTAs."""
+        """Return the number of bytes of global memory for the tensor maps of ``blocks`` CTAs."""
         return blocks * 2 * self.maps * _MAP_BYTES
 
 
 class RaggedCopy:
     """Copy of many 2D arrays to arrays of the same shapes in one launch, which can be run repeatedly.
 
-    Runs of one object share tensor maps, so they may not overlap. Order them on a stream, or create several objects.
+    Runs of one object share tensor maps, so they must not overlap. Order them on a stream, or create several objects.
     run() can be captured into a graph.
 
     Parameters
     ----------
     sources, destinations : sequence of array (rows, columns)
-        Arrays in pairs of one shape, all of one dtype of 1, 2, 4 or 8 bytes, on one device: CuPy, torch, DLPack or
-        ``__cuda_array_interface__``; NumPy on the emulator. The constructor waits for the streams that
-        ``__cuda_array_interface__`` names. Rows must be contiguous, and their pitch, length and base must be multiples
-        of 16 bytes. Arrays may be empty. No destination may share a byte with another array. The object keeps all
-        arrays alive.
+        Pairs of arrays. The arrays of a pair must have the same shape, and all arrays must have the same dtype of 1, 2,
+        4 or 8 bytes and be on the same device: CuPy, torch, DLPack or ``__cuda_array_interface__``; NumPy on the
+        emulator. The constructor waits for the streams that ``__cuda_array_interface__`` names. Rows must be
+        contiguous, and their pitch, length and base must be multiples of 16 bytes. Arrays may be empty. A destination
+        must not share a byte with another array. The object keeps all arrays alive.
     config : RaggedCopyConfig, optional
         The kernel, with the arrays' element size. Default: the usual box and ring.
     backend : str, optional
-        ``"cuda"``, ``"emulator"`` or ``"auto"``, as in ``marlin_gemm``. There is no reference.
+        ``"cuda"``, ``"emulator"`` or ``"auto"``, as for ``marlin_gemm``. There is no reference.
     target : Target or str, optional
         Target of the kernel for host arrays.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError, TargetError, CompileError, DriverError
-        If an argument is invalid, or if no kernel exists for the GPU, or it does not compile or load. Nothing is
-        launched before an error is raised.
+        If an argument is invalid, if no kernel exists for the GPU, or if the kernel does not compile or load. Nothing
+        is launched in this case.
 
     Notes
     -----
-    All tensor maps have the properties that the driver sets for the allocations of the first pair. On SM100 and SM120
-    the driver takes the size of an allocation into account, so allocate the arrays from one pool.
+    All tensor maps have the properties that the driver sets for the allocations of the first pair. On SM100 and SM120,
+    the driver takes the size of an allocation into account, so allocate all arrays from one pool.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class RaggedCopy:
                 "sources[0].device",
                 place_name(self.device),
                 allowed,
-                device_remedy("cupy.asarray moves it", self.device),
+                device_remedy("use cupy.asarray to move it", self.device),
             )
         pairs = [pair for pair in pairs if pair[0].size_elems]
         self._pairs = pairs
@@ -159,7 +160,9 @@ class RaggedCopy:
         itemsize = pairs[0][0].dtype.itemsize
         config = config or RaggedCopyConfig(itemsize)
         if config.element_bytes != itemsize:
-            raise ArgumentError("config.element_bytes", config.element_bytes, f"{itemsize}, as {pairs[0][0].dtype} has")
+            raise ArgumentError(
+                "config.element_bytes", config.element_bytes, f"{itemsize}, the size of {pairs[0][0].dtype}"
+            )
         config.check_target(self._target)
         self._table, boxes = _table(pairs, config)
         self.blocks = min(CTAS, boxes)
@@ -169,8 +172,8 @@ class RaggedCopy:
             self._replay, self._addresses = self._on_device(self.device, config.maps_bytes(self.blocks))
 
     def _on_device(self, device: int, maps_bytes: int) -> tuple[Replay, tuple[int, ...]]:
-        """Upload the table; return the launch, and the addresses of its arrays."""
-        # Place maps first, because each needs an alignment of 128 bytes.
+        """Upload the table, and return the launch and the addresses of its arrays."""
+        # Place the maps first, because each map must be 128-byte aligned.
         self._memory = memory = DeviceMemory(maps_bytes + self._table.nbytes, device)
         wait_for_producers(device, *(side for pair in self._pairs for side in pair))
         memory.write(bytes(maps_bytes) + self._table.tobytes())
@@ -211,12 +214,12 @@ class RaggedCopy:
             As from ``Kernel.emulate``.
         """
         if self.device is not None or not self.blocks:
-            raise ArgumentError("sources", "arrays on a GPU, or none", "NumPy arrays with elements")
+            raise ArgumentError("sources", "arrays on a GPU, or no elements", "NumPy arrays with elements")
         arguments, arrays = self.on_host(self.blocks if blocks is None else blocks)
         return arguments.emulate(self._target, arrays, kernel=self.kernel, **options)
 
     def on_host(self, blocks: int) -> tuple[Arguments, dict[str, ArrayInfo]]:
-        """Return the launch on host arrays, and the arrays.
+        """Return the launch on host arrays, and these arrays.
 
         Parameters
         ----------
@@ -231,7 +234,7 @@ class RaggedCopy:
             The arrays by name.
         """
         grid = min(blocks, self.blocks)
-        # Tensor maps need an alignment of 128 bytes; NumPy guarantees 16.
+        # Tensor maps must be 128-byte aligned, but NumPy guarantees only 16 bytes.
         memory = np.zeros(self._arguments.config.maps_bytes(grid) + _MAP_BYTES, np.uint8)
         maps = memory[-memory.ctypes.data % _MAP_BYTES :]
         first = (*self._pairs[0], describe(self._table.view(np.uint8)), describe(maps))
@@ -245,17 +248,17 @@ def ragged_copy(
 ) -> Sequence[Any]:
     """Copy each of many 2D arrays into its destination by TMA, in one launch.
 
-    The call waits until the copy has completed, because it frees the tensor maps in device memory. Use RaggedCopy to
-    repeat a copy.
+    The call waits until the copy has completed, because it then frees the tensor maps in device memory. Use RaggedCopy
+    to repeat a copy.
 
     Parameters
     ----------
     sources, destinations : sequence of array (rows, columns)
-        As in ``RaggedCopy``.
+        As for ``RaggedCopy``.
     stream : stream, optional
         Default: the current stream of the arrays' library.
     backend : str, optional
-        As in ``RaggedCopy``.
+        As for ``RaggedCopy``.
 
     Returns
     -------
@@ -308,14 +311,16 @@ def _check_pairs(sources: Sequence[Any], destinations: Sequence[Any]) -> list[tu
     ]
     for i, (source, destination) in enumerate(pairs):
         if source.shape != destination.shape:
-            raise ArgumentError(f"destinations[{i}].shape", destination.shape, f"{source.shape}, as its source")
+            raise ArgumentError(
+                f"destinations[{i}].shape", destination.shape, f"{source.shape}, the shape of its source"
+            )
         if destination.readonly:
             raise ArgumentError(f"destinations[{i}]", "a read-only array", "a writable array")
         for field, info in ((f"sources[{i}]", source), (f"destinations[{i}]", destination)):
             first = pairs[0][0]
             if (info.dtype, info.device) != (first.dtype, first.device):
                 got, allowed = (f"{array.dtype} on {place_name(array.device)}" for array in (info, first))
-                raise ArgumentError(field, got, f"{allowed}, as the first source")
+                raise ArgumentError(field, got, f"{allowed}, like the first source")
     _refuse_overlaps(pairs)
     return pairs
 
@@ -331,32 +336,33 @@ def _described(array: Any, field: str) -> ArrayInfo:
     rows, columns = info.shape
     width = columns * info.dtype.itemsize
     if columns > 1 and info.strides_bytes[1] != info.dtype.itemsize:
-        got = f"{info.strides_bytes[1]} bytes from element to element"
+        got = f"{info.strides_bytes[1]} bytes from one element to the next"
         raise ArgumentError(f"{field}.strides", got, "contiguous rows", "copy it to C order first")
     if width % TMA_ALIGNMENT_BYTES:
-        why = "TMA stores clip at 16 bytes and would write past the row"
+        why = "TMA clips stores at 16-byte chunks and would write past the end of the row"
         raise ArgumentError(f"{field}.shape", f"rows of {width} bytes", "a multiple of 16 bytes", why)
     if info.pointer % TMA_ALIGNMENT_BYTES:
         raise ArgumentError(f"{field}.pointer", hex(info.pointer), "an address that is a multiple of 16")
     pitch = info.strides_bytes[0]
     if rows > 1 and (pitch % TMA_ALIGNMENT_BYTES or not width <= pitch < 2**40):
-        allowed = "a multiple of 16 from the row's length to 2^40"
-        raise ArgumentError(f"{field}.strides", f"{pitch} bytes from row to row", allowed)
+        allowed = "a multiple of 16, at least the row length and less than 2^40"
+        raise ArgumentError(f"{field}.strides", f"{pitch} bytes from one row to the next", allowed)
     return info
 
 
 def _refuse_overlaps(pairs: Iterable[tuple[ArrayInfo, ArrayInfo]]) -> None:
-    """Raise ArgumentError if a destination shares a byte with another array, because copies have no order."""
+    """Raise ArgumentError if a destination shares a byte with another array, because the copies are not ordered."""
     arrays: list[tuple[ArrayInfo, str, bool]] = []
     for i, (source, destination) in enumerate(pairs):
         arrays += [(source, f"sources[{i}]", False), (destination, f"destinations[{i}]", True)]
-    # Sorted by their first bytes. `reaching` holds the earlier arrays that end after the first byte of this one.
+    # The arrays are sorted by their first byte. `reaching` holds the earlier arrays that end after the first byte of
+    # the current array.
     reaching: list[tuple[ArrayInfo, str, bool]] = []
     for info, field, is_written in sorted(arrays, key=lambda entry: entry[0].extent):
         reaching = [entry for entry in reaching if entry[0].extent[1] > info.extent[0]]
         for other, name, other_is_written in reaching:
             if (is_written or other_is_written) and overlaps(info, other):
-                raise ArgumentError(field, f"memory that overlaps {name}", "memory of its own")
+                raise ArgumentError(field, f"memory that overlaps {name}", "an array with its own memory")
         reaching.append((info, field, is_written))
 
 
@@ -371,7 +377,7 @@ def _table(pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], config: RaggedCopyConfi
     table["source_pitch"], table["destination_pitch"] = zip(*((_pitch(a), _pitch(b)) for a, b in pairs), strict=True)
     for i, (source, _) in enumerate(pairs):
         if max(source.shape) > _MAX_BOXES:
-            raise ArgumentError(f"sources[{i}].shape", source.shape, f"at most {_MAX_BOXES} in each direction")
+            raise ArgumentError(f"sources[{i}].shape", source.shape, f"at most {_MAX_BOXES} boxes in each direction")
     table["rows"], table["columns"] = zip(*(source.shape for source, _ in pairs), strict=True)
     boxes = _boxes(table["rows"], table["columns"], config)
     total = int(boxes.sum())
@@ -388,7 +394,7 @@ def _pitch(info: ArrayInfo) -> int:
 
 
 def dump_configs(target: Target) -> list[RaggedCopyConfig]:
-    """Return the representative config; none if the target cannot edit tensor maps."""
+    """Return the representative config, or no config if the target cannot edit tensor maps."""
     return [RaggedCopyConfig(2)] if target.has("tma") and target.has("tensormap_replace") else []
 
 

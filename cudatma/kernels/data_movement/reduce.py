@@ -1,4 +1,6 @@
-"""Reductions by TMA, which replace each element of a destination with op(old, new) in L2. No SM reads the destination.
+"""Reductions by TMA, which replace each element of a destination with op(old, new) in L2.
+
+The SMs do not read the destination.
 
 [PTX ISA, cp.reduce.async.bulk, cp.reduce.async.bulk.tensor]
 """
@@ -27,7 +29,7 @@ from cudatma.kernels.operation import Checked
 
 OPS = tuple(REDUCE_TYPES)
 _BITWISE = ("and", "or", "xor")
-#: NumPy dtype -> PTX's element type.
+#: Maps NumPy dtypes to element types in PTX.
 _KINDS = {
     np.dtype(name): kind
     for name, kind in (
@@ -35,7 +37,7 @@ _KINDS = {
         *(("float16", "f16"), ("float32", "f32"), ("float64", "f64")),
     )
 } | {BFLOAT16: "bf16"}
-#: Operation -> its dtypes. Bitwise operations ignore the dtype, and a sum of int64 is a sum of uint64.
+#: Maps each operation to its dtypes. Bitwise operations ignore the dtype, and a sum of int64 equals a sum of uint64.
 _NAMES = {
     "add": ("uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32", "float64"),
     "min": ("uint32", "int32", "uint64", "int64", "float16", "bfloat16"),
@@ -57,28 +59,28 @@ def reduce_into(
 ) -> Any:
     """Reduce an array into a window of another array by TMA: ``dst[window] = op(dst[window], src)``.
 
-    The reduction of each element is atomic, so that several reductions into one array may run at the same time, in no
-    fixed order.
+    The reduction of each element is atomic, so several reductions into one array may run at the same time. Their order
+    is not defined.
 
     Parameters
     ----------
     dst : array
-        The array that changes. Addresses, pitches and rows of the window in both arrays must be multiples of 16 bytes,
-        because TMA reduces.
+        The array that changes. Addresses, pitches and rows of the window must be multiples of 16 bytes in both arrays,
+        as TMA requires.
     src : array
-        The operand, with dst's dtype and number of axes. Elements that fall outside of dst are ignored.
+        The operand, with dst's dtype and number of axes. Elements that would be outside dst are ignored.
     op : str
         ``"add"`` (uint32, int32, uint64, int64, float16, bfloat16, float32, float64), ``"min"`` and ``"max"`` (the same
         integers, float16, bfloat16), ``"and"``, ``"or"`` and ``"xor"`` (any integers and bool), or, for uint32,
         ``"inc"`` (old >= new ? 0 : old + 1) and ``"dec"`` (old == 0 or old > new ? new : old - 1).
     offset : sequence of int, optional
-        Where src begins in dst, one int for each axis, possibly negative. Default: 0.
+        Position of src in dst, one int per axis; may be negative. Default: 0.
     cache : str, optional
-        L2 policy of the loads, as in ``copy``.
+        L2 policy of the loads, as for ``copy``.
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional
-        As in ``marlin_gemm``.
+        As for ``marlin_gemm``.
 
     Returns
     -------
@@ -119,14 +121,14 @@ class ReduceInto(Movement[_Problem]):
         policy = checked_cache(cache)
         if info.dtype != into.dtype or len(info.shape) != len(into.shape):
             got = f"{len(info.shape)} axes of {info.dtype}"
-            raise ArgumentError("src", got, f"{len(into.shape)} axes of {into.dtype}, as dst")
+            raise ArgumentError("src", got, f"{len(into.shape)} axes of {into.dtype}, like dst")
         check_dtype(info.dtype, op)
         starts = whole_numbers("offset", (0,) * len(into.shape) if offset is None else offset, len(into.shape))
         check_written(into, info, "dst")
         return checked(_Problem, (info,), into, into.shape, starts, op, policy)
 
     def plan(self, problem: _Problem, limits: LaunchLimits) -> tuple[Arguments, ...]:
-        """Return the launch; none if all of src is outside of dst."""
+        """Return the launch, or no launch if all of src is outside dst."""
         src, out, starts, op, cache = problem
         is_outside = not clip(src, out, starts)[0].size_elems
         return () if is_outside else (plan_reduce(out, src, starts, op, limits, cache),)
@@ -141,14 +143,14 @@ REDUCE_INTO = ReduceInto()
 
 
 def check_dtype(dtype: np.dtype[Any], op: str) -> None:
-    """Raise ArgumentTypeError unless the hardware supports the operation for the dtype."""
+    """Raise ArgumentTypeError unless the hardware supports the operation for this dtype."""
     if op in _BITWISE:
         fits, allowed = dtype.kind in "iub", "integers and bool"
     else:
-        # A dtype's name does not show its byte order, and sums need the hardware's.
+        # The name of a dtype does not show its byte order, but sums require the byte order of the hardware.
         fits, allowed = dtype.name in _NAMES[op] and dtype.isnative, ", ".join(_NAMES[op])
     if not fits:
-        got = dtype.name if dtype.isnative else f"{dtype.name} in the other order of bytes"
+        got = dtype.name if dtype.isnative else f"{dtype.name} in the other byte order"
         raise ArgumentTypeError("src.dtype", got, f"{allowed} for {op}")
 
 
@@ -162,9 +164,9 @@ def clip(src: ArrayInfo, dst: ArrayInfo, starts: Sequence[int]) -> tuple[ArrayIn
 def plan_reduce(
     dst: ArrayInfo, src: ArrayInfo, starts: Sequence[int], op: str, limits: LaunchLimits, cache: str = "", slot: int = 0
 ) -> Arguments:
-    """Return the launch for an array that begins at ``starts`` in dst and has elements there.
+    """Return the launch for an array that begins at ``starts`` in dst and overlaps it.
 
-    ``slot``: maximum size of a box in bytes, 0 for the usual one. Raises DescriptorError if TMA cannot reduce the
+    ``slot``: maximum size of a box in bytes, or 0 for the usual size. Raises DescriptorError if TMA cannot reduce the
     array.
     """
     part, target = clip(src, dst, starts)
@@ -182,7 +184,7 @@ def plan_reduce(
 
 
 def _types(dtype: np.dtype[Any], op: str) -> tuple[TmaType, str]:
-    """Return the tensor map's type and PTX's type for an operation."""
+    """Return the type of the tensor map and the type in PTX for an operation."""
     if op in _BITWISE:
         wide = dtype.itemsize == 8
         return tma_type("uint64" if wide else "uint32"), "b64" if wide else "b32"
@@ -202,6 +204,6 @@ def reduce_on_host(dst: ArrayInfo, src: ArrayInfo, op: str) -> None:
         result = np.where((before == 0) | (before > new), new, before - one)
     else:
         names = {"add": "add", "min": "minimum", "max": "maximum"}
-        with np.errstate(all="ignore"):  # infinities and NaNs are results, as on the GPU
+        with np.errstate(all="ignore"):  # infinities and NaNs are valid results, as on the GPU
             result = getattr(np, names.get(op, f"bitwise_{op}"))(before, new)
     before[...] = result.astype(before.dtype)

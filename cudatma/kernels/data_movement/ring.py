@@ -1,9 +1,11 @@
-"""Rings of the copies. In a CopyRing, one thread loads and stores; in a BoxRing, one thread loads and another stores.
+"""Rings of the copy kernels.
+
+In a CopyRing, one thread loads and stores; in a BoxRing, one thread loads and another stores.
 
 ``parts/copy_ring.cuh.j2`` implements a CopyRing on the device. It is a TmaPipeline without `empty` barriers, because
 the thread that refills a slot also waits for the bulk groups that store the slot. Source: PTX ISA,
-"cp.async.bulk.wait_group". A Setting determines the bytes that a copy keeps in flight. RUN, BOXES and REDUCTIONS were
-chosen by measurement; `cudatma bench data_movement --search` times others.
+"cp.async.bulk.wait_group". A Setting determines how many bytes a copy keeps in flight. RUN, BOXES and REDUCTIONS were
+chosen by measurement; `cudatma bench data_movement --search` measures other settings.
 """
 
 from __future__ import annotations
@@ -15,23 +17,25 @@ from cudatma.errors import ArgumentError
 from cudatma.pipeline import MBARRIER_BYTES, Operand, PipelineSpec
 from cudatma.target import KIB, Target
 
-#: Threads of a CTA with a CopyRing, one warp, and with a BoxRing, two warps. CTAs that share an SM.
+#: Number of threads per CTA with a CopyRing (one warp) and with a BoxRing (two warps), and number of CTAs per SM.
 THREADS, BOX_THREADS, CTAS_PER_SM = 32, 64, 2
-#: Usual size of a slot, so that one issuing thread keeps up with the memory (docs/design/data_movement.md).
+#: Usual size of a slot in bytes. It is large enough for a single issuing thread to keep up with the memory
+#: (docs/design/data_movement.md).
 SLOT_BYTES = 16 * KIB
-#: Size of a slot for small arrays, which gives every CTA work.
+#: Size of a slot in bytes for small arrays, so that every CTA has work.
 SMALL_SLOT_BYTES = 4 * KIB
 MIN_STAGES, MAX_STAGES = 2, 6
-#: TMA writes boxes at multiples of this.
+#: Alignment of a slot in bytes, because TMA writes boxes to such addresses.
 SLOT_ALIGNMENT = 128
 _MAX_BOX = 256
 
 
 class CopyRing:
-    """Base of the configs whose kernel copies work units, boxes or segments, through ``parts/copy_ring.cuh.j2``.
+    """Base class of the configs whose kernels copy work units (boxes or segments) through ``parts/copy_ring.cuh.j2``.
 
-    stages: number of slots, at least 2. in_flight: number of stores that may still read their slots when the next load
-    is issued, less than stages. stage_bytes: bytes per slot, a multiple of 128, and maximum bytes of a work unit.
+    stages: number of slots, at least 2. in_flight: number of stores that may still be reading their slots when the next
+    load is issued; must be less than stages. stage_bytes: bytes per slot, a multiple of 128, and maximum bytes of a
+    work unit.
     """
 
     __slots__ = ()
@@ -44,13 +48,15 @@ class CopyRing:
         """Raise ArgumentError for invalid fields, and the errors of PipelineSpec."""
         if self.stages < MIN_STAGES:
             allowed = f"{MIN_STAGES} or more"
-            raise ArgumentError("stages", self.stages, allowed, "one slot is filled while another is stored")
+            raise ArgumentError("stages", self.stages, allowed, "one slot is filled while another slot is stored")
         if not 1 <= self.in_flight < self.stages:
             allowed = f"1..{self.stages - 1}"
-            raise ArgumentError("in_flight", self.in_flight, allowed, "a slot must be left to load into")
+            raise ArgumentError("in_flight", self.in_flight, allowed, "at least one slot must remain for the next load")
         if self.stage_bytes % SLOT_ALIGNMENT:
             allowed = f"a multiple of {SLOT_ALIGNMENT}"
-            raise ArgumentError("stage_bytes", self.stage_bytes, allowed, "TMA writes boxes at multiples of it")
+            raise ArgumentError(
+                "stage_bytes", self.stage_bytes, allowed, "TMA writes boxes to multiples of this number"
+            )
         _ = self.ring
 
     @property
@@ -61,7 +67,7 @@ class CopyRing:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The contents of the ring, for the opening comment of the generated source."""
+        """Description of the ring in the opening comment of the generated source."""
         return (
             f"ring: {self.stages} slots of {self.stage_bytes} bytes, {self.in_flight} of them may be in stores; "
             f"{self.smem_bytes} bytes of shared memory",
@@ -85,7 +91,7 @@ class CopyRing:
         return [("a work unit, at most", self.stage_bytes)]
 
     def check_target(self, target: Target) -> None:
-        """Raise TargetError without TMA, ArgumentError if the ring does not fit."""
+        """Raise TargetError unless the target has TMA, and ArgumentError if the ring does not fit."""
         target.require("tma", type(self).__name__)
         self.ring.check_fits(target, min_stages=MIN_STAGES)
 
@@ -101,13 +107,16 @@ def stages_for(target: Target, stage_bytes: int, ctas_per_sm: int = CTAS_PER_SM,
 
 
 def usual_ring(target: Target, slot_bytes: int = SLOT_BYTES) -> tuple[int, int, int]:
-    """Return (stage_bytes, stages, in_flight) of a CopyRing with slots of this size, half of which may be in stores."""
+    """Return (stage_bytes, stages, in_flight) of a CopyRing with slots of this size.
+
+    Stores may use half of the slots.
+    """
     stages = stages_for(target, slot_bytes)
     return slot_bytes, stages, stages // 2
 
 
 class BoxRing:
-    """Base of the configs whose kernel copies boxes with one thread that loads and another thread that stores.
+    """Base class of the configs whose kernels copy boxes with one thread that loads and another thread that stores.
 
     element_bytes: bytes per element, 1, 2, 4 or 8. box_rows, box_columns: number of rows and columns of a box, at most
     256 each; a row must be a multiple of 16 bytes. stages: number of boxes in flight, at least 2.
@@ -131,7 +140,7 @@ class BoxRing:
             got = f"{self.box_columns} elements of {self.element_bytes} bytes"
             raise ArgumentError("box_columns", got, f"a multiple of {TMA_ALIGNMENT_BYTES} bytes")
         if self.stages < 2:
-            raise ArgumentError("stages", self.stages, "2 or more", "the kernel frees a slot one store later")
+            raise ArgumentError("stages", self.stages, "2 or more", "the kernel releases a slot one store later")
 
     @property
     def ring(self) -> PipelineSpec:
@@ -148,7 +157,7 @@ class BoxRing:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The contents of the ring, for the opening comment of the generated source."""
+        """Description of the ring in the opening comment of the generated source."""
         return self.ring.notes()
 
     @property
@@ -171,11 +180,12 @@ class BoxRing:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Ring of a copy, and number of CTAs.
+    """Ring of a copy and number of CTAs.
 
     slot_bytes: maximum bytes per slot. ctas_per_sm: number of CTAs per SM. max_stages: number of slots per CTA if they
-    fit in shared memory. in_flight: number of stores that may still read their slots, or 0 for half of the slots.
-    load_cache, store_cache: L2 policies of a call that names none, or "" for the GPU's default. Raises ArgumentError.
+    fit in shared memory. in_flight: number of stores that may still be reading their slots, or 0 for half of the slots.
+    load_cache, store_cache: L2 policies of calls that do not specify one, or "" for the GPU's default. Raises
+    ArgumentError for invalid fields.
     """
 
     slot_bytes: int = SLOT_BYTES
@@ -189,12 +199,14 @@ class Setting:
         if self.ctas_per_sm < 1:
             raise ArgumentError("ctas_per_sm", self.ctas_per_sm, "1 or more")
         if self.max_stages < 2:
-            raise ArgumentError("max_stages", self.max_stages, "2 or more", "one slot is filled, another stored")
+            raise ArgumentError(
+                "max_stages", self.max_stages, "2 or more", "one slot is filled while another slot is stored"
+            )
         if self.in_flight < 0:
-            raise ArgumentError("in_flight", self.in_flight, "0 or more", "0 is half of the slots")
+            raise ArgumentError("in_flight", self.in_flight, "0 or more", "0 means half of the slots")
 
     def slot(self, target: Target) -> int:
-        """Return the bytes per slot on a target, which are less than slot_bytes if two such slots do not fit."""
+        """Return the number of bytes per slot on a target. It is less than slot_bytes if two such slots do not fit."""
         share = target.smem_share_bytes(self.ctas_per_sm) // 2 - MBARRIER_BYTES
         return min(self.slot_bytes, share - share % SLOT_ALIGNMENT)
 
@@ -204,13 +216,13 @@ class Setting:
         return stages, min(self.in_flight or stages // 2, stages - 1)
 
     def ctas(self, usual: int) -> int:
-        """Return the number of CTAs of a launch that would have ``usual`` CTAs with CTAS_PER_SM per SM."""
+        """Return the number of CTAs for a launch that would have ``usual`` CTAs if there were CTAS_PER_SM per SM."""
         return max(1, usual * self.ctas_per_sm // CTAS_PER_SM)
 
 
-#: Copies of runs of bytes. Small copies have slots of SMALL_SLOT_BYTES.
+#: Setting for copies of runs of bytes. Small copies have slots of SMALL_SLOT_BYTES.
 RUN = Setting()
-#: Copies of windows as boxes: one CTA with many small slots on each SM.
+#: Setting for copies of windows as boxes: one CTA per SM with many small slots.
 BOXES = Setting(slot_bytes=8 * KIB, ctas_per_sm=1, max_stages=10)
-#: Reductions, of runs and of boxes.
+#: Settings for reductions of runs and of boxes.
 REDUCTIONS = Setting()

@@ -1,7 +1,7 @@
-"""Gather and scatter rows of a matrix by number, four per instruction: gather4 and scatter4 of sm_100, gather4 of
-sm_120.
+"""Gather and scatter rows of a matrix by index, four rows per instruction.
 
-Compiled and emulated, but not run on a GPU with these instructions.
+sm_100 has gather4 and scatter4; sm_120 has gather4. The kernels are compiled and emulated, but were not run on a GPU
+with these instructions.
 
 [PTX ISA, cp.async.bulk.tensor, .tile::gather4, .tile::scatter4]
 """
@@ -35,7 +35,7 @@ from cudatma.target import Target
 
 TEMPLATE = "kernels/rows.cu.j2"
 OPS = ("gather", "scatter")
-#: Rows of a box, which four instructions load.
+#: Number of rows per box. Four instructions load a box.
 BOX_ROWS = 16
 _INT32 = 1 << 31
 
@@ -44,8 +44,8 @@ _INT32 = 1 << 31
 class RowsConfig(CopyRing):
     """A configuration of ``kernels/rows.cu.j2``.
 
-    op: "gather" or "scatter". rows: rows of a box, a multiple of 4. stage_bytes: maximum size of a box. stages,
-    in_flight: as in CopyRing. Raises ArgumentError.
+    op: "gather" or "scatter". rows: number of rows per box, a multiple of 4. stage_bytes: maximum size of a box in
+    bytes. stages, in_flight: as in CopyRing. Raises ArgumentError for invalid fields.
     """
 
     op: str
@@ -66,7 +66,7 @@ class RowsConfig(CopyRing):
         return f"{self.op}_rows"
 
     def check_target(self, target: Target) -> None:
-        """Raise TargetError without TMA and the instruction, ArgumentError if the ring does not fit."""
+        """Raise TargetError unless the target has the instruction, and ArgumentError if the ring does not fit."""
         target.require("tma", self.entry)
         target.require(f"{self.op}4", self.entry)
         self.ring.check_fits(target, min_stages=MIN_STAGES)
@@ -78,8 +78,8 @@ def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, bac
     Parameters
     ----------
     src : array (rows, columns)
-        The source, with elements of 1, 2, 4 or 8 bytes. Pitch, address and the result's rows must be multiples of 16
-        bytes.
+        The source, with elements of 1, 2, 4 or 8 bytes. Its pitch and address, and the result's rows, must be multiples
+        of 16 bytes.
     rows : array (count,) of int
         32-bit row indices: a list, a host array, or an int32 array on the device.
     out : array (count, columns), optional
@@ -87,7 +87,7 @@ def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, bac
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional
-        As in ``marlin_gemm``. The emulator uses the target in $CUDATMA_TARGET.
+        As for ``marlin_gemm``. The emulator uses the target in $CUDATMA_TARGET.
 
     Returns
     -------
@@ -97,7 +97,7 @@ def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, bac
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``. Raises TargetError without gather4, which sm_100 and sm_120 support.
+        As for ``copy``. Raises TargetError if the target lacks gather4, which sm_100 and sm_120 have.
 
     Examples
     --------
@@ -116,15 +116,15 @@ def scatter_rows(dst: Any, rows: Any, src: Any, *, stream: Any = None, backend: 
     Parameters
     ----------
     dst : array (rows, columns)
-        The array that changes. The requirements are those for the source of ``gather_rows``.
+        The array that changes. The requirements are the same as for the source of ``gather_rows``.
     rows : array (count,) of int
-        Row indices as in ``gather_rows``. If an index occurs twice, either source row may be stored.
+        Row indices as for ``gather_rows``. If an index occurs twice, either source row may be stored.
     src : array (count, columns)
-        The rows, of the dtype of ``dst``.
+        The rows, with the dtype of ``dst``.
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional
-        As in ``gather_rows``.
+        As for ``gather_rows``.
 
     Returns
     -------
@@ -134,7 +134,7 @@ def scatter_rows(dst: Any, rows: Any, src: Any, *, stream: Any = None, backend: 
     Raises
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
-        As for ``copy``. Raises TargetError without scatter4, which sm_100 supports.
+        As for ``copy``. Raises TargetError if the target lacks scatter4, which sm_100 has.
     """
     info = _matrix(src, "src")
     index = int_table(rows, None, info, False, "rows").on_device(info, dst, stream)
@@ -181,9 +181,9 @@ class ScatterRows(Movement[_Problem]):
         check_device(into, info, "dst")
         if info.dtype != into.dtype or info.shape[1] != into.shape[1]:
             got = f"{info.shape[1]} columns of {info.dtype}"
-            raise ArgumentError("src", got, f"{into.shape[1]} columns of {into.dtype}, as dst")
+            raise ArgumentError("src", got, f"{into.shape[1]} columns of {into.dtype}, like dst")
         if index.shape[0] != info.shape[0]:
-            raise ArgumentError("rows.shape", index.shape, f"({info.shape[0]},), one for each row of src")
+            raise ArgumentError("rows.shape", index.shape, f"({info.shape[0]},), one index per row of src")
         check_written(into, info, "dst")
         return checked(_Problem, (info, index), into, into.shape, index.shape[0])
 
@@ -215,7 +215,7 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, limits: Launch
         raise DescriptorError("src.shape", src.shape, "an array with elements", "fill the result yourself")
     itemsize, columns = src.dtype.itemsize, src.shape[1]
     kind = tma_type(f"uint{8 * itemsize}")
-    # Four rows fill a multiple of 128 bytes: the next four begin where TMA may write.
+    # Four rows take a multiple of 128 bytes, so that the next four rows begin at an address to which TMA may write.
     width = align_up(choose_box((columns,), itemsize, SLOT_BYTES // BOX_ROWS)[0], 32 // itemsize)
     row_box, rows_box = (1, width), (BOX_ROWS, width)
     shapes = (row_box, rows_box) if op == "gather" else (rows_box, row_box)
@@ -223,17 +223,17 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, limits: Launch
     store = tensor_map("out", dst, shapes[1], limits, dtype=kind)
     check_load(load.spec, (0, 0))
     check_store(store.spec)
-    # A row that neither array has.
+    # A row number that is outside both arrays.
     outside = max(src.shape[0], dst.shape[0])
     column_boxes = -(-columns // width)
     boxes = -(-rows // BOX_ROWS) * column_boxes
     if max(outside, boxes) >= _INT32:
-        raise DescriptorError("rows", f"{outside} rows, {boxes} boxes", "below 2**31", "take them in parts")
+        raise DescriptorError("rows", f"{outside} rows, {boxes} boxes", "below 2**31", "process them in parts")
     config = RowsConfig(op, *usual_ring(limits.target))
     sizes = (rows, outside, width, column_boxes, 4 * width * itemsize, boxes)
     return Arguments(TEMPLATE, config, (load, store, At("index"), *sizes), Sizes(min(limits.ctas, boxes)))
 
 
 def dump_configs(target: Target) -> list[RowsConfig]:
-    """Return the configs for dumps and compile checks; none if the target cannot run them."""
+    """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
     return [RowsConfig(op, *usual_ring(target)) for op in OPS if target.has(f"{op}4")]

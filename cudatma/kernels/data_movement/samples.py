@@ -1,4 +1,4 @@
-"""The operations with random arrays for `cudatma emulate NAME`.
+"""Data movement operations on random arrays, for `cudatma emulate NAME`.
 
 Values are small integers, so that results are exact.
 """
@@ -29,7 +29,7 @@ Array = np.ndarray[Any, Any]
 def window_sample(
     target: Target, *, rows: int = 300, columns: int = 208, pad: int = 8, dtype: str = "float32", blocks: int = 2
 ) -> Sample:
-    """Return a copy of an array with ``pad`` zeros around it."""
+    """Return the copy of an array with ``pad`` zeros around it."""
     source = _numbers((rows, columns), dtype)
     shape = (rows + 2 * pad, columns + 2 * pad)
     result, starts = np.ones(shape, source.dtype), (-pad, -pad)
@@ -60,7 +60,7 @@ def transpose_sample(
 
 
 def gather_sample(target: Target, *, tile: int = 16, halo: int = 4, dtype: str = "float32", blocks: int = 2) -> Sample:
-    """Return the tiles of a matrix with a halo, as halo_tiles() computes them."""
+    """Return the computation of halo_tiles() for a matrix."""
     source = _numbers((64, 64), dtype)
     side, counts = tile + 2 * halo, (-(-64 // tile),) * 2
     result = np.ones((*counts, side, side), source.dtype)

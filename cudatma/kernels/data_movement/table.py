@@ -21,8 +21,8 @@ _WORDS = "signed 32-bit integers"
 class Table(NamedTuple):
     """A table of ints.
 
-    values: rows of the table, or None if they are only on the device. given: array on the device, or None if the table
-    has to be uploaded.
+    values: rows of the table, or None if the rows are only on the device. given: array on the device, or None if the
+    table must be uploaded.
     """
 
     values: NDArray[np.int32] | None
@@ -55,7 +55,7 @@ def int_table(values: Any, columns: int | None, src: ArrayInfo, check: bool, fie
     """Return a table of signed 32-bit integers of shape (rows, columns), or (rows,) if ``columns`` is None.
 
     An array must be on the device of ``src``, the operation's source. ``check``: whether to read back a table on the
-    device. Raises ArgumentTypeError, ArgumentError.
+    device. Raises ArgumentTypeError or ArgumentError.
     """
     shape = "(rows,)" if columns is None else f"(rows, {columns})"
     on_device = None
@@ -73,7 +73,7 @@ def int_table(values: Any, columns: int | None, src: ArrayInfo, check: bool, fie
         if table.size == 0:
             table = table.reshape(0) if columns is None else table.reshape(0, columns)
             table = table.astype(np.int32)
-        # NumPy keeps ints of more than 64 bits as objects.
+        # NumPy stores ints of more than 64 bits as objects.
         is_long = table.dtype == object and all(isinstance(value, int) for value in table.flat)
         if table.dtype.kind not in "iu" and not is_long:
             raise ArgumentTypeError(field, str(table.dtype), _WORDS)

@@ -1,6 +1,7 @@
-"""A pipelined copy of a 2D array, box by box: its config, and the public function.
+"""A pipelined copy of a 2D array, box by box: the config and the public function.
 
-The smallest complete kernel: a config, a template, and a function that creates the tensor maps and launches.
+This is the smallest complete kernel: a config, a template, and a function that creates the tensor maps and launches the
+kernel.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ TEMPLATE = "kernels/tile_copy.cu.j2"
 class TileCopyConfig(BoxRing):
     """A configuration of ``kernels/tile_copy.cu.j2``.
 
-    element_bytes: bytes of an element, 1, 2, 4 or 8. box_rows, box_columns: elements of one box, at most 256 each; a
-    row of the box is a multiple of 16 bytes. stages: boxes in flight, 2 or more. Raises ArgumentError.
+    element_bytes: bytes per element, 1, 2, 4 or 8. box_rows, box_columns: number of rows and columns per box, at most
+    256 each; a row of the box must be a multiple of 16 bytes. stages: number of boxes in flight, at least 2. Raises
+    ArgumentError for invalid fields.
     """
 
     element_bytes: int
@@ -49,7 +51,7 @@ class TileCopyConfig(BoxRing):
         self.check_box()
 
     def check_target(self, target: Target) -> None:
-        """Raise TargetError or ArgumentError unless the target has TMA and a CTA's shared memory holds the ring."""
+        """Raise TargetError unless the target has TMA, and ArgumentError unless the ring fits in shared memory."""
         target.require("tma", "the tile copy")
         self.ring.check_fits(target)
 
@@ -60,7 +62,7 @@ def tile_copy(src: Any, dst: Any, *, stages: int = 4, stream: Any = None, backen
     Parameters
     ----------
     src, dst : array (rows, columns)
-        The source and the result, of one shape and dtype, on one device: CuPy, torch, DLPack or
+        The source and the result, with the same shape and dtype and on the same device: CuPy, torch, DLPack or
         ``__cuda_array_interface__``; NumPy on the emulator. Rows must be contiguous, their pitch and length must be
         multiples of 16 bytes, and elements must have 1, 2, 4 or 8 bytes.
     stages : int, default 4
@@ -68,7 +70,7 @@ def tile_copy(src: Any, dst: Any, *, stages: int = 4, stream: Any = None, backen
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional
-        As in ``marlin_gemm``.
+        As for ``marlin_gemm``.
 
     Returns
     -------
@@ -102,8 +104,8 @@ class TileCopy(Movement[_Problem]):
             got, allowed = (f"{array.shape} of {array.dtype} on {place_name(array.device)}" for array in (into, info))
             raise ArgumentError("dst", got, f"as src: {allowed}")
         check_written(into, info, "dst")
-        stages = checked_count(options[0], "stages", "an int, 2 or more")
-        # The reference raises for a ring that fits no target.
+        stages = checked_count(options[0], "stages", "an int, at least 2")
+        # The reference also raises an error for a ring that fits no target.
         largest = max(TARGETS.values(), key=lambda target: target.smem_per_block_bytes)
         TileCopyConfig(info.dtype.itemsize, stages=stages).ring.check_fits(largest)
         return checked(_Problem, (info,), into, into.shape, stages)
@@ -119,18 +121,18 @@ TILE_COPY = TileCopy()
 
 
 def plan_tiles(src: ArrayInfo, dst: ArrayInfo, limits: LaunchLimits, stages: int = 4) -> Arguments:
-    """Return the launch for two arrays of one shape and dtype. Raises ArgumentError, DescriptorError."""
+    """Return the launch for two arrays of one shape and dtype. Raises ArgumentError or DescriptorError."""
     config = TileCopyConfig(src.dtype.itemsize, stages=stages)
     box = config.box_rows, config.box_columns
     load, store = tensor_map("src", src, box, limits), tensor_map("out", dst, box, limits)
-    check_store(store.spec)  # the store would write past a row that ends inside of 16 bytes
+    check_store(store.spec)  # the store would write past a row that ends inside a 16-byte chunk
     tiles_y, tiles_x = -(-src.shape[0] // config.box_rows), -(-src.shape[1] // config.box_columns)
     sizes = Sizes(min(limits.ctas, tiles_x * tiles_y))
     return Arguments(TEMPLATE, config, (load, store, tiles_x, tiles_y), sizes)
 
 
 def dump_configs(target: Target) -> list[TileCopyConfig]:
-    """Return the representative config; none if the target has no TMA."""
+    """Return the representative config, or no config if the target has no TMA."""
     return [TileCopyConfig(4)] if target.has("tma") else []
 
 

@@ -1,4 +1,4 @@
-"""Transpose each matrix of a batch through shared memory, which TMA loads and stores.
+"""Transpose each matrix of a batch through shared memory. TMA loads and stores the tiles.
 
 [PTX ISA, cp.async.bulk.tensor, ldmatrix, stmatrix]
 """
@@ -30,12 +30,13 @@ from cudatma.pipeline import Operand, PipelineSpec
 from cudatma.target import Target
 
 TEMPLATE = "kernels/transpose.cu.j2"
-#: Bytes of a row of a panel, the span of the 128-byte swizzle, which has 8 chunks of 16 bytes.
+#: Bytes per row of a panel. This is the span of the 128-byte swizzle, which has 8 chunks of 16 bytes.
 LINE_BYTES = 128
-#: Alignment of a panel, with which the swizzle of its rows depends on their number alone.
+#: Alignment of a panel in bytes. With this alignment, the swizzle of a row depends only on the row's index.
 _PANEL_ALIGNMENT = 1024
 _CUDA_TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
-#: Element size -> squares of a tile, down and across: 16 KiB, rows of at least 256 bytes in the result.
+#: Maps the element size to the numbers of squares per tile, down and across. A tile has 16 KiB, and its rows in the
+#: result have at least 256 bytes.
 SQUARES = {1: (1, 1), 2: (2, 1), 4: (2, 2), 8: (4, 2)}
 _MAX_TILES = 1 << 31
 
@@ -47,7 +48,7 @@ class TransposeConfig:
     element_bytes: 1, 2, 4 or 8. squares_y, squares_x: number of squares per tile, down and across. The side of a square
     is 128 bytes of elements. stages: number of slots that loads fill. transposed_tiles: number of tiles that stores
     read. warps: number of warps that transpose. raster_group: number of rows of tiles that are processed column by
-    column. Raises ArgumentError.
+    column. Raises ArgumentError for invalid fields.
     """
 
     element_bytes: int
@@ -91,12 +92,12 @@ class TransposeConfig:
 
     @property
     def in_panel_bytes(self) -> int:
-        """Bytes of one square's columns in all rows of a tile."""
+        """Bytes per panel of loaded columns: the columns of one square in all rows of a tile."""
         return self.tile[0] * LINE_BYTES
 
     @property
     def out_panel_bytes(self) -> int:
-        """Bytes of one square's rows in all columns of a tile, transposed."""
+        """Bytes per transposed panel: the rows of one square in all columns of a tile."""
         return self.tile[1] * LINE_BYTES
 
     @property
@@ -144,14 +145,14 @@ class TransposeConfig:
         return [(f"{self.squares_x} panels of {self.tile[0]} rows", self.ring.stage_bytes)]
 
     def check_target(self, target: Target) -> None:
-        """Raise TargetError without TMA or stmatrix, ArgumentError if the tiles do not fit."""
+        """Raise TargetError unless the target has TMA and stmatrix, and ArgumentError if the tiles do not fit."""
         target.require("tma", self.entry)
         target.require("stmatrix", self.entry)
         self.ring.check_fits(target, other_bytes=self.transposed_tiles * self.ring.stage_bytes)
 
 
 def choose_transpose(element_bytes: int, target: Target) -> TransposeConfig:
-    """Return a config with three slots and two transposed tiles if an SM holds two such CTAs, else with two and one."""
+    """Return a config with three slots and two transposed tiles if two such CTAs fit on an SM, else two and one."""
     smem_bytes = target.smem_share_bytes(CTAS_PER_SM)
     larger = TransposeConfig(element_bytes, *SQUARES[element_bytes], 3, 2)
     return larger if larger.smem_bytes <= smem_bytes else replace(larger, stages=2, transposed_tiles=1)
@@ -163,10 +164,10 @@ def transpose(src: Any, *, out: Any = None, via: str = "auto", stream: Any = Non
     Parameters
     ----------
     src : array (..., rows, columns)
-        The source, of any dtype of plain bytes: CuPy, torch, DLPack or ``__cuda_array_interface__``; NumPy on the
+        The source, with any dtype of plain bytes: CuPy, torch, DLPack or ``__cuda_array_interface__``; NumPy on the
         emulator.
     out : array (..., columns, rows), optional
-        The result, of the source's dtype. It may not share bytes with the source. Default: a new C-ordered array.
+        The result, of the source's dtype. It must not share bytes with the source. Default: a new C-ordered array.
     via : {"auto", "tma", "plain"}, default "auto"
         How to copy. ``"tma"`` raises DescriptorError if TMA cannot transpose: elements must have 1, 2, 4 or 8 bytes,
         pitches and rows of both arrays must be multiples of 16 bytes, and the batch axes must merge into one.
@@ -174,7 +175,7 @@ def transpose(src: Any, *, out: Any = None, via: str = "auto", stream: Any = Non
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional
-        As in ``marlin_gemm``.
+        As for ``marlin_gemm``.
 
     Returns
     -------
@@ -248,13 +249,13 @@ def tile_plan(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits, config: Tran
     config = config or choose_transpose(size, limits.target)
     source, destination = _as_batch(src, out)
     rows, columns = config.tile
-    # The next tile reads the rest of the 256-byte lines that this tile begins.
+    # The next tile reads the other half of the 256-byte lines of which this tile reads the first half.
     load = _tile_map("src", src, source, (1, rows, config.side), limits, l2_promotion=L2Promotion.B256)
     store = _tile_map("out", out, destination, (1, columns, config.side), limits)
     check_store(store.spec)
     tiles_y, tiles_x = -(-source.shape[1] // rows), -(-source.shape[2] // columns)
     tiles = tiles_x * tiles_y * source.shape[0]
-    # place_of() of the template multiplies a row of tiles with a raster group.
+    # place_of() in the template multiplies a row of tiles by a raster group.
     if max(tiles, tiles_x * config.raster_group) >= _MAX_TILES:
         raise DescriptorError("src.shape", f"{tiles} tiles", "below 2**31", "transpose it in parts")
     return Arguments(TEMPLATE, config, (load, store, tiles_x, tiles_y, tiles), Sizes(min(limits.ctas, tiles)))
@@ -263,7 +264,7 @@ def tile_plan(src: ArrayInfo, out: ArrayInfo, limits: LaunchLimits, config: Tran
 def _tile_map(
     name: str, array: ArrayInfo, batch: ArrayInfo, box: tuple[int, int, int], limits: LaunchLimits, **options: Any
 ) -> Map:
-    """Return a map over a batch; errors name the array's own axes."""
+    """Return a map over a batch. Errors name the axes of the original array."""
     first = len(array.shape) - len(batch.shape)
     names = {f"strides_bytes[{axis}]": f"{name}.strides_bytes[{axis + first}]" for axis in (1, 2)}
     try:
@@ -273,7 +274,10 @@ def _tile_map(
 
 
 def _as_batch(src: ArrayInfo, out: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
-    """Return both arrays as (batch, rows, columns) of unsigned elements. Raises DescriptorError for more batch axes."""
+    """Return both arrays as (batch, rows, columns) of unsigned elements.
+
+    Raises DescriptorError if there are more batch axes.
+    """
     kind = np.dtype(f"uint{8 * src.dtype.itemsize}")
     sizes = zip(src.shape[:-2], src.strides_bytes[:-2], out.strides_bytes[:-2], strict=True)
     axes = tuple(Axis(0, n, n, s, d) for n, s, d in sizes)
@@ -290,6 +294,6 @@ def _as_batch(src: ArrayInfo, out: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
 
 
 def dump_configs(target: Target) -> list[TransposeConfig]:
-    """Return the configs for dumps and compile checks; none if the target cannot run them."""
+    """Return the configs for dumps and compile checks, or no configs if the target cannot run them."""
     able = target.has("tma") and target.has("stmatrix")
     return [choose_transpose(size, target) for size in (1, 4)] if able else []

@@ -1,8 +1,9 @@
-"""Windows of strided arrays: the part of a source and its destination, axis by axis. Pure arithmetic, in NumPy order.
+"""Windows of strided arrays: a part of a source and its destination, axis by axis, in NumPy order.
 
-A window begins at ``start`` in each axis of the source and has ``extent`` elements; elements outside of the source are
-filled. The kernels get a simplified form: axes of one element are folded into the pointers, and axes that are dense in
-both arrays are merged. A copy of whole rows becomes one long row, and more than five axes may become few.
+A window begins at ``start`` in each axis of the source and has ``extent`` elements; elements outside the source are
+filled. The kernels receive a simplified form: axes of one element are folded into the pointers, and axes that are dense
+in both arrays are merged. A copy of whole rows becomes a copy of one long row, and a window with more than five axes
+may become one with fewer.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Axis:
 
     @property
     def lead(self) -> int:
-        """Number of elements of the window before the source begins."""
+        """Number of elements of the window before the start of the source."""
         return min(self.extent, max(0, -self.start))
 
     @property
@@ -54,8 +55,8 @@ class Axis:
 class Window:
     """A window of a source array and its destination.
 
-    source, destination: addresses of element [0, ..] of the source array and of the window's result. itemsize: bytes of
-    an element. axes: outermost first.
+    source, destination: addresses of element [0, ..] of the source array and of the window's result. itemsize: bytes
+    per element. axes: the axes, outermost first.
     """
 
     source: int
@@ -65,7 +66,7 @@ class Window:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the window is inside of the source, so that nothing is filled."""
+        """Whether the window is inside the source. If it is, no element is filled."""
         return all(axis.body == axis.extent for axis in self.axes)
 
     @property
@@ -99,7 +100,7 @@ class Window:
 
 
 def simplify(window: Window) -> Window:
-    """Return the same copy with the minimum number of axes, at least one; the result's outermost axis is first."""
+    """Return the same copy with the minimum number of axes (at least one), with the result's outermost axis first."""
     source, kept = window.source, []
     for axis in window.axes:
         if axis.extent == 1 and axis.body == 1:
@@ -132,10 +133,10 @@ def _join(outer: Axis, inner: Axis) -> Axis | None:
 
 
 def carried(window: Window, widest: int = 4) -> Window:
-    """Return the same copy with the widest element, of 1, 2, 4 (and 8) bytes, that divides the innermost axis.
+    """Return the same copy with the widest element (up to ``widest`` bytes) that divides the innermost axis.
 
-    The window must be dense and cropped, and is copied bit by bit. Wider elements make wider boxes, which have at most
-    256 elements per axis.
+    The window must be dense and cropped. Wider elements allow wider boxes, because a box has at most 256 elements per
+    axis.
     """
     *outer, inner = window.axes
     size = window.itemsize
@@ -146,7 +147,7 @@ def carried(window: Window, widest: int = 4) -> Window:
 
 
 def cropped(window: Window) -> Window:
-    """Return the part of the window that is in the source, as a window of an array without further elements.
+    """Return the part of the window that is in the source, as a window of an array that ends with this part.
 
     Every start is then 0, or minus the number of filled elements.
     """
@@ -157,9 +158,9 @@ def cropped(window: Window) -> Window:
 
 
 def folded(window: Window) -> Window:
-    """Return a long dense axis as rows of equal length, if window and source begin and end with whole rows.
+    """Divide a long dense axis into rows of equal length if the window and the source begin and end with whole rows.
 
-    A box takes 256 elements of an axis that simplify() has merged, but many of its rows.
+    A box can have only 256 elements of an axis that simplify() has merged, but many rows.
     """
     *outer, inner = window.axes
     width = gcd(inner.lead, inner.body, inner.extent)
@@ -177,7 +178,9 @@ def folded(window: Window) -> Window:
 
 
 def choose_box(extents: tuple[int, ...], itemsize: int, slot_bytes: int) -> tuple[int, ...]:
-    """Return a box of about ``slot_bytes`` for tensors of these extents in NumPy order, at most 256 elements per axis.
+    """Return a box of about ``slot_bytes`` for tensors with these extents, in NumPy order.
+
+    It has at most 256 elements per axis.
 
     Rows of the box are whole 16-byte chunks. An axis with several boxes is divided evenly.
     """
@@ -192,7 +195,7 @@ def choose_box(extents: tuple[int, ...], itemsize: int, slot_bytes: int) -> tupl
 
 
 def _even(extent: int, max_extent: int, unit: int) -> int:
-    """Return the extent of a box, in whole units, with which the minimum number of boxes shares an axis evenly."""
+    """Return the extent of a box, in whole units, that divides an axis evenly into the minimum number of boxes."""
     parts = -(-extent // max_extent)
     return min(max_extent, -(-extent // parts // unit) * unit)
 

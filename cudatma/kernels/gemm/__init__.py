@@ -1,1 +1,1 @@
-"""Dense GEMM in fp16, bf16 and fp8 with fp32 accumulation."""
+"""Dense GEMM with fp16, bf16 and fp8 operands and fp32 accumulation."""

@@ -19,14 +19,14 @@ from cudatma.kernels.launch_struct import offsets, pack, work_values
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import get_target
 
-#: m n / (m + n) below which reading operands takes longer than multiplying. [H200]
+#: Below this value of m n / (m + n), reading the operands takes longer than multiplying them. [H200]
 _BOUND_BY_MEMORY = 180
-#: Maximum number of tile counts whose sizes a plan keeps.
+#: Maximum number of tile counts for which a plan keeps sizes.
 _MAX_TILES = 4096
 
 
 def gemm_arguments(problem: Problem, config: GemmConfig, gpu: Gpu) -> Arguments:
-    """Return the launch. The problem must have the configuration's layout. Raises TargetError, ArgumentError."""
+    """Return the launch. The problem must have the configuration's layout. Raises TargetError or ArgumentError."""
     config.check_target(get_target(gpu.target))
     if problem.operands == NO_OPERANDS:
         raise ArgumentError("problem.operands", None, "the layouts of the arrays")
@@ -63,7 +63,10 @@ def _parameter(name: str, problem: Problem, config: GemmConfig) -> Map | At | Va
 def _matrices(
     dims: tuple[int, int], matrix: Matrix, problem: Problem, box: tuple[int, ...], dtype: str, swizzle: Any = "none"
 ) -> TiledSpec:
-    """Return the tensor map of a batch of matrices. ``dims`` begins with the innermost axis; ``box`` with the batch."""
+    """Return the tensor map of a batch of matrices.
+
+    ``dims`` begins with the innermost axis; ``box`` begins with the batch.
+    """
     kind = tma_type("uint8" if dtype.startswith("float8") else dtype)
     strides = matrix.pitch_bytes, matrix.batch_bytes if problem.batch > 1 else matrix.pitch_bytes
     dims_of_batch = *dims, problem.batch
@@ -92,7 +95,7 @@ def sizes_for(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[[Probl
 
 
 def _sizes_of_tiles(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[[int], Sizes]:
-    """Return a function from M to the sizes, for every M that gives the same number of tiles as the problem."""
+    """Return a function that maps M to the sizes, for every M that gives the same number of tiles as the problem."""
     operands, element, out_bytes = problem.operands, config.element_bytes, config.out_bytes
     by_tma = _is_stored_by_tma(problem, config)
     box_rows = config.a_box_rows(problem.m)
@@ -126,7 +129,7 @@ def _sizes_of_tiles(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[
     shared = get_target(gpu.target).smem_share_bytes(2) + 1 if work.ctas <= gpu.sm_count else 0
     programmatic = not is_bound_by_memory(problem)
     has_a_map = "a_map" in names
-    # The maps of the result and of A's scales, whose only sized field is M.
+    # The only size-dependent field of the maps of the result and of A's scales is M.
     others = int(by_tma and "output_map" in names) + int("a_scale_map" in names)
 
     def sizes(m: int) -> Sizes:

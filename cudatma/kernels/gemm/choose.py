@@ -29,7 +29,7 @@ from cudatma.kernels.gemm.problem import (
     is_fp8,
 )
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.schedule import ceil_div
+from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.target import Target, get_target
 
 
@@ -48,7 +48,7 @@ class Tile(NamedTuple):
     for_last_wave: bool = False
 
 
-#: Tiles in order of preference. Of tiles with equal predicted times, the first one wins.
+#: Tiles in order of preference. Among tiles with equal predicted times, the first one wins.
 _TILES = (
     Tile(m=64, n=64, k=128, warpgroups=1),
     Tile(m=64, n=64, warpgroups=1),
@@ -65,8 +65,8 @@ _TILES = (
     Tile(m=256, n=192, warpgroups=2),
     Tile(m=256, n=208, warpgroups=2),
 )
-#: Tiles for the last wave. Each has a multiple of 16 columns and is the fastest for some product.
-#: [benchmarks/results/gemm_tiles*.json]
+#: Tiles for the last wave. The number of columns is a multiple of 16, and each tile is the fastest for at least one
+#: product. [benchmarks/results/gemm_tiles*.json]
 _TILES_OF = {
     "v3": (
         *_TILES,
@@ -96,13 +96,13 @@ _TILES_OF = {
 }
 #: Number of waves of 128 x 256 tiles from which idle SMs in the last wave cost little.
 _MANY_WAVES = 8
-#: Versions that "auto" chooses from, on targets with wgmma and on other targets. No other version is 2 % faster for a
+#: Versions from which "auto" chooses, on targets with wgmma and on other targets. No other version is 2 % faster for a
 #: measured product, with one exception: version v5 is 10 % faster at 256 x 8192 x 28672 on an H100, but the cost model
 #: would still choose version v6. [H100, H200]
 _LADDER, _LADDER_OF_SCALES, _MMA_SYNC = ("v6", "v7", "v5", "v4", "v3"), ("v5", "v4"), ("mma_sync",)
-#: Tiles of clusters that share loads. If rows split sectors, such clusters may use every tile, because they read a
+#: Tiles for clusters that share loads. If rows split L2 sectors, such clusters may use any tile, because they read a
 #: shared operand half as often. Otherwise they use the first of these tiles if TMA reads A's block scales (0.2 to 3 %
-#: faster than version v4 on an H100), and the second one if not (1 to 3 % faster on an H200).
+#: faster than version v4 on an H100), and the second tile if not (1 to 3 % faster on an H200).
 _TILE_OF_CLUSTERS, _WIDE_TILE_OF_CLUSTERS = Tile(m=256, n=128, warpgroups=2), Tile(m=256, n=160, warpgroups=2)
 _EVERY_M = np.ones(1, np.bool_)
 
@@ -110,9 +110,9 @@ _EVERY_M = np.ones(1, np.bool_)
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmConfig]:
     """Return ``Family.times``: each tile of each version, with the longest ring that fits in shared memory.
 
-    The problem may name a version. Otherwise several wgmma versions compete; targets without wgmma use mma_sync. Raises
-    TargetError if the target lacks a feature of the version or of the operands, and ArgumentError if the version has no
-    kernel for the problem.
+    If the problem names a version, only this version is considered. Otherwise, the wgmma versions compete, or mma_sync
+    is used if the target has no wgmma. Raises TargetError if the target lacks a feature of the version or of the
+    operands, and ArgumentError if the version has no kernel for the problem.
     """
     configs: list[tuple[GemmConfig, NDArray[np.float64]]] = []
     kind = [getattr(problem, name) for name in PROBLEM_FIELDS]
@@ -124,7 +124,7 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmConfig
                 configs.append((config, np.where(served[tile], model(ms, problem).us, np.inf)))
     if not configs:
         raise no_kernel(problem, gpu)
-    # A shorter ring loads nothing while a stage is computed, which the cost model ignores.
+    # A shorter ring loads nothing while a stage is computed, and the cost model ignores this.
     min_stages = min(MIN_STAGES, max([config.stages for config, _ in configs]))
     return [(config, us) for config, us in configs if config.stages >= min_stages]
 
@@ -167,8 +167,8 @@ def _serves(problem: Problem, tile: Tile, ms: NDArray[np.int64], gpu: Gpu) -> ND
         return _EVERY_M
     has_few_waves = problem.batch * ms * problem.n <= _MANY_WAVES * gpu.sm_count * 128 * 256
     serves = has_few_waves & (tile.m < 2 * np.maximum(ms, 64))
-    # Three warpgroups on few columns need more bandwidth than L2 has, unless all CTAs run at once and read the same
-    # data.
+    # Three warpgroups with few columns need more bandwidth than L2 has, unless all CTAs run at the same time and read
+    # the same data.
     tiles = problem.batch * ceil_div(ms, tile.m) * ceil_div(problem.n, tile.n)
     return np.asarray(serves & (tiles <= gpu.sm_count) if tile.warpgroups == 3 else serves)
 
@@ -220,20 +220,30 @@ def _with_longest_ring(configs: Iterable[GemmConfig], target: Target) -> Iterato
                 yield replace(config, stages=stages)
 
 
+def _schedule(config: GemmConfig, problem: Problem, gpu: Gpu) -> Schedule:
+    return config.divide_tiles(problem, gpu.sm_count)
+
+
 GEMM: Family[Problem, GemmConfig] = Family(
     name="gemm",
     config=GemmConfig,
     kernels=tuple(PRESETS),
     read_problem=Problem.from_json,
     times=times,
+    schedule=_schedule,
     index=("n", "k", "batch"),
     problem_fields=PROBLEM_FIELDS,
     options=(
         Option("dtype", "float16", tuple(OPERAND_TYPES), "of operands"),
-        Option("layout", "RC", LAYOUTS, "A and B, each row-major or column-major"),
-        Option("out_dtype", "", ("", *RESULT_TYPES), "of the result, by default the operands', bfloat16 for fp8"),
-        Option("epilogue", "none", EPILOGUES, "the epilogue of the sums: alpha, beta, bias, scales, an activation"),
-        Option("block_scales", False, (False, True), "fp8: a scale for each block of 128 of K"),
+        Option("layout", "RC", LAYOUTS, "whether A and B are row-major (R) or column-major (C)"),
+        Option(
+            "out_dtype",
+            "",
+            ("", *RESULT_TYPES),
+            "dtype of the result; default: the dtype of the operands, or bfloat16 for fp8",
+        ),
+        Option("epilogue", "none", EPILOGUES, "epilogue: alpha, beta, bias, scales and an activation"),
+        Option("block_scales", False, (False, True), "fp8 with one scale per block of 128 elements of K"),
         Option("scales_by_tma", False, (False, True), "A's block scales are column-major, so that TMA can load them"),
         Option("batch", 1, (), "matrices"),
     ),

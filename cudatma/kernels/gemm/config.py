@@ -34,7 +34,7 @@ from cudatma.target import Target
 class GemmPreset(Preset):
     """A version of gemm's kernel.
 
-    cluster: number of CTAs of a cluster that share the loads of the operand with the larger tile. has_block_scales:
+    cluster: number of CTAs per cluster that share the loads of the operand with the larger tile. has_block_scales:
     whether the kernel has a mainloop for fp8 with block scales.
     """
 
@@ -43,7 +43,7 @@ class GemmPreset(Preset):
 
 
 _MULTIPLES_OF_16 = range(64, 257, 16)
-#: Allowed values of fields, unless a version replaces them.
+#: Allowed values of fields, unless a version overrides them.
 _ALLOWED: Mapping[str, Sequence[int]] = {
     "tile_m": (64, 128, 192, 256),
     "tile_n": (64, 128, 192, 256),
@@ -53,7 +53,7 @@ _ALLOWED: Mapping[str, Sequence[int]] = {
     "cluster_k": (1,),
     "ctas_per_sm": (1,),
 }
-#: Every version by its name. Calls, dumps, tuning files and docs/design/gemm.md use these names.
+#: Every version, keyed by name. Calls, dumps, tuning files and docs/design/gemm.md use these names.
 PRESETS: Mapping[str, GemmPreset] = {
     "v1": GemmPreset(
         summary="dense GEMM, wgmma, version v1: operands by cp.async", loader="cp_async", allowed=_ALLOWED
@@ -102,25 +102,26 @@ PRESETS: Mapping[str, GemmPreset] = {
     ),
 }
 WITH_BLOCK_SCALES = tuple(version for version, preset in PRESETS.items() if preset.has_block_scales)
-#: The names of the versions, and how a caller selects one.
+#: The names of the versions and the ways in which a caller can select a version.
 VERSIONS = Versions("gemm", "CUDATMA_GEMM_VERSION", tuple(PRESETS))
 
 _SPAN_BYTES = 128
 #: Maximum number of useful stages.
 _MAX_USEFUL_STAGES = 8
-#: Maximum bytes of shared memory that leave 60 KiB to L1. The next size leaves 28 KiB, which is too little for block
-#: scales: tiles of 256 x 128 are then 12 % slower at K = 16384, 11 % slower at 7168, and not slower at 1536. [H100]
+#: Maximum number of bytes of shared memory that leave 60 KiB to L1. The next larger size leaves 28 KiB, which is too
+#: little for block scales: tiles of 256 x 128 are then 12 % slower at K = 16384, 11 % slower at K = 7168, and not
+#: slower at K = 1536. [H100]
 _MAX_BYTES_BESIDE_L1 = 195 << 10
-#: fp32 sums of a thread. A persistent wgmma kernel without an epilogue has registers for more.
+#: Maximum number of fp32 sums per thread. A persistent wgmma kernel without an epilogue has registers for more sums.
 MAX_SUMS, _MAX_SUMS_WITHOUT_EPILOGUE = 128, 208
-#: Maximum number of columns in a tile of three warpgroups with a producer. Their threads have 128 registers, including
-#: those for the sums.
+#: Maximum number of columns of a tile with three warpgroups and a producer. Each thread then has 128 registers, which
+#: include the sums.
 _MAX_COLUMNS_OF_THREE = 192
-#: Number of registers per thread after setmaxnreg: of a consumer, keyed by the number of consumer warpgroups, and of a
-#: producer, which is then a whole warpgroup. Without setmaxnreg, threads of two consumer warpgroups and a producer have
-#: 168.
+#: Numbers of registers per thread after setmaxnreg: per consumer thread, keyed by the number of consumer warpgroups,
+#: and per producer thread. The producer is then a whole warpgroup. Without setmaxnreg, each thread of two consumer
+#: warpgroups and a producer has 168 registers.
 _CONSUMER_REGISTERS, _PRODUCER_REGISTERS = {1: 232, 2: 240}, 24
-#: Maximum time in ns that a thread may be suspended while it waits for a stage. The barrier wakes it earlier.
+#: Maximum time in ns for which a thread is suspended while it waits for a stage. The barrier wakes the thread earlier.
 _SUSPEND_NS = 10_000_000
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 
@@ -138,9 +139,9 @@ class GemmConfig(KernelConfig):
     version: a key of PRESETS. dtype, layout, out_dtype, epilogue, block_scales, scales_by_tma: as in Problem. tile_m,
     tile_n: tile size of a CTA, or of a warpgroup if the schedule is "pingpong". tile_k: number of elements of K per
     stage. stages: number of stages of the ring. warpgroups: number of consumer warpgroups per tile, which divide the
-    tile along M, or in both directions with mma.sync. cluster_m: number of CTAs of a cluster along M, which share loads
-    of B. cluster_n: number of CTAs of a cluster along N, which share loads of A. cluster_k: number of CTAs of a cluster
-    that divide K. ctas_per_sm: number of CTAs per SM. Raises ArgumentError, ArgumentTypeError.
+    tile along M, or in both directions with mma.sync. cluster_m: number of CTAs per cluster along M, which share loads
+    of B. cluster_n: number of CTAs per cluster along N, which share loads of A. cluster_k: number of CTAs per cluster
+    that divide K. ctas_per_sm: number of CTAs per SM. Raises ArgumentError or ArgumentTypeError.
     """
 
     version: str
@@ -169,7 +170,7 @@ class GemmConfig(KernelConfig):
 
     @classmethod
     def of(cls, version: str, **fields: Any) -> GemmConfig:
-        """Return a configuration of a version, with the version's smallest clusters unless ``fields`` name others."""
+        """Return a configuration of a version, with its smallest clusters unless ``fields`` says otherwise."""
         cluster_m, cluster_n = _clusters(version, fields["tile_m"], fields["tile_n"])
         clusters = {
             "cluster_m": cluster_m,
@@ -186,7 +187,7 @@ class GemmConfig(KernelConfig):
             tile = f"version {self.version} with a tile of {self.tile_m} x {self.tile_n}"
             raise ArgumentError("cluster_m, cluster_n", clusters, f"{fitting} for {tile}")
         if self.tile_m % (rows := WGMMA_M * self.warpgroups):
-            raise ArgumentError("tile_m", self.tile_m, f"a multiple of {rows}, {WGMMA_M} a warpgroup")
+            raise ArgumentError("tile_m", self.tile_m, f"a multiple of {rows}: {WGMMA_M} per warpgroup")
         max_sums = _MAX_SUMS_WITHOUT_EPILOGUE if self.stores_asynchronously and not self.has_epilogue else MAX_SUMS
         if (min_warpgroups := ceil_div(self.tile_m * self.tile_n, max_sums * 128)) > self.warpgroups:
             allowed = f"{min_warpgroups} or more: a thread holds at most {max_sums} sums"
@@ -203,16 +204,16 @@ class GemmConfig(KernelConfig):
             if self.tile_k != SCALE_BLOCK or SCALE_BLOCK % self.tile_n:
                 raise ArgumentError("tile_n", self.tile_n, f"64 or {SCALE_BLOCK}, with tile_k of {SCALE_BLOCK}")
             if self.warpgroups > 2:
-                allowed = "1 or 2: three lack registers for a second set of sums"
+                allowed = "1 or 2, because three lack registers for a second set of sums"
                 raise ArgumentError("warpgroups", self.warpgroups, allowed)
 
     def check_problem(self, problem: Problem) -> None:
         """Raise ArgumentError if the kernel cannot run a problem."""
-        if self.cluster_k > 1 and problem.batch_invariant:  # changes the order of the sums
+        if self.cluster_k > 1 and problem.batch_invariant:  # it would change the order of the additions
             allowed = f"False for version {self.version}"
             raise ArgumentError("batch_invariant", True, allowed, "choose another version")
         if ceil_div(problem.k, self.tile_k) < self.cluster_k:
-            raise ArgumentError("cluster_k", self.cluster_k, f"at most the stages of k = {problem.k}")
+            raise ArgumentError("cluster_k", self.cluster_k, f"at most the number of stages along k = {problem.k}")
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -224,7 +225,7 @@ class GemmConfig(KernelConfig):
         names += ["setmaxnreg"] if self.consumer_registers else []
         return tuple(names)
 
-    # The version.
+    # ---- Version
 
     @property
     def preset(self) -> GemmPreset:
@@ -247,12 +248,12 @@ class GemmConfig(KernelConfig):
 
     @property
     def releases_one_stage_late(self) -> bool:
-        """Whether a slot is released amid the products of the next stage (see cudatma/review/release_hazards.py)."""
+        """Whether a slot is released during the MMAs of the next stage (see cudatma/review/release_hazards.py)."""
         return not self.has_wgmma
 
     @property
     def suspend_ns(self) -> int:
-        """Maximum time in ns that a thread may be suspended while it waits for a slot. 0 selects the GPU's default."""
+        """Maximum time in ns for which a thread is suspended while it waits for a slot. 0 selects the GPU's default."""
         return _SUSPEND_NS if self.stores_asynchronously else 0
 
     @property
@@ -269,11 +270,11 @@ class GemmConfig(KernelConfig):
         kinds += ["tma"] if self.ring_has_scales else []
         return f"gemm_{self.version}_{'_'.join(kinds)}_{tile}"
 
-    # Operands and the result.
+    # ---- Operands and the result
 
     @property
     def mma_type(self) -> str:
-        """Type of A and B, as MMA instructions name it."""
+        """Name of the type of A and B in MMA instructions."""
         return OPERAND_TYPES[self.dtype]
 
     @property
@@ -307,7 +308,10 @@ class GemmConfig(KernelConfig):
 
     @property
     def ring_has_scales(self) -> bool:
-        """Whether TMA loads A's block scales with each stage. Otherwise threads of 64-row warpgroups load their own."""
+        """Whether TMA loads A's block scales with each stage.
+
+        Otherwise the threads of 64-row warpgroups load the scales of their own rows.
+        """
         return self.scales_by_tma and self.tile_m > WGMMA_M * self.warpgroups
 
     @property
@@ -320,7 +324,7 @@ class GemmConfig(KernelConfig):
         """Whether K is contiguous in B; otherwise N is."""
         return self.layout[1] == "C"
 
-    # Launch parameters.
+    # ---- Launch parameters
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -348,7 +352,7 @@ class GemmConfig(KernelConfig):
             names += ["a_scale_row", "b_scale_column"]
         return tuple(names)
 
-    # Warps and registers.
+    # ---- Warps and registers
 
     @property
     def consumer_warps(self) -> int:
@@ -364,7 +368,7 @@ class GemmConfig(KernelConfig):
         """Number of registers per consumer thread after setmaxnreg, or 0 without setmaxnreg."""
         if self.has_wgmma:
             return _CONSUMER_REGISTERS[2] if self.is_persistent and self.consumer_warps == 8 else 0
-        # Two warps with 64 x 64 sums and a third warp need more registers than one quarter of an SM has.
+        # Two warps with 64 x 64 sums each and a third warp need more registers than a quarter of an SM has.
         if self.warp_m * self.warp_n < 64 * 64 or self.warpgroups * self.ctas_per_sm == 1:
             return 0
         return _CONSUMER_REGISTERS[self.warpgroups]
@@ -375,7 +379,10 @@ class GemmConfig(KernelConfig):
 
     @property
     def warps_n(self) -> int:
-        """Number of warps along N with mma.sync. Nearly square parts minimize the operands that warps read."""
+        """Number of warps along N with mma.sync.
+
+        Nearly square parts of the tile minimize the number of operand elements that the warps read.
+        """
         fits = [n for n in (1, 2, 4, 8) if n <= self.consumer_warps and self.tile_n // n >= 32]
         return min(fits, key=lambda n: self.tile_m * n // self.consumer_warps + self.tile_n // n)
 
@@ -393,7 +400,7 @@ class GemmConfig(KernelConfig):
         """Number of columns of the tile per warp."""
         return self.tile_n // self.warps_n
 
-    # TMA boxes.
+    # ---- TMA boxes
 
     @property
     def span(self) -> int:
@@ -442,7 +449,10 @@ class GemmConfig(KernelConfig):
         return (1, self.loaded_rows[1], self.span_k)
 
     def boxes_bytes(self, a_box_rows: int) -> int:
-        """Return the bytes that the boxes of a stage deliver to a CTA. ``a_box_rows``: number of rows in a box of A."""
+        """Return the number of bytes that the boxes of a stage deliver to a CTA.
+
+        ``a_box_rows``: number of rows in a box of A.
+        """
         rows = a_box_rows * (self.tile_m // self.max_a_box_rows)
         scales = 4 * self.tile_m if self.ring_has_scales else 0
         return self.element_bytes * self.tile_k * (rows + self.slot_n) + scales
@@ -453,19 +463,22 @@ class GemmConfig(KernelConfig):
 
     @property
     def staged_n(self) -> int:
-        """Number of columns of the result that are staged at a time, at most as many as a CTA stores."""
+        """Number of columns of the result that are staged at a time.
+
+        It does not exceed the number of columns that a CTA stores.
+        """
         return min(_SPAN_BYTES // self.out_bytes, self.tile_n // self.cluster_k)
 
     @property
     def stores_by_tma(self) -> bool:
-        """Whether TMA stores the result if its layout allows that. Boxes have whole rows of 128 bytes."""
+        """Whether TMA stores the result if the result's layout allows it. Boxes have whole rows of 128 bytes."""
         return self.stores_asynchronously and self.tile_n % self.staged_n == 0
 
     @property
     def stages_whole_tile(self) -> bool:
         """Whether a kernel with block scales stages a whole tile of the result in shared memory.
 
-        A tile of 4-byte elements would cost a stage of the ring.
+        A tile of 4-byte elements would take the memory of one stage of the ring.
         """
         return self.ring_has_scales and self.stores_by_tma and self.out_bytes == 2
 
@@ -489,7 +502,7 @@ class GemmConfig(KernelConfig):
         """Size (matrices, rows, columns) of a box that TMA stores for a warpgroup."""
         return (1, self.tile_m // self.warpgroups if self.stages_whole_tile else WGMMA_M, self.staged_n)
 
-    # Shared memory.
+    # ---- Shared memory
 
     def stage_arrays(self) -> tuple[tuple[str, int], ...]:
         k_bytes = self.element_bytes * self.tile_k
@@ -526,13 +539,13 @@ class GemmConfig(KernelConfig):
         ]
 
     def useful_stages(self, target: Target) -> int:
-        """Return the number of useful stages that fit in shared memory. It is below 2 if the tile does not fit."""
+        """Return the number of useful stages that fit in shared memory. It is less than 2 if the tile does not fit."""
         share = target.smem_share_bytes(self.ctas_per_sm)
         if self.block_scales and not self.ring_has_scales:
             share = min(share, _MAX_BYTES_BESIDE_L1)
         return min(_MAX_USEFUL_STAGES, self.max_stages(share))
 
-    # Choosing and tuning.
+    # ---- Choice and tuning
 
     def divide_tiles(self, problem: Problem, sm_count: int) -> Schedule:
         """Return how the tiles of all matrices of the batch are divided among CTAs."""
@@ -541,7 +554,7 @@ class GemmConfig(KernelConfig):
         return whole_tiles(self, m, problem.n, problem.k, resident_ctas)
 
     def adapted(self, problem: Problem) -> GemmConfig:
-        """Return this tile with the fields of another problem."""
+        """Return the config with this tile for another problem."""
         return replace(self, **{name: getattr(problem, name) for name in PROBLEM_FIELDS})
 
     def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:

@@ -21,8 +21,8 @@ from cudatma.kernels.gemm.matrices import as_rows, letter_of, why_copied
 from cudatma.kernels.gpu import Gpu
 from cudatma.pipeline import align_up
 
-#: Numbers of rows for layouts_up_to(), in addition to the bound: one row, and row counts that are and are not a
-#: multiple of 16 bytes. The address is aligned and far from 0.
+#: Numbers of rows for layouts_up_to(), in addition to the bound: one row, a number of rows whose column is a multiple
+#: of 16 bytes, and one whose column is not. The address is aligned and far from 0.
 _ROWS, _FAR = (1, 2, 8, 16), 1 << 50
 
 
@@ -40,7 +40,7 @@ def readable(info: ArrayInfo, field: str, backend: str, stream: int | None) -> A
         with context.using(info.device) as driver:
             if context.is_capturing(driver, stream):
                 got = f"a stream that captures a graph, for {field} with {why}"
-                allowed = "operands that the kernels read as they lie (docs/design/gemm.md)"
+                allowed = "operands that the kernels can read in place (docs/design/gemm.md)"
                 raise LaunchError("stream", got, allowed, "copy it before the capture")
     rows = as_rows(info, letter)
     operation, options, source, target = _copy(rows)
@@ -54,7 +54,7 @@ def readable(info: ArrayInfo, field: str, backend: str, stream: int | None) -> A
 
 
 def copied(**operands: ArrayInfo) -> str:
-    """Return a description of the operands that readable() copies, with the reasons."""
+    """Describe the operands that readable() copies, with the reasons."""
     reasons = {field: why_copied(info, letter_of(info, field)) for field, info in operands.items()}
     return "; ".join(f"{field} is copied first: it has {why}" for field, why in reasons.items() if why)
 
@@ -62,8 +62,8 @@ def copied(**operands: ArrayInfo) -> str:
 def _copy(rows: ArrayInfo) -> tuple[Movement[Any], tuple[Any, ...], ArrayInfo, ArrayInfo]:
     """Return the operation that copies rows, its options, its source, and the layout of its result."""
     batch, count, columns = rows.shape
-    matrices = batch if rows.strides_bytes[0] else 1  # copy a matrix that the whole batch shares only once
-    kind = np.dtype(np.uint8) if rows.dtype.itemsize == 1 else rows.dtype  # CuPy has no fp8
+    matrices = batch if rows.strides_bytes[0] else 1  # a matrix that the whole batch shares is copied only once
+    kind = np.dtype(np.uint8) if rows.dtype.itemsize == 1 else rows.dtype  # CuPy has no fp8 dtype
     source = replace(rows, shape=(matrices, count, columns), dtype=kind)
     pitch = align_up(columns * kind.itemsize, TMA_ALIGNMENT_BYTES)
     target = replace(source, pointer=0, strides_bytes=(count * pitch, pitch, kind.itemsize), owner=None)
@@ -86,7 +86,7 @@ def copy_kernels(infos: Iterable[ArrayInfo], field: str, gpu: Gpu) -> Iterator[t
 def layouts_up_to(a: ArrayInfo, max_m: int) -> Iterator[ArrayInfo]:
     """Yield layouts of ``a`` with up to ``max_m`` rows, one for each way in which ``a`` may be copied.
 
-    They cover aligned and misaligned rows, dense rows and rows with gaps, and a single row.
+    The layouts cover aligned and misaligned rows, dense rows, rows with gaps, and a single row.
     """
     (batch, m, k), (step, down, across), element = a.shape, a.strides_bytes, a.dtype.itemsize
     for rows in sorted({*(count for count in _ROWS if count <= max_m), max_m}):

@@ -1,4 +1,4 @@
-"""Predict the time of a dense GEMM on a GPU, in order to rank the tiles of all versions. Pure.
+"""Predict the time of a dense GEMM on a GPU, in order to rank the tiles of all versions.
 
 Most constants were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``. The constants for split rows and for
 unused columns were fitted to ``gemm_middle.json``. _UNHIDDEN_PART and the constants for block scales were fitted on
@@ -20,21 +20,22 @@ from cudatma.kernels.gpu import IN_L2_BYTES, Gpu, clusters_at_once
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import get_target
 
-#: Microseconds per launch, keyed by the schedule, and for clusters. CTAs of a cluster that share loads wait for each
-#: other, with block scales even longer [H100], and CTAs that divide K synchronize. [H200]
+#: Microseconds per launch, keyed by the schedule, and additional microseconds for clusters. CTAs of a cluster that
+#: share loads wait for each other (longer with block scales [H100]), and CTAs that divide K synchronize. [H200]
 _LAUNCH_US = {"one_tile": 0.3, "persistent": 0.5, "pingpong": 0.5}
 _CLUSTER_LAUNCH_US, _CLUSTER_LAUNCH_OF_SCALES_US, _CLUSTER_K_LAUNCH_US, _MMA_SYNC_LAUNCH_US = 0.9, 2.2, 0.5, 0.9
-#: Clocks between two stages in which a single warpgroup does not multiply, keyed by the loader, and the same number for
-#: ping-pong warpgroups.
+#: Clocks between two stages in which a single warpgroup does not multiply, keyed by the loader; and the same quantity
+#: for ping-pong warpgroups.
 _STAGE_GAPS, _PINGPONG_GAP = {"cp_async": 400, "consumers": 250, "producer_warp": 0}, 40
 #: Bytes of each operand that the tensor cores of an SM multiply per clock. [H100 white paper]
 _MAC_BYTES = 4096
-#: Fraction of _MAC_BYTES that wgmmas reach, and number of columns that is added to each wgmma in this model.
+#: Fraction of _MAC_BYTES that wgmmas reach, and number of columns that the model adds to each wgmma.
 _RATE_PART = 0.92
 _MORE_COLUMNS = 12
-#: Bytes per clock of shared memory, which wgmmas read and TMA writes.
+#: Bytes per clock of shared memory, for reads by wgmmas and writes by TMA.
 _SHARED_BYTES = 141
-#: Bytes per clock that an SM loads while it multiplies, and bytes per clock for columns of a box of B outside the tile.
+#: Bytes per clock that an SM loads while it multiplies, and bytes per clock for columns of a box of B that are outside
+#: the tile.
 _LOADED_BYTES = 330
 _UNUSED_BYTES = 40
 #: Clocks that TMA takes for 128 bytes of a row that splits L2 sectors, and for 128 bytes of any other row.
@@ -44,7 +45,8 @@ _L2_BYTES = 6600
 #: Clocks until the first stage of a tile arrives, and from the request of a later stage to its arrival.
 _FIRST_STAGE_CLOCKS = 2700
 _LATENCY_CLOCKS = 2355
-#: Clocks of a stage's block scales, loaded by threads or by TMA, and of storing a thread's sum as 16 bits.
+#: Clocks for a stage's block scales if threads load them or if TMA loads them, and clocks for storing a thread's sum as
+#: 16 bits.
 _SCALES_CLOCKS, _RING_SCALES_CLOCKS = 168, 110
 _STORE_CLOCKS = 17.5
 #: Clocks until the CTAs of a cluster have synchronized, and bytes of sums that they send per clock.
@@ -56,27 +58,27 @@ _FULL_US = 1.0
 #: Reading operands overlaps with multiplying them, but this fraction of the shorter time is not hidden.
 #: [H100, gemm.json]
 _UNHIDDEN_PART = 0.17
-#: Tiles with this number of rows read the same columns one after the other. If the operands do not fit in L2, the tiles
-#: take longer by this fraction of the time to read them.
+#: Tiles with this number of rows read the same columns one after another. If the operands do not fit in L2, the tiles
+#: take longer by this fraction of the time to read the operands.
 _DRIFT_PART = 0.23
 _DRIFTING_M = 64
-#: Clocks of an epilogue per sum of a thread.
+#: Clocks of the epilogue per sum of a thread.
 _EPILOGUE_CLOCKS = {"none": 0, "linear": 10, "relu": 10, "gelu": 52, "gelu_tanh": 38, "silu": 36}
 
 
 #: Floating-point operations per clock and warp with mma.sync [H200: 559 TFLOP/s with four warps per SM], and the
-#: fraction of the tensor cores' rate that loads and waits leave (an estimate).
+#: estimated fraction of the tensor cores' rate that remains despite loads and waits.
 _WARP_FLOPS, _BESIDE_LOADS = 535, 0.92
 #: Fraction of the tensor cores' rate that two CTAs per SM reach, and clocks per stage without MMAs. [H200]
 _TWO_CTAS, _STAGE_CLOCKS = 0.94, 60
 #: Clocks until the first stage of a tile with mma.sync arrives.
 _FIRST_MMA_SYNC_STAGE_CLOCKS = 1900
-#: Bytes per clock that an SM reads from shared memory, from L2, and from the L2 of a GeForce (estimate: 5 TB/s, 170
+#: Bytes per clock that an SM reads from shared memory, from L2, and from the L2 of a GeForce (estimate: 5 TB/s for 170
 #: SMs), and bytes per clock that it stores.
 _SMEM_BYTES, _SM_L2_BYTES, _GEFORCE_L2_BYTES, _STORED_BYTES = 128, 56, 12, 32
 
 
-#: Predicts the time of a launch from M, an int or an int64 array, and a problem, whose own M is ignored.
+#: Function that predicts the time of a launch from M (an int or an int64 array) and a problem, whose own M is ignored.
 CostModel = Callable[[Any, Problem], Cost]
 
 
@@ -88,8 +90,8 @@ def cost_model(config: Any, gpu: Gpu) -> CostModel:
 def _wgmma_cost_model(config: Any, gpu: Gpu) -> CostModel:
     """Return the cost model of a kernel with wgmma.
 
-    Tiles run in waves. The tensor cores, the load latency, or L2 bandwidth bounds each stage. Terms that depend on no
-    size are computed once, because a table calls the model for every shape.
+    Tiles run in waves. Each stage is bound by the tensor cores, the load latency or the L2 bandwidth. Terms that do not
+    depend on sizes are computed only once, because tables call the model for every shape.
     """
     is_pingpong = config.preset.schedule == "pingpong"
     cluster_k = config.cluster_k
@@ -119,7 +121,7 @@ def _wgmma_cost_model(config: Any, gpu: Gpu) -> CostModel:
         if a_is_split or b_is_split:
             a_clocks, b_clocks = (_SPLIT_ROW_CLOCKS if split else _ROW_CLOCKS for split in (a_is_split, b_is_split))
             clocks = max(clocks, (a_rows * a_clocks + b_rows * b_clocks) * k_bytes / 128)
-        if cluster_k > 1:  # L2 merges the loads of an operand whose rows all tiles read
+        if cluster_k > 1:  # L2 merges the loads of an operand if all tiles read the same rows
             rows = config.tile_m * (tiles_m > 1) + config.tile_n * (tiles_n > 1)
             ctas = np.minimum(tiles * cluster_k, gpu.sm_count)
             clocks = np.maximum(clocks, ctas * rows * k_bytes / _L2_BYTES)
@@ -156,7 +158,10 @@ def _launch_us(config: Any) -> float:
 
 
 def _multiplying_clocks(config: Any) -> float:
-    """Return the clocks of a stage that is in shared memory. The tensor cores or shared memory bound them."""
+    """Return the clocks of a stage whose operands are in shared memory.
+
+    They are bound by the tensor cores or by shared memory.
+    """
     k_bytes, wgmmas = config.element_bytes * config.tile_k, config.tile_m // WGMMA_M
     products = config.tile_m * (config.tile_n + _MORE_COLUMNS) * k_bytes / (_MAC_BYTES * _RATE_PART)
     scales = _RING_SCALES_CLOCKS if config.ring_has_scales else _SCALES_CLOCKS
@@ -171,7 +176,7 @@ def _multiplying_clocks(config: Any) -> float:
 def _mma_sync_cost_model(config: Any, gpu: Gpu) -> CostModel:
     """Return the cost model of a kernel with mma.sync.
 
-    Tiles run in waves. The tensor cores, reads of shared memory, or loads from L2 bound each stage.
+    Tiles run in waves. Each stage is bound by the tensor cores, reads of shared memory or loads from L2.
     """
     tile_m, tile_n, tile_k, element_bytes = config.tile_m, config.tile_n, config.tile_k, config.element_bytes
     consumer_warps, ctas_per_sm = config.consumer_warps, config.ctas_per_sm
@@ -188,7 +193,7 @@ def _mma_sync_cost_model(config: Any, gpu: Gpu) -> CostModel:
         rate = _BESIDE_LOADS * np.where(sharing > 1, _TWO_CTAS, 1.0) * flops / element_bytes
         stage = sharing * np.maximum(tile_m * tile_n * tile_k / rate, waiting) + _STAGE_CLOCKS
         mainloop_us = waves * ceil_div(problem.k, tile_k) * stage / gpu.sm_clock_mhz
-        # If two CTAs share an SM, one multiplies while the other one stores.
+        # If two CTAs share an SM, one multiplies while the other stores.
         around: Any = _FIRST_MMA_SYNC_STAGE_CLOCKS + np.where(sharing > 1, 1, waves) * stored
         operands = float(problem.batch * element_bytes * problem.k) * (m + problem.n)
         memory_us = np.maximum(0.0, operands / gpu.memory_bytes_per_us - mainloop_us)

@@ -49,9 +49,10 @@ def gemm(
     backend: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """Compute c = activation(alpha a_scale b_scale a b + beta c + bias), accumulated in fp32 and rounded once.
+    """Compute c = activation(alpha a_scale b_scale a b + beta c + bias) with fp32 accumulation and a single rounding.
 
-    The function has no backward pass, so it raises for tensors that require grad while torch records.
+    The function has no backward pass, so it raises an error for tensors that require grad while torch records
+    operations.
 
     Parameters
     ----------
@@ -67,7 +68,7 @@ def gemm(
     alpha, beta : float
         Scalars that multiply the product and the previous values of ``out``.
     activation : str, optional
-        ``"relu"``, ``"gelu"`` (by erf), ``"gelu_tanh"`` or ``"silu"``.
+        ``"relu"``, ``"gelu"`` (computed with erf), ``"gelu_tanh"`` or ``"silu"``.
     out_dtype : dtype, optional
         One of float16, bfloat16 and float32. Default: the dtype of ``out`` if it is given, otherwise the dtype of a, or
         bfloat16 for fp8.
@@ -135,7 +136,7 @@ class Gemm(Operation[Problem, GemmConfig]):
     def resized(
         self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], size_options: tuple[int, ...]
     ) -> tuple[Problem, tuple[int, ...], None] | None:
-        """Return the problem with another M if it multiplies two matrices without block scales, otherwise None."""
+        """Return the problem with another M if it is a product of two matrices without block scales, otherwise None."""
         a, b, a_scale, _, _, out = shapes
         if problem.batch > 1 or len(b) > 2 or problem.block_scales:
             return None
@@ -143,13 +144,13 @@ class Gemm(Operation[Problem, GemmConfig]):
         if m > MAX_EXTENT or (out is not None and out[:-1] != a[:-1]):
             return None
         if problem.layout[0] == "C" and m * element_bytes(problem.dtype) > problem.operands.a.pitch_bytes:
-            return None  # the columns of a overlap, or there is only one
+            return None  # the columns of a overlap, or a has only one column
         if a_scale and a_scale[0] not in (1, m):
             return None
         return problem.with_m(m), (*a[:-1], problem.n), None
 
     def alignment_masks(self, problem: Problem) -> tuple[int, ...]:
-        """Return 15 for arrays that TMA may access. Threads access the other arrays by elements."""
+        """Return 15 for arrays that TMA may access. Threads access the other arrays element by element."""
         bias = NUMPY[problem.result_dtype].itemsize - 1
         return 15, 15, 15 if problem.block_scales else 3, 3, bias, 15
 
@@ -196,7 +197,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         """Return problems for values of M up to ``max_m`` that resized() supports and that differ in more than M."""
         problem, operands = checked.problem, checked.problem.operands
         if not (operands.a.is_aligned and operands.b.is_aligned):
-            return ()  # the launch reads copies of the operands, which have another plan
+            return ()  # the launch reads copies of the operands and therefore has another plan
         if problem.batch > 1 or problem.block_scales:
             return (problem,)
         return map(problem.with_m, choice_table(GEMM, problem, gpu, max_m).ms_up_to(max_m))
@@ -210,7 +211,7 @@ class Gemm(Operation[Problem, GemmConfig]):
     def sizes_for(
         self, problem: Problem, config: GemmConfig, gpu: Gpu, resident: tuple[int, ...]
     ) -> Callable[[Problem], tuple[Sizes, ...]]:
-        """Return a function from a problem to the sizes of its launch."""
+        """Return a function that maps a problem to the sizes of its launch."""
         sizes = sizes_for(problem, config, gpu)
         return lambda problem: (sizes(problem),)
 
@@ -221,7 +222,7 @@ class Gemm(Operation[Problem, GemmConfig]):
         unit = np.ones((1, 1), np.float32)
         scales = (host.get(name, unit) for name in ("a_scale", "b_scale"))
         a_scale, b_scale = (scale.reshape(1, 1) if scale.size == 1 else scale for scale in scales)
-        with np.errstate(all="ignore"):  # infinities and NaNs are results, as on the GPU
+        with np.errstate(all="ignore"):  # infinities and NaNs are valid results, as on the GPU
             if problem.block_scales:
                 a = a * np.repeat(a_scale, SCALE_BLOCK, -1)[..., : problem.k]
                 b_scale = np.repeat(b_scale, SCALE_BLOCK, -1)[..., : problem.n]
@@ -263,10 +264,10 @@ def gemm_explain(
     a, b, out, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, version : arguments
         As for ``gemm``.
     backend, stream : optional
-        Accepted as in ``gemm``, but ignored.
+        Accepted as for ``gemm``, but ignored.
     target : str or Target, optional
         Target of an imagined GPU, such as ``"sm_120a"``. Default: the GPU of the arrays. For host arrays, the default
-        is a known GPU of ``$CUDATMA_TARGET``, or an H200.
+        is a known GPU with the target ``$CUDATMA_TARGET``, or an H200.
 
     Returns
     -------
@@ -294,7 +295,7 @@ def gemm_explain(
     problem = _with_elements(checked)
     gpu = explained_gpu(left.device, target)
     with naming(selected_by):
-        explanation = explained(GEMM, problem, gpu, cut=lambda config: config.divide_tiles(problem, gpu.sm_count))
+        explanation = explained(GEMM, problem, gpu)
     why = explanation.decision.why + (f" by {selected_by}" if name else "")
     why += f"; {reasons}" if (reasons := copied(a=left, b=right)) else ""
     return replace(explanation, decision=replace(explanation.decision, why=why))
@@ -312,7 +313,7 @@ def _activated(x: Any, name: str) -> Any:
         return np.where(x < 0, np.float32(0), x)
     if name == "gelu":
         scaled = np.float32(0.5) * x * (1 + np.vectorize(math.erf, otypes=[np.float32])(x * np.float32(math.sqrt(0.5))))
-        return np.where(np.isneginf(x), np.float32(0), scaled)  # the kernels also return this limit
+        return np.where(np.isneginf(x), np.float32(0), scaled)  # the kernels return the same limit
     if name == "gelu_tanh":
         return (
             np.float32(0.5) * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)))

@@ -1,4 +1,4 @@
-"""Layouts of batches of matrices, which are row-major or column-major, and whether the kernels can read them."""
+"""Layouts of batches of row-major or column-major matrices, and whether the kernels can read them."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def batched(info: ArrayInfo, batch: int) -> ArrayInfo:
 
 
 def letter_of(info: ArrayInfo, field: str) -> str:
-    """Return C for a column-major operand (.., rows, columns), and R for any other.
+    """Return C for a column-major operand (.., rows, columns), and R for any other operand.
 
-    For fp8, return the layouts that its products require: R for a, C for b. ``field``: name of the operand.
+    For fp8, return the layout that the MMAs require: R for a, C for b. ``field``: name of the operand.
     """
     (rows, columns), (down, across), element = info.shape[-2:], info.strides_bytes[-2:], info.dtype.itemsize
     if element == 1:
@@ -60,7 +60,7 @@ def letter_of(info: ArrayInfo, field: str) -> str:
 
 
 def as_rows(info: ArrayInfo, letter: str) -> ArrayInfo:
-    """Return the matrices with contiguous rows, which are transposed if they are column-major."""
+    """Return the matrices with contiguous rows. Column-major matrices are transposed."""
     if letter == "R":
         return info
     (batch, rows, columns), (step, down, across) = info.shape, info.strides_bytes
@@ -68,7 +68,7 @@ def as_rows(info: ArrayInfo, letter: str) -> ArrayInfo:
 
 
 def why_copied(info: ArrayInfo, letter: str) -> str:
-    """Return why the kernels cannot read an operand of this layout, in words; empty if they can."""
+    """Return why the kernels cannot read an operand with this layout, in words, or "" if they can."""
     rows = as_rows(info, letter)
     (batch, count, columns), (step, pitch, across), element = rows.shape, rows.strides_bytes, rows.dtype.itemsize
     if columns > 1 and across != element:
@@ -90,7 +90,7 @@ def result_rows(info: ArrayInfo) -> ArrayInfo:
     element = info.dtype.itemsize
     if not info.size_elems:
         return info
-    strides = info.strides_bytes[info.shape[0] == 1 :]  # as the caller passed them for one matrix
+    strides = info.strides_bytes[info.shape[0] == 1 :]  # the caller passed one matrix without the batch axis
     check_pointer(info, "out")
     if info.shape[2] > 1 and info.strides_bytes[2] != element:
         raise ArgumentError("out.strides", strides, "contiguous rows", "copy it")
@@ -106,13 +106,13 @@ def result_rows(info: ArrayInfo) -> ArrayInfo:
 
 
 def folded(info: ArrayInfo) -> ArrayInfo:
-    """Return the batch as one matrix with all rows. The matrices must follow each other without gaps."""
+    """Return the batch as one matrix with all rows. There must be no gaps between the matrices."""
     batch, rows, columns = info.shape
     return replace(info, shape=(1, batch * rows, columns), strides_bytes=(0, *info.strides_bytes[1:]))
 
 
 def follows(info: ArrayInfo) -> bool:
-    """Return whether the matrices of a batch follow each other without gaps."""
+    """Return whether there are no gaps between the matrices of a batch."""
     return info.strides_bytes[0] == info.shape[1] * info.strides_bytes[1]
 
 

@@ -40,7 +40,7 @@ LAYOUTS = ("RC", "RR", "CR", "CC")
 OPERAND_TYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 RESULT_TYPES = (*ACTIVATION_TYPES, "float32")
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
-#: Epilogues: none; "linear" for alpha, beta, bias and scales; or "linear" followed by an activation.
+#: Epilogues: "" for none, "linear" for alpha, beta, bias and scales, or "linear" followed by an activation.
 EPILOGUES = ("none", "linear", *ACTIVATIONS)
 #: Number of elements of K, and of N, that share a block scale.
 SCALE_BLOCK = 128
@@ -55,23 +55,23 @@ MEMBERS = WORK_MEMBERS | {
     member.name: member
     for member in (
         Member("output_by_tma", "u32", "1: TMA can write the result"),
-        Member("alternates", "u32", "1: every other tile of a CTA goes through K backwards"),
+        Member("alternates", "u32", "1: every other tile of a CTA traverses K backwards"),
         Member("matrix_tiles_m", "u32", "tiles along M of one matrix of the batch"),
-        Member("alpha", "float", "factor of the products"),
-        Member("beta", "float", "factor of what the result held before"),
+        Member("alpha", "float", "alpha, which multiplies the product"),
+        Member("beta", "float", "beta, which multiplies the previous values of the result"),
         Member("by_matrix_tiles_m", "Divisor", "divides by matrix_tiles_m"),
         Member("output_batch", "u64", "elements from one matrix of the result to the next"),
-        Member("a_box_rows", "u32", "rows of a box of A"),
+        Member("a_box_rows", "u32", "rows per box of A"),
         Member("stage_bytes", "u32", "bytes that the boxes of a stage deliver"),
-        Member("a_pitch", "u64", "elements from one row of A to the next, or from one column"),
-        Member("b_pitch", "u64", "elements from one row of B to the next, or from one column"),
+        Member("a_pitch", "u64", "elements from one row (or column) of A to the next"),
+        Member("b_pitch", "u64", "elements from one row (or column) of B to the next"),
         Member("a_batch", "u64", "elements from one matrix of A to the next"),
         Member("b_batch", "u64", "elements from one matrix of B to the next"),
-        Member("a_scale_row", "u64", "elements from one row's scale to the next; 0: one for all"),
+        Member("a_scale_row", "u64", "elements from the scale of one row to the next; 0: one scale for all rows"),
         Member(
             "b_scale_column",
             "u64",
-            "elements from the scale of one column, or block of them, to the next; 0: one for all",
+            "elements from the scale of one column (or block of columns) to the next; 0: one scale for all",
         ),
         Member("a_scale_k", "u64", "elements from the scale of one block of K to the next"),
         Member("b_scale_k", "u64", "the same for B"),
@@ -98,7 +98,7 @@ def default_result(dtype: str) -> str:
 def check_kind(fields: Any) -> None:
     """Check the PROBLEM_FIELDS of a frozen dataclass, and set ``out_dtype`` to "" if it is the default.
 
-    Raises ArgumentError, ArgumentTypeError.
+    Raises ArgumentError or ArgumentTypeError.
     """
     if not isinstance(fields.dtype, str) or fields.dtype not in OPERAND_TYPES:
         raise ArgumentTypeError("dtype", fields.dtype, ", ".join(OPERAND_TYPES))
@@ -119,7 +119,7 @@ def check_kind(fields: Any) -> None:
 
 
 class Operands(NamedTuple):
-    """Properties of a call's arrays that a launch depends on, except sizes and addresses.
+    """Properties of a call's arrays on which a launch depends, except for sizes and addresses.
 
     a, b, out: layouts. scale_strides: number of elements from one scale to the next, by the names of the struct's
     members. scale_rows: layout of A's block scales if TMA reads them. alpha, beta: scalars of the epilogue.
@@ -134,19 +134,19 @@ class Operands(NamedTuple):
     beta: float = 0.0
 
 
-#: Operands of a problem that is not launched.
+#: Operands of problems that are not launched.
 NO_OPERANDS = Operands()
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for resized_copy()
 class Problem:
-    """A batch of ``batch`` products c (m, n) = a (m, k) b (k, n).
+    """``batch`` matrix products c (m, n) = a (m, k) b (k, n).
 
     dtype: one of OPERAND_TYPES. layout: one of LAYOUTS. version: version of the kernel, or "" for any. out_dtype: one
     of RESULT_TYPES, or "" for default_result(). epilogue: one of EPILOGUES. block_scales: whether each 1 x 128 block of
     a and each 128 x 128 block of b has a scale. scales_by_tma: whether TMA can read the scales of a. batch_invariant:
-    whether the bits of a row must be independent of m. operands: further properties that a launch depends on, but the
-    choice of a configuration does not. Raises ArgumentError, ArgumentTypeError.
+    whether the bits of a row must be independent of m. operands: further properties on which a launch depends, but not
+    the choice of a configuration. Raises ArgumentError or ArgumentTypeError.
     """
 
     m: int
@@ -184,7 +184,7 @@ class Problem:
     def split_rows(self) -> tuple[bool, bool]:
         """Whether every other row of a, and of b, begins in the middle of a 32-byte L2 sector.
 
-        TMA reads such rows at half the speed. Rows are assumed to be packed. The value for a column-major a is False,
+        TMA reads such rows at half the speed. Rows are assumed to be packed. The value is False for a column-major a,
         because its sectors depend on m.
         """
         vector = TMA_ALIGNMENT_BYTES // element_bytes(self.dtype)
@@ -193,12 +193,12 @@ class Problem:
 
     @property
     def fixed(self) -> tuple[Any, ...]:
-        """Fields other than m that the choice depends on."""
+        """Fields other than m on which the choice depends."""
         return _FIXED(self)
 
     @property
     def constraint(self) -> str:
-        """Reason in words why only some configurations may serve, or "" if all may."""
+        """Why only some configurations may be used, in words, or "" if all may be used."""
         return f"version {self.version} is selected" if self.version else ""
 
     @property
@@ -218,7 +218,10 @@ class Problem:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Problem:
-        """Return the problem of a tuning entry. Raises KeyError, ArgumentError, ArgumentTypeError."""
+        """Return the problem of a tuning entry.
+
+        Raises KeyError, ArgumentError or ArgumentTypeError for an invalid one.
+        """
         known = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
         return cls(**{name: raw[name] for name in ("m", "n", "k", "dtype", "layout")} | known)
 
@@ -233,7 +236,7 @@ class GemmOptions(NamedTuple):
     """Options of gemm(), which are part of a call's key.
 
     a_scale, b_scale: scales that are numbers. kinds: types of the numbers and of the flag. They distinguish 1, which
-    may be valid, from the equal value True.
+    may be valid, from True, which compares equal.
     """
 
     alpha: Any
@@ -272,11 +275,11 @@ def call_of(
 
 
 def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Checked[Problem]:
-    """Validate the arguments of gemm(), as call_of() returns them. Raises ArgumentError, ArgumentTypeError.
+    """Validate the arguments of gemm(), as call_of() returns them. Raises ArgumentError or ArgumentTypeError.
 
     The result's arrays are a (batch, M, K), b (batch, K, N), the two scales, and bias. A matrix that the whole batch
     shares has stride 0. If possible, a batch that shares b is merged into one matrix with all rows of a, so that fewer
-    tiles are partly empty. The problem is None if the result has no elements.
+    tiles are partially filled. The problem is None if the result has no elements.
     """
     a, b, *scales, bias = inputs
     activation, factors = options.activation, (options.a_scale, options.b_scale)
@@ -296,13 +299,15 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
     factor = math.prod([real_number(value, field) for value, field in factor_fields if value is not None])
     has_block_scales = _are_of_blocks((a_scale, b_scale), factors, (m, n, k), batch)
     if has_block_scales and not is_fp8(left.dtype.name):
-        raise ArgumentError("a_scale.shape", "block scales", f"scales of one or of rows for {left.dtype.name}")
+        raise ArgumentError(
+            "a_scale.shape", "block scales", f"one scale, or one per row or column, for {left.dtype.name}"
+        )
     scale_strides = _scale_strides(a_scale, b_scale)
     if has_block_scales and (m - 1) * scale_strides["a_scale_row"] >= 1 << 32:  # The kernels' offsets have 32 bits.
         raise ArgumentError("a_scale.strides", a_scale and a_scale.strides_bytes, "rows within 16 GiB", "copy it")
     dtype = _result_type(options.out_dtype, result, left)
     bias = None if bias is None else describe(bias, "bias")
-    # Adding 0.0 converts -0.0 to 0.0, because equal options must have the same meaning.
+    # Adding 0.0 converts -0.0 to 0.0. This is necessary because equal options must have the same meaning.
     alpha = real_number(options.alpha, "alpha") * factor + 0.0
     beta = real_number(options.beta, "beta") + 0.0
     if bias is not None:
@@ -316,7 +321,7 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
         check_out(result, NUMPY[dtype], dtype, shape, given, "gemm")
         result = result_rows(result if batches else batched(result, 1))
     elif beta:
-        raise ArgumentError("out", None, "an array, which beta multiplies", "give out, or beta=0")
+        raise ArgumentError("out", None, "an array, because beta multiplies it", "pass out, or use beta=0")
 
     a_scale_is_one = a_scale is None or a_scale.size_elems == 1
     b_scale_is_shared = b_scale is None or b_scale.size_elems == 1 or len(b_scale.shape) < 3
@@ -362,17 +367,17 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Check
 
 
 def product_batch(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
-    """Return the batch of a product of these shapes: (batch,), or () for two matrices.
+    """Return the batch shape of a product of arrays with these shapes: (batch,), or () for two matrices.
 
     Raises ArgumentError unless the shapes match each other.
     """
     if b[-2] != a[-1]:
-        remedy = "its transposed view would fit: b.T, or b.mT of a batch" if b[-1] == a[-1] else ""
+        remedy = "its transposed view would match: b.T, or b.mT for a batch" if b[-1] == a[-1] else ""
         raise ArgumentError("b.shape", tuple(b), f"(.., {a[-1]}, N), for a of {tuple(a)}", remedy)
     batches = [shape[0] for shape in (a, b) if len(shape) == 3]
     several = [batch for batch in batches if batch != 1]
     if len(several) == 2 and several[0] != several[1]:
-        raise ArgumentError("b.shape", tuple(b), f"a batch of {a[0]}, as a, or of one matrix")
+        raise ArgumentError("b.shape", tuple(b), f"a batch of {a[0]} like a, or a single matrix")
     return tuple(several[:1] or batches[:1])
 
 
@@ -407,7 +412,7 @@ def _result_type(out_dtype: Any, out: ArrayInfo | None, left: ArrayInfo) -> str:
 
 def _check_bias(info: ArrayInfo, dtype: str, n: int) -> None:
     if info.dtype != NUMPY[dtype]:
-        raise ArgumentTypeError("bias.dtype", str(info.dtype), f"{dtype}, as the result")
+        raise ArgumentTypeError("bias.dtype", str(info.dtype), f"{dtype}, the dtype of the result")
     if info.shape != (n,):
         raise ArgumentError("bias.shape", info.shape, f"({n},)")
     if not info.is_contiguous:
@@ -430,9 +435,11 @@ def _scale(value: Any, field: str) -> ArrayInfo | None:
 def _are_of_blocks(
     scales: Sequence[ArrayInfo | None], factors: Sequence[Any], sizes: tuple[int, int, int], batch: int
 ) -> bool:
-    """Return whether the scales are block scales. Otherwise, each is a single scale, or has one per row or column.
+    """Return whether the scales are block scales.
 
-    Raises ArgumentError for a scale of another shape, or if only one of the two is a block scale.
+    Otherwise, each argument is a single scale or has one scale per row or column.
+
+    Raises ArgumentError for a scale of another shape, or if only one of the two arguments has block scales.
     """
     m, n, k = sizes
     blocks = ceil_div(k, SCALE_BLOCK), ceil_div(n, SCALE_BLOCK)
@@ -446,10 +453,12 @@ def _are_of_blocks(
     # Report a scale whose shape is never allowed before one that does not match the other scale.
     for is_plain, (field, info, factor, vectors, shape) in sorted(zip(plain, cases, strict=True), key=itemgetter(0)):
         if info is None:
-            raise ArgumentError(field, factor, f"an array of {shape}, because the other scale is of blocks")
+            raise ArgumentError(
+                field, factor, f"an array of shape {shape}, because the other argument has block scales"
+            )
         if info.shape not in (shape, (batch, *shape)) and not info.size_elems == math.prod(shape) == 1:
-            any_shape = f"one element, {vectors[0]}, or {shape} if both scales are of blocks"
-            allowed = f"{shape}, because the other scale is of blocks" if is_plain else any_shape
+            any_shape = f"one element, {vectors[0]}, or {shape} if both arguments have block scales"
+            allowed = f"{shape}, because the other argument has block scales" if is_plain else any_shape
             raise ArgumentError(f"{field}.shape", info.shape, allowed)
     return True
 
@@ -462,7 +471,7 @@ def _scale_strides(a_scale: ArrayInfo | None, b_scale: ArrayInfo | None) -> dict
     steps: list[int] = []
     for info in (a_scale, b_scale):
         axes = [(1, 0)] * 3 if info is None else [(1, 0)] * 3 + list(zip(info.shape, info.strides_bytes, strict=True))
-        if len(axes) == 4 and not steps:  # one scale for each row of a
+        if len(axes) == 4 and not steps:  # one scale per row of a
             axes.append((1, 0))
         steps += [stride // 4 if extent > 1 else 0 for extent, stride in axes[-3:]]
     return dict(zip(_SCALE_STRIDES, steps, strict=True))

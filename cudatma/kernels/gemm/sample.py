@@ -44,7 +44,7 @@ def sample(
     """Return a launch of y = a b on a GPU with ``sm_count`` SMs.
 
     m, n and k must be multiples of 8. Each CTA computes several tiles. Raises ArgumentError, ArgumentTypeError,
-    TargetError, CompileError, and DriverError without NVRTC.
+    TargetError, CompileError, or DriverError if NVRTC is missing.
     """
     if dtype not in LIMITS:
         raise ArgumentError("dtype", dtype, ", ".join(LIMITS), 'for fp8 call gemm(.., backend="emulator")')
@@ -88,7 +88,7 @@ def checked_call(a: Any, b: Any, out: Any = None, **options: Any) -> Checked[Pro
 
 
 class GemmTrial:
-    """Trial of gemm (kernels/sample.py). Raises DriverError without CuPy or a GPU."""
+    """Trial of gemm (kernels/sample.py). Raises DriverError if there is no CuPy or no GPU."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -103,7 +103,7 @@ class GemmTrial:
         return len(self._b)
 
     def prepare(self, problem: Problem) -> None:
-        """Create a random a, and a random b unless the previous problem's b fits."""
+        """Create a random a, and create a random b unless the previous problem's b can be reused."""
         import cupy
 
         m, n, k = problem.m, problem.n, problem.k

@@ -1,1 +1,1 @@
-"""Marlin GEMM: W4A16 with weights that TMA streams. SM90 and SM120."""
+"""Marlin GEMM: W4A16 matrix multiplication with weights streamed by TMA, for SM90 and SM120."""

@@ -25,7 +25,7 @@ from cudatma.layout import Swizzle
 from cudatma.quantization.layout_v1 import group_count, part_shapes
 from cudatma.target import Target
 
-#: Names of the arrays, keyed by parameter.
+#: Maps each parameter to the name of its array.
 _ARRAYS = {
     "weight": "qweight",
     "scales": "scales",
@@ -78,7 +78,7 @@ def sizes_for(
     with the same number of tiles differ only in one word of the struct and in the tensor map.
     """
     if config.scale_form not in ("none", problem.scale_form):
-        why = "the range of these scales decides (quantization/scale_range.py)"
+        why = "the range of the scales determines the form (quantization/scale_range.py)"
         raise ArgumentError("scale_form", config.scale_form, f"{problem.scale_form!r} or 'none' for this weight", why)
     k, n, pitch = problem.layer.k, problem.layer.n, x_pitch_bytes(problem)
     programmatic = problem.programmatic or problem.copies_x
@@ -138,18 +138,19 @@ def _source_pitch_bytes(problem: Problem) -> int:
 
 
 def dependent_smem_bytes(config: MarlinConfig, target: Target) -> int:
-    """Return the bytes of dynamic shared memory per CTA in a dependent launch.
+    """Return the number of bytes of dynamic shared memory per CTA in a dependent launch.
 
     The size is increased if more than ``ctas_per_sm`` CTAs, including those of the previous launch, would fit on an SM.
     The GPU places the CTAs of a dependent launch on any SM with enough room. While CTAs of the previous launch still
-    occupy some SMs, the other SMs would get too many CTAs. Such a launch took 43 us instead of 30 (docs/lab/marlin.md).
+    occupy some SMs, the other SMs would get too many CTAs. Such a launch took 43 us instead of 30 us
+    (docs/lab/marlin.md).
     """
     too_much = target.smem_share_bytes(config.ctas_per_sm + 1) + 1
     return max(config.smem_bytes, min(target.smem_share_bytes(config.ctas_per_sm), too_much))
 
 
 def _weights(layer: LinearShape, config: MarlinConfig) -> Map:
-    """Return the tensor map of the weights. A box is a whole tile, or a block of 64 columns."""
+    """Return the tensor map of the weights. A box contains a whole tile or a block of 64 columns."""
     if config.loads_weight_tiles:
         return _weight_tiles(layer, config, config.tile_n // 64)
     rows = part_shapes(layer.k, layer.n, layer.group_size)["qweight"][0]
@@ -170,7 +171,7 @@ def _table(layer: LinearShape, config: MarlinConfig, name: str) -> Map:
 
 
 def _activations(problem: Problem, config: MarlinConfig) -> Map:
-    """Return the tensor map of the activations. Each CTA of a cluster loads some of the rows for all of its CTAs.
+    """Return the tensor map of the activations. Each CTA of a cluster loads some of the rows for the whole cluster.
 
     If a box has several blocks, the map divides K into blocks of 64. Raises DescriptorError if K is then not a multiple
     of 64.

@@ -1,4 +1,4 @@
-"""The configurations of marlin_gemm's kernels that are worth ranking, and their predicted times.
+"""The configurations of marlin_gemm's kernels that are worth ranking, with their predicted times.
 
 Tiles and limits come from the measurements in docs/lab/marlin.md.
 """
@@ -38,23 +38,23 @@ MAX_STAGES = 12
 
 # ---- Skinny: one configuration for each division of N and K among CTAs -----------------------------------------------
 
-#: The largest M for each number of rows of a box. For larger M, mma.sync bounds the time instead of loads of the
-#: weight.
+#: The largest M for each number of rows per box. For larger M, the time is bound by mma.sync and not by the loads of
+#: the weight.
 _SIZES = (1, 2, 4, 8, 16, 32)
 _MAX_N_TILES = 8
-#: Bytes of outstanding weight loads of a CTA. More would delay the first stage and gain nothing.
+#: Maximum number of bytes of outstanding weight loads per CTA. More loads would delay the first stage without any gain.
 _RING_WEIGHT_BYTES = 64 * KIB
 _TILE_KS = (1024, 512, 256, 128)
-#: Maximum bytes of weights (for a tile_k of more than _SHORT_K) and of activations in one stage: when the last loads
-#: have arrived, the warps still have one stage to compute.
+#: Maximum numbers of bytes of weights (for a tile_k above _SHORT_K) and of activations per stage. They are limited
+#: because the warps must still compute a whole stage after the last loads have arrived.
 _STAGE_WEIGHT_BYTES, _STAGE_ACTIVATION_BYTES, _SHORT_K = 28 * KIB, 32 * KIB, 256
-#: A CTA of a cluster takes at least two stages of its part of K, unless tile_k is at most this.
+#: A CTA of a cluster computes at least two stages of its part of K, unless tile_k is at most this number.
 _SHORT_PART_K = 512
-#: Maximum number of consumer warps of a CTA, and with slice_k 8.
+#: Maximum number of consumer warps per CTA, and the maximum with slice_k = 8.
 _MAX_WARPS, _MAX_SLICED_WARPS = 12, 8
-#: Two CTAs on an SM with slice_k > 1 have too few registers from this tile_m and group_size on, because they keep sums
-#: of a group and of all K: ptxas spills 250 to 440 bytes of a thread, and (3584, 37888) took 76 us instead
-#: of 28. [H200]
+#: From this tile_m and group_size upwards, two CTAs per SM with slice_k > 1 have too few registers, because they keep
+#: the sums of a group and the sums of all K. ptxas spills 250 to 440 bytes per thread, and (3584, 37888) took 76 us
+#: instead of 28 us. [H200]
 _UNSLICED_M, _UNSLICED_GROUP = 32, 64
 _SMEM_FOR_TWO_BYTES = 192 * KIB
 
@@ -62,7 +62,7 @@ _SMEM_FOR_TWO_BYTES = 192 * KIB
 def skinny_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
     """Return this kernel's configurations with their predicted times.
 
-    Each size has the best division of a stage for each number of CTAs that may divide K.
+    For each number of CTAs that may divide K, the result contains the best division of a stage for each size.
     """
     target, layer = get_target(gpu.target), problem.layer
     if ms.min() > _SIZES[-1] or not target.has("mma_sync") or not target.has("tma"):
@@ -78,7 +78,7 @@ def skinny_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Mar
 
 
 def ring_stages(k: int, n_tiles: int, tile_k: int) -> int:
-    """Return the number of stages that a ring can use for a K of ``k``; shared memory may hold fewer."""
+    """Return the number of stages that a ring can use for a K of ``k``. Shared memory may have room for fewer."""
     stages = max(MIN_STAGES, ceil_div(_RING_WEIGHT_BYTES, N_TILE * n_tiles * tile_k // 2))
     # Loading all of K at once would delay the first stage, too.
     iterations = ceil_div(k, tile_k)
@@ -88,13 +88,14 @@ def ring_stages(k: int, n_tiles: int, tile_k: int) -> int:
 def has_deep_box(layer: LinearShape, tile_m: int, n_tiles: int) -> bool:
     """Return whether one box should load a stage's activations.
 
-    A tile_m below 8 needs it. With a tile_m of 8 and several N tiles, a box for each 64 of K is up to 2 % faster.
+    A tile_m below 8 requires it. With a tile_m of 8 and several N tiles, one box per 64 elements of K is up to 2 %
+    faster.
     """
     return layer.k % 64 == 0 and (n_tiles == 1 or tile_m != MMA_COLUMNS)
 
 
 def tile_rows(layer: LinearShape, m: int, tile_k: int) -> int:
-    """Return tile_m: the minimum number of rows of a box, which saves shared memory and its bandwidth."""
+    """Return tile_m, the minimum number of rows per box. Fewer rows save shared memory and its bandwidth."""
     if m > MMA_COLUMNS // 2 or layer.k % 64:
         return 8 if m <= 8 else 16 if m <= 16 else 32
     return max(min_tile_m(tile_k), 1 << (m - 1).bit_length())
@@ -109,23 +110,23 @@ class _Division(NamedTuple):
 
 
 def _divisions(n: int, target: Target, sm_count: int) -> Iterator[_Division]:
-    """Yield a division for each number of CTAs that may divide K, with the fewest N tiles that need no more waves."""
+    """For each number of CTAs that may divide K, yield the division with the fewest N tiles that adds no wave."""
     n_tiles = ceil_div(n, N_TILE)
     waves = ceil_div(n_tiles, sm_count * _MAX_N_TILES)
-    # A second CTA on the SM works during the change of waves, where shared memory holds its ring.
+    # A second CTA on the SM, if its ring fits in shared memory, works while one wave follows another.
     ctas_per_sm = 2 if waves > 1 and target.smem_per_sm_bytes >= _SMEM_FOR_TWO_BYTES else 1
     yield _Division(ceil_div(n_tiles, sm_count * waves), ctas_per_sm=ctas_per_sm)
     for cluster_k in CLUSTER_K[1:] if target.has("cluster") else ():
-        # All clusters run at once: a second wave takes twice as long.
+        # All clusters must run at the same time, because a second wave would double the time.
         at_once = clusters_at_once(cluster_k, sm_count)
         if at_once and (each := ceil_div(n_tiles, at_once)) <= _MAX_N_TILES:
             yield _Division(each, cluster_k)
 
 
 def _slices(layer: LinearShape, division: _Division) -> Iterator[tuple[int, int]]:
-    """Yield (tile_k, slice_k), the best first: enough warps to hide latencies, and the longest stages.
+    """Yield (tile_k, slice_k), best first. The best have enough warps to hide latencies, and the longest stages.
 
-    A CTA of a cluster has fewer warps, because CTAs add up their sums as well.
+    A CTA of a cluster has fewer warps, because the CTAs also add up their sums.
     """
     n_tiles, cluster_k = division.n_tiles, division.cluster_k
     own_k = ceil_div(layer.k, cluster_k)
@@ -145,7 +146,7 @@ def _slices(layer: LinearShape, division: _Division) -> Iterator[tuple[int, int]
 def _skinny_config(
     division: _Division, slices: list[tuple[int, int]], layer: LinearShape, m: int, target: Target
 ) -> MarlinConfig | None:
-    """Return the config of the first slices whose ring has enough stages, or None if shared memory holds none."""
+    """Return the config for the first slices whose ring has enough stages, or None if no such ring fits."""
     smem_bytes, own_k = target.smem_share_bytes(division.ctas_per_sm), ceil_div(layer.k, division.cluster_k)
     rows = tile_rows(layer, m, _TILE_KS[0])
     unsliced = division.ctas_per_sm > 1 and rows >= _UNSLICED_M and layer.group_size >= _UNSLICED_GROUP
@@ -180,16 +181,16 @@ def _layer_config(layer: LinearShape, **fields: Any) -> MarlinConfig:
 
 #: Minimum M. Below it, the skinny GEMM is faster: at M = 8 in 18 of 19 layers, by 1 to 10 %. [H200]
 _MIN_M = 9
-#: Values of tile_m. Steps are fine for small M, so that few rows of the last tile are empty.
+#: Values of tile_m. The steps are small for small M, so that few rows of the last tile are empty.
 _WGMMA_SIZES = (*range(16, 65, 8), *range(80, 257, 16))
-#: Tiles with fewer rows serve problems that one of them covers.
+#: Tiles with fewer rows serve only problems that a single tile covers.
 _MIN_OF_SEVERAL = 48
 #: Largest tile_m with the pipeline for small M.
 _SMALL_M = 64
-#: tile_m in dumps, in addition to the largest one: its last 8 rows are stored without another 8.
+#: Value of tile_m in dumps, in addition to the largest one. It covers the case that the last 8 rows are stored alone.
 _DUMPED_M = 40
-#: Accumulators of a thread from which ptxas spills unless setmaxnreg provides registers: with 64 columns of a
-#: warpgroup; with 128, whose weights take registers too.
+#: Numbers of accumulators per thread from which ptxas spills registers unless setmaxnreg provides more. The first is
+#: for 64 columns per warpgroup, the second for 128 columns, whose weights need more registers.
 _PLAIN_ACCUMULATORS, _STACKED_ACCUMULATORS, _REGISTERS = 96, 88, 232
 
 
@@ -197,9 +198,10 @@ _PLAIN_ACCUMULATORS, _STACKED_ACCUMULATORS, _REGISTERS = 96, 88, 232
 class WgmmaTile:
     """Fields of a config for any tile_m from ``min_m`` to ``max_m``.
 
-    n, k: tile_n and tile_k. stages: maximum, fewer if shared memory does not hold them. small_m, large_m:
-    (mmas_per_commit, commits_in_flight) up to _SMALL_M rows, and for more; small_m None means the same. shared,
-    shared_divided: values of tile_m that menus prefer (``Family.is_shared``), with cluster_k 1 and 2.
+    n, k: tile_n and tile_k. stages: maximum number of stages; fewer are used if they do not fit in shared memory.
+    small_m, large_m: (mmas_per_commit, commits_in_flight) for up to _SMALL_M rows and for more rows. If small_m is
+    None, large_m is used for both. shared, shared_divided: values of tile_m that menus prefer (``Family.is_shared``),
+    with cluster_k 1 and 2.
     """
 
     n: int
@@ -231,7 +233,7 @@ class WgmmaTile:
         """Return the tile's config with its maximum number of stages."""
         pipeline = self.small_m if self.small_m and tile_m <= _SMALL_M else self.large_m
         is_wide = self.n == 128 * self.warpgroups
-        several = self.warpgroups > 1 or self.pingpong  # one warpgroup has enough registers without it
+        several = self.warpgroups > 1 or self.pingpong  # a single warpgroup has enough registers without setmaxnreg
         spills = (tile_m if is_wide else tile_m // 2) > (_STACKED_ACCUMULATORS if is_wide else _PLAIN_ACCUMULATORS)
         return _layer_config(
             layer,
@@ -252,10 +254,11 @@ class WgmmaTile:
 
 
 _DIVIDED_64 = (16, 24, 32, 40, 48, 56, 64)
-#: The warpgroups of the first tile divide K. One warpgroup's 64 columns pay off with a large tile_m, because it
-#: dequantizes once. 192 columns serve layers that 128 or 256 columns cut into slightly more than a wave; ptxas spills
-#: there with a tile_m of more than 128. For small M, MMAs are short, and fewer commit groups are 1 to 4 % faster. The
-#: last one is for M of several tiles: one warpgroup stores while the other multiplies. [H200]
+#: Tiles of the wgmma kernel. The warpgroups of the first tile divide K. A single warpgroup with 64 columns pays off
+#: with a large tile_m, because each weight is dequantized only once. 192 columns are for layers that 128 or 256 columns
+#: divide into slightly more than one wave; with 192 columns and a tile_m above 128, ptxas spills. For small M, MMAs are
+#: short, and fewer commit groups are 1 to 4 % faster. The last tile is for an M of several tiles: one warpgroup stores
+#: while the other multiplies. [H200]
 WGMMA_TILES = (
     WgmmaTile(
         n=64, k=256, warpgroups=1, slice_k=2, stages=8, min_m=16, max_m=64, small_m=(4, 1), shared_divided=_DIVIDED_64
@@ -297,9 +300,9 @@ _SHARED = frozenset(
 
 
 def is_shared(config: MarlinConfig) -> bool:
-    """Return ``Family.is_shared``: whether a kernel is in the smallest common menu of the four shapes of Llama-3-8B.
+    """Return whether a kernel is in the smallest common menu of the four shapes of Llama-3-8B (``Family.is_shared``).
 
-    The menu is an exact solution of the set cover. Other shapes of 4096 to 28672 need few other kernels.
+    The menu is an exact solution of the set cover. Other shapes with sizes from 4096 to 28672 need few other kernels.
     """
     return _tile_of(config) in _SHARED
 
@@ -307,22 +310,22 @@ def is_shared(config: MarlinConfig) -> bool:
 def wgmma_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
     """Return this kernel's configurations with their predicted times.
 
-    Each tile appears with each number of CTAs that may divide K.
+    Each tile is combined with each number of CTAs that may divide K.
     """
     if not get_target(gpu.target).has_wgmma:
         return []
     configs, tiles = _wgmma_candidates(replace(problem.layer, k=1, n=1), gpu)
     stages = ceil_div(problem.k, tiles.tile_k)
-    # Small groups' scales and a cluster's sums leave less memory to the ring. With two stages, 128 x 64 x 256 is a
-    # third slower. [H200]
+    # The scales of small groups and the sums of a cluster leave less shared memory for the ring. With only two stages,
+    # 128 x 64 x 256 is a third slower. [H200]
     has_ring = (stages >= tiles.cluster_k) & (tiles.stages >= np.minimum(MIN_STAGES, ceil_div(stages, tiles.cluster_k)))
-    # All clusters run at once: a second wave takes twice as long.
+    # All clusters must run at the same time, because a second wave would double the time.
     last = np.minimum(tiles.last_m, tiles.tile_m * np.floor(tiles.at_once / ceil_div(problem.n, tiles.tile_n)))
     able = np.flatnonzero(has_ring & (tiles.first_m <= last))
     tiles = rows_of(tiles, able)
     serves = (tiles.first_m <= ms) & (ms <= last[able])
     us = np.full(serves.shape, np.inf)
-    for group in (tiles.cluster_k == 1, tiles.cluster_k > 1):  # the second group serves few M
+    for group in (tiles.cluster_k == 1, tiles.cluster_k > 1):  # the second group serves few values of M
         part = np.ix_(group[:, 0], (serves & group).any(axis=0))
         cost = wgmma_cost(rows_of(tiles, group[:, 0]), ms[part[1]], problem.n, problem.k, gpu)
         us[part] = np.where(serves[part], cost.us, np.inf)
@@ -331,10 +334,10 @@ def wgmma_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Marl
 
 @lru_cache(maxsize=64)
 def _wgmma_candidates(layer: LinearShape, gpu: Gpu) -> tuple[list[MarlinConfig], Any]:
-    """Return the configs that a GPU runs for weights of a kind, and their columns.
+    """Return the configs that a GPU can run for weights of one format, and their columns.
 
     The columns contain the terms of the cost model, the first and the last M at which the tile is worth ranking, and
-    the number of clusters that run at once if they divide K, else inf.
+    the number of clusters that run at the same time if the CTAs of a cluster divide K, otherwise inf.
     """
     target, configs, limits = get_target(gpu.target), [], []
     for tile in WGMMA_TILES:
@@ -352,7 +355,7 @@ def _wgmma_candidates(layer: LinearShape, gpu: Gpu) -> tuple[list[MarlinConfig],
 def fitted(config: MarlinConfig, target: Target, max_stages: int = 0) -> MarlinConfig:
     """Return the config with the most stages that fit in shared memory, at most ``max_stages``.
 
-    The default of ``max_stages`` is the config's number of stages. Raises ArgumentError if two stages do not fit, and
+    By default, ``max_stages`` is the config's number of stages. Raises ArgumentError if two stages do not fit, and
     TargetError if the target lacks a feature.
     """
     config = config.with_longest_ring(target.smem_per_block_bytes, max_stages or config.stages) or config
@@ -360,11 +363,11 @@ def fitted(config: MarlinConfig, target: Target, max_stages: int = 0) -> MarlinC
     return config
 
 
-# ---- mma.sync: a list of tiles, one CTA on an SM ---------------------------------------------------------------------
+# ---- mma.sync: a list of tiles, one CTA per SM ---------------------------------------------------------------------
 
-#: Shared memory of a CTA that every target has (SM120: 99 KiB).
+#: Shared memory per CTA that every target provides (SM120: 99 KiB).
 _SMEM_BYTES = 99 * KIB
-#: Largest tile_m for which the sums are scaled, once per group; with a larger one, the weights are.
+#: Largest tile_m for which the sums are scaled once per group. With a larger tile_m, the weights are scaled.
 _SCALED_SUMS_M = 32
 
 
@@ -379,8 +382,9 @@ class MmaSyncTile(NamedTuple):
     registers: int = 0
 
 
-#: Each of these tiles is the fastest of 17 at three or more of 110 problems (13 layers, M = 1 to 2048, one CTA an SM,
-#: at most 99 KiB), and in the menu of some layer. [H200, compiled for sm_90a; benchmarks/results/marlin_readings.json]
+#: Tiles of the mma.sync kernel. Each is the fastest of 17 tiles for at least three of 110 problems (13 layers, M = 1 to
+#: 2048, one CTA per SM, at most 99 KiB), and is in the menu of at least one layer. [H200, compiled for sm_90a;
+#: benchmarks/results/marlin_readings.json]
 MMA_SYNC_TILES = (
     MmaSyncTile(m=8, n=64, k=256, warps_n=2, slice_k=4),
     MmaSyncTile(m=16, n=64, k=256, warps_n=2, slice_k=4),
@@ -393,7 +397,7 @@ MMA_SYNC_TILES = (
 
 
 def mma_sync_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
-    """Return ``Family.times`` of this kernel, without tiles that are taller than the minimum number of tiles needs."""
+    """Return ``Family.times`` of this kernel. Tiles are omitted if a smaller tile_m gives the same number of tiles."""
     target = get_target(gpu.target)
     if not target.has("mma_sync") or not target.has("tma"):
         return []
@@ -407,7 +411,7 @@ def mma_sync_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[M
 
 
 def choose_mma_sync(problem: Problem, gpu: Gpu, **changes: str) -> MarlinConfig:
-    """Return the cheapest configuration of this kernel alone, on any target, with other load paths if they are given.
+    """Return the cheapest configuration of this kernel on any target, with different load paths if they are given.
 
     The comparison of load paths uses it.
     """
@@ -419,7 +423,7 @@ def choose_mma_sync(problem: Problem, gpu: Gpu, **changes: str) -> MarlinConfig:
 
 @lru_cache(maxsize=64)
 def _mma_sync_configs(layer: LinearShape, target: Target) -> list[MarlinConfig]:
-    """Return each tile's config with the most stages that shared memory holds."""
+    """Return each tile's config with the most stages that fit in shared memory."""
     smem_bytes = min(_SMEM_BYTES, target.smem_per_block_bytes)
     configs = (
         _layer_config(
@@ -450,7 +454,10 @@ _SMALL = replace(_LARGE, k=4096, n=4096)
 
 
 def dump_configs(version: str, target: Target) -> list[MarlinConfig]:
-    """Return the configurations for dumps and compile checks: each tile of a kernel, and each feature once."""
+    """Return the configurations for dumps and compile checks.
+
+    They cover each tile of a kernel, and each feature once.
+    """
     if not target.has("tma") or not target.has("wgmma" if version == "wgmma" else "mma_sync"):
         return []
     dumped = {"skinny": _skinny_dumps, "wgmma": _wgmma_dumps, "mma_sync": _mma_sync_dumps}[version]
@@ -488,7 +495,7 @@ def _wgmma_dumps(target: Target, gpu: Gpu) -> list[MarlinConfig]:
     ]
     cases += [(_LARGE, 1024), (_LARGE, 128), (replace(_LARGE, dtype="bfloat16", group_size=-1), 256)]
     configs += [cheapest_first(wgmma_times, Problem(layer, m), gpu)[0][0] for layer, m in cases]
-    # The scales of most weights allow "as_stored". The tiles that differ most are dumped in all forms.
+    # The scales of most weights allow "as_stored". Only the tiles that differ most are dumped in all forms.
     rest = [configs[i].in_form(form) for form in ("shifted", "none") for i in (2, 6, -9)]
     return [*(config.in_form("as_stored") for config in configs), *rest]
 

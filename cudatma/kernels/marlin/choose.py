@@ -21,18 +21,18 @@ from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
 from cudatma.kernels.marlin.candidates import MAX_STAGES, TIMES, fitted, is_shared
 from cudatma.kernels.marlin.config import PRESETS, MarlinConfig
 from cudatma.kernels.marlin.problem import GROUP_SIZES, PROBLEM_FIELDS, LinearShape, Problem
-from cudatma.kernels.schedule import ceil_div
+from cudatma.kernels.schedule import Schedule, ceil_div, schedule
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target, get_target
 
 #: File of the measured exceptions.
 SHIPPED = Path(__file__).with_name("tuned.json")
-#: Values of tile_m: the smallest one that holds all of M, else several tiles of the largest one.
+#: Values of tile_m. The smallest value that covers M is used; a larger M takes several tiles of the largest value.
 _INVARIANT_TILE_MS, _MMA_SYNC_TILE_MS = (8, 16, 32, 64, 128, 256), (8, 16, 32, 64)
 
 
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
-    """Return ``Family.times`` of every kernel, or of one configuration for each M if results must not depend on M."""
+    """Return ``Family.times`` for all kernels, or for only one configuration per M if results must not depend on M."""
     if problem.batch_invariant:
         return _invariant_times(problem, ms, gpu)
     # The mma.sync kernel is slower than the wgmma kernel at every M.
@@ -48,12 +48,18 @@ def launched(config: MarlinConfig) -> MarlinConfig:
     return config.in_form("as_stored")
 
 
+def _schedule(config: MarlinConfig, problem: Problem, gpu: Gpu) -> Schedule:
+    resident = gpu.sm_count * config.ctas_per_sm
+    return schedule(config, problem.m, problem.n, problem.k, resident, divide=not problem.batch_invariant)
+
+
 MARLIN: Family[Problem, MarlinConfig] = Family(
     name="marlin",
     config=MarlinConfig,
     kernels=tuple(PRESETS),
     read_problem=Problem.from_json,
     times=times,
+    schedule=_schedule,
     is_shared=is_shared,
     index=("k", "n"),
     problem_fields=PROBLEM_FIELDS,
@@ -75,10 +81,10 @@ decide, choose_by_cost = partial(choice.decide, MARLIN), partial(choice.choose_b
 def _invariant_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
     """Return configs whose results have the same bits in each row at every M, if the schedule divides no tile.
 
-    A floating-point sum depends on its order. Every instance of these kernels adds over K in the same order: one warp
-    or warpgroup computes its columns of W alone, from the first to the last element of K, 16 at a time, with weights
-    that are already scaled. No tile is divided among CTAs (``divide`` of schedule()), no K is divided among warps, and
-    the target alone determines the kernel. These configs are slower if there are few tiles.
+    A floating-point sum depends on the order of the additions. Every instance of these kernels adds over K in the same
+    order: one warp or warpgroup computes its columns of W alone, from the first to the last element of K, 16 at a time,
+    with weights that are already scaled. Tiles are not divided among CTAs (``divide`` of schedule()), K is not divided
+    among warps, and only the target determines the kernel. These configs are slower if there are few tiles.
     """
     target, layer = get_target(gpu.target), problem.layer
     uses_wgmma = target.has_wgmma and target.has_setmaxnreg
@@ -133,13 +139,15 @@ def marlin_explain(
     Parameters
     ----------
     w : PackedWeight, MarlinLinear or LinearShape
-        The weight, or its shape. The scales of a weight determine whether one multiply-add applies scale and offset
-        (``_fused`` or ``_shifted`` in the entry). A shape is explained for scales that allow it, as most do.
+        The weight, or its shape. The scales of a weight determine whether a single multiply-add applies scale and
+        offset (``_fused`` or ``_shifted`` in the kernel's name). For a shape, the explanation assumes scales that allow
+        this, as most scales do.
     m : int
         Number of rows of x.
     target : str or Target, optional
         Target of an imagined GPU. Default: the GPU of the weight's device if it has one, otherwise the first GPU of
-        this machine. On a machine without a GPU, the default is a known GPU of $CUDATMA_TARGET, or an H200.
+        this machine. On a machine without a GPU, the default is a known GPU with the target $CUDATMA_TARGET, or an
+        H200.
     sm_count : int, optional
         Number of SMs of the imagined GPU. Default: that of the first known GPU of the target, 132 for sm_90a and 170
         for sm_120a.
@@ -156,7 +164,7 @@ def marlin_explain(
     Raises
     ------
     ArgumentError, ArgumentTypeError, TargetError
-        If an argument is invalid, or no kernel serves the target.
+        If an argument is invalid, or if no kernel supports the target.
     DriverError, LaunchError
         If ``device`` does not exist.
 
@@ -175,7 +183,7 @@ def marlin_explain(
     def launched_with(config: MarlinConfig) -> MarlinConfig:
         return launched(config) if packed is None else config.in_form(packed.scale_fit.form)
 
-    explanation = explained(MARLIN, problem, gpu, launched=launched_with, divide=not batch_invariant)
+    explanation = explained(MARLIN, problem, gpu, launched=launched_with)
     work, is_divided = explanation.schedule, explanation.prediction.reduction_us > 0
     alone = 0 < work.stream_tiles < min(work.work_ranges, work.tiles_m * work.tiles_n)
     if explanation.config.cluster_k > 1 or (is_divided == (work.stream_tiles > 0) and not alone):
@@ -191,14 +199,16 @@ def _layer_of(w: Any) -> tuple[LinearShape, PackedWeight | None]:
     if not isinstance(packed, PackedWeight):
         got = f"{type(w).__module__}.{type(w).__qualname__}"
         allowed = "PackedWeight, cudatma.MarlinLinear or LinearShape"
-        raise ArgumentTypeError("w", got, allowed, "describe a torch module by LinearShape")
+        raise ArgumentTypeError("w", got, allowed, "describe a torch module with a LinearShape")
     return LinearShape.of(packed), packed
 
 
 def _gpu(packed: PackedWeight | None, target: Any, sm_count: int | None, device: int | None) -> Gpu:
     named = target is not None or sm_count is not None
     if named and device is not None:
-        raise ArgumentError("device", device, "None with a target or sm_count", "name a GPU or imagine one")
+        raise ArgumentError(
+            "device", device, "None with a target or sm_count", "give either a device, or a target and sm_count"
+        )
     if named:
         if sm_count is not None and (type(sm_count) is not int or sm_count < 1):
             raise ArgumentError("sm_count", sm_count, "1 or more")

@@ -1,6 +1,7 @@
-"""Configurations of marlin_gemm's kernels, which PRESETS describes.
+"""Configurations of marlin_gemm's kernels. PRESETS describes the kernels.
 
-Every kernel computes the transposed product, C^T = W^T X^T: N is the M dimension of the MMA, and M its N dimension.
+Every kernel computes the transposed product, C^T = W^T X^T. Therefore N is the M dimension of the MMA, and M is its N
+dimension.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ _CLUSTERS = range(1, 9)
 _PRODUCER_REGISTERS = 40
 
 
-#: Paths from global to shared memory. Calls choose TMA; docs/lab/marlin.md compares the two.
+#: Paths from global to shared memory. Calls always use TMA; docs/lab/marlin.md compares the two paths.
 LOAD_PATHS = ("tma", "cp_async")
-#: Allowed values of fields, unless a kernel replaces them. A field that a kernel does not use has one allowed value.
+#: Allowed values of fields, unless a kernel overrides them. A field that a kernel does not use has only one allowed
+#: value.
 _ALLOWED: Mapping[str, Sequence[Any]] = {
     "stages": range(2, 17),
     "group_size": GROUP_SIZES,
@@ -49,7 +51,7 @@ _ALLOWED: Mapping[str, Sequence[Any]] = {
     "scale_load_path": ("tma",),
     "activation_load_path": ("tma",),
 }
-#: Every kernel by its name. Dumps, tuning files and reports call the name a version, as in the other families.
+#: Every kernel, keyed by name. Dumps, tuning files and reports call the name a version, as in the other families.
 PRESETS: Mapping[str, Preset] = {
     "skinny": Preset(
         summary="W4A16 GEMM for small M, mma.sync, operands by TMA",
@@ -103,32 +105,34 @@ PRESETS: Mapping[str, Preset] = {
         },
     ),
 }
-#: Columns of W in an N tile of the skinny kernel: two fragments of 16, which a warp holds.
+#: Number of columns of W per N tile of the skinny kernel. A warp holds two fragments of 16 columns.
 N_TILE = 32
-#: Columns of an mma, which are rows of x.
+#: Number of columns of an mma. These columns are rows of x.
 MMA_COLUMNS = 8
 _MAX_WARPS = 16
 _WARPGROUP_THREADS = 128
 _REGISTERS_PER_CTA = 65536
-#: Maximum number of warpgroups. With four, a thread has too few registers: of 91 layers at 13 values of M, none is 2 %
-#: faster. [H200]
+#: Maximum number of warpgroups. With four warpgroups, a thread has too few registers: none of 91 layers is 2 % faster
+#: at any of 13 values of M. [H200]
 _MAX_WARPGROUPS = 3
-#: Maximum number of accumulators of a thread: with wgmma, and for two or more warpgroups without setmaxnreg.
+#: Maximum number of accumulators per thread with wgmma, and the maximum for two or more warpgroups without setmaxnreg.
 _MAX_ACCUMULATORS, _MAX_PLAIN_ACCUMULATORS = 128, 96
-#: Registers that a consumer thread needs besides its accumulators, for weights, fragments, scales and addresses.
+#: Number of registers that a consumer thread needs for weights, fragments, scales and addresses, in addition to its
+#: accumulators.
 _WORKING_REGISTERS = 64
-#: wgmmas over a K of 64.
+#: Number of wgmmas per 64 elements of K.
 _K16_PER_K64 = 4
-#: Staging bytes of all warpgroups for tiles of at most _SHORT_M rows. Larger tiles have half of these.
+#: Number of staging bytes of all warpgroups for tiles of at most _SHORT_M rows. Larger tiles have half as many.
 _MAX_STAGING_BYTES, _SHORT_M = 20 * KIB, 128
 #: The 128-byte swizzle repeats after this number of rows, each with 64 elements of a row of x.
 _SWIZZLE_ROWS = 8
-#: fp32 sums of 16 columns of W x 8 rows of x: four of each lane.
+#: Number of bytes of the fp32 sums of 16 columns of W and 8 rows of x. Each lane holds four sums.
 _FRAGMENT_BYTES = 32 * 16
-#: Minimum bytes of weights for which two prefetched stages save more than they delay the first activations. [H200]
+#: Minimum number of bytes of weights for which prefetching two stages saves more time than it costs by delaying the
+#: first activations. [H200]
 _LONG_BYTES = 27 * 1024 * KIB
-#: Worth measuring: the longest ring of the skinny kernel; (mmas_per_commit, commits_in_flight) and (warpgroups,
-#: slice_k) of the wgmma kernel.
+#: Values that are worth measuring: the longest ring of the skinny kernel; (mmas_per_commit, commits_in_flight) and
+#: (warpgroups, slice_k) of the wgmma kernel.
 _MAX_MEASURED_STAGES = 12
 _PIPELINES = ((1, 3), (2, 1), (1, 1), (4, 1))
 _WARPGROUPS = ((1, 1), (2, 1), (3, 1), (1, 2))
@@ -146,8 +150,8 @@ class MarlinConfig(KernelConfig):
     version: a key of PRESETS. dtype, group_size, has_zeros: as in LinearShape. tile_m, tile_n, tile_k: tile size of a
     CTA, and elements of K per stage; if tile_m is below 8, rows of x are repeated in the columns of the mma. stages:
     number of stages of the ring. slice_k: number of warps, or of warpgroups with wgmma, that compute the same columns
-    and divide the K of each stage; their sums are added in shared memory. cluster_n: number of CTAs of a cluster along
-    N that share loads of activations. cluster_k: number of CTAs of a cluster that divide the K of a tile into whole
+    and divide the K of each stage; their sums are added in shared memory. cluster_n: number of CTAs per cluster along
+    N, which share loads of activations. cluster_k: number of CTAs per cluster that divide the K of a tile into whole
     stages and exchange sums. ctas_per_sm: number of CTAs per SM. consumer_registers: number of registers that
     setmaxnreg moves from the producer's warpgroup to each consumer thread, or 0 without setmaxnreg.
 
@@ -165,8 +169,7 @@ class MarlinConfig(KernelConfig):
     with one scale per column). weight_load_path, scale_load_path, activation_load_path: one of LOAD_PATHS; zero points
     use scale_load_path.
 
-    Raises ArgumentError, ArgumentTypeError.
-    """
+    Raises ArgumentError or ArgumentTypeError."""
 
     version: str
     dtype: str
@@ -203,7 +206,7 @@ class MarlinConfig(KernelConfig):
         self.check_values()
         activation_type(self.dtype)
         if self.tile_k // 64 % self.slice_k:
-            why = "each warp takes a multiple of 64 of K"
+            why = "each warp computes a multiple of 64 elements of K"
             raise ArgumentError("slice_k", self.slice_k, f"a divisor of tile_k / 64 = {self.tile_k // 64}", why)
         if self.has_wgmma:
             self._check_wgmma()
@@ -215,14 +218,16 @@ class MarlinConfig(KernelConfig):
             raise ArgumentError("slice_k", self.slice_k, f"at most {_MAX_WARPS} warps, not {self.consumer_warps}")
         if self.partial_bytes > PARTIALS_PER_SM_BYTES:
             rows = PARTIALS_PER_SM_BYTES // (4 * self.tile_n) // 8 * 8
-            raise ArgumentError("tile_m", self.tile_m, f"at most {rows}: a workspace holds the sums of 128 x 256")
+            raise ArgumentError(
+                "tile_m", self.tile_m, f"at most {rows}, because a workspace has room for the sums of 128 x 256"
+            )
 
     def _check_boxes(self) -> None:
         if self.tile_m < MMA_COLUMNS and not self.deep_box:
-            why = "only such a box may have fewer rows than the mma has columns"
+            why = "only a three-dimensional box may have fewer rows than the mma has columns"
             raise ArgumentError("deep_box", self.deep_box, f"True for tile_m < {MMA_COLUMNS}", why)
         if self.tile_m < (rows := min_tile_m(self.tile_k)):
-            why = "each stage begins with a period of the 128-byte swizzle, eight rows of 64 elements"
+            why = "each stage must begin with a period of the 128-byte swizzle, eight rows of 64 elements"
             raise ArgumentError("tile_m", self.tile_m, f"at least {rows} for tile_k = {self.tile_k}", why)
 
     def _check_warps(self) -> None:
@@ -239,11 +244,11 @@ class MarlinConfig(KernelConfig):
 
     def _check_wgmma(self) -> None:
         if self.tile_m % (8 * self.cluster_n):
-            why = "the 128-byte swizzle repeats after 8 rows, and each CTA loads its part of the rows"
+            why = "the 128-byte swizzle repeats after 8 rows, and each CTA loads an equal part of the rows"
             allowed = f"a multiple of {8 * self.cluster_n} with cluster_n {self.cluster_n}"
             raise ArgumentError("tile_m", self.tile_m, allowed, why)
         if self.cluster_k > 1 and self.cluster_n > 1:
-            why = "the CTAs of a cluster share activations, or divide K"
+            why = "the CTAs of a cluster either share activations or divide K"
             raise ArgumentError("cluster_k", self.cluster_k, f"1 with cluster_n {self.cluster_n}", why)
         if self.pingpong:
             for field in ("warpgroups", "slice_k", "cluster_k"):
@@ -253,7 +258,7 @@ class MarlinConfig(KernelConfig):
             allowed = f"at most {_MAX_WARPGROUPS} together"
             raise ArgumentError("warpgroups * slice_k", self.warpgroups * self.slice_k, allowed)
         if self.tile_n not in (columns := (64 * self.warpgroups, 128 * self.warpgroups)):
-            allowed = f"{columns[0]} or {columns[1]} for warpgroups = {self.warpgroups}, each of 64 or 128 columns"
+            allowed = f"{columns[0]} or {columns[1]} for warpgroups = {self.warpgroups}, with 64 or 128 columns each"
             raise ArgumentError("tile_n", self.tile_n, allowed)
         self._check_groups()
         self._check_registers()
@@ -268,12 +273,12 @@ class MarlinConfig(KernelConfig):
     def _check_groups(self) -> None:
         """Raise ArgumentError unless every commit group is complete when the next iteration begins.
 
-        ptxas tracks the registers that a wgmma in flight reads only within the body of the loop. Across iterations it
+        ptxas tracks the registers that a wgmma in flight reads only within the body of a loop. Across iterations, it
         would assign the registers of operand A to the next weights, and results would be wrong.
         """
         groups = self.k64_per_warpgroup * self.groups_per_k64
         if groups < self.commits_in_flight + 1:
-            remedy = "increase tile_k, or use fewer wgmmas per group or groups in flight"
+            remedy = "increase tile_k, or use fewer wgmmas per group or fewer groups in flight"
             allowed = f"at most {groups - 1}: a stage has {counted(groups, 'commit group')}"
             raise ArgumentError("commits_in_flight", self.commits_in_flight, allowed, remedy)
 
@@ -284,7 +289,7 @@ class MarlinConfig(KernelConfig):
             raise ArgumentError("tile_m", self.tile_m, allowed, why)
         if not self.consumer_registers:
             if self.accumulators > _MAX_PLAIN_ACCUMULATORS and self.consumer_warps > 4:
-                allowed = f"not 0 with {self.accumulators} accumulators a thread"
+                allowed = f"not 0 with {self.accumulators} accumulators per thread"
                 raise ArgumentError("consumer_registers", 0, allowed, "setmaxnreg provides registers for them")
             return
         min_registers, warpgroups = self.accumulators + _WORKING_REGISTERS, self.consumer_warps // 4
@@ -301,7 +306,7 @@ class MarlinConfig(KernelConfig):
         if self.deep_box and problem.k % 64:
             raise ArgumentError("deep_box", True, f"False: k = {problem.k} is not a multiple of 64")
         if ceil_div(problem.k, self.tile_k) < self.cluster_k:
-            raise ArgumentError("cluster_k", self.cluster_k, f"at most the stages of k = {problem.k}")
+            raise ArgumentError("cluster_k", self.cluster_k, f"at most the number of stages along k = {problem.k}")
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -313,7 +318,7 @@ class MarlinConfig(KernelConfig):
         names += ["cluster"] if self.cluster_k > 1 else []
         return tuple(names)
 
-    # The kernel.
+    # ---- Kernel
 
     @property
     def template(self) -> str:
@@ -321,7 +326,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def releases_one_stage_late(self) -> bool:
-        """Whether a slot is released amid the products of the next stage (see cudatma/review/release_hazards.py)."""
+        """Whether a slot is released during the MMAs of the next stage (see cudatma/review/release_hazards.py)."""
         return self.has_wgmma
 
     @property
@@ -349,7 +354,7 @@ class MarlinConfig(KernelConfig):
             names += ["pp"] if self.pingpong else []
         return f"marlin_{'_'.join(names)}"
 
-    # Scales.
+    # ---- Scales
 
     @property
     def activation(self) -> ActivationType:
@@ -386,7 +391,10 @@ class MarlinConfig(KernelConfig):
 
     @property
     def has_stage_scales(self) -> bool:
-        """Whether scales are loaded with each stage. With one scale per column, the epilogue reads them instead."""
+        """Whether scales are loaded with each stage.
+
+        With one scale per column, the epilogue reads the scales instead.
+        """
         return self.group_size != -1
 
     @property
@@ -395,27 +403,30 @@ class MarlinConfig(KernelConfig):
 
     @property
     def stage_group_size(self) -> int:
-        """Number of elements of K in a stage that share a scale. With one scale per column, all of them do."""
+        """Number of elements of K in a stage that share a scale. With one scale per column, this is the whole stage."""
         return self.group_size if self.has_stage_scales else self.tile_k
 
     @property
     def groups_per_stage(self) -> int:
-        """Number of rows of the scale table per stage. A row whose group spans several stages is loaded with each."""
+        """Number of rows of the scale table per stage.
+
+        A row whose group spans several stages is loaded with each of these stages.
+        """
         return 1 if self.group_size == -1 else max(1, self.tile_k // self.group_size)
 
     @property
     def scale_row(self) -> int:
         """Number of scales per row of a stage.
 
-        Whole rows of packed weights are loaded, because the order of columns in each is permuted.
+        The scales of whole rows of packed weights are loaded, because the columns of a row are permuted.
         """
         return align_up(self.tile_n, 64)
 
-    # Launch parameters.
+    # ---- Launch parameters
 
     @property
     def has_workspace(self) -> bool:
-        """Whether CTAs add partial sums through global memory."""
+        """Whether CTAs exchange partial sums through global memory."""
         return self.preset.schedule == "stream_k" and self.cluster_k == 1
 
     @property
@@ -466,13 +477,13 @@ class MarlinConfig(KernelConfig):
     def prefetch_stages(self, weight_bytes: int) -> int:
         """Return the number of stages whose weights a dependent launch loads before it waits for the previous launch.
 
-        More stages would delay the first activations. [docs/lab/marlin.md, "Chains of dependent launches"] Two stages
-        are 0 to 4 % faster than one for long layers up to M = 16 with wgmma. [H200]
+        More stages would delay the first activations. [docs/lab/marlin.md, "Chains of dependent launches"] With wgmma,
+        two stages are 0 to 4 % faster than one for long layers up to M = 16. [H200]
         """
         max_rows = 16 if self.has_wgmma and self.cluster_k == 1 else MMA_COLUMNS
         return 2 if self.tile_m < 8 or (self.tile_m <= max_rows and weight_bytes >= _LONG_BYTES) else 1
 
-    # Warps and registers.
+    # ---- Warps and registers
 
     @property
     def warp_tiles(self) -> int:
@@ -509,12 +520,15 @@ class MarlinConfig(KernelConfig):
 
     @property
     def n_tiles(self) -> int:
-        """Number of N tiles per CTA of the skinny kernel. One warp, or several that divide K, computes each."""
+        """Number of N tiles per CTA of the skinny kernel.
+
+        An N tile is computed by one warp or by several warps that divide K.
+        """
         return self.tile_n // N_TILE
 
     @property
     def whole_rows(self) -> int:
-        """Number of rows of packed weights, 64 columns of W each, that a CTA computes completely."""
+        """Number of rows of packed weights (64 columns of W) that a CTA computes completely."""
         return self.tile_n // 64
 
     @property
@@ -539,7 +553,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def fix_up_unroll(self) -> int:
-        """Number of partial sums that a fix-up loads at a time, in about 64 registers."""
+        """Number of partial tiles that a fix-up loads at a time. They take about 64 registers."""
         return max(1, 64 // self.accumulators)
 
     @property
@@ -559,7 +573,7 @@ class MarlinConfig(KernelConfig):
         """
         return max(0, ceil_div(self.commits_in_flight, self.groups_per_k64) - 1)
 
-    # Loads of a stage.
+    # ---- Loads of a stage
 
     @property
     def all_tma(self) -> bool:
@@ -591,7 +605,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def transaction_bytes(self) -> int:
-        """Number of bytes that a stage's full barrier expects, including out-of-bounds bytes that TMA fills."""
+        """Number of bytes that a stage's full barrier expects, including out-of-bounds bytes, which TMA fills."""
         paths = self._stage_load_paths
         return sum(size for name, size in self._stage_bytes() if paths[name] == "tma")
 
@@ -619,7 +633,7 @@ class MarlinConfig(KernelConfig):
         """Bytes of weights and activations that one CTA loads per stage. CTAs of a cluster share the activations."""
         return self.weight_stage_bytes + self.activation_stage_bytes // self.cluster_n
 
-    # Shared memory.
+    # ---- Shared memory
 
     @property
     def weight_stage_bytes(self) -> int:
@@ -639,13 +653,13 @@ class MarlinConfig(KernelConfig):
 
     @property
     def zero_slot_bytes(self) -> int:
-        """Distance between slots of zero points, padded because a TMA destination must be aligned to 128 bytes."""
+        """Bytes per slot of zero points, rounded up because a TMA destination must be 128-byte aligned."""
         return align_up(self.zero_stage_bytes, 128)
 
     def _stage_bytes(self) -> list[tuple[str, int]]:
         """Return (name, bytes) of each load of a stage.
 
-        Activations come first, because their 128-byte swizzle needs an alignment of 1024 bytes.
+        Activations come first, because their 128-byte swizzle requires 1024-byte alignment.
         """
         sizes = [("activations", self.activation_stage_bytes), ("weights", self.weight_stage_bytes)]
         sizes += [("scales", self.scale_stage_bytes)] if self.has_stage_scales else []
@@ -683,7 +697,7 @@ class MarlinConfig(KernelConfig):
     def staging_rows(self) -> int:
         """Number of rows that a warp or a warpgroup stores at a time.
 
-        More rows save barriers, but leave fewer bytes for the stages.
+        More rows need fewer barriers, but leave less memory for the stages.
         """
         if self.version == "mma_sync":
             return 8
@@ -696,7 +710,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def staging_pitch_bytes(self) -> int:
-        """Bytes per row of a warp's or warpgroup's result, with 16 bytes of padding against stmatrix bank conflicts."""
+        """Bytes per staging row, including 16 bytes of padding that avoid bank conflicts of stmatrix."""
         return self.warp_n * 2 + 16
 
     @property
@@ -713,7 +727,7 @@ class MarlinConfig(KernelConfig):
         }
         return [(words[name], size) for name, size in self._stage_bytes()]
 
-    # Choosing, dividing and tuning.
+    # ---- Choice, division and tuning
 
     @property
     def partial_bytes(self) -> int:
@@ -728,9 +742,9 @@ class MarlinConfig(KernelConfig):
     def division(self, others: int, tiles_m: int) -> tuple[float, float]:
         """Return a CTA's one-time cost for dividing tiles and the time of a divided stage.
 
-        The unit of both is the time of a stage of a whole tile. ``others`` is the number of CTAs that share a tile with
-        the CTA that stores it; ``tiles_m`` is the number of rows of tiles. By default, storing and loading partial sums
-        takes about as long as stages with the same number of bytes.
+        Both are in units of the time of a stage of a whole tile. ``others`` is the number of CTAs that share a tile
+        with the CTA that stores it; ``tiles_m`` is the number of rows of tiles. By default, storing and loading partial
+        sums is assumed to take as long as stages with the same number of bytes.
         """
         if self.has_wgmma:
             return wgmma_division(self, others, tiles_m)
@@ -743,16 +757,16 @@ class MarlinConfig(KernelConfig):
     def adapted(self, problem: Problem) -> MarlinConfig | None:
         """Return this tile for a problem with another dtype, other groups or other zero points, or None.
 
-        A tile that was measured with zero points is not adapted, because its gain comes from their cost. A tile of the
-        mma.sync kernel is not adapted either, because ``scale_on`` and the ring depend on the groups. The gain of every
-        other tile comes from the division of work.
+        A tile that was measured with zero points is not adapted, because its gain comes from the cost of the zero
+        points. A tile of the mma.sync kernel is not adapted either, because ``scale_on`` and the ring depend on the
+        groups. The gain of every other tile comes from the division of work, which also applies to the other problem.
         """
         if self.has_zeros or self.version == "mma_sync":
             return None
         return replace(self, **{name: getattr(problem.layer, name) for name in PROBLEM_FIELDS})
 
     def variants(self, problem: Problem) -> Iterator[Mapping[str, Any]]:
-        """Yield changes of fields that are worth measuring without changing the tile."""
+        """Yield sets of fields to change, other than the tile, that are worth measuring."""
         if self.version == "skinny":
             yield from self._skinny_variants(problem.k)
             return

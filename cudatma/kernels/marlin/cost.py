@@ -1,13 +1,13 @@
 """Predict the time of a Marlin GEMM on a GPU, in order to rank every configuration of every kernel.
 
 The predicted time is the sum of four terms: the launch, the clocks of the busiest SM, the memory traffic, and the
-operations of all tensor cores. The SMs' work hides a part of the memory and tensor-core times; only the other part is
-added. The constants were fitted on an H200 to the 8,800 readings in ``benchmarks/results/marlin_readings.json``.
-docs/lab/marlin.md compares them with the predictions, and tests/marlin/test_marlin_cost.py bounds the loss of
-the choice. Pure: no device, no file.
+operations of all tensor cores. The work of the SMs hides a part of the memory time and of the tensor-core time; only
+the part that is not hidden is added. The constants were fitted on an H200 to the 8,800 readings in
+``benchmarks/results/marlin_readings.json``. docs/lab/marlin.md compares them with the predictions, and
+tests/marlin/test_marlin_cost.py bounds the loss of the choice. The model uses neither a device nor a file.
 
-``m`` is an int or an int64 array, and ``config`` is a config or the ``columns_of()`` several configs, because a choice
-table evaluates all configurations of a kernel at all M at once.
+A choice table evaluates all configurations of a kernel at all M at once. ``m`` is therefore an int or an int64 array,
+and ``config`` is a config or the ``columns_of()`` several configs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 
 _LAUNCH_US = 2.68
-#: Rows of x from which kernels run long enough for the power limit to lower the clock.
-#: [docs/lab/method.md]
+#: Number of rows of x from which kernels run long enough for the power limit to lower the clock. [docs/lab/method.md]
 _SUSTAINED_FROM = 256
-#: Bytes of an int4 weight with one 16-bit scale for 128 weights.
+#: Bytes per int4 weight, including one 16-bit scale per 128 weights.
 _WEIGHT_BYTES = 0.516
-#: Clocks in which TMA fills 64 elements of a row beyond M with zeros, in the boxes of the skinny and the wgmma kernel.
-#: At M = 2 of 14336 x 4096, a box of 8 rows takes 14 % longer than one of 2 rows. [H200]
+#: Clocks that TMA takes to fill 64 elements of a row beyond M with zeros, for boxes of the skinny and the wgmma kernel.
+#: For 14336 x 4096 at M = 2, boxes of 8 rows take 14 % longer than boxes of 2 rows. [H200]
 _SKINNY_FILL, _WGMMA_FILL = 8, 6
 
 
@@ -44,14 +43,14 @@ def rows_of(columns: SimpleNamespace, index: Any) -> SimpleNamespace:
 
 
 def _memory_us(k: int, n: int, gpu: Gpu) -> float:
-    """Return the microseconds that it takes to read the weight once."""
+    """Return the time to read the weight once, in microseconds."""
     return _WEIGHT_BYTES * k * n / gpu.memory_bytes_per_us
 
 
 def _with_fill(us: Any, clocks: Any, gpu: Gpu) -> Any:
-    """Return the microseconds of a CTA's loop while TMA also fills rows for ``clocks``.
+    """Return the time of a CTA's loop in microseconds if TMA spends ``clocks`` on filling rows.
 
-    The two overlap imperfectly, which a norm of order 4 describes.
+    The loop and the filling overlap imperfectly. A norm of order 4 models this overlap.
     """
     fill_us = clocks / gpu.sm_clock_mhz
     return np.sqrt(np.hypot(us * us, fill_us * fill_us))
@@ -60,11 +59,11 @@ def _with_fill(us: Any, clocks: Any, gpu: Gpu) -> Any:
 # ---- Skinny GEMM: N tiles of warps, the whole of K in a CTA or a cluster ---------------------------------------------
 
 
-#: Clocks of one step in K for each 32 columns of N of a CTA, and for each column of its MMAs.
+#: Clocks per step along K: per 32 columns of N of a CTA, and per column of its MMAs.
 _SKINNY_N32, _SKINNY_MMA = 0.316, 0.0223
-#: Microseconds of the first activations and of the result, for each column of the MMAs.
+#: Microseconds for the first activations and for the result, per column of the MMAs.
 _SKINNY_COLUMN_US = 0.0106
-#: Clocks of a cluster's barrier, and of 32 x 8 sums of each CTA that sends sums.
+#: Clocks of a cluster barrier, and clocks per 32 x 8 sums from each CTA that sends sums.
 _SKINNY_CLUSTER_US, _SKINNY_SUMS = 0.027, 100
 _SKINNY_MEMORY = 0.475
 _MMA_N = 8
@@ -78,7 +77,7 @@ def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     clock = gpu.sm_clock_mhz
     ctas = ceil_div(n, 32 * n_tiles) * tiles_m * config.cluster_k
     steps = ceil_div(ctas, gpu.sm_count) * ceil_div(ceil_div(k, config.tile_k), config.cluster_k) * config.tile_k
-    # If mma.sync is slower than on the GPU of the fit, the instruction itself is the bound.
+    # If mma.sync is slower than on the GPU of the fit, the rate of the instruction bounds the time.
     mma = max(_SKINNY_MMA, 2 * 32 / gpu.mma_sync_flops)
     sums = (config.cluster_k - 1) * ceil_div(n_tiles, config.cluster_k) * columns / _MMA_N
     memory_us = _SKINNY_MEMORY * _memory_us(k, n, gpu)
@@ -95,32 +94,33 @@ def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
 # ---- wgmma -----------------------------------------------------------------------------------------------------------
 
 
-#: Multiply-adds per clock of the tensor cores of an SM. [H100 white paper]
+#: Multiply-adds per clock and SM on tensor cores. [H100 white paper]
 _WGMMA_MACS = 2048
-#: Clocks in which one warpgroup dequantizes 64 x 64 weights, and the fraction that each further warpgroup adds, because
-#: all share the schedulers. The norm that adds MMAs and dequantization, which overlap imperfectly.
+#: Clocks that one warpgroup takes to dequantize 64 x 64 weights. Fraction of these clocks that each further warpgroup
+#: adds, because all warpgroups share the schedulers. Order of the norm that combines MMAs and dequantization, which
+#: overlap imperfectly.
 _DEQUANTIZE, _FURTHER, _NORM = 142, 0.8, 2.6
-#: Further clocks of a stage: a constant; the wait of a warpgroup for its last MMAs, divided by the number of
-#: warpgroups, which take turns; and clocks for each byte.
+#: Further clocks per stage: a constant; the wait of a warpgroup for its last MMAs, divided by the number of warpgroups
+#: because they take turns; and clocks per byte.
 _STAGE, _DRAIN, _BYTE = 30, 50, 0.0032
-#: Factor of a stage of a divided tile, with one row of tiles and with several: CTAs are then at different places in K
-#: and share less data in L2. The other factors were fitted to readings that are older than the second factor: divided
-#: tiles are ranked as if they formed one row.
+#: Factors by which a stage of a divided tile takes longer, with one row of tiles and with several rows. With several
+#: rows, CTAs are at different positions in K and share less data in L2. The other constants were fitted to readings
+#: that are older than the second factor, so divided tiles are ranked as if they formed one row.
 _DIVIDED_STAGE, _DIVIDED_STAGE_OF_ROWS, _RANKED_ROWS = 1.06, 1.15, 1
-#: Storing and loading partial sums: clocks once, and bytes per clock for each CTA that shares a tile with the one that
-#: stores it.
+#: Storing and loading partial sums: one-time clocks, and bytes per clock for each CTA that shares a tile with the CTA
+#: that stores it.
 _DIVISION, _PARTIAL_BYTES = 4850, 50
-#: Clocks of each tile's result: a constant, and for 128 x 128 elements.
+#: Clocks for the result of a tile: a constant, and clocks per 128 x 128 elements.
 _TILE, _RESULT = 700, 700
-#: Ping-pong warpgroups: clocks that a stage adds to its products; clocks of the first stage and of the last result,
-#: which nothing hides.
+#: Ping-pong warpgroups: clocks that a stage takes in addition to its MMAs; clocks of the first stage and of the last
+#: result, which nothing hides.
 _PINGPONG_STAGE, _PINGPONG_ENDS = 170, 4000
 #: Clocks that the CTAs of a cluster with shared activations wait for each other before the first stage.
 _MULTICAST = 2000
-#: Exchange of sums among the CTAs of a cluster that divide K: clocks for each CTA, and bytes per clock.
+#: Exchange of sums among the CTAs of a cluster that divide K: clocks per CTA, and bytes per clock.
 _MEETING, _SUMS_BYTES = 45, 12.7
-#: Fractions of each time that add to the total: clocks of the busiest SM, memory, operations, and operations at the
-#: power limit.
+#: Fraction of each time that counts towards the total: clocks of the busiest SM, memory, operations, and operations at
+#: the power limit.
 _WGMMA_SM, _WGMMA_MEMORY, _WGMMA_TENSOR, _WGMMA_POWER = 0.676, 0.168, 0.417, 0.319
 #: Fields and properties of a config that wgmma_cost() reads.
 WGMMA_TERMS = ("tile_m", "tile_n", "tile_k", "cluster_n", "cluster_k", "pingpong", "own_rows", "stage_clocks")
@@ -129,10 +129,10 @@ WGMMA_TERMS = ("tile_m", "tile_n", "tile_k", "cluster_n", "cluster_k", "pingpong
 def wgmma_stage_clocks(config: Any) -> float:
     """Return the clocks of one stage of a whole tile, with the ring full."""
     products: float = config.tile_m * config.tile_n * config.tile_k / _WGMMA_MACS
-    squares = config.tile_n / 64 * config.tile_k / 64  # squares of 64 x 64 weights; each warpgroup has the same number
+    squares = config.tile_n / 64 * config.tile_k / 64  # number of 64 x 64 blocks of weights per warpgroup
     warpgroups = config.warpgroups * config.slice_k
     dequantize: float = squares / warpgroups * _DEQUANTIZE * (1 + _FURTHER * (warpgroups - 1))
-    if config.pingpong:  # one warpgroup at a time, which dequantizes while its wgmmas run
+    if config.pingpong:  # one warpgroup at a time dequantizes while its wgmmas run
         return max(products, dequantize) + _PINGPONG_STAGE
     loaded: float = config.tile_k * (2 * config.tile_m / config.cluster_n + config.tile_n / 2)
     together: float = (products**_NORM + dequantize**_NORM) ** (1 / _NORM)
@@ -149,18 +149,18 @@ def wgmma_division(config: Any, others: Any, tiles_m: int) -> tuple[Any, float]:
 def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     """Predict one launch of the wgmma kernel.
 
-    Tiles are whole or divided, whichever is cheaper, or a cluster of ``cluster_k`` CTAs computes each tile, all at
-    once.
+    Tiles are whole or divided, depending on which is cheaper. With ``cluster_k`` above 1, a cluster computes each tile,
+    and all clusters run at the same time.
     """
     tiles_m, k_iterations = ceil_div(m, config.tile_m), ceil_div(k, config.tile_k)
     tiles = tiles_m * ceil_div(n, config.tile_n * config.cluster_n)
     resident, is_cluster = np.maximum(1, gpu.sm_count // config.cluster_n), config.cluster_k > 1
     waves = tiles // resident
     rest, has_wave = tiles - waves * resident, waves > 0
-    # The longest work range stores this number of results, whether tiles are divided or not.
+    # Number of results that the longest work range stores, whether tiles are divided or not.
     results = np.where(is_cluster, 1, waves + (rest > 0))
     whole = results * ceil_div(k_iterations, config.cluster_k)
-    # schedule() divides the last, partial wave together with a full one or, with several rows of tiles, alone.
+    # schedule() divides the last, partial wave together with a full wave or, if there are several rows of tiles, alone.
     rest_stages, sharing = ceil_div(rest * k_iterations, resident), ceil_div(resident, np.maximum(1, rest))
     whole_part, divided_part = (waves - has_wave) * k_iterations, rest_stages + has_wave * k_iterations
     once, each = wgmma_division(config, np.where(has_wave, 1, sharing), _RANKED_ROWS)
@@ -170,7 +170,7 @@ def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     alone = waves * k_iterations + rest_stages * each_of_rows + once_alone
     pays = (divided + once < whole) & ((tiles_m == 1) | (np.minimum(together, alone) < whole))
     is_divided = (rest > 0) & pays & np.logical_not(is_cluster)
-    # Each CTA of a cluster adds up the sums of all CTAs for its own rows, and stores them.
+    # Each CTA of a cluster adds up the sums of all CTAs for its own rows, and stores the results.
     elements = config.own_rows * config.tile_n
     exchanged = _MEETING * is_cluster * config.cluster_k + 4 * (config.cluster_k - 1) * elements / _SUMS_BYTES
     around = results * (_TILE + _RESULT * elements / (128 * 128)) + _MULTICAST * (config.cluster_n > 1)
@@ -179,7 +179,8 @@ def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     tensor = _WGMMA_TENSOR + _WGMMA_POWER * (m >= _SUSTAINED_FROM)
     tensor_us = tensor * m * n * k / (_WGMMA_MACS * gpu.sm_count * gpu.sm_clock_mhz)
     memory_us, stages = _WGMMA_MEMORY * _memory_us(k, n, gpu), np.where(is_divided, divided, whole)
-    # The tiles of the last row have empty rows: one in tiles_m of a CTA's tiles, and at least one of the busiest CTA's.
+    # The tiles of the last row of tiles have empty rows. They are one in tiles_m of a CTA's tiles, and at least one of
+    # the tiles of the busiest CTA.
     empty = np.minimum(tiles_m * config.tile_m - m, config.tile_m / config.cluster_n) / np.minimum(results, tiles_m)
     loop_us = stages * config.stage_clocks * clock_us + memory_us + tensor_us
     return Cost(
@@ -194,14 +195,15 @@ def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
 # ---- mma.sync --------------------------------------------------------------------------------------------------------
 
 
-#: Instructions for a weight, and for a weight with its scale; instructions for the fp32 sums of an MMA in a group of
-#: 128, if sums are scaled instead.
+#: Instructions per weight; instructions per weight that is scaled; instructions for the fp32 sums of an MMA in a group
+#: of 128 if the sums are scaled instead.
 _WEIGHT_INSTRUCTIONS, _SCALED_WEIGHT_INSTRUCTIONS, _SCALED_SUMS = 9 / 8, 13 / 8, 1.5
 _SCHEDULERS = 4
-#: Clocks of a stage: fractions of the tensor cores' and of the issue slots' clocks that add up, clocks per byte, and a
+#: Clocks per stage: the fractions of the tensor-core clocks and of the issue clocks that count, clocks per byte, and a
 #: constant.
 _MMA_PRODUCTS, _MMA_ISSUE, _MMA_BYTE, _MMA_STAGE = 0.914, 0.445, 0.013, 114
-#: Partial sums: microseconds once, and for each byte of each CTA that shares a tile. Microseconds of a tile's result.
+#: Partial sums: one-time microseconds, and microseconds per byte of each CTA that shares a tile. Microseconds for the
+#: result of a tile.
 _MMA_DIVIDED_US, _MMA_PARTIAL_US, _MMA_TILE_US = 1.69, 7.75e-6, 0.34
 _MMA_MEMORY, _MMA_POWER = 0.129, 0.139
 #: Fields of a config that mma_sync_cost() reads.
@@ -219,7 +221,7 @@ def mma_sync_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     loaded, partial_bytes = weights // 2 + 2 * config.tile_m * config.tile_k, 4 * config.tile_m * config.tile_n
     stage = _MMA_PRODUCTS * 2 * config.tile_m * weights / gpu.mma_sync_flops + _MMA_ISSUE * issued / _SCHEDULERS
     stage = (stage + _MMA_BYTE * loaded + _MMA_STAGE) / gpu.sm_clock_mhz
-    # schedule() divides tiles by the same comparison (MarlinConfig.division()).
+    # schedule() uses the same comparison to divide tiles (MarlinConfig.division()).
     waves = tiles // gpu.sm_count
     rest, has_wave = tiles - waves * gpu.sm_count, waves > 0
     results = waves + (rest > 0)
@@ -237,7 +239,7 @@ def mma_sync_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     )
 
 
-#: Functions that predict one launch of a kernel from config, m, n, k and GPU.
+#: Maps each kernel to the function that predicts one launch from config, m, n, k and GPU.
 COST_MODELS: Mapping[str, Callable[[Any, Any, int, int, Gpu], Cost]] = {
     "skinny": skinny_cost,
     "wgmma": wgmma_cost,

@@ -1,7 +1,7 @@
-"""Dequantize a packed weight to a dense matrix (K, N) on the GPU. TMA loads packed tiles and stores dequantized ones.
+"""Dequantize a packed weight to a dense matrix (K, N) on the GPU. TMA loads packed tiles and stores dequantized tiles.
 
-The result has the same bits as PackedWeight.dequantize(), rounded once to the weight's type. Rows are always
-in the order of the activation's columns, even if the packed weight is in another order. The kernel is memory-bound
+The result has the same bits as PackedWeight.dequantize(), rounded once to the weight's type. Rows are always in the
+order of the activation's columns, even if the rows of the packed weight are permuted. The kernel is memory-bound
 (docs/design/marlin.md).
 """
 
@@ -40,7 +40,8 @@ from cudatma.target import Target
 TEMPLATE = "kernels/dequantize.cu.j2"
 _ELEMENT_BYTES = 2
 _BLOCK, _BLOCK_BYTES = 64, 2048
-#: Bytes of a row of 64 columns in a buffer, and the gap after it, which avoids bank conflicts without a swizzle.
+#: Bytes per row of 64 columns in a buffer, and bytes of padding after a row, which avoid bank conflicts without a
+#: swizzle.
 _ROW_BYTES, _GAP_BYTES = 128, 16
 
 
@@ -49,8 +50,8 @@ class DequantizeConfig:
     """A configuration of ``kernels/dequantize.cu.j2``.
 
     dtype, group_size, has_zeros: fields of the weight. has_permutation: whether rows are stored one by one, in the
-    order of the permutation, instead of in whole tiles. warps: number of 64 x 64 blocks in a tile, along N.
-    stages: number of tiles in flight. Raises ArgumentError.
+    order of the permutation, instead of in whole tiles. warps: number of 64 x 64 blocks in a tile, along N. stages:
+    number of tiles in flight. Raises ArgumentError for an invalid field.
     """
 
     dtype: str
@@ -91,7 +92,7 @@ class DequantizeConfig:
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of the staging buffers. Each warp has two and fills one while TMA reads the other."""
+        """Number of bytes of the staging buffers. Each warp has two buffers and fills one while TMA reads the other."""
         return 2 * self.warps * _BLOCK * self.row_bytes
 
     @property
@@ -160,7 +161,7 @@ def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend:
     stream : stream, optional
         Default: the current stream of out's library.
     backend : str, optional
-        As in ``marlin_gemm``.
+        As for ``marlin_gemm``.
 
     Returns
     -------
@@ -174,7 +175,7 @@ def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend:
     LaunchError
         If a graph capture contains the first call, or if the process was forked.
     TargetError, CompileError, DriverError
-        If no kernel exists for the GPU, or it does not compile or load.
+        If no kernel exists for the GPU, or if the kernel does not compile or load.
     HazardError
         If the emulator finds a hazard.
 
@@ -189,7 +190,7 @@ def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend:
     if (w.device is None) == (chosen == "cuda"):
         allowed = f"{'a CUDA device' if chosen == 'cuda' else 'the host'} with {chosen!r}"
         raise ArgumentError(
-            "w.device", place_name(w.device), allowed, device_remedy("w.to_device() moves it", w.device)
+            "w.device", place_name(w.device), allowed, device_remedy("use w.to_device() to move it", w.device)
         )
     if out is None:
         out = _new_result(w, None if w.device is None else stream_handle(stream, "cupy", w.device))
@@ -224,7 +225,7 @@ class Dequantize(Operation[DenseProblem, DequantizeConfig]):
         return Checked(DenseProblem.of(resource, info), (), info, info.shape, info.dtype)
 
     def configure(self, problem: DenseProblem, gpu: Gpu, memo: dict[Any, Any]) -> DequantizeConfig:
-        """Return the kernel with as many stages as fit in 99 KiB of shared memory, which is half of SM90's."""
+        """Return the kernel with as many stages as fit in 99 KiB, so that two CTAs fit on an SM of SM90."""
         return _config(problem.layer, problem.has_permutation)
 
     def kernels(self, problem: DenseProblem, config: DequantizeConfig) -> tuple[tuple[str, Any], ...]:
@@ -262,7 +263,7 @@ def dequantize_arguments(problem: DenseProblem, config: DequantizeConfig, reside
     tables = {"scales": layer.dtype} | ({"zeros": "uint8"} if layer.has_zeros else {})
     for name, dtype in tables.items():
         maps.append(Map(name, scale_map_spec(shapes[name], dtype, columns, config.groups_per_tile)))
-    # The padding of a row is written as well, because a store may not end inside a 16-byte chunk.
+    # The padding of a row is also written, because a store must not end inside a 16-byte chunk.
     width = dense_pitch_bytes(n) // _ELEMENT_BYTES
     place: tuple[Any, ...] = At("out"), problem.pitch_bytes, At("perm"), k
     if not config.has_permutation:
@@ -308,8 +309,8 @@ def check_dense(out: object, w: PackedWeight) -> ArrayInfo:
         raise ArgumentError("out.strides", info.strides_bytes, f"{_ELEMENT_BYTES} in the last dimension")
     min_pitch = dense_pitch_bytes(w.shape[1])
     if w.shape[0] > 1 and (pitch < min_pitch or pitch % TMA_ALIGNMENT_BYTES):
-        allowed = f"rows a multiple of {TMA_ALIGNMENT_BYTES} bytes apart, at least {min_pitch}"
-        raise ArgumentError("out.strides", info.strides_bytes, allowed, "leave out= away, or give it wider rows")
+        allowed = f"a row pitch that is a multiple of {TMA_ALIGNMENT_BYTES} bytes, at least {min_pitch}"
+        raise ArgumentError("out.strides", info.strides_bytes, allowed, "omit out=, or pass an array with wider rows")
     if info.pointer % TMA_ALIGNMENT_BYTES:
         raise ArgumentError("out.pointer", hex(info.pointer), f"a multiple of {TMA_ALIGNMENT_BYTES} bytes")
     strides = pitch if w.shape[0] > 1 else min_pitch, _ELEMENT_BYTES
@@ -353,8 +354,8 @@ def sample(
 ) -> Sample:
     """Return the dequantization of a random weight, for `cudatma emulate dequantize`.
 
-    ``zeros``: whether the weight has zero points. ``permute``: whether its rows are packed in another order.
-    ``blocks``: maximum number of CTAs. Raises ArgumentError.
+    ``zeros``: whether the weight has zero points. ``permute``: whether its rows are packed in a different order.
+    ``blocks``: maximum number of CTAs. Raises ArgumentError for an invalid argument.
     """
     if min(k, n, blocks) < 1:
         raise ArgumentError("k, n, blocks", (k, n, blocks), "1 or more each")

@@ -32,7 +32,7 @@ from cudatma.kernels.workspace import Workspace, check_workspace
 from cudatma.quantization import PackedWeight
 from cudatma.target import get_target
 
-#: Name of the attachment that stores a weight's arrays for launches.
+#: Name of the attachment of a weight that stores its arrays for launches.
 _WEIGHT = "launch"
 
 
@@ -51,8 +51,8 @@ def marlin_gemm(
 ) -> Any:
     """Compute y = x W + bias with an int4 weight and fp32 accumulation.
 
-    Results have the same bits every time. The function has no backward pass, so it raises for tensors that require grad
-    while torch records.
+    Results are bitwise reproducible. The function has no backward pass, so it raises an error for tensors that require
+    grad while torch records operations.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def marlin_gemm(
         16 bytes, or if the weight was quantized in activation order. The launch waits for the stream that
         ``__cuda_array_interface__`` names.
     w : PackedWeight
-        The weight (K, N). ``w.to_device()`` moves it to a device.
+        The weight (K, N). Use ``w.to_device()`` to move it to a device.
     out : array (..., N), optional
         The result, of x's dtype. Default: a new array of x's library, allocated on the stream of the launch.
     bias : array (N,), optional
@@ -70,9 +70,10 @@ def marlin_gemm(
     stream : stream, optional
         Default: the current stream of x's library.
     backend : str, optional
-        ``"cuda"`` runs on the GPU. For host arrays, ``"emulator"`` runs the generated kernel itself, slowly, and raises
-        for each hazard; ``"reference"`` computes with NumPy. ``"auto"`` selects the GPU, or the emulator with a
-        BackendWarning if there is no GPU. Default: ``$CUDATMA_BACKEND`` if it is set, otherwise ``"auto"``.
+        ``"cuda"`` runs on the GPU. For host arrays, ``"emulator"`` runs the generated kernel on the CPU, slowly, and
+        raises an error if it finds a hazard; ``"reference"`` computes with NumPy. ``"auto"`` selects the GPU, or the
+        emulator with a BackendWarning if there is no GPU. Default: ``$CUDATMA_BACKEND`` if it is set, otherwise
+        ``"auto"``.
     workspace : Workspace, optional
         Memory for partial sums and copied activations. It must outlive every captured graph that uses it.
         Default: the stream's workspace; during capture, one per graph branch, freed with the graph.
@@ -84,8 +85,8 @@ def marlin_gemm(
         Compute each row with the same bits at every M, at some cost in speed.
     debug : bool, optional
         Run kernels whose waits time out and report what they waited for (docs/howto/debug_a_hang.md). The call waits
-        until they end. Default: the setting of ``cudatma.debugging()``, or ``$CUDATMA_DEBUG`` at the first call of a
-        kind.
+        until these kernels end. Default: the setting of ``cudatma.debugging()``, or ``$CUDATMA_DEBUG`` at the first
+        call of a kind.
 
     Returns
     -------
@@ -99,7 +100,7 @@ def marlin_gemm(
     LaunchError
         If a graph capture contains the first call, or if the process was forked.
     TargetError, CompileError, DriverError
-        If no kernel exists for the GPU, or it does not compile or load.
+        If no kernel exists for the GPU, or if a kernel does not compile or load.
     HazardError
         If the emulator finds a hazard.
     PipelineHang
@@ -138,7 +139,7 @@ class MarlinOptions(NamedTuple):
     batch_invariant: bool
 
 
-#: Options of most calls, created once because creating a tuple takes as long as finding the call.
+#: Options of most calls. They are created once, because creating a tuple takes as long as finding the call.
 _NO_OPTIONS = MarlinOptions(programmatic=False, batch_invariant=False)
 
 
@@ -193,7 +194,7 @@ class MarlinGemm(Operation[Problem, Config]):
         return problem.with_m(m), (*rows, problem.layer.n), None
 
     def alignment_masks(self, problem: Problem) -> tuple[int, ...]:
-        """Return the alignment of x, which TMA reads, and out, which vectors write.
+        """Return the alignment masks of x, which TMA reads, and of out, which is written in vectors.
 
         Threads read the bias element by element.
         """
@@ -213,7 +214,7 @@ class MarlinGemm(Operation[Problem, Config]):
             _, config = memo[key] = (
                 chosen,
                 Config(chosen.in_form(problem.scale_form), copy),
-            )  # keeps the id of the chosen config in use
+            )  # keeps the chosen config alive, so that its id stays in use
         return config
 
     def kernels(self, problem: Problem, config: Config) -> tuple[tuple[str, Any], ...]:
@@ -248,7 +249,7 @@ class MarlinGemm(Operation[Problem, Config]):
     def sizes_for(
         self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...]
     ) -> Callable[[Problem], tuple[Sizes, ...]]:
-        """Return a function from a problem to the sizes of its launches."""
+        """Return a function that maps a problem to the sizes of its launches."""
         copy = config.copy
         sizes = sizes_for(problem, config.gemm, _schedules(problem, config, resident), get_target(gpu.target))
         if copy is None:
@@ -259,7 +260,7 @@ class MarlinGemm(Operation[Problem, Config]):
         """Multiply by the dequantized weight in fp32, and round once."""
         named: dict[str, Any] = {name: host_array(info) for name, info in arrays.items()}
         w = host_weight(problem.layer, arrays)
-        with np.errstate(all="ignore"):  # infinities and NaNs are results, as on the GPU
+        with np.errstate(all="ignore"):  # infinities and NaNs are valid results, as on the GPU
             values = named["x"].astype(np.float32) @ w.dequantize(dtype=np.float32)
             if "bias" in named:
                 values += named["bias"].astype(np.float32)
@@ -270,13 +271,13 @@ MARLIN_GEMM = MarlinGemm()
 
 
 def _schedules(problem: Problem, config: Config, resident: tuple[int, ...]) -> Callable[[int], Schedule]:
-    """Return a function from M to the schedule of the problem with that M."""
+    """Return a function that maps M to the schedule of the problem with that M."""
     n, k, divide = problem.n, problem.k, not problem.batch_invariant
     return lambda m: schedule(config.gemm, m, n, k, resident[-1], divide=divide)
 
 
 def host_weight(layer: LinearShape, arrays: Mapping[str, ArrayInfo]) -> PackedWeight:
-    """Return the weight that these host arrays form."""
+    """Return a weight that consists of these host arrays."""
     parts: dict[str, Any] = {
         name: host_array(arrays[name]) if name in arrays else None for name in MarlinGemm.weight_arrays
     }
@@ -284,11 +285,14 @@ def host_weight(layer: LinearShape, arrays: Mapping[str, ArrayInfo]) -> PackedWe
 
 
 class _Format:
-    """Part of a plan's key that comes from a weight. Weights with the same shape, format and scale fit share it."""
+    """The part of a plan's key that comes from a weight.
+
+    Weights with the same shape, format and scale fit share this object.
+    """
 
 
 class _Formats(dict[Hashable, _Format]):
-    """Formats of all weights in a process, held by the Runtime."""
+    """Formats of all weights in a process, which the Runtime holds."""
 
 
 def weight_of(w: object) -> Weight:

@@ -32,14 +32,14 @@ class MarlinLinear:
     weight : PackedWeight
         The weight (K, N): ``in_features`` is K, ``out_features`` is N.
     bias : array (N,), optional
-        The bias, of the weight's dtype, on its device.
+        The bias, with the weight's dtype, on the weight's device.
     batch_invariant : bool, default False
         As in marlin_gemm.
 
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If the bias does not fit the weight.
+        If the bias does not match the weight.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class MarlinLinear:
         dtype: str = "float16",
         clip_search: bool = False,
     ) -> MarlinLinear:
-        """Quantize a dense layer of torch or Hugging Face.
+        """Quantize a dense layer from torch or Hugging Face.
 
         Parameters
         ----------
         weight : array (N, K)
-            The weight. The layer is on its device; to_device() moves it.
+            The weight. The new layer is on the same device.
         bias : array (N,), optional
             The bias.
         group_size, symmetric, dtype, clip_search : int, bool, str, bool
@@ -150,9 +150,9 @@ class MarlinLinear:
         Parameters
         ----------
         m_values : int or iterable of int
-            An int n prepares for 1 to n rows of x in any layout. Missing kernels are compiled in parallel, with a
-            progress bar on a terminal. An iterable prepares for these numbers of rows alone, with dense rows that begin
-            at multiples of 16 bytes.
+            An int n prepares calls with 1 to n rows of x in any layout. Missing kernels are compiled in parallel, with
+            a progress bar on a terminal. An iterable prepares only calls with these numbers of rows, with dense rows
+            that begin at multiples of 16 bytes.
         stream : stream, optional
             The stream whose workspace is reserved. Default: the current stream.
 
@@ -167,7 +167,7 @@ class MarlinLinear:
                 return
             raise ArgumentError("weight.device", "the host", "a CUDA device", "call to_device() first")
         device = self.weight.device
-        detect(device)  # first, so that a missing driver is reported
+        detect(device)  # called first, so that a missing driver is reported
         if isinstance(m_values, int) and m_values:
             warm_up([self.weight], m_values, batch_invariant=self.batch_invariant)
         handle = stream_handle(stream, "cupy", device)
@@ -185,7 +185,10 @@ class MarlinLinear:
 
 
 def converted_bias(bias: Any, dtype: str) -> NDArray[Any]:
-    """Return a dense layer's bias on the host, rounded to the weight's dtype, which must hold it."""
+    """Return a dense layer's bias on the host, rounded to the weight's dtype.
+
+    The values must be in the range of this dtype.
+    """
     values, kind = host_array(bias, "bias"), activation_type(dtype)
     if not is_float(values.dtype):
         raise ArgumentTypeError("bias.dtype", str(values.dtype), "float16, bfloat16, float32 or float64")
@@ -193,7 +196,7 @@ def converted_bias(bias: Any, dtype: str) -> NDArray[Any]:
         rounded = values.astype(kind.numpy)
     if not bool(np.isfinite(rounded).all()):
         got = f"{float(values[~np.isfinite(rounded)][0]):g}"
-        raise ArgumentError("bias", got, f"finite values that {kind.name} holds", "use dtype='bfloat16' or repair it")
+        raise ArgumentError("bias", got, f"values that are finite in {kind.name}", "use dtype='bfloat16' or repair it")
     return rounded
 
 
@@ -205,7 +208,7 @@ def _upload(values: Any, device: int) -> Any:
 
 
 def checked_m_values(m_values: Any) -> list[int]:
-    """Return the values of M, or the bound alone, as a list. Raises ArgumentError, ArgumentTypeError."""
+    """Return the values of M, or only the bound, as a list. Raises ArgumentError or ArgumentTypeError."""
     if type(m_values) is int:
         m_values = [m_values]
     if not isinstance(m_values, Iterable) or isinstance(m_values, str | bytes):

@@ -1,4 +1,4 @@
-"""Argument checks of marlin_gemm, which convert x and out to rows with a pitch."""
+"""Checks of marlin_gemm's arguments. They convert x and out to rows with a pitch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cudatma.kernels.checks import check_gradient
 from cudatma.quantization import PackedWeight
 
 _ELEMENT_BYTES = 2
-#: Rows are counted in 32 bits on the device.
+#: Maximum number of rows, because the device counts rows in 32 bits.
 MAX_ROWS = 2**31 - 1
 
 
@@ -39,20 +39,22 @@ class Rows:
 def check_weight(w: object) -> PackedWeight:
     """Return ``w``. Raises ArgumentTypeError unless it is a PackedWeight."""
     if not isinstance(w, PackedWeight):
-        raise ArgumentTypeError("w", type(w).__name__, "PackedWeight", "quantize() or an importer makes one")
+        raise ArgumentTypeError("w", type(w).__name__, "PackedWeight", "create one with quantize() or an importer")
     return w
 
 
 def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
-    """Fold the leading dimensions of an array into rows. Raises ArgumentError if the rows have no common pitch."""
+    """Merge the leading dimensions of an array into rows. Raises ArgumentError if the rows have no common pitch."""
     if not info.shape or info.shape[-1] != columns:
-        raise ArgumentError(f"{field}.shape", info.shape, f"(..., {columns})", "the last dimension is the weight's")
+        raise ArgumentError(
+            f"{field}.shape", info.shape, f"(..., {columns})", "the last dimension must match the weight"
+        )
     if columns > 1 and info.size_elems and info.strides_bytes[-1] != _ELEMENT_BYTES:
         raise ArgumentError(
             f"{field}.strides", info.strides_bytes, f"{_ELEMENT_BYTES} in the last dimension", "make it contiguous"
         )
     rows, pitch = 1, 0
-    # From the innermost leading dimension outwards, each must continue where the inner one ends.
+    # Going outwards from the innermost leading dimension, each dimension must continue where the inner one ends.
     for extent, stride in zip(reversed(info.shape[:-1]), reversed(info.strides_bytes[:-1]), strict=True):
         if extent == 1:
             continue
@@ -60,7 +62,7 @@ def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
             raise ArgumentError(
                 f"{field}.strides",
                 info.strides_bytes,
-                "leading dimensions that fold into rows of one pitch",
+                "leading dimensions that can be merged into rows of one pitch",
                 "reshape or copy it first",
             )
         pitch = stride if rows == 1 else pitch
@@ -71,13 +73,13 @@ def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
     if pitch < 0 and info.size_elems:
         raise ArgumentError(f"{field}.strides", info.strides_bytes, "strides of 0 or more", "copy it first")
     if pitch % _ELEMENT_BYTES and info.size_elems:
-        raise ArgumentError(f"{field}.strides", info.strides_bytes, "whole elements from row to row", "copy it first")
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "a row pitch of whole elements", "copy it first")
     return Rows(info, rows, pitch)
 
 
 def _check_common(info: ArrayInfo, w: PackedWeight, field: str) -> None:
     if info.dtype.name != w.dtype or not info.dtype.isnative:
-        remedy = f"convert {field} to {w.dtype}; quantize(..., dtype=) makes weights for float16 or bfloat16"
+        remedy = f"convert {field} to {w.dtype}, or quantize the weight with another dtype (float16 or bfloat16)"
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), f"{w.dtype}, the weight's dtype", remedy)
     if info.device != w.device:
         got, required = place_name(info.device), f"{place_name(w.device)}, where w is"
@@ -111,7 +113,7 @@ def check_input(x: object, w: PackedWeight) -> Rows:
 def check_output(out: object, x: Rows, w: PackedWeight) -> Rows:
     """Return out as rows of N.
 
-    It must have the leading shape of x and rows that do not overlap, and share no byte with x.
+    It must have the leading shape of x. Its rows must not overlap each other or x.
     """
     info = describe(out, "out")
     _check_common(info, w, "out")
@@ -127,13 +129,16 @@ def check_output(out: object, x: Rows, w: PackedWeight) -> Rows:
         _check_aligned(rows, "out", TMA_ALIGNMENT_BYTES)
     if overlaps(x.info, info):
         raise ArgumentError(
-            "out", "memory that overlaps x", "memory of its own", "CTAs still read x while out is written"
+            "out", "memory that overlaps x", "memory of its own", "CTAs still read x while others write out"
         )
     return rows
 
 
 def check_bias(bias: object, w: PackedWeight, out: ArrayInfo | None) -> ArrayInfo:
-    """Check that bias is (N,), dense, of the weight's dtype, on the weight's device, and does not overlap ``out``."""
+    """Check the bias.
+
+    It must have shape (N,), be dense, have the weight's dtype, be on the weight's device, and not overlap ``out``.
+    """
     info = describe(bias, "bias")
     _check_common(info, w, "bias")
     if info.shape != (w.shape[1],):

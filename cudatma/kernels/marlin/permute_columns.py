@@ -2,8 +2,8 @@
 
 This precedes a GEMM whose weight was quantized in activation order, or whose activations TMA cannot read because their
 rows are not aligned to 16 bytes. The GEMM is a programmatic dependent of the copy, and loads its weights while the copy
-runs. Aligned activations get the same GEMM, and the same bits of the result. The copy is memory-bound
-(docs/design/marlin.md).
+runs. Aligned and misaligned activations are multiplied by the same GEMM, so the results are bitwise equal. The copy is
+memory-bound (docs/design/marlin.md).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ TEMPLATE = "kernels/permute_columns.cu.j2"
 ELEMENT_BYTES = 2
 #: Number of elements in a 16-byte chunk, which one thread writes at a time.
 CHUNK_ELEMS = 8
-#: The pitch of the result is a multiple of whole cache lines, so that TMA splits none.
+#: The pitch of the result is a multiple of this number of bytes, so that no row splits a cache line.
 PITCH_ALIGNMENT_BYTES = 128
-#: Maximum number of staged columns, a row of 128 KiB. Longer rows are read from global memory.
+#: Maximum number of staged columns, which is a row of 128 KiB. Longer rows are read from global memory.
 MAX_STAGED_COLUMNS = 65536
-#: Shared memory of a CTA with several stages, which every target has; an SM of SM90 holds two such CTAs.
+#: Shared memory of a CTA with several stages. Every target provides this size, and two such CTAs fit on an SM of SM90.
 _SMEM_BYTES = 97 * KIB
-#: Slots have a multiple of this number of columns, so that layers of similar K share a kernel.
+#: The number of columns per slot is a multiple of this number, so that layers with similar K share a kernel.
 _COLUMN_STEP = 4096
 #: Number of rows that share one read of the permutation, if there are enough rows for every SM.
 _ROWS = 4
@@ -45,7 +45,7 @@ class PermuteColumnsConfig:
     has_permutation: whether columns are permuted. staged_columns: number of columns per row that bulk copies load into
     shared memory, a multiple of 64, or 0 if elements of any alignment are read from global memory one by one. rows:
     number of rows that are copied at a time. stages: number of groups of rows in flight. consumers: number of threads
-    that write, in whole warps. Raises ArgumentError.
+    that write, in whole warps. Raises ArgumentError for an invalid field.
     """
 
     has_permutation: bool
@@ -60,7 +60,9 @@ class PermuteColumnsConfig:
         if self.staged_columns % 64 or not 0 <= self.staged_columns <= MAX_STAGED_COLUMNS:
             raise ArgumentError("staged_columns", self.staged_columns, f"a multiple of 64, 0 to {MAX_STAGED_COLUMNS}")
         if self.staged_columns and not self.has_permutation:
-            raise ArgumentError("staged_columns", self.staged_columns, "0", "a copy in order reads whole lines anyway")
+            raise ArgumentError(
+                "staged_columns", self.staged_columns, "0", "a copy without a permutation reads whole lines anyway"
+            )
         if not 1 <= self.rows <= 16:
             raise ArgumentError("rows", self.rows, "1 to 16", "they are unrolled")
         if not 1 <= self.stages <= 8:
@@ -99,7 +101,7 @@ class PermuteColumnsConfig:
     @property
     def notes(self) -> tuple[str, ...]:
         """Description of the ring for the opening comment of the generated source."""
-        return self.ring.notes() if self.is_staged else ("no ring: elements come from global memory",)
+        return self.ring.notes() if self.is_staged else ("no ring: elements are read from global memory",)
 
     @property
     def smem_bytes(self) -> int:
@@ -133,8 +135,8 @@ def choose_permute(
 ) -> PermuteColumnsConfig:
     """Return the configuration for (rows, columns). ``is_aligned``: every row begins at a multiple of 16 bytes.
 
-    Aligned rows that shared memory holds are staged before they are permuted: its banks serve several scattered
-    elements at a time, global memory one by one (docs/design/marlin.md).
+    Aligned rows that fit in shared memory are staged before they are permuted, because shared memory serves several
+    scattered elements at a time and global memory only one (docs/design/marlin.md).
     """
     group = _ROWS if rows >= _ROWS * sm_count else 1
     direct = PermuteColumnsConfig(has_permutation, rows=group)
@@ -189,7 +191,7 @@ def permute_sizes(
 
 
 def dump_configs(target: Target) -> list[PermuteColumnsConfig]:
-    """Return configs of each path for 8192 and 28672 columns, or none if the target has no TMA."""
+    """Return configs of each path for 8192 and 28672 columns, or no configs if the target has no TMA."""
     if not target.has("tma") or not target.has("griddepcontrol"):
         return []
     cases = [(1, 8192, True, True), (4096, 8192, True, True), (4096, 28672, True, True), (4096, 8192, True, False)]
@@ -205,7 +207,7 @@ def sample(target: Target, *, rows: int = 9, columns: int = 520, path: str = "st
     """Return a copy of random rows with at most ``blocks`` CTAs, for `cudatma emulate permute_columns`.
 
     ``path``: "staged" permutes through shared memory if the number of columns is a multiple of 8, otherwise from global
-    memory; "direct" permutes from global memory; "copy" does not permute. Raises ArgumentError.
+    memory; "direct" permutes from global memory; "copy" does not permute. Raises ArgumentError for an invalid argument.
     """
     if path not in ("staged", "direct", "copy"):
         raise ArgumentError("path", path, "staged, direct, copy")

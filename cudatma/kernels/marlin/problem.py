@@ -17,7 +17,7 @@ from cudatma.kernels.schedule import ceil_div
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
 
-#: Elements of K that share a scale; -1 for one scale for each column of N.
+#: Numbers of elements of K that share a scale; -1 means one scale per column of N.
 GROUP_SIZES = (32, 64, 128, -1)
 #: Fields that a weight and the configs of its kernels have in common.
 PROBLEM_FIELDS = ("group_size", "has_zeros", "dtype")
@@ -180,12 +180,12 @@ class Problem:
 
     @property
     def fixed(self) -> tuple[LinearShape, bool]:
-        """Fields other than M that the choice depends on."""
+        """Fields other than M on which the choice depends."""
         return self.layer, self.batch_invariant
 
     @property
     def constraint(self) -> str:
-        """Why only some configurations may serve, in words; empty without a constraint."""
+        """Why only some configurations may be used, in words, or "" if all may be used."""
         return "batch invariance: sums are added in the same order for every M" if self.batch_invariant else ""
 
     @property
@@ -202,13 +202,16 @@ class Problem:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Problem:
-        """Return the problem of a tuning entry. Raises KeyError, ArgumentError, ArgumentTypeError."""
+        """Return the problem of a tuning entry.
+
+        Raises KeyError, ArgumentError or ArgumentTypeError for an invalid one.
+        """
         layer = LinearShape(*(raw[name] for name in ("k", "n", "group_size", "has_zeros", "dtype")))
         return cls(layer, raw["m"])
 
 
 class WeightReader(Protocol):
-    """Fields of a config that determine the struct members that depend on the weight."""
+    """Fields of a config from which the weight-dependent members of the struct are computed."""
 
     @property
     def dtype(self) -> str: ...

@@ -40,13 +40,13 @@ def sample(
 ) -> Sample:
     """Return a launch of one of the kernels, which computes y = x W for x (m, k) and an int4 W (k, n).
 
-    k must be a multiple of 8. The imagined GPU has ``sm_count`` SMs. If there are few, each one computes many stages,
-    so that the ring wraps. Raises ArgumentError, QuantizationError, TargetError, CompileError, and DriverError without
-    NVRTC.
+    k must be a multiple of 8. The imagined GPU has ``sm_count`` SMs. If there are few SMs, each computes many stages,
+    so that the ring wraps. Raises ArgumentError, QuantizationError, TargetError, CompileError, or DriverError if NVRTC
+    is missing.
     """
     if version == "wgmma":
         target.require("wgmma", "marlin_wgmma")
-    if k % 8:  # marlin_gemm copies such rows before the GEMM
+    if k % 8:  # marlin_gemm copies misaligned rows before the GEMM
         raise ArgumentError("k", k, "a multiple of 8", "TMA loads rows of whole 16-byte chunks")
     for field, value in (("m", m), ("n", n), ("k", k), ("sm_count", sm_count)):
         if value < 1:
@@ -58,7 +58,9 @@ def sample(
     problem = Problem.of(weight, m, has_aligned_out=n % 8 == 0)
     ranked = cheapest_first(TIMES[version], problem, imagined_gpu(target, sm_count))
     if not ranked:
-        raise ArgumentError("m", m, "a number of rows that this kernel takes", "the kernels divide them: see --help")
+        raise ArgumentError(
+            "m", m, "a number of rows that this kernel supports", "use another kernel for this M: see --help"
+        )
     config = ranked[0][0].in_form(weight.scale_fit.form)
     work = schedule(config, m, n, k, sm_count)
     arguments = gemm_arguments(problem, config, work, target)
@@ -76,7 +78,7 @@ mma_sync_sample, wgmma_sample, skinny_sample = sample, partial(sample, m=64), pa
 
 
 class MarlinTrial:
-    """Trial of marlin_gemm (kernels/sample.py). Raises DriverError without CuPy or a GPU."""
+    """Trial of marlin_gemm (kernels/sample.py). Raises DriverError if there is no CuPy or no GPU."""
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -90,7 +92,7 @@ class MarlinTrial:
         return len(self._weights)
 
     def prepare(self, problem: Problem) -> None:
-        """Create M rows of x, and random weights unless they exist."""
+        """Create M rows of x, and create random weights unless they already exist."""
         import cupy
 
         layer, m = problem.layer, problem.m

@@ -22,7 +22,7 @@ _ALIGNED_ELEMS = 16 // ELEMENT_BYTES
 
 
 class _WarmedUp(set[tuple[Any, ...]]):
-    """Completed warm-ups of a Runtime, recorded because a model has many layers of few shapes."""
+    """Completed warm-ups of a Runtime. They are recorded because a model has many layers but few shapes."""
 
     #: choice.forget() drops this cache.
     holds_choices = True
@@ -54,7 +54,7 @@ def warm_up(
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If ``max_m`` is out of range, or a weight is not on a device.
+        If ``max_m`` is out of range, or if a weight is not on a device.
     CompileError, DriverError, TargetError
         If the first call would raise this error.
     """

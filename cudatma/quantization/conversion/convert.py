@@ -85,17 +85,17 @@ def convert_checkpoint(
     clip_search : bool, default False
         See ``quantize``, for float checkpoints.
     dtype : str, optional
-        Type of the scales and activations, "float16" or "bfloat16". Default: the model's type, otherwise the first
-        layer's.
+        Type of the scales and activations, "float16" or "bfloat16". Default: the model's type if it is one of these,
+        otherwise the type of the first layer.
     exclude : sequence of str, optional
         Patterns (fnmatch) of layers that stay float. Requires ``quantize``.
     vision_tower : bool, default False
-        Whether to quantize encoders of images, video and audio too. Requires ``quantize``.
+        Whether to also quantize the encoders of images, video and audio. Requires ``quantize``.
     shard_bytes : int, default 1,000,000,000
         Maximum size of a file in bytes. A layer or tensor that is larger has its own file.
     progress : callable, optional
-        Function that is called often with the current step, the number of source bytes that are done, and the number of
-        source bytes in total.
+        Function that is called regularly with the current step, the number of source bytes that are done, and the
+        number of source bytes in total.
 
     Returns
     -------
@@ -105,9 +105,9 @@ def convert_checkpoint(
     Raises
     ------
     ArgumentError
-        If the options do not fit the checkpoint, or one folder contains the other.
+        If the options do not match the checkpoint, or if one folder contains the other.
     WeightFileError
-        If the checkpoint cannot be converted, the model class cannot load it, or the disk is too full.
+        If the checkpoint cannot be converted, if the model class cannot load it, or if there is too little disk space.
     QuantizationError
         If tensors are invalid or contradict the configuration.
 

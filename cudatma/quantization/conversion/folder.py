@@ -24,7 +24,7 @@ from cudatma.quantization.layout_v1 import LAYOUT_VERSION
 
 FILE = "cudatma_conversion.json"
 _FORMAT, _VERSION = "cudatma-conversion", 1
-_ELSEWHERE = "name another folder, or remove this one"
+_ELSEWHERE = "choose another folder, or remove this one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def _lock(folder: int, out: Path) -> None:
 
 
 def _without(options: dict[str, Any], others: dict[str, Any]) -> str:
-    """Return the options that ``others`` lacks or sets differently, as JSON."""
+    """Return, as JSON, the options that ``others`` lacks or sets differently."""
     return json.dumps({name: value for name, value in options.items() if name not in others or others[name] != value})
 
 
@@ -169,7 +169,7 @@ def check_folders(source: Path, out: Path) -> None:
     """Raise ArgumentError if one folder contains the other."""
     inner, outer = out.resolve(), source.resolve()
     if inner == outer or outer in inner.parents or inner in outer.parents:
-        raise ArgumentError("out", str(out), f"a folder outside of {source}", "a conversion never changes its source")
+        raise ArgumentError("out", str(out), f"a folder outside {source}", "a conversion never changes its source")
 
 
 def check_disk(out: Path, required_bytes: int) -> None:
@@ -182,7 +182,7 @@ def check_disk(out: Path, required_bytes: int) -> None:
     free = shutil.disk_usage(existing).free + sum(partial)
     if required_bytes and free < needed:
         got = f"{free / 1e9:.2f} GB free on its disk"
-        raise WeightFileError(str(out), got, f"{needed / 1e9:.2f} GB or more", "name a folder on another disk")
+        raise WeightFileError(str(out), got, f"{needed / 1e9:.2f} GB or more", "choose a folder on another disk")
 
 
 def copy_files(source: Path, out: Path, converted: Iterable[str]) -> dict[str, str]:
@@ -214,7 +214,7 @@ def _copy_file(source: Path, target: Path) -> None:
         os.replace(aside, target)
     except OSError as error:
         raise WeightFileError(
-            str(target), f"{error}", "a file that can be written", "check folder and space"
+            str(target), f"{error}", "a file that can be written", "check the folder and the free space"
         ) from error
 
 
@@ -249,7 +249,7 @@ def _without_sections(config: Mapping[str, Any]) -> dict[str, Any]:
 def quantization_config(layers: dict[str, dict[str, Any]], dtype: str) -> dict[str, Any]:
     """Return the quantization_config for these packed layers and their facts (LayerReport.facts).
 
-    The result contains the most common facts once. Its ``layers`` entry holds the differences by the layer's name.
+    The result contains the most common facts once. Its ``layers`` entry maps a layer's name to the facts that differ.
     """
     common = json.loads(Counter(json.dumps(facts) for facts in layers.values()).most_common(1)[0][0])
     different = {

@@ -34,7 +34,7 @@ def pack_layer(kind: Format, tensors: Mapping[str, Any], facts: LayerFacts, *, d
     kind : Format
         Format of the layer.
     tensors : mapping of str to array
-        NumPy arrays or torch tensors. The names lack the layer's prefix.
+        NumPy arrays or torch tensors. The names do not include the layer's prefix.
     facts : LayerFacts
         The result of ``layer_facts``.
     dtype : str or dtype, optional

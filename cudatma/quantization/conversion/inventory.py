@@ -18,7 +18,7 @@ from cudatma.quantization.statement import Statement
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Uses of a checkpoint's tensors. Tensors that the inventory does not name are copied.
+    """How each tensor of a checkpoint is used. Tensors that the inventory does not list are copied.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> 
     left_out = {}
     if kind is MARLIN:
         buffers = (f"{layer}.workspace" for layer in layers)
-        left_out = {name: "scratch memory of the Marlin kernel" for name in buffers if name in checkpoint.files}
+        left_out = {name: "it is scratch memory of the Marlin kernel" for name in buffers if name in checkpoint.files}
     check_others(checkpoint, layers, left_out)
     counts = Counter(fact.note for fact in facts.values() if fact.note)
     notes = [f"{note} ({count} of {len(layers)} layers)" for note, count in counts.items()]
@@ -115,7 +115,7 @@ class _Names:
 
 
 def check_others(checkpoint: Checkpoint, layers: Mapping[str, Mapping[str, str]], left_out: Iterable[str] = ()) -> None:
-    """Raise WeightFileError if a tensor outside of ``layers`` does not look like a float parameter."""
+    """Raise WeightFileError if a tensor that is not in ``layers`` does not look like a float parameter."""
     names = _names(checkpoint.files)
     known = {name for parts in layers.values() for name in parts.values()} | set(left_out)
     for name, file in checkpoint.files.items():
@@ -148,7 +148,7 @@ def _check_other(name: str, entry: TensorEntry, names: _Names, checkpoint: Check
     module, _, part = name.rpartition(".")
     is_float = entry.dtype in FLOAT_DTYPES
     if part == "scales" and len(entry.shape) == 1 and names.modules[module] == 1:
-        remedy = f"cudatma does not divide activations by them; {FROM_FLOAT}"
+        remedy = f"cudatma does not apply activation scales; {FROM_FLOAT}"
         raise WeightFileError(name, "activation scales (AWQ's ScaledActivation)", "none", remedy)
     if not _BUFFERS.fullmatch(name) and (_PARTS.fullmatch(name) or not (is_float or entry.dtype == "BOOL")):
         _refuse(name, entry, checkpoint)
@@ -158,11 +158,16 @@ def _check_other(name: str, entry: TensorEntry, names: _Names, checkpoint: Check
             _refuse(name, entry, checkpoint)
     if part == "bias" and is_float and names.modules[module] == 1 and not _TIED.fullmatch(module):
         remedy = "copy or download the checkpoint again"
-        raise WeightFileError(name, f"the bias of a module without weight: {module}", "a weight in the module", remedy)
+        raise WeightFileError(
+            name, f"the bias of {module}, a module without a weight", "a weight in the module", remedy
+        )
 
 
 def _refuse(name: str, entry: TensorEntry, checkpoint: Checkpoint) -> NoReturn:
-    """Raise WeightFileError for a tensor that belongs to no packed layer, and name the format it resembles."""
+    """Raise WeightFileError for a tensor that belongs to no packed layer.
+
+    The error names the format that it resembles.
+    """
     siblings = checkpoint.shapes(name.rpartition(".")[0])
     remedy = f"cudatma does not read this part of the model; {FROM_FLOAT}"
     got = f"{entry.dtype} {entry.shape}, which belongs to no packed layer"
@@ -172,6 +177,6 @@ def _refuse(name: str, entry: TensorEntry, checkpoint: Checkpoint) -> NoReturn:
         got += ": MLX's format"
     elif kind := recognized(siblings):
         got += f": it looks like {kind.title}"
-        remedy = "state it in config.json: quantization_config with quant_method, bits, group_size and the like"
+        remedy = "describe the format in config.json: quantization_config with quant_method, bits, group_size and so on"
     allowed = f"layers of {', '.join(kind.title for kind in FORMATS)}, and float tensors"
     raise WeightFileError(name, got, allowed, remedy)

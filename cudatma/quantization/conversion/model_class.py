@@ -1,8 +1,8 @@
 """Match a checkpoint's quantized layers with the modules of a transformers model.
 
-While a model is loaded, its layers are matched with that model. A conversion matches them, before it writes any file,
-with the class that config.json names, built on the meta device. Only the functions that use torch and transformers
-import them.
+While a model is loaded, the layers are matched with that model. Before a conversion writes any file, the layers are
+matched with the class that config.json names, built on the meta device. Only the functions that use torch and
+transformers import them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cudatma.errors import WeightFileError, counted
 from cudatma.quantization.checkpoint import Checkpoint
 from cudatma.quantization.conversion.source import Source
 
-#: In and out features of a layer, or None if the checkpoint does not state them.
+#: Number of in and out features of a layer, or None if the checkpoint does not state them.
 Sizes = tuple[int, int] | None
 
 
@@ -117,7 +117,7 @@ def is_linear(module: Any) -> bool:
 
 
 def linear_sizes(module: Any) -> Sizes:
-    """Return the in and out features of a linear layer or of transformers' Conv1D, and None for other modules."""
+    """Return the in and out features of a linear layer or of transformers' Conv1D, or None for other modules."""
     from transformers.pytorch_utils import Conv1D
 
     if is_linear(module):
@@ -151,7 +151,7 @@ def _sizes(source: Source, layer: str) -> Sizes:
 
 
 def _misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> WeightFileError | None:
-    """Return an error if a layer does not fit the module, otherwise None."""
+    """Return an error if a layer does not match the module, otherwise None."""
     allowed = "nn.Linear or Conv1D"
     if module is None:
         remedy = "remove its tensors from the checkpoint, or name the right class in config.json: architectures"
@@ -180,14 +180,14 @@ def _tie_misfit(layer: str, name: str, model: Any, loaded: Mapping[str, str]) ->
     pairs = [*model.all_tied_weights_keys.items()]
     for own, other in (*pairs, *(pair[::-1] for pair in pairs)):
         if own == f"{name}.weight" and other not in loaded:
-            got = f"quantized, without {other}, which {type(model).__name__} ties to it"
+            got = f"quantized, but without {other}, which {type(model).__name__} ties to it"
             remedy = "quantize the model again without this layer"
-            return WeightFileError(layer, got, "both, or a float weight for both", remedy)
+            return WeightFileError(layer, got, "weights for both layers, or a float weight for both", remedy)
     return None
 
 
 def _held_parameters(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the tensor that each parameter of a model is loaded from, and the parameters that load unchanged."""
+    """Return the source tensor of each parameter of a model, and the parameters that are loaded unchanged."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -210,15 +210,15 @@ def _held_parameters(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str]
 def _absent_parameters(model: Any, modules: set[str], sources: Mapping[str, str]) -> list[str]:
     """Return the parameters that the checkpoint lacks.
 
-    A checkpoint may lack poolers outside of numbered blocks. A checkpoint of a different class may lack any parameter
-    outside of numbered blocks, for example a classification head, because transformers initializes such parameters for
-    training.
+    A checkpoint may lack poolers that are not in numbered blocks. A checkpoint of a different class may lack any
+    parameter that is not in a numbered block, for example a classification head, because transformers initializes such
+    parameters for training.
     """
     present = sources.keys() | {f"{module}.weight" for module in modules}
     patterns = "|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ())
     is_own_class = type(model).__name__ in (model.config.architectures or ())
     tied = model.all_tied_weights_keys
-    loaded = {tied.get(name, name) for name in present}  # by the parameter that others are tied to
+    loaded = {tied.get(name, name) for name in present}  # keyed by the parameter to which others are tied
     return [
         name
         for name, _ in model.named_parameters()
@@ -253,6 +253,6 @@ def _empty_model(source: Source) -> tuple[Any, str]:
         config = transformers.AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
         with torch.device("meta"):
             return architecture._from_config(config, attn_implementation="eager"), ""
-    except Exception as error:  # the model's code may raise anything
+    except Exception as error:  # the model's code may raise any error
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         return None, f"{architectures[0]} cannot be built: {cause}"

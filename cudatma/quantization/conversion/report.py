@@ -1,4 +1,4 @@
-"""Report of a conversion: the rounding error of each layer, and what else the conversion did."""
+"""Report of a conversion: the rounding error of each layer, and the other results of the conversion."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from cudatma.quantization.packed import PackedWeight, unpack
 class LayerReport:
     """Result of packing one layer.
 
-    Errors are relative, and 0.0 if nothing was rounded. For an imported layer, they are the errors of rounding scales
-    to the model's type. For a quantized layer, they are the errors of the weights: max_error is the largest absolute
-    error divided by the largest absolute weight, and mean_error is the sum of the absolute errors divided by the sum of
-    the absolute weights.
+    Errors are relative; they are 0.0 if nothing was rounded. For an imported layer, they are the errors of rounding
+    scales to the model's type. For a quantized layer, they are the errors of the weights: max_error is the largest
+    absolute error divided by the largest absolute weight, and mean_error is the sum of the absolute errors divided by
+    the sum of the absolute weights.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class Conversion:
     left_out : dict of str to str
         Tensors that the new folder lacks, with the reason.
     notes : tuple of str
-        Sentences about unused keys in the source's configuration, and about values that are not used as stated.
+        Sentences about unused keys in the source's configuration and about values that are interpreted differently.
     source_bytes, out_bytes : int
         Size of all tensors in bytes.
     shards : int

@@ -1,6 +1,6 @@
 """Plan the files of a conversion, and write each file with at most one tensor in memory.
 
-The header comes first in the file but is known last. Space for it is therefore reserved and padded with spaces, which
+The header comes first in the file but is known last. Room for it is therefore reserved and filled up with spaces, which
 the format allows. Tensors follow each other without gaps, but readers expect each tensor to begin at a multiple of its
 element size. Tensors that would misalign the next tensor are therefore written last, in order of decreasing element
 size.
@@ -85,7 +85,7 @@ class ShardWriter:
         self._add(name, entry.dtype, entry.shape, entry.end - entry.begin, lambda: source.raw(name))
 
     def finish(self) -> tuple[int, str]:
-        """Write the remaining tensors, rename the file into place, and return its size in bytes and file_digest()."""
+        """Write the remaining tensors, rename the file into place, and return its size and its file_digest()."""
         for _, name, dtype, shape, chunks in sorted(self._late, key=lambda late: -late[0]):
             self._write(name, dtype, shape, chunks)
         header = json.dumps({"__metadata__": _METADATA, **self.entries}, separators=(",", ":")).encode()
@@ -158,7 +158,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _joined(first: bytes, data: Any) -> str:
-    """Combine a file's header and the running digest of its data into the digest of the file."""
+    """Combine a file's header and the digest of its data into the digest of the file."""
     return hashlib.blake2b(first + data.digest(), digest_size=16).hexdigest()
 
 
@@ -224,7 +224,7 @@ def _packed_bytes(source: Source, layer: str, group_size: int) -> int:
     else:
         n, k = source.shapes(layer)["weight"]
     columns, groups = blocks(n) * BLOCK, group_count(k, group_size)
-    return blocks(n) * blocks(k) * BLOCK_BYTES + groups * columns * 3 + 4 * k  # two bytes per scale, one per zero
+    return blocks(n) * blocks(k) * BLOCK_BYTES + groups * columns * 3 + 4 * k  # two bytes per scale, one per zero point
 
 
 def _tensors(source: Source, shard: list[Unit]) -> list[tuple[str, int]]:

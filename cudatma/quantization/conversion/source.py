@@ -75,7 +75,7 @@ class Source:
     def fingerprint(self) -> dict[str, str]:
         """Return a digest of each file's size, header and samples of its data.
 
-        The data makes the digests of two training runs of a model different.
+        The samples distinguish two training runs of the same model.
         """
         files = {file.path for file in self.checkpoint.files.values()} | set(statement_files(self.folder))
         return {path.name: _fingerprint(path) for path in sorted(files)}
@@ -105,17 +105,17 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     WeightFileError, QuantizationError
         If the checkpoint cannot be converted.
     ArgumentError
-        If ``quantize`` does not fit the checkpoint.
+        If ``quantize`` does not match the checkpoint.
     """
     check_suffix(folder)
     if not folder.is_dir():
-        remedy = "check the path; a model of the Hub has to be downloaded first: hf download MODEL --local-dir FOLDER"
-        allowed = "a checkpoint's folder, with config.json and .safetensors"
+        remedy = "check the path; download a model from the Hub first: hf download MODEL --local-dir FOLDER"
+        allowed = "the folder of a checkpoint, with config.json and .safetensors files"
         raise WeightFileError(str(folder), "no folder", allowed, remedy)
     config, (section, where) = read_config(folder), read_section(folder)
     if section.get("quant_method") == "cudatma":
         remedy = "transformers loads it after cudatma.integrations.transformers.register()"
-        raise WeightFileError(str(folder), "a converted folder", "one that is not converted yet", remedy)
+        raise WeightFileError(str(folder), "a converted folder", "a checkpoint that is not yet converted", remedy)
     if (folder / ADAPTER).is_file():
         remedy = "move it and adapter_model.safetensors to another folder; peft applies them to the converted model"
         raise WeightFileError(str(folder / ADAPTER), "an adapter", "a model without one", remedy)
@@ -127,10 +127,13 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     if section and quantize:
         got = f"a checkpoint that is quantized ({section.get('quant_method', 'no quant_method')})"
         raise ArgumentError(
-            "quantize", got, "a float checkpoint", "leave the option out: its layers keep their integers"
+            "quantize",
+            got,
+            "a float checkpoint",
+            "omit the option; the layers of a quantized checkpoint keep their integers",
         )
     if not section and not quantize:
-        remedy = "add --quantize (quantize=True), which rounds its weights to nearest"
+        remedy = "add --quantize (quantize=True) to round its weights to nearest"
         raise ArgumentError(str(folder), "a float checkpoint", "a quantized one", remedy)
     if not section:
         layers, skipped = _float_layers(checkpoint, config, tuple(exclude), vision_tower, str(folder))
@@ -138,7 +141,7 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     statement = read_statement(section, where)
     inventory = take_inventory(checkpoint, statement, str(folder))
     if statement.unused:
-        note = f"{where}: without effect on the stored weights, not carried over: {', '.join(statement.unused)}"
+        note = f"{where}: no effect on the stored weights, not carried over: {', '.join(statement.unused)}"
         inventory = replace(inventory, notes=(note, *inventory.notes))
     skipped = dict.fromkeys(_matrices(checkpoint), "not quantized in the checkpoint")
     return Source(folder, config, checkpoint, statement, inventory, skipped)
@@ -192,11 +195,11 @@ def unsuitable(layer: str, shape: tuple[int, ...]) -> str:
     """Return the reason not to quantize a float matrix with this name and shape, or ""."""
     last = layer.rpartition(".")[2]
     if last == "lm_head" or not re.search(r"\.\d+\.", layer):
-        return "outside the model's numbered blocks, as the head and the embedding"
+        return "outside the model's numbered blocks, like the head and the embedding"
     if "embed" in last or "norm" in last:
-        return "an embedding or a norm by its name"
+        return "its name says that it is an embedding or a norm"
     if is_expert(layer) or last in ("gate", "router"):
-        return "an expert or a router"
+        return "it is an expert or a router"
     if min(shape) < BLOCK:
         return f"smaller than {BLOCK} x {BLOCK}"
     return ""

@@ -1,4 +1,4 @@
-"""Hang reports of kernels rendered with ``debug=True``, and the host code that reads them.
+"""Hang reports: the host side of kernels rendered with ``debug=True``.
 
 The device code is ``ptx_templates/parts/debug_panel.cuh.j2`` and ``debug.cuh.j2``; docs/design/debug_kernels.md
 describes both sides.

@@ -1,7 +1,10 @@
-"""Host side of a debug kernel on a GPU or the emulator, which writes the panel before a launch and reads the records.
+"""Host side of a debug kernel on a GPU or the emulator.
 
-On a GPU the records are in pinned host memory, which is readable even if the context is lost; everything else is on the
-device. Source: CUDA driver API, cuModuleGetGlobal, cuMemHostAlloc, cuMemHostGetDevicePointer, cuStreamSynchronize.
+It writes the panel before a launch and reads the records afterwards.
+
+On a GPU, the records are in pinned host memory, so they can be read even if the context is lost. Everything else is in
+device memory. Source: CUDA driver API, cuModuleGetGlobal, cuMemHostAlloc, cuMemHostGetDevicePointer,
+cuStreamSynchronize.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from cudatma.runtime.hang.report import Names, hang_of
 class Listener:
     """Host side of a debug kernel (a CUmodule) on a device. The kernel's launches run one at a time.
 
-    The memory lives as long as the process, like the module.
+    Like the module, the memory is never freed.
     """
 
     def __init__(self, module: Any, names: Names, device: int) -> None:
@@ -100,15 +103,15 @@ def _refuse_capture(driver: Any, stream: int, entry: str) -> None:
     """Raise LaunchError during a graph capture, because a debug launch waits for its stream."""
     if context.is_capturing(driver, stream):
         got = f"a stream that captures a graph, for {entry} with debug=True"
-        remedy = "a debug launch waits for its end; capture a kernel without it"
-        raise LaunchError("stream", got, "a stream that does not", remedy)
+        remedy = "a debug launch waits until the kernel ends; capture a kernel compiled without debug=True"
+        raise LaunchError("stream", got, "a stream that is not being captured", remedy)
 
 
 class ListeningModule:
     """An EmulatedModule with the host side of its debug kernels.
 
-    launch() takes the same arguments as the module's launch() and also raises PipelineHang. Hazards after the kernel
-    was ended are not reported. A debug launch is never programmatic.
+    launch() takes the same arguments as the module's launch() and also raises PipelineHang. Hazards that occur after
+    the kernel was aborted are not reported. A debug launch is never programmatic.
     """
 
     def __init__(self, module: Any, names: Names) -> None:
@@ -157,5 +160,5 @@ class ListeningModule:
             **options,
         )
         if hazards == "raise" and report.hazards:
-            raise HazardError(str(report), report.hazards)
+            raise HazardError(str(report), report.hazards, report)
         return report

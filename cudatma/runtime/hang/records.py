@@ -13,7 +13,7 @@ from cudatma.errors import ArgumentError
 
 #: Name of the module variable that the host sets before each launch. [CUDA driver API, cuModuleGetGlobal]
 PANEL_NAME = "cudatma_debug_panel"
-#: aborted, timeout in ns, addresses of records and CTA notes; capacity, taken, blocks, reserved.
+#: Format of the panel: aborted, timeout in ns, addresses of records and CTA notes; capacity, taken, blocks, reserved.
 _PANEL = struct.Struct("<QQQQIIII")
 PANEL_BYTES = _PANEL.size
 RECORD = np.dtype(
@@ -34,20 +34,22 @@ RECORD = np.dtype(
         ("cluster_rank", "<u4"),
     ]
 )
-#: Maximum number of records per launch; the kernel only counts further waits.
+#: Maximum number of records per launch. The kernel only counts further waits.
 CAPACITY = 4096
-#: Notes on 64 barriers, 16 named barriers, a flag and four numbers for each of 32 warps, 8 bytes each.
+#: Size of the notes of a CTA: 64 barriers, 16 named barriers, a flag, and four numbers per warp for 32 warps; 8 bytes
+#: each.
 BLOCK_NOTES_BYTES = (64 + 16 + 1 + 4 * 32) * 8
 #: Maximum number of CTAs with notes. Later CTAs do not detect an uninitialized mbarrier, and their bar.sync may wait
 #: forever.
 MAX_NOTED_BLOCKS = 1 << 16
 
 WAIT_EXPIRED, WAITED, NAMED_EXPIRED, NAMED_WAITED, REFUSED = 1, 2, 3, 4, 5
-#: Value of ``second`` in the record with the state of the mbarrier; one record per mbarrier has this state.
+#: Value of ``second`` in a record that contains the state of the mbarrier. Only one record per mbarrier contains the
+#: state.
 STATE_READ = 1
 TIMEOUT_VARIABLE = "CUDATMA_DEBUG_TIMEOUT"
 DEFAULT_TIMEOUT_SECONDS = 2.0
-_LONGEST_SECONDS = 4000.0  # a record counts microseconds in 32 bits
+_LONGEST_SECONDS = 4000.0  # records count microseconds in 32 bits
 
 
 def is_debug_ptx(ptx: str) -> bool:
@@ -89,7 +91,10 @@ def notes_bytes(blocks: int) -> int:
 
 
 def states(records: np.ndarray[Any, Any]) -> dict[tuple[tuple[int, ...], int], int]:
-    """Return the 8 bytes of each barrier by CTA and address, read after the kernel became quiet."""
+    """Return the 8 bytes of each barrier, keyed by CTA and address.
+
+    They were read when no copies or arrivals were in flight.
+    """
     waits = np.isin(records["kind"], (WAIT_EXPIRED, WAITED)) & (records["second"] == STATE_READ)
     by_barrier = {}
     for record in records[waits]:

@@ -27,30 +27,41 @@ def _mode(number: int) -> str:
     return ("tiled", "im2col", "im2col wide")[number] if number < 3 else f"mode {number}"
 
 
-#: Rule -> (name, function that returns the text for the two numbers in a record).
+#: Maps each rule to its name and to a function that returns the text for the two numbers in a record.
 RULES: dict[int, tuple[str, Callable[[int, int], str]]] = {
-    1: ("barrier_alignment", lambda a, b: f"an mbarrier is aligned to {a} bytes"),
+    1: ("barrier_alignment", lambda a, b: f"an mbarrier must be {a}-byte aligned"),
     2: ("barrier_uninitialised", lambda a, b: "no mbarrier_init was seen at this address in this block"),
     3: ("barrier_count", lambda a, b: f"mbarrier_init with {a} arrivals; allowed: 1 to {b}"),
-    4: ("expected_bytes", lambda a, b: f"expect_tx of {a} bytes; a phase counts at most {b}"),
-    5: ("map_alignment", lambda a, b: f"tensor map at {b << 32 | a:#x}; it is aligned to 64 bytes"),
+    4: ("expected_bytes", lambda a, b: f"expect_tx of {a} bytes; a phase can count at most {b}"),
+    5: ("map_alignment", lambda a, b: f"tensor map at {b << 32 | a:#x}; it must be 64-byte aligned"),
     6: ("map_rank", lambda a, b: f"a tensor map of rank {a} in an instruction for rank {b}"),
-    7: ("map_mode", lambda a, b: f"the tensor map is {_mode(a)}, the instruction for {_mode(b)} ones"),
+    7: ("map_mode", lambda a, b: f"the tensor map is {_mode(a)}, but the instruction is for {_mode(b)} maps"),
     8: (
         "coordinate_alignment",
-        lambda a, b: f"coordinate 0 is {_signed(a)}, elements of {b} bytes; a box begins at a multiple of 16 bytes",
+        lambda a, b: (
+            f"coordinate 0 is {_signed(a)} with elements of {b} bytes; a box must begin at a multiple of 16 bytes"
+        ),
     ),
     9: (
         "negative_coordinate",
-        lambda a, b: f"coordinate {b} is {_signed(a)}; in stores and reductions it is at least 0",
+        lambda a, b: f"coordinate {b} is {_signed(a)}; in stores and reductions it must be at least 0",
     ),
-    10: ("shared_alignment", lambda a, b: f"a box in shared memory is aligned to {a} bytes"),
-    11: ("swizzle_alignment", lambda a, b: f"a box in swizzle {16 << b}B is aligned to its pattern of {a} bytes"),
-    12: ("reduce_type", lambda a, b: f"element format {a} of the tensor map has no such reduction"),
-    13: ("bulk_shared", lambda a, b: f"the shared address of a bulk copy is a multiple of {a}"),
-    14: ("bulk_global", lambda a, b: f"a bulk copy at global address {b << 32 | a:#x}; it is a multiple of 16"),
-    15: ("bulk_bytes", lambda a, b: f"a bulk copy of {a} bytes; the size is a multiple of {b}"),
-    16: ("dimension", lambda a, b: f"dimension {b} of the tensor map has {a + 1} elements; an access allows 2**31"),
+    10: ("shared_alignment", lambda a, b: f"a box in shared memory must be {a}-byte aligned"),
+    11: (
+        "swizzle_alignment",
+        lambda a, b: f"a box with swizzle {16 << b}B must be aligned to the swizzle's pattern of {a} bytes",
+    ),
+    12: ("reduce_type", lambda a, b: f"the reduction does not support element format {a} of the tensor map"),
+    13: ("bulk_shared", lambda a, b: f"the shared address of a bulk copy must be a multiple of {a}"),
+    14: (
+        "bulk_global",
+        lambda a, b: f"a bulk copy at global address {b << 32 | a:#x}; the address must be a multiple of 16",
+    ),
+    15: ("bulk_bytes", lambda a, b: f"a bulk copy of {a} bytes; the size must be a multiple of {b}"),
+    16: (
+        "dimension",
+        lambda a, b: f"dimension {b} of the tensor map has {a + 1} elements; an access allows at most 2**31",
+    ),
     17: ("bounding_box", lambda a, b: f"coordinate {b} is {_signed(a)}, outside the im2col map's bounding box"),
     18: ("padded_store", lambda a, b: f"a store through an im2col map with corners {_signed(a)} and {_signed(b)}"),
 }
@@ -74,7 +85,7 @@ class Names:
     layout: Sequence[tuple[str, int, int]] = ()
 
     def barrier(self, address: int, dynamic_base: int) -> str:
-        """Return the array and stage of a barrier, such as ``full_barriers[2]``, or the address without a layout."""
+        """Return a barrier's array and stage, such as ``full_barriers[2]``, or its address if there is no layout."""
         rank, low = address >> _RANK_SHIFT, (1 << _RANK_SHIFT) - 1
         if rank != dynamic_base >> _RANK_SHIFT:
             return f"{self.barrier(address & low, dynamic_base & low)} of rank {rank} of the cluster"
@@ -98,7 +109,7 @@ class Names:
 
 _WARP = 32
 _RANK = {"refused": 0, "expired": 1, "waiting": 2}
-_UNREAD = "the state of the barrier was not read: its block has no notes, or there were too many records"
+_UNREAD = "the state of the barrier was not read because its block has no notes or there were too many records"
 #: Maximum number of groups of equal waits in a message.
 _LISTED = 16
 _STATES = {
@@ -114,14 +125,14 @@ _STATES = {
 class StuckWait:
     """A warp that could not continue.
 
-    state: "expired" (the wait timed out), "waiting" (it waited when the kernel was ended), "refused" (it attempted an
-    operation that the hardware would trap; ``rule`` names the operation and ``detail`` describes it). barrier: array
-    and stage, or "named barrier 3". address: address of the barrier in the shared window, or number of the named
-    barrier. block, warp: position in grid and block. lanes: mask of the lanes that waited together. parity: the parity
-    waited for, or None for named barriers and refusals. arrivals: the argument of mbarrier_init, or the number of
-    threads of a named barrier; 0 if unknown. raw, bits: the mbarrier's 8 bytes after the kernel became quiet, and
-    their decoded state, or None. verified: whether the decoding was verified on such a GPU. line, text: number and text
-    of the source line.
+    state: "expired" (the wait timed out), "waiting" (the warp was still waiting when the kernel was aborted), or
+    "refused" (the warp attempted an operation that the hardware would trap; ``rule`` names the operation and ``detail``
+    describes it). barrier: array and stage, or "named barrier 3". address: address of the barrier in the shared window,
+    or number of the named barrier. block, warp: position in grid and block. lanes: mask of the lanes that waited
+    together. parity: the parity waited for, or None for named barriers and refusals. arrivals: the argument of
+    mbarrier_init, or the number of threads of a named barrier; 0 if unknown. raw, bits: the mbarrier's 8 bytes when
+    nothing was in flight any more, and their decoded state, or None. verified: whether the decoding was verified on
+    this kind of GPU. line, text: number and text of the source line.
     """
 
     state: str
@@ -148,7 +159,7 @@ class StuckWait:
 
     @property
     def is_over(self) -> bool:
-        """Whether the phase completed while the kernel was being ended."""
+        """Whether the phase completed while the kernel was being aborted."""
         return self.bits is not None and self.parity is not None and self.bits.parity != self.parity & 1
 
     @property
@@ -168,7 +179,7 @@ class StuckWait:
         if self.bits is None:
             return self.detail
         if self.is_over:
-            return "the phase has ended since: the missing arrivals or bytes were on their way"
+            return "the phase has completed since then: the missing arrivals or bytes were still in flight"
         pending, tx = self.bits.pending_arrivals, self.bits.tx_bytes
         lack = f"{counted(pending, 'arrival')} {'is' if pending == 1 else 'are'} missing"
         if pending == 0 and tx > 0:
@@ -177,12 +188,12 @@ class StuckWait:
         if pending == 0:
             return f"{-tx} more bytes arrived than were announced"
         if tx < 0:
-            return f"{-tx} bytes arrived that no expect_tx announced, and {lack}"
+            return f"{-tx} bytes arrived that no expect_tx had announced, and {lack}"
         if tx > 0:
             return f"{lack}, and {tx} bytes"
         if self.arrivals and pending < self.arrivals:
             return f"{pending} of {self.arrivals} arrivals are missing"
-        return "nobody has arrived in this phase: a wrong parity, a stage that was skipped, or a path without an arrive"
+        return "no thread has arrived in this phase: a wrong parity, a skipped stage, or a path without an arrive"
 
 
 def hang_of(
@@ -204,9 +215,9 @@ def hang_of(
 def _order(wait: StuckWait) -> tuple[Any, ...]:
     """Return the sort key of a wait.
 
-    Refusals come first, then barriers that are half done, because they cause most other waits. Waits that are over come
-    last. Within each of these groups, expired waits come first, the longest first; waits of one block are ordered by
-    warp.
+    Refused operations come first. Half-done barriers follow, because they cause most other waits. Waits that are over
+    come last. Within each of these groups, expired waits come first, beginning with the longest; waits of one block are
+    ordered by warp.
     """
     follows = not wait.rule and not wait.is_half_done
     return (follows, wait.is_over, _RANK[wait.state], -round(wait.waited_seconds, 2), wait.block[::-1], wait.warp)

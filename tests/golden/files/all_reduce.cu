@@ -10,13 +10,13 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
-// once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
+// dependent launch, it returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this function or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
@@ -44,23 +44,23 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
 
 namespace cudatma {
 constexpr u32 RANKS = 2;
-constexpr u32 WORDS = 3;   // words per packet, two elements each
-constexpr u32 BATCH = 2;   // packets of each rank that a thread loads before it waits for the first
+constexpr u32 WORDS = 3;   // words per packet; a word holds two elements
+constexpr u32 BATCH = 2;   // packets of each rank that a thread loads before it waits for the first one
 
-// The state of a rank. An inbox holds packets [slot][sending rank][packet]. Launches with odd and even numbers use its two slots
-// alternately.
+// The state of a rank. An inbox holds packets [slot][sending rank][packet]. Launches with odd numbers use one slot, launches with even
+// numbers the other.
 struct Member {
-    uint4* inboxes[RANKS];   // of all ranks, in the memory of their GPUs
-    u32* next_launch;        // per CTA, the number of the next launch; the first is 1
-    volatile u32* gave_up;   // not 0 after a peer failed to send
-    u64* failure;            // in host memory: a rank whose packet is missing, and the launch
+    uint4* inboxes[RANKS];   // the inboxes of all ranks, each in the memory of its GPU
+    u32* next_launch;        // for each CTA, the number of the next launch; the first launch has number 1
+    volatile u32* gave_up;   // nonzero after a peer has failed to send
+    u64* failure;            // in host memory: the rank whose packet is missing, and the number of the launch
     u64 timeout_ns;
-    u32 slot_packets;        // packets of each rank in a slot
-    u32 rank;                // this rank
+    u32 slot_packets;        // number of packets per rank in a slot
+    u32 rank;                // the number of this rank
 };
 
 // [PTX ISA, st] Store a packet with one 128-bit access, so that a reader that sees the number of the launch (w) also sees the words of that
-// launch. Relaxed at system scope: other GPUs see the packet, and no other access needs an order.
+// launch. The store is relaxed at system scope, because other GPUs must see the packet but no other access needs to be ordered.
 __device__ __forceinline__ void store_packet(uint4* to, uint4 packet) {
     asm volatile(
         "{\n.reg .b64 low, high;\n.reg .b128 packet;\n"
@@ -93,13 +93,13 @@ __device__ __forceinline__ u64 globaltimer() {
     return now;
 }
 
-// Report to the host the rank whose packet is missing.
+// Report the rank whose packet is missing to the host.
 __device__ __forceinline__ void report(u64* failure, u32 peer, u32 launch) {
     const u64 what = (u64)launch << 32 | (peer + 1);
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(failure), "l"(what) : "memory");
 }
 
-// Wait for a packet of this launch. A peer may be late by several kernels, or it may have failed: after timeout_ns the thread gives up,
+// Wait for a packet of this launch. A peer may be several kernels behind, or it may have failed. After timeout_ns, the thread gives up: it
 // sets the packet to NaNs and the number of the launch to 0, and does not wait for other packets.
 __device__ __forceinline__ void wait_for_packet(uint4& packet, const uint4* from, const Member& member, u32 peer, u32& launch) {
     if (packet.w == launch && launch != 0) return;
@@ -124,7 +124,7 @@ __device__ __forceinline__ uint4 packet_of(const u32* message, u32 words, u32 in
     return packet;
 }
 
-// Add up one word of all ranks in fp32. The order of the ranks makes the result bitwise equal on all of them.
+// Add up one word of all ranks in fp32. All ranks add in the same order, so the result is bitwise equal on all of them.
 __device__ __forceinline__ u32 sum_words(const u32 (&words)[RANKS]) {
     float low = low_to_float(words[0]), high = high_to_float(words[0]);
 #pragma unroll
@@ -150,20 +150,20 @@ __device__ __forceinline__ void store_sum(u32* message, u32 words, u32 index, co
 }
 
 // Add up a message of all ranks in place. Each rank sends its message to all inboxes, and adds up the messages in its own inbox. Packets
-// carry the number of their launch, so that inboxes need not be cleared. The number is not a parameter, so that a graph can replay the
-// launch: all launches have the same grid, and each CTA counts them.
+// carry the number of their launch, so inboxes need not be cleared. The number is not a parameter, because a graph must be able to replay
+// the launch. Instead, each CTA counts the launches; all launches have the same grid.
 //
-// Two slots are enough. The packets of a rank's launch n + 2 overwrite those of launch n, after its launch n + 1 has ended. Launch n + 1
-// has received a packet of launch n + 1 from every peer, and the peer sent it after its launch n had ended, with all reads of the packets
-// of launch n. The launches of a rank do not overlap: they are in one stream, or ordered by events.
+// Two slots are enough. A rank's launch n + 2 overwrites the packets of launch n, but only after its own launch n + 1 has ended. That
+// launch has received a packet of launch n + 1 from every peer, and each peer sent this packet after its launch n had ended and had
+// therefore read all packets of launch n. The launches of a rank must not overlap: they are in one stream or ordered by events.
 //
-// After a peer failed to send, results are NaNs: launches neither send nor wait, and the host finds the failure.
+// After a peer has failed to send, all results are NaNs: later launches neither send nor wait, and the host finds the failure.
 __device__ __forceinline__ void all_reduce(const Member& member, u32* message, u32 words) {
     griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
     griddepcontrol_wait();                // previous kernels have written the message and the number of the launch
     u32* const next_launch = member.next_launch + blockIdx.x;
     const u32 number = *next_launch;
-    u32 launch = *member.gave_up ? 0 : number;   // other CTAs may give up at any time
+    u32 launch = *member.gave_up ? 0 : number;   // read once: other CTAs may give up at any time
     const u32 slot = launch % 2 * RANKS * member.slot_packets;
     const u32 packets = (words + WORDS - 1) / WORDS;
     const u32 thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
@@ -185,7 +185,7 @@ __device__ __forceinline__ void all_reduce(const Member& member, u32* message, u
     for (u32 first = thread; first < packets; first += BATCH * threads) {
         uint4 batch[BATCH][RANKS];
 #pragma unroll
-        for (u32 i = 0; i < BATCH; ++i)   // all loads before the first wait
+        for (u32 i = 0; i < BATCH; ++i)   // issue all loads before the first wait
 #pragma unroll
             for (u32 rank = 0; rank < RANKS; ++rank)
                 if (first + i * threads < packets)
@@ -206,7 +206,7 @@ __device__ __forceinline__ void all_reduce(const Member& member, u32* message, u
 }
 }  // namespace cudatma
 
-// Add up `words` words of the message, two elements each, in place.
+// Add up the `words` words of the message in place. A word holds two elements.
 extern "C" __global__ void __launch_bounds__(512, 1)
 all_reduce(const __grid_constant__ cudatma::Member member, cudatma::u32* message, cudatma::u32 words) {
     cudatma::all_reduce(member, message, words);

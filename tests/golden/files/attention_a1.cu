@@ -23,7 +23,8 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value in a
+// register.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -35,13 +36,13 @@ __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
-// once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
+// dependent launch, it returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this function or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
@@ -52,14 +53,14 @@ __device__ __forceinline__ void fence_proxy_async_shared_cta() {
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
 
-// [PTX ISA, cp.async] Copy 16 bytes from global memory to shared address `dst`, bypassing L1. Only the first `src_bytes` (0..16) are
-// read; the rest is zero. Both addresses are aligned to 16.
+// [PTX ISA, cp.async] Copy 16 bytes from global memory to shared address `dst`, bypassing L1. Only the first `src_bytes` (0 to 16) bytes
+// are read; the other bytes become zero. Both addresses must be 16-byte aligned.
 __device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(src_bytes) : "memory");
 }
 
-// [PTX ISA, cp.async.commit_group] Make this thread's cp.async operations since the last commit one group.
+// [PTX ISA, cp.async.commit_group] Commit all cp.async operations of this thread that are in no group yet, as one group.
 __device__ __forceinline__ void cp_async_commit_group() {
     asm volatile("cp.async.commit_group;" : : : "memory");
 }
@@ -78,30 +79,31 @@ __device__ __forceinline__ uint4 ld_shared_v4_b32(u32 smem) {
     return values;
 }
 
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
-// the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
+// addresses of the rows of matrix i. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants transpose
+// each matrix.
 __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
-// swizzle: 0 none, 1 128B, 2 64B, 3 32B (tensor maps number them in reverse).
-// K-major with a swizzle: stride_bytes is the distance of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2 to the
-// descriptor.
-// M-major or N-major (transposed): stride_bytes is the distance of 8 elements of K, leading_bytes the distance of
-// 64 elements of M or N.
+// swizzle: 0 for none, 1 for 128B, 2 for 64B, 3 for 32B. (Tensor maps number the swizzles in reverse.)
+// K-major with a swizzle: stride_bytes is the distance between groups of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2
+// to the descriptor.
+// M-major or N-major (transposed): stride_bytes is the distance between groups of 8 elements of K; leading_bytes is the distance between
+// groups of 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
 }
 
-// [PTX ISA, wgmma.fence] Order the warpgroup's earlier register writes before the wgmmas that follow.
+// [PTX ISA, wgmma.fence] Order the warpgroup's earlier register accesses before the wgmmas that follow.
 __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.commit_group] Make the wgmmas since the last commit one group.
+// [PTX ISA, wgmma.commit_group] Commit all wgmmas that are in no group yet, as one group.
 __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
@@ -132,14 +134,15 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
-// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel must not access global memory before this call.
+// The next kernel starts after this wait, so any data that it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
+// instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
@@ -160,7 +163,7 @@ namespace cudatma {
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 64;   // queries per CTA
 constexpr u32 TILE_N = 64;   // keys per block
-constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // elements of a row of q and k, and of v and the result
+constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // row lengths of q and k; of v and the result
 
 // ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 K = 0;                          // 16384 B
@@ -170,15 +173,15 @@ constexpr u32 Q = 32768;                      // 8192 B
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
-    u32 tiles_m;                    // heads of all sequences
-    u32 tiles_n;                    // tiles of queries per head
+    u32 tiles_m;                    // number of heads of all sequences
+    u32 tiles_n;                    // number of tiles of queries per head
     u32 q_length;                   // queries of a sequence
     u32 k_length;                   // keys of a sequence
-    u32 heads;                      // heads of q per sequence
-    float scale_log2;               // scale of the scores, or the cap's, in powers of 2
+    u32 heads;                      // number of heads of q per sequence
+    float scale_log2;               // scale (or cap) of the scores for exponentials with base 2
     Divisor by_tiles_n;             // divides by tiles_n
     Divisor by_heads;               // divides by heads
-    Divisor by_group;               // divides by the heads of q that share one of k and v
+    Divisor by_group;               // divides by the number of heads of q that share a head of k and v
     u64 output_pitch;               // elements from one row to the next
     u64 output_head;                // elements from one head of the result to the next
     u64 output_batch;               // elements from one sequence of the result to the next
@@ -194,12 +197,13 @@ struct Problem {
 };
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------
-// A tile: queries of one sequence and one head of q, which begin with row0, and the head of k and v that they attend to.
+// A tile consists of queries of one sequence and one head of q. Its first query is row0, and kv_head is the head of k and v that its
+// queries attend to.
 struct Place {
     u32 row0, head, kv_head, batch;
 };
 
-// Return the place of a tile. Tiles are numbered head by head, because all take the same time.
+// Return the position of a tile. Tiles are numbered head by head, because all tiles take the same time.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 any_head = divide(tile, problem.by_tiles_n), row0 = (tile - any_head * problem.tiles_n) * TILE_M;
     const u32 batch = divide(any_head, problem.by_heads), head = any_head - batch * problem.heads;
@@ -220,7 +224,7 @@ struct Blocks {
     u32 begin, end;
 };
 
-// Return the blocks that contain a key that some row of the tile sees.
+// Return the blocks that contain at least one key that a row of the tile sees.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
@@ -228,19 +232,19 @@ __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place
 }
 
 // ---- Slots: rows of q, k and v, divided into spans of the swizzle's width -------------------------------------------
-constexpr u32 WARPGROUPS = 1;   // 64 queries each
+constexpr u32 WARPGROUPS = 1;   // number of consumer warpgroups; each has 64 queries
 constexpr u32 KV_BYTES = 2;   // bytes per element of k and v
 constexpr u32 K_STAGE_BYTES = KV_BYTES * TILE_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * TILE_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;   // in elements and vectors
 constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
-    WARPGROUP_BARRIER = 1,   // the first of one barrier per warpgroup
+    WARPGROUP_BARRIER = 1,   // the first of several barriers, one per warpgroup
 };
 
 __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<WARPGROUP_BARRIER, WARPGROUPS>(warpgroup, 128); }
 
-// Return the offset of a vector of 16 bytes of a row within a span.
+// Return the offset within a span of a 16-byte vector of a row.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
 }
@@ -250,7 +254,7 @@ __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
 constexpr u32 SCORE_FRAGMENTS = TILE_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
-typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the second product, 16 keys each
+typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the MMAs with the values, 16 keys each
 
 // [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false: scores = q k^T. a and b are matrix
 // descriptors. No other instruction may access d between wgmma_fence and wgmma_wait_group.
@@ -267,7 +271,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
-// [PTX ISA, wgmma.mma_async] The same for output += p v. a is in registers, like operand A of mma.m16n8k16.
+// [PTX ISA, wgmma.mma_async] Like the function above, but for output += p v: a is in registers, like operand A of mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -306,19 +310,19 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 }
 
 // ---- Softmax --------------------------------------------------------------------------------------------------------
-constexpr float MAX_POWER = 8.0f;   // exponentials may reach 2^MAX_POWER before the rows of a warp are rescaled
+constexpr float MAX_POWER = 8.0f;   // exponentials may grow to 2^MAX_POWER before a warp rescales its rows
 
-// The maximum of a row that has not seen a key: the lowest finite float, so that the exponent of a score of minus infinity is minus
+// The maximum of a row that has not seen a key. It is the lowest finite float, so that a score of minus infinity has an exponent of minus
 // infinity, not NaN.
 constexpr float MIN_POWER = -3.402823466e38f;
 
-// The state of a thread's two rows. maximum: the largest scaled score when the row was last rescaled, in powers of 2. sum: the thread's
+// The state of a thread's two rows. maximum: the largest scaled score at the last rescaling of the row, as a power of 2. sum: this thread's
 // part of the sum of 2^(scaled score - maximum).
 struct Rows {
     float maximum[2], sum[2];
 };
 
-// Set the scores of keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
+// Set the scores of the keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
 __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
     const int column = key0 + lane % 4 * 2;
 #pragma unroll
@@ -334,8 +338,8 @@ __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32
     }
 }
 
-// Replace the scores by 2^(scaled score - maximum). Return true if the maximum of a row of the warp rose by more than MAX_POWER: the rows
-// then have new maxima, and the caller multiplies the output by `rescale`, which is set only in this case.
+// Replace the scores with 2^(scaled score - maximum). Return true if the maximum of any row of the warp rose by more than MAX_POWER. In
+// this case the rows have new maxima, `rescale` is set, and the caller must multiply the output by `rescale`.
 template <bool IsMasked>
 __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
                                         u32 lane) {
@@ -374,7 +378,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
     return rises;
 }
 
-// Round the probabilities to operands of 16 keys, which take two fragments of the scores each.
+// Round the probabilities to MMA operands. Each operand covers 16 keys, that is, two fragments of the scores.
 __device__ __forceinline__ void round_scores(Probabilities& p, const Scores& scores) {
 #pragma unroll
     for (u32 n = 0; n < SCORE_FRAGMENTS / 2; ++n)
@@ -405,16 +409,16 @@ __device__ __forceinline__ void clear(Output& output, Rows& rows) {
 
 // ---- Results --------------------------------------------------------------------------------------------------------
 struct LogSums {
-    float* lse;          // the logarithms of the rows' sums, or nullptr
+    float* lse;          // the logarithm of each row's sum, or nullptr
 };
 
-// Return the natural logarithm of a row's sum of exp(scaled score), or minus infinity if the row has seen no key. maximum: the power of 2
-// that the sum is relative to.
+// Return the natural logarithm of a row's sum of exp(scaled score), or minus infinity if the row has seen no key. maximum: the sum is
+// relative to 2^maximum.
 __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
     return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
-// Return the inverse of a row's sum, or 0 if the row has seen no key.
+// Return the reciprocal of a row's sum, or 0 if the row has seen no key.
 __device__ __forceinline__ float inverse_of_sum(float sum) { return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum); }
 // Add up the sums of the four threads of each row.
 __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
@@ -442,7 +446,7 @@ __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, co
     rescale_output(output, inverse);
 }
 
-// Write a warp's 16 rows to the tile at `staging`, in the swizzle of the queries. row0: the warp's first row in the tile.
+// Write a warp's 16 rows to the tile at `staging`, in the same swizzle as the queries. row0: the warp's first row in the tile.
 __device__ __forceinline__ void stage_output(const Output& output, u32 staging, u32 row0, u32 lane) {
     const u32 row = row0 + lane % 16;
 #pragma unroll
@@ -453,7 +457,7 @@ __device__ __forceinline__ void stage_output(const Output& output, u32 staging, 
     }
 }
 
-// Store a warp's rows with 16-byte stores, through the shared memory of the queries. row0: the warp's first row in the tile.
+// Stage a warp's rows in the shared memory of the queries, and write them with 16-byte stores. row0: the warp's first row in the tile.
 __device__ __forceinline__ void store_rows(const Output& output, const Problem& problem, u16* result, u32 staging, const Place& place,
                                            u32 row0, u32 lane) {
     constexpr u32 VECTORS = V_HEAD_DIM / 8;   // vectors per row
@@ -469,8 +473,8 @@ __device__ __forceinline__ void store_rows(const Output& output, const Problem& 
     }
 }
 
-// Process a block of keys: scores, softmax, product with the values. q, k, v: slots in shared memory. row0: the warp's first query in the
-// sequence.
+// Process a block of keys: compute the scores and the softmax, and multiply by the values. q, k, v: shared addresses of the slots. row0:
+// the warp's first query in the sequence.
 __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const Problem& problem, u32 q, u32 k, u32 v, u32 block, u32 row0,
                                              u32 warpgroup, u32 lane) {
     Scores scores;
@@ -491,10 +495,10 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const P
 
 // ---- Loads: all threads copy vectors of 16 bytes into the swizzle ---------------------------------------------------
 constexpr u32 THREADS = 128 * WARPGROUPS;
-constexpr u32 ROWS = THREADS / SPAN_VECTORS;   // rows that all threads copy at a time, one span each
+constexpr u32 ROWS = THREADS / SPAN_VECTORS;   // rows that the threads copy at a time; each row is one span wide
 
-// Copy Rows rows of a head, which begin with row0. Rows after the first `rows` of the head are zero. pitch: elements from one row to the
-// next.
+// Copy Rows rows of a head, beginning with row0. Rows after the first `rows` rows of the head become zero. pitch: elements from one row to
+// the next.
 template <u32 Rows, u32 Columns>
 __device__ __forceinline__ void load_rows(u32 slot, const u16* head, u64 pitch, u32 row0, u32 rows) {
     static_assert(Rows % ROWS == 0 && ROWS % 8 == 0, "all threads copy, and the swizzle repeats");
@@ -508,18 +512,18 @@ __device__ __forceinline__ void load_rows(u32 slot, const u16* head, u64 pitch, 
             cp_async_16(destination + j / SPAN * Rows * SPAN_BYTES + i * SPAN_BYTES, source + i * pitch + j, row0 + row + i < rows ? 16 : 0);
 }
 
-// Copy this thread's part of a block of keys and values as one group, which is empty unless is_needed.
+// Copy this thread's part of a block of keys and values as one group. The group is empty unless is_needed is true.
 __device__ __forceinline__ void load_stage(const Problem& problem, u32 smem, u32 slot, const u16* k_head, const u16* v_head, u32 block,
                                            bool is_needed) {
     if (is_needed) {
         load_rows<TILE_N, HEAD_DIM>(smem + K + slot * K_STAGE_BYTES, k_head, problem.k_pitch, block * TILE_N, problem.k_length);
         load_rows<TILE_N, V_HEAD_DIM>(smem + V + slot * V_STAGE_BYTES, v_head, problem.v_pitch, block * TILE_N, problem.k_length);
     }
-    cp_async_commit_group();   // also an empty group: cp_async_wait_group() counts groups
+    cp_async_commit_group();   // commit even an empty group, because cp_async_wait_group() counts groups
 }
 }  // namespace cudatma
 
-// Attention, version a1: cp.async fills two slots with keys and values. Each CTA computes one tile. All warps load one block ahead, and
+// Attention, version a1: cp.async fills two slots with keys and values. Each CTA computes one tile. All warps load one block ahead and
 // multiply.
 extern "C" __global__ void __launch_bounds__(128, 1)
 attention_a1_bf16_d64_64x64_s2(
@@ -532,7 +536,7 @@ attention_a1_bf16_d64_64x64_s2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle lets ptxas know that the value is uniform in a warp.
+    // The shuffle lets ptxas know that the value is uniform within a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp_index / 4, lane = laneid();
     const Place place = tile_place(problem, blockIdx.x);
     const Blocks blocks = key_blocks(problem, place);

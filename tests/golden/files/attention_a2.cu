@@ -29,14 +29,15 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value in a
+// register.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
     return lane;
 }
 
-// [PTX ISA, elect.sync] Return true in exactly one lane. All 32 lanes of the warp call it.
+// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call it.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
@@ -48,19 +49,19 @@ __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
-// once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
+// dependent launch, it returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this function or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
-// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
+// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -75,7 +76,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended
+// for a time that the hardware chooses. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -83,7 +85,7 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
 // Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
@@ -96,8 +98,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
-// swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
+// with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_4d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5, %6}], [%2];"
@@ -112,30 +114,31 @@ __device__ __forceinline__ uint4 ld_shared_v4_b32(u32 smem) {
     return values;
 }
 
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
-// the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
+// addresses of the rows of matrix i. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants transpose
+// each matrix.
 __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
-// swizzle: 0 none, 1 128B, 2 64B, 3 32B (tensor maps number them in reverse).
-// K-major with a swizzle: stride_bytes is the distance of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2 to the
-// descriptor.
-// M-major or N-major (transposed): stride_bytes is the distance of 8 elements of K, leading_bytes the distance of
-// 64 elements of M or N.
+// swizzle: 0 for none, 1 for 128B, 2 for 64B, 3 for 32B. (Tensor maps number the swizzles in reverse.)
+// K-major with a swizzle: stride_bytes is the distance between groups of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2
+// to the descriptor.
+// M-major or N-major (transposed): stride_bytes is the distance between groups of 8 elements of K; leading_bytes is the distance between
+// groups of 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
 }
 
-// [PTX ISA, wgmma.fence] Order the warpgroup's earlier register writes before the wgmmas that follow.
+// [PTX ISA, wgmma.fence] Order the warpgroup's earlier register accesses before the wgmmas that follow.
 __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.commit_group] Make the wgmmas since the last commit one group.
+// [PTX ISA, wgmma.commit_group] Commit all wgmmas that are in no group yet, as one group.
 __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
@@ -153,25 +156,25 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
     return y;
 }
 
-// A ring of Stages slots in shared memory that a producer fills and consumers read.
+// A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
 // `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
+// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
-// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
-// Methods with a slot number act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
+// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
+// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA call it. In a cluster, a cluster
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call it. In a cluster, a cluster
     // barrier must follow before a CTA uses the barriers of another one.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
@@ -179,16 +182,16 @@ struct TmaPipeline {
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
+    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
-    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
-    // release*() that free it, by all CTAs of the cluster.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
+    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
+    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -201,16 +204,16 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
     __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
 
-    // Return the barrier at which the consumers of a slot arrive.
+    // Return the barrier on which the consumers of a slot arrive.
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
     // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -218,11 +221,11 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight:
-    // release a slot one iteration after reading it.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight. A
+    // consumer therefore releases a slot one iteration after it has read the slot.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
-    // Consumer: call release_used() once for the warp. All lanes call it.
+    // Consumer: call release_used() once for the warp. All lanes must call it.
     __device__ __forceinline__ void release_used_by_warp(u32 slot, u32 lane) const {
         __syncwarp();
         if (lane == 0) release_used(slot);
@@ -236,7 +239,7 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that number the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
@@ -253,14 +256,15 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
-// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel must not access global memory before this call.
+// The next kernel starts after this wait, so any data that it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
+// instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
@@ -281,7 +285,7 @@ namespace cudatma {
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 128;   // queries per CTA
 constexpr u32 TILE_N = 64;   // keys per block
-constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // elements of a row of q and k, and of v and the result
+constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // row lengths of q and k; of v and the result
 
 // ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 K = 0;                          // 16384 B
@@ -293,28 +297,29 @@ constexpr u32 FULL_BARRIERS = 49160;          // 16 B
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
-    u32 tiles_m;                    // heads of all sequences
-    u32 tiles_n;                    // tiles of queries per head
+    u32 tiles_m;                    // number of heads of all sequences
+    u32 tiles_n;                    // number of tiles of queries per head
     u32 q_length;                   // queries of a sequence
     u32 k_length;                   // keys of a sequence
-    u32 heads;                      // heads of q per sequence
-    float scale_log2;               // scale of the scores, or the cap's, in powers of 2
-    float cap_scale;                // scale of the scores in the cap's tanh
+    u32 heads;                      // number of heads of q per sequence
+    float scale_log2;               // scale (or cap) of the scores for exponentials with base 2
+    float cap_scale;                // scale of the scores in the tanh of the cap
     Divisor by_tiles_n;             // divides by tiles_n
     Divisor by_heads;               // divides by heads
-    Divisor by_group;               // divides by the heads of q that share one of k and v
+    Divisor by_group;               // divides by the number of heads of q that share a head of k and v
     u64 output_pitch;               // elements from one row to the next
     u64 output_head;                // elements from one head of the result to the next
     u64 output_batch;               // elements from one sequence of the result to the next
 };
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------
-// A tile: queries of one sequence and one head of q, which begin with row0, and the head of k and v that they attend to.
+// A tile consists of queries of one sequence and one head of q. Its first query is row0, and kv_head is the head of k and v that its
+// queries attend to.
 struct Place {
     u32 row0, head, kv_head, batch;
 };
 
-// Return the place of a tile. Tiles are numbered head by head, because all take the same time.
+// Return the position of a tile. Tiles are numbered head by head, because all tiles take the same time.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 any_head = divide(tile, problem.by_tiles_n), row0 = (tile - any_head * problem.tiles_n) * TILE_M;
     const u32 batch = divide(any_head, problem.by_heads), head = any_head - batch * problem.heads;
@@ -335,7 +340,7 @@ struct Blocks {
     u32 begin, end;
 };
 
-// Return the blocks that contain a key that some row of the tile sees.
+// Return the blocks that contain at least one key that a row of the tile sees.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
@@ -343,7 +348,7 @@ __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place
 }
 
 // ---- Slots: rows of q, k and v, divided into spans of the swizzle's width -------------------------------------------
-constexpr u32 WARPGROUPS = 2;   // 64 queries each
+constexpr u32 WARPGROUPS = 2;   // number of consumer warpgroups; each has 64 queries
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 STAGES = 2;   // slots of the ring of keys, and of the ring of values
 constexpr u32 Q_BYTES = 2 * TILE_M * HEAD_DIM;
@@ -353,12 +358,12 @@ constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPA
 constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
-    WARPGROUP_BARRIER = 1,   // the first of one barrier per warpgroup
+    WARPGROUP_BARRIER = 1,   // the first of several barriers, one per warpgroup
 };
 
 __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<WARPGROUP_BARRIER, WARPGROUPS>(warpgroup, 128); }
 
-// Return the offset of a vector of 16 bytes of a row within a span.
+// Return the offset within a span of a 16-byte vector of a row.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
 }
@@ -368,7 +373,7 @@ __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
 constexpr u32 SCORE_FRAGMENTS = TILE_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
-typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the second product, 16 keys each
+typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the MMAs with the values, 16 keys each
 
 // [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false: scores = q k^T. a and b are matrix
 // descriptors. No other instruction may access d between wgmma_fence and wgmma_wait_group.
@@ -385,7 +390,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
-// [PTX ISA, wgmma.mma_async] The same for output += p v. a is in registers, like operand A of mma.m16n8k16.
+// [PTX ISA, wgmma.mma_async] Like the function above, but for output += p v: a is in registers, like operand A of mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -424,22 +429,22 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 }
 
 // ---- Softmax --------------------------------------------------------------------------------------------------------
-constexpr float MAX_POWER = 8.0f;   // exponentials may reach 2^MAX_POWER before the rows of a warp are rescaled
+constexpr float MAX_POWER = 8.0f;   // exponentials may grow to 2^MAX_POWER before a warp rescales its rows
 
-// The maximum of a row that has not seen a key: the lowest finite float, so that the exponent of a score of minus infinity is minus
+// The maximum of a row that has not seen a key. It is the lowest finite float, so that a score of minus infinity has an exponent of minus
 // infinity, not NaN.
 constexpr float MIN_POWER = -3.402823466e38f;
 
-// The state of a thread's two rows. maximum: the largest scaled score when the row was last rescaled, in powers of 2. sum: the thread's
+// The state of a thread's two rows. maximum: the largest scaled score at the last rescaling of the row, as a power of 2. sum: this thread's
 // part of the sum of 2^(scaled score - maximum).
 struct Rows {
     float maximum[2], sum[2];
 };
 
-// Return tanh(x) with an absolute error of 2^-22. tanh.approx has 2^-11.
+// Return tanh(x) with an absolute error of 2^-22. The error of tanh.approx is 2^-11.
 __device__ __forceinline__ float cap(float x) { return 1.0f - __fdividef(2.0f, ex2_approx_ftz(2.88539008f * x) + 1.0f); }
 
-// Set the scores of keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
+// Set the scores of the keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
 __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
     const int column = key0 + lane % 4 * 2;
 #pragma unroll
@@ -455,8 +460,8 @@ __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32
     }
 }
 
-// Replace the scores by 2^(scaled score - maximum). Return true if the maximum of a row of the warp rose by more than MAX_POWER: the rows
-// then have new maxima, and the caller multiplies the output by `rescale`, which is set only in this case.
+// Replace the scores with 2^(scaled score - maximum). Return true if the maximum of any row of the warp rose by more than MAX_POWER. In
+// this case the rows have new maxima, `rescale` is set, and the caller must multiply the output by `rescale`.
 template <bool IsMasked>
 __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
                                         u32 lane) {
@@ -499,7 +504,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
     return rises;
 }
 
-// Round the probabilities to operands of 16 keys, which take two fragments of the scores each.
+// Round the probabilities to MMA operands. Each operand covers 16 keys, that is, two fragments of the scores.
 __device__ __forceinline__ void round_scores(Probabilities& p, const Scores& scores) {
 #pragma unroll
     for (u32 n = 0; n < SCORE_FRAGMENTS / 2; ++n)
@@ -530,16 +535,16 @@ __device__ __forceinline__ void clear(Output& output, Rows& rows) {
 
 // ---- Results --------------------------------------------------------------------------------------------------------
 struct LogSums {
-    float* lse;          // the logarithms of the rows' sums, or nullptr
+    float* lse;          // the logarithm of each row's sum, or nullptr
 };
 
-// Return the natural logarithm of a row's sum of exp(scaled score), or minus infinity if the row has seen no key. maximum: the power of 2
-// that the sum is relative to.
+// Return the natural logarithm of a row's sum of exp(scaled score), or minus infinity if the row has seen no key. maximum: the sum is
+// relative to 2^maximum.
 __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
     return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
-// Return the inverse of a row's sum, or 0 if the row has seen no key.
+// Return the reciprocal of a row's sum, or 0 if the row has seen no key.
 __device__ __forceinline__ float inverse_of_sum(float sum) { return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum); }
 // Add up the sums of the four threads of each row.
 __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
@@ -567,7 +572,7 @@ __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, co
     rescale_output(output, inverse);
 }
 
-// Write a warp's 16 rows to the tile at `staging`, in the swizzle of the queries. row0: the warp's first row in the tile.
+// Write a warp's 16 rows to the tile at `staging`, in the same swizzle as the queries. row0: the warp's first row in the tile.
 __device__ __forceinline__ void stage_output(const Output& output, u32 staging, u32 row0, u32 lane) {
     const u32 row = row0 + lane % 16;
 #pragma unroll
@@ -578,7 +583,7 @@ __device__ __forceinline__ void stage_output(const Output& output, u32 staging, 
     }
 }
 
-// Store a warp's rows with 16-byte stores, through the shared memory of the queries. row0: the warp's first row in the tile.
+// Stage a warp's rows in the shared memory of the queries, and write them with 16-byte stores. row0: the warp's first row in the tile.
 __device__ __forceinline__ void store_rows(const Output& output, const Problem& problem, u16* result, u32 staging, const Place& place,
                                            u32 row0, u32 lane) {
     constexpr u32 VECTORS = V_HEAD_DIM / 8;   // vectors per row
@@ -595,7 +600,7 @@ __device__ __forceinline__ void store_rows(const Output& output, const Problem& 
 }
 
 // ---- Loads: elements outside the tensors are zero -------------------------------------------------------------------
-// Load Rows rows of a head, in boxes of one span.
+// Load Rows rows of a head as boxes that are one span wide.
 template <u32 Rows, u32 Columns>
 __device__ __forceinline__ void load_rows(u32 target, const TensorMap* map, u32 barrier, u32 row, u32 head, u32 batch) {
 #pragma unroll
@@ -615,8 +620,8 @@ __device__ __forceinline__ void load_values(u32 target, const TensorMap* map, u3
     load_rows<TILE_N, V_HEAD_DIM>(target, map, barrier, block * TILE_N, place.kv_head, place.batch);
 }
 
-// Process a block of keys: scores, softmax, product with the values. q, k, v: slots in shared memory. row0: the warp's first query in the
-// sequence.
+// Process a block of keys: compute the scores and the softmax, and multiply by the values. q, k, v: shared addresses of the slots. row0:
+// the warp's first query in the sequence.
 __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const Problem& problem, u32 q, u32 k, u32 v, u32 block, u32 row0,
                                              u32 warpgroup, u32 lane) {
     Scores scores;
@@ -637,7 +642,7 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const P
 
 using Ring = TmaPipeline<STAGES>;
 
-// Load a block of keys and values into the current slot. One thread calls it.
+// Load a block of keys and values into the current slot. Call it from one thread.
 __device__ __forceinline__ void load_stage(const Ring& ring, u32 smem, const TensorMap* k_map, const TensorMap* v_map, u32 block,
                                            const Place& place) {
     ring.expect_tx(K_STAGE_BYTES + V_STAGE_BYTES);
@@ -659,7 +664,7 @@ attention_a2_bf16_d64_softcap_128x64_s2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle lets ptxas know that the value is uniform in a warp.
+    // The shuffle lets ptxas know that the value is uniform within a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp_index / 4, lane = laneid();
     const Place place = tile_place(problem, blockIdx.x);
     const Blocks blocks = key_blocks(problem, place);
@@ -669,7 +674,7 @@ attention_a2_bf16_d64_softcap_128x64_s2(
     reads.init(smem + FULL_BARRIERS, 1, CONSUMER_WARPS);   // one thread fills a slot; each warp releases it
     Ring writes = reads;
     wait_for_previous_grid();
-    u32 next = blocks.end;   // one more than the next block to load: the last block comes first
+    u32 next = blocks.end;   // one more than the next block to load; blocks are loaded from the last to the first
     if (warp_index == 0) {
         if (elect_sync()) {
             mbarrier_arrive_expect_tx(smem + Q_BARRIER, Q_BYTES);
@@ -689,7 +694,7 @@ attention_a2_bf16_d64_softcap_128x64_s2(
         attend_block(output, rows, problem, smem + Q, smem + K + reads.stage * K_STAGE_BYTES, smem + V + reads.stage * V_STAGE_BYTES, block,
                      place.row0 + row0, warpgroup, lane);
         reads.release_used_by_warp(reads.stage, lane);
-        if (warp_index == 0 && next > blocks.begin) {   // refill the slot when all warps have released it
+        if (warp_index == 0 && next > blocks.begin) {   // refill the slot once all warps have released it
             if (elect_sync()) {
                 writes.acquire();
                 load_stage(writes, smem, &k_map, &v_map, next - 1, place);

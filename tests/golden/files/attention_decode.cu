@@ -31,14 +31,15 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value in a
+// register.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
     return lane;
 }
 
-// [PTX ISA, elect.sync] Return true in exactly one lane. All 32 lanes of the warp call it.
+// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call it.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
@@ -50,13 +51,13 @@ __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
-// once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
+// dependent launch, it returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this function or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
@@ -67,8 +68,8 @@ __device__ __forceinline__ void fence_proxy_async_shared_cta() {
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
-// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
+// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -83,7 +84,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended
+// for a time that the hardware chooses. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -91,7 +93,7 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
 // Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
@@ -104,8 +106,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
-// swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
+// with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_4d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5, %6}], [%2];"
@@ -117,14 +119,14 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
 
-// [PTX ISA, cp.async] Copy 16 bytes from global memory to shared address `dst`, bypassing L1. Only the first `src_bytes` (0..16) are
-// read; the rest is zero. Both addresses are aligned to 16.
+// [PTX ISA, cp.async] Copy 16 bytes from global memory to shared address `dst`, bypassing L1. Only the first `src_bytes` (0 to 16) bytes
+// are read; the other bytes become zero. Both addresses must be 16-byte aligned.
 __device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(src_bytes) : "memory");
 }
 
-// [PTX ISA, cp.async.commit_group] Make this thread's cp.async operations since the last commit one group.
+// [PTX ISA, cp.async.commit_group] Commit all cp.async operations of this thread that are in no group yet, as one group.
 __device__ __forceinline__ void cp_async_commit_group() {
     asm volatile("cp.async.commit_group;" : : : "memory");
 }
@@ -161,30 +163,31 @@ __device__ __forceinline__ void st_shared_v4_b32(u32 smem, const uint4& values) 
                  : : "r"(smem), "r"(values.x), "r"(values.y), "r"(values.z), "r"(values.w) : "memory");
 }
 
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
-// the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
+// addresses of the rows of matrix i. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants transpose
+// each matrix.
 __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
-// swizzle: 0 none, 1 128B, 2 64B, 3 32B (tensor maps number them in reverse).
-// K-major with a swizzle: stride_bytes is the distance of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2 to the
-// descriptor.
-// M-major or N-major (transposed): stride_bytes is the distance of 8 elements of K, leading_bytes the distance of
-// 64 elements of M or N.
+// swizzle: 0 for none, 1 for 128B, 2 for 64B, 3 for 32B. (Tensor maps number the swizzles in reverse.)
+// K-major with a swizzle: stride_bytes is the distance between groups of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2
+// to the descriptor.
+// M-major or N-major (transposed): stride_bytes is the distance between groups of 8 elements of K; leading_bytes is the distance between
+// groups of 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
 }
 
-// [PTX ISA, wgmma.fence] Order the warpgroup's earlier register writes before the wgmmas that follow.
+// [PTX ISA, wgmma.fence] Order the warpgroup's earlier register accesses before the wgmmas that follow.
 __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.commit_group] Make the wgmmas since the last commit one group.
+// [PTX ISA, wgmma.commit_group] Commit all wgmmas that are in no group yet, as one group.
 __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
@@ -202,25 +205,25 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
     return y;
 }
 
-// A ring of Stages slots in shared memory that a producer fills and consumers read.
+// A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
 // `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
+// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
-// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
-// Methods with a slot number act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
+// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
+// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA call it. In a cluster, a cluster
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call it. In a cluster, a cluster
     // barrier must follow before a CTA uses the barriers of another one.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
@@ -228,16 +231,16 @@ struct TmaPipeline {
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
+    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
-    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
-    // release*() that free it, by all CTAs of the cluster.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
+    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
+    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -250,16 +253,16 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
     __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
 
-    // Return the barrier at which the consumers of a slot arrive.
+    // Return the barrier on which the consumers of a slot arrive.
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
     // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -267,11 +270,11 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight:
-    // release a slot one iteration after reading it.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight. A
+    // consumer therefore releases a slot one iteration after it has read the slot.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
-    // Consumer: call release_used() once for the warp. All lanes call it.
+    // Consumer: call release_used() once for the warp. All lanes must call it.
     __device__ __forceinline__ void release_used_by_warp(u32 slot, u32 lane) const {
         __syncwarp();
         if (lane == 0) release_used(slot);
@@ -285,23 +288,24 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that number the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
-// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel must not access global memory before this call.
+// The next kernel starts after this wait, so any data that it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// Where a thread is among the consumers. warp counts from the first warp of the warpgroup.
+// The position of a thread among the consumers. warp: index of the warp in its warpgroup.
 struct ThreadPosition {
     u32 warpgroup, warp, lane;
 };
 
-// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
+// instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
@@ -322,7 +326,7 @@ namespace cudatma {
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 64;   // rows per CTA
 constexpr u32 TILE_N = 64;   // keys per block
-constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // elements of a row of q and k, and of v and the result
+constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // row lengths of q and k; of v and the result
 
 // ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 K = 0;                          // 16384 B
@@ -335,18 +339,18 @@ constexpr u32 V_FULL_BARRIERS = 41000;        // 16 B
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
-    u32 q_length;                   // rows of a sequence and a head of k: queries of all heads that share it
-    u32 k_length;                   // keys that a sequence may have
-    u32 heads;                      // heads of q per sequence
-    u32 queries;                    // queries of a sequence and a head
-    u32 group;                      // heads of q that share one of k and v
+    u32 q_length;                   // rows per sequence and head of k: queries of all heads of q that share the head
+    u32 k_length;                   // maximum number of keys per sequence
+    u32 heads;                      // number of heads of q per sequence
+    u32 queries;                    // number of queries per sequence and head
+    u32 group;                      // number of heads of q that share a head of k and v
     u32 kv_heads;                   // heads of k and v
     u32 row_tiles;                  // tiles of rows
-    u32 partial_rows;               // rows of a tile that the workspace holds
+    u32 partial_rows;               // number of rows of a tile in the workspace
     u32 page_size;                  // keys of a page
-    u32 table_pitch;                // entries from one sequence's pages to the next one's
-    float scale_log2;               // scale of the scores, or the cap's, in powers of 2
-    Divisor by_group;               // divides by the heads of q that share one of k and v
+    u32 table_pitch;                // entries from the pages of one sequence to the pages of the next
+    float scale_log2;               // scale (or cap) of the scores for exponentials with base 2
+    Divisor by_group;               // divides by the number of heads of q that share a head of k and v
     Divisor by_kv_heads;            // divides by kv_heads
     Divisor by_row_tiles;           // divides by row_tiles
     Divisor by_page_size;           // divides by page_size
@@ -359,19 +363,19 @@ struct Problem {
 };
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------
-// A tile: rows of one sequence and one head of k and v, which begin with row0. A row is a query of one of the `group` heads of q that share
-// the head of k and v: row r is query r / group of head r % group. The heads of a query are in one tile.
+// A tile: rows of one sequence and one head of k and v, beginning with row0. Each row is a query of one of the `group` heads of q that
+// share the head of k and v: row r is query r / group of head r % group of the group. All heads of a query are in the same tile.
 struct Place {
     u32 row0, kv_head, batch;
 };
 
-// Return the place of a tile.
+// Return the position of a tile.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 rest = divide(tile, problem.by_kv_heads), batch = divide(rest, problem.by_row_tiles);
     return Place{(rest - batch * problem.row_tiles) * TILE_M, tile - rest * problem.kv_heads, batch};
 }
 
-// Return the problem with the length of a sequence. q_length is the number of rows.
+// Return the problem with the lengths of one sequence. q_length becomes the number of rows.
 __device__ __forceinline__ Problem sequence_problem(const Problem& problem, const int* seqlens, u32 batch) {
     Problem sequence = problem;
     sequence.k_length = min((u32)max(0, seqlens[batch]), problem.k_length);
@@ -392,14 +396,14 @@ struct Blocks {
     u32 begin, end;
 };
 
-// Return the blocks that contain a key that some row of the tile sees.
+// Return the blocks that contain at least one key that a row of the tile sees.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
     return Blocks{min(end, first_key(problem, place.row0) / TILE_N), end};
 }
 
-// Return part number `part` of the blocks, which `parts` CTAs divide. No part is empty unless there are no blocks.
+// Divide the blocks among `parts` CTAs, and return part number `part`. No part is empty unless there are no blocks.
 __device__ __forceinline__ Blocks part_of(const Blocks& blocks, u32 part, u32 parts) {
     const u32 count = blocks.end - blocks.begin;
     return Blocks{blocks.begin + part * count / parts, blocks.begin + (part + 1) * count / parts};
@@ -417,7 +421,7 @@ enum NamedBarrier : u32 {
     CONSUMERS_BARRIER = 1,
 };
 
-// Return the offset of a vector of 16 bytes of a row within a span.
+// Return the offset within a span of a 16-byte vector of a row.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
 }
@@ -427,7 +431,7 @@ __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
 constexpr u32 SCORE_FRAGMENTS = TILE_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
-typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the second product, 16 keys each
+typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the MMAs with the values, 16 keys each
 
 // [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false: scores = q k^T. a and b are matrix
 // descriptors. No other instruction may access d between wgmma_fence and wgmma_wait_group.
@@ -444,7 +448,7 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
-// [PTX ISA, wgmma.mma_async] The same for output += p v. a is in registers, like operand A of mma.m16n8k16.
+// [PTX ISA, wgmma.mma_async] Like the function above, but for output += p v: a is in registers, like operand A of mma.m16n8k16.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -483,19 +487,19 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 }
 
 // ---- Softmax --------------------------------------------------------------------------------------------------------
-constexpr float MAX_POWER = 8.0f;   // exponentials may reach 2^MAX_POWER before the rows of a warp are rescaled
+constexpr float MAX_POWER = 8.0f;   // exponentials may grow to 2^MAX_POWER before a warp rescales its rows
 
-// The maximum of a row that has not seen a key: the lowest finite float, so that the exponent of a score of minus infinity is minus
+// The maximum of a row that has not seen a key. It is the lowest finite float, so that a score of minus infinity has an exponent of minus
 // infinity, not NaN.
 constexpr float MIN_POWER = -3.402823466e38f;
 
-// The state of a thread's two rows. maximum: the largest scaled score when the row was last rescaled, in powers of 2. sum: the thread's
+// The state of a thread's two rows. maximum: the largest scaled score at the last rescaling of the row, as a power of 2. sum: this thread's
 // part of the sum of 2^(scaled score - maximum).
 struct Rows {
     float maximum[2], sum[2];
 };
 
-// Set the scores of keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
+// Set the scores of the keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
 __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
     const int column = key0 + lane % 4 * 2;
 #pragma unroll
@@ -511,8 +515,8 @@ __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32
     }
 }
 
-// Replace the scores by 2^(scaled score - maximum). Return true if the maximum of a row of the warp rose by more than MAX_POWER: the rows
-// then have new maxima, and the caller multiplies the output by `rescale`, which is set only in this case.
+// Replace the scores with 2^(scaled score - maximum). Return true if the maximum of any row of the warp rose by more than MAX_POWER. In
+// this case the rows have new maxima, `rescale` is set, and the caller must multiply the output by `rescale`.
 template <bool IsMasked>
 __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
                                         u32 lane) {
@@ -551,7 +555,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
     return rises;
 }
 
-// Round the probabilities to operands of 16 keys, which take two fragments of the scores each.
+// Round the probabilities to MMA operands. Each operand covers 16 keys, that is, two fragments of the scores.
 __device__ __forceinline__ void round_scores(Probabilities& p, const Scores& scores) {
 #pragma unroll
     for (u32 n = 0; n < SCORE_FRAGMENTS / 2; ++n)
@@ -582,17 +586,17 @@ __device__ __forceinline__ void clear(Output& output, Rows& rows) {
 
 // ---- Results --------------------------------------------------------------------------------------------------------
 struct LogSums {
-    float* lse;          // the logarithms of the rows' sums, or nullptr
+    float* lse;          // the logarithm of each row's sum, or nullptr
     const float* sink;   // for each head, the scaled score of an additional key whose value is zero
 };
 
-// Return the natural logarithm of a row's sum of exp(scaled score), or minus infinity if the row has seen no key. maximum: the power of 2
-// that the sum is relative to.
+// Return the natural logarithm of a row's sum of exp(scaled score), or minus infinity if the row has seen no key. maximum: the sum is
+// relative to 2^maximum.
 __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
     return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
-// Add exp(sink) to a row's sum, raise the maximum to the sink if it is lower, and return the factor of the row's output.
+// Add exp(sink) to a row's sum, raise the maximum to the sink if it is lower, and return the factor by which to multiply the row's output.
 __device__ __forceinline__ float inverse_of_sum(const LogSums& logs, u32 head, float& maximum, float& sum) {
     const float power = 1.44269504f * logs.sink[head], highest = fmaxf(maximum, power), factor = ex2_approx_ftz(maximum - highest);
     maximum = highest;
@@ -609,7 +613,7 @@ __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
     }
 }
 
-// Write a warp's 16 rows to the tile at `staging`, in the swizzle of the queries. row0: the warp's first row in the tile.
+// Write a warp's 16 rows to the tile at `staging`, in the same swizzle as the queries. row0: the warp's first row in the tile.
 __device__ __forceinline__ void stage_output(const Output& output, u32 staging, u32 row0, u32 lane) {
     const u32 row = row0 + lane % 16;
 #pragma unroll
@@ -623,23 +627,23 @@ __device__ __forceinline__ void stage_output(const Output& output, u32 staging, 
 // ---- Rings of keys and values ---------------------------------------------------------------------------------------
 using Ring = TmaPipeline<STAGES>;
 
-// Initialize both rings. All threads of the CTA call it. One thread fills a slot; each consumer warp releases it.
+// Initialize the rings of keys and values. All threads of the CTA must call it. One thread fills a slot; each consumer warp releases it.
 __device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem) {
     k_ring.attach(smem + K_FULL_BARRIERS);
     if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
-    v_ring.init(smem + V_FULL_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() covers both rings
+    v_ring.init(smem + V_FULL_BARRIERS, 1, CONSUMER_WARPS);   // the __syncthreads() in init() covers both rings
 }
 
 // ---- Values beyond the end of a sequence ----------------------------------------------------------------------------
-// Clear the rows of a slot of values from first_row to its end. The keys of these rows are beyond the sequence's end: their probabilities
-// are zero, but zero times NaN is NaN. All consumer threads call it, and a barrier of them must follow.
+// Clear the rows of a slot of values from first_row to the end of the slot. The keys of these rows are beyond the end of the sequence.
+// Their probabilities are zero, but zero times NaN is NaN. All consumer threads must call it and then synchronize.
 __device__ __forceinline__ void clear_values(u32 slot, u32 first_row) {
     constexpr u32 VECTORS = V_STAGE_BYTES / TILE_N / 16;   // vectors per row
     for (u32 i = first_row * VECTORS + threadIdx.x; i < TILE_N * VECTORS; i += 32 * CONSUMER_WARPS) {
         const u32 row = i / VECTORS, vector = i % VECTORS;
         st_shared_v4_b32(slot + vector / SPAN_VECTORS * TILE_N * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS), uint4{});
     }
-    fence_proxy_async_shared_cta();   // order the zeros before accesses of the async proxy: reads by wgmma, and the next TMA load
+    fence_proxy_async_shared_cta();   // order the zeros before accesses by the async proxy (wgmma and the next TMA load)
 }
 
 // ---- Queries: the consumer threads copy vectors of 16 bytes into the swizzle ----------------------------------------
@@ -661,14 +665,15 @@ __device__ __forceinline__ void load_queries(const Problem& problem, u32 smem, c
 }
 
 // ---- Keys and values ------------------------------------------------------------------------------------------------
-constexpr u32 BOX_ROWS = 16, BOXES = TILE_N / BOX_ROWS;   // rows of a box, which is part of one page; boxes per block
+constexpr u32 BOX_ROWS = 16, BOXES = TILE_N / BOX_ROWS;   // rows per box (a box is within one page); boxes per block
 
 // The boxes of a block in the cache.
 struct Block {
     int row[BOXES], page[BOXES];
 };
 
-// Return the boxes of a block. Keys beyond the sequence's end get page -1, which TMA fills with zeros: the page table may end there.
+// Return the boxes of a block. Keys beyond the end of the sequence get page -1, because the page table may end there. TMA fills page -1
+// with zeros.
 __device__ __forceinline__ Block find_block(const Problem& sequence, const int* page_table, const Place& place, u32 block) {
     Block boxes;
 #pragma unroll
@@ -692,14 +697,14 @@ __device__ __forceinline__ void load_block(u32 slot, const TensorMap* map, u32 b
                                          kv_head, block.page[i]);
 }
 
-// Load the blocks of a part. The last block comes first. One thread calls it.
+// Load the blocks of a part. The last block comes first. Call it from one thread.
 __device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, const Problem& sequence, u32 smem, const TensorMap* k_map,
                                         const TensorMap* v_map, const int* page_table, const Place& place, const Blocks& blocks) {
     if (blocks.begin == blocks.end) return;
     Block next = find_block(sequence, page_table, place, blocks.end - 1);
     for (u32 block = blocks.end; block-- > blocks.begin;) {
         const Block current = next;
-        if (block > blocks.begin) next = find_block(sequence, page_table, place, block - 1);   // before the waits for slots
+        if (block > blocks.begin) next = find_block(sequence, page_table, place, block - 1);   // do this before waiting for slots
         k_ring.acquire();
         k_ring.expect_tx(K_STAGE_BYTES);
         load_block<HEAD_DIM>(smem + K + k_ring.stage * K_STAGE_BYTES, k_map, k_ring.get_barrier(), current, place.kv_head);
@@ -731,7 +736,7 @@ struct RowPlace {
     }
 };
 
-// Divide a warp's rows by their sums, and store them with 16-byte stores through the shared memory of the queries.
+// Divide a warp's rows by their sums, stage them in the shared memory of the queries, and write them with 16-byte stores.
 __device__ __forceinline__ void store_rows(Output& output, const Rows& rows, const Problem& problem, u32 smem, u16* result,
                                            const LogSums& logs, const Place& place, u32 warp, u32 lane) {
     constexpr u32 VECTORS = V_HEAD_DIM / 8;   // vectors per row
@@ -787,8 +792,8 @@ __device__ __forceinline__ void store_partials(const Output& output, const Rows&
     }
 }
 
-// Return whether this CTA is the last of `parts` CTAs to call it; it then sees the stores of the others, and the counter is 0 again. All
-// threads of the consumer warps call it.
+// Return whether this CTA is the last of the tile's `parts` CTAs to call this function. The last CTA sees the stores of the other CTAs and
+// resets the counter to 0. All threads of the consumer warps must call it.
 __device__ __forceinline__ bool is_last_part(u32* counters, u32 smem, u32 parts) {
     bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // orders the stores of all threads before the atomic below, which releases them
     if (threadIdx.x == 0) {
@@ -801,7 +806,7 @@ __device__ __forceinline__ bool is_last_part(u32* counters, u32 smem, u32 parts)
     return ld_shared_b32(smem + IS_LAST) != 0;
 }
 
-// Store four columns of a row: acc divided by total.
+// Store acc / total to four columns of a row.
 __device__ __forceinline__ void store_vector(const Problem& problem, const Place& place, u32 row, u32 vector, const float (&acc)[4],
                                              float maximum, float total, u16* result, const LogSums& logs) {
     const RowPlace to(problem, place, place.row0 + row);
@@ -811,11 +816,11 @@ __device__ __forceinline__ void store_vector(const Problem& problem, const Place
     if (logs.lse != nullptr && vector == 0) to.store_lse(problem, place, logs.lse, log_of_sum(maximum, total));
 }
 
-// Combine the parts of a tile in the order of their numbers, so that the result is bitwise reproducible. A thread computes four columns of
-// a row at a time.
+// Combine the parts of a tile in ascending order, so that the result is bitwise reproducible. A thread computes four columns of a row at a
+// time.
 __device__ __forceinline__ void combine(const Problem& problem, float* partials, u32 parts, u16* result, const LogSums& logs,
                                         const Place& place) {
-    constexpr u32 VECTORS = V_HEAD_DIM / 4, AT_ONCE = 8;   // vectors per row, parts whose loads are in flight together
+    constexpr u32 VECTORS = V_HEAD_DIM / 4, AT_ONCE = 8;   // vectors per row; parts whose loads are in flight at the same time
     const u32 rows = min(TILE_M, problem.q_length - place.row0);
     for (u32 i = threadIdx.x; i < rows * VECTORS; i += 32 * CONSUMER_WARPS) {
         const u32 row = i / VECTORS, vector = i % VECTORS;
@@ -864,7 +869,8 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     wgmma_wait_group<1>();   // the scores are complete
     float rescale[2];
     const bool rises = softmax<IsMasked>(scores, rows, rescale, problem, row, block * TILE_N, lane);
-    // Without the dependence on the sums, which are never negative, ptxas would move the next wait before the exponentials.
+    // The sums are never negative, so the condition is always true. Without this dependence on the sums, ptxas would move the next wait
+    // before the exponentials.
     __syncwarp();
     if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) k_ring.release_used(k_ring.stage);
     k_ring.advance();
@@ -875,12 +881,12 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     if (rises) rescale_output(output, rescale);
 }
 
-// Process the blocks of a warpgroup's queries, at least one, from the last to the first. q: the queries in shared memory. row0: the
-// warpgroup's first query in the sequence.
+// Process the blocks of a warpgroup's queries from the last to the first. There must be at least one block. q: the queries in shared
+// memory. row0: the warpgroup's first query in the sequence.
 __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
                                          const Blocks& blocks, u32 smem, u32 q, u32 row0, const ThreadPosition& at) {
     const u32 row = row0 + 16 * at.warp + at.lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;
-    // All queries see all keys of the blocks from all_seen_begin to all_seen_end - 1, which need no mask.
+    // Blocks all_seen_begin to all_seen_end - 1 need no mask, because all queries see all of their keys.
     const u32 all_seen_begin = (first_key(problem, last_row) + TILE_N - 1) / TILE_N, all_seen_end = end_key(problem, row0) / TILE_N;
     u32 n = blocks.end - 1;
     Probabilities p;
@@ -903,8 +909,8 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
     wgmma_wait_group<0>();
 }
 
-// Compute the attention of a tile's queries to the keys of `blocks`, one of `parts` parts of all keys. All threads of the consumer warps
-// call it. The last CTA of the tile combines the parts.
+// Compute the attention of a tile's queries to the keys of `blocks`, which is one of the `parts` parts of all keys. All threads of the
+// consumer warps must call it. The last CTA of the tile combines the parts.
 __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Problem& sequence, u32 smem, const u16* q, u16* output_rows,
                                         const LogSums& logs, float* partials, u32* counters, const Place& place, const Blocks& blocks, u32 parts,
                                         u32 warp, u32 lane) {
@@ -917,12 +923,12 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
         v_ring.wait();
         clear_values(smem + V, TILE_N - (end - sequence.k_length));
     }
-    bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // all see the queries and the zeros
+    bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // all threads see the queries and the zeros
     if (blocks.begin < blocks.end)
         mainloop(output, rows, k_ring, v_ring, sequence, blocks, smem, smem + Q, place.row0, ThreadPosition{0, warp, lane});
     add_up_sums(rows.sum);
     if (parts == 1) {
-        bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // all have read the queries, which the results overwrite
+        bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // all warps have read the queries, which the results overwrite
         store_rows(output, rows, sequence, smem, output_rows, logs, place, warp, lane);
         return;
     }
@@ -949,7 +955,7 @@ attention_decode_bf16_d64_sink_n64_s2_b1_paged16(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle lets ptxas know that the value is uniform in a warp.
+    // The shuffle lets ptxas know that the value is uniform within a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (threadIdx.x == 32 * CONSUMER_WARPS) {
         prefetch_tensormap(&k_map);
@@ -962,7 +968,7 @@ attention_decode_bf16_d64_sink_n64_s2_b1_paged16(
     Problem sequence = sequence_problem(problem, seqlens, place.batch);
     const Blocks of_tile = key_blocks(sequence, place);
     const u32 parts = max(1, min(gridDim.y, of_tile.end - of_tile.begin));
-    if (blockIdx.y >= parts) return;   // this sequence has fewer parts than the longest
+    if (blockIdx.y >= parts) return;   // this sequence has fewer parts than the longest one
     const Blocks blocks = part_of(of_tile, blockIdx.y, parts);
     if (warp_index < CONSUMER_WARPS) {
         const LogSums logs = LogSums{lse, sink};

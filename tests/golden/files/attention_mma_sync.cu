@@ -29,39 +29,40 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value in a
+// register.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
     return lane;
 }
 
-// [PTX ISA, elect.sync] Return true in exactly one lane. All 32 lanes of the warp call it.
+// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call it.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
     return elected != 0;
 }
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
-// once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
+// dependent launch, it returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this function or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, membar / fence, .acq_rel.cta] Order this thread's memory accesses within the CTA. Without it ptxas may issue an
+// [PTX ISA, membar / fence, .acq_rel.cta] Order this thread's memory accesses within the CTA. Without this fence, ptxas may issue an
 // mbarrier.arrive while an earlier ld.shared is in flight.
 __device__ __forceinline__ void fence_acq_rel_cta() {
     asm volatile("fence.acq_rel.cta;" : : : "memory");
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
-// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
+// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -76,7 +77,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended
+// for a time that the hardware chooses. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -84,7 +86,7 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
 // Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
@@ -97,8 +99,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
-// swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
+// with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_4d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5, %6}], [%2];"
@@ -113,8 +115,9 @@ __device__ __forceinline__ uint4 ld_shared_v4_b32(u32 smem) {
     return values;
 }
 
-// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
-// the rows of matrix i, aligned to 16. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
+// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
+// addresses of the rows of matrix i. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants
+// transpose each matrix.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
@@ -125,15 +128,16 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 addr) {
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
 }
 
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
-// the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
+// addresses of the rows of matrix i. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants transpose
+// each matrix.
 __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
 // [PTX ISA, mma.m16n8k16] Compute d += a b for a warp: a is 16 x 16, b is 16 x 8, both bf16; d is 16 x 8 in fp32. In d[0..1],
-// lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; in d[2..3], those columns of row l / 4 + 8.
+// lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; in d[2..3], the same columns of row l / 4 + 8.
 __device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
         " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -147,25 +151,25 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
     return y;
 }
 
-// A ring of Stages slots in shared memory that a producer fills and consumers read.
+// A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
 // `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
+// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
-// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
-// Methods with a slot number act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
+// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
+// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA call it. In a cluster, a cluster
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call it. In a cluster, a cluster
     // barrier must follow before a CTA uses the barriers of another one.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
@@ -173,16 +177,16 @@ struct TmaPipeline {
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
+    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
-    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
-    // release*() that free it, by all CTAs of the cluster.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
+    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
+    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -195,16 +199,16 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
     __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
 
-    // Return the barrier at which the consumers of a slot arrive.
+    // Return the barrier on which the consumers of a slot arrive.
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
     // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -212,8 +216,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival, which ptxas does not guarantee: TMA
-    // could refill the slot while the reads are in flight.
+    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival. ptxas does not guarantee this order, and
+    // TMA could refill the slot while the reads are in flight.
     __device__ __forceinline__ void release(u32 slot) const {
         fence_acq_rel_cta();
         mbarrier_arrive(empty_barrier(slot));
@@ -228,23 +232,24 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that number the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
-// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel must not access global memory before this call.
+// The next kernel starts after this wait, so any data that it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// Where a thread is among the consumers. warp counts from the first warp of the warpgroup.
+// The position of a thread among the consumers. warp: index of the warp in its warpgroup.
 struct ThreadPosition {
     u32 warpgroup, warp, lane;
 };
 
-// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
+// instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
@@ -265,7 +270,7 @@ namespace cudatma {
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 64;   // queries per CTA
 constexpr u32 TILE_N = 64;   // keys per block
-constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // elements of a row of q and k, and of v and the result
+constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // row lengths of q and k; of v and the result
 
 // ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 K = 0;                          // 16384 B
@@ -278,34 +283,35 @@ constexpr u32 V_FULL_BARRIERS = 41000;        // 16 B
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
-    u32 tiles_m;                    // heads of all sequences
-    u32 tiles_n;                    // tiles of queries per head
-    u32 raster_heads;               // heads of a raster group
+    u32 tiles_m;                    // number of heads of all sequences
+    u32 tiles_n;                    // number of tiles of queries per head
+    u32 raster_heads;               // number of heads per raster group
     u32 last_group;                 // first head of the last raster group
     u32 q_length;                   // queries of a sequence
     u32 k_length;                   // keys of a sequence
-    u32 heads;                      // heads of q per sequence
-    u32 upper;                      // query i sees keys below i + upper, a signed number
-    float scale_log2;               // scale of the scores, or the cap's, in powers of 2
-    Divisor by_raster_tiles;        // divides by the tiles of a raster group
+    u32 heads;                      // number of heads of q per sequence
+    u32 upper;                      // query i sees keys below i + upper; signed
+    float scale_log2;               // scale (or cap) of the scores for exponentials with base 2
+    Divisor by_raster_tiles;        // divides by the number of tiles per raster group
     Divisor by_raster_heads;        // divides by raster_heads
-    Divisor by_last_heads;          // divides by the heads of the last raster group
+    Divisor by_last_heads;          // divides by the number of heads in the last raster group
     Divisor by_heads;               // divides by heads
-    Divisor by_group;               // divides by the heads of q that share one of k and v
+    Divisor by_group;               // divides by the number of heads of q that share a head of k and v
     u64 output_pitch;               // elements from one row to the next
     u64 output_head;                // elements from one head of the result to the next
     u64 output_batch;               // elements from one sequence of the result to the next
 };
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------
-// A tile: queries of one sequence and one head of q, which begin with row0, and the head of k and v that they attend to.
+// A tile consists of queries of one sequence and one head of q. Its first query is row0, and kv_head is the head of k and v that its
+// queries attend to.
 struct Place {
     u32 row0, head, kv_head, batch;
 };
 
-// Return the place of a tile. Tiles are numbered in raster groups of heads, whose keys and values stay in L2. Within a group, the last
-// queries of each head come first, because they see the most keys. The last group has more heads, whose short tiles fill the gaps at the
-// end.
+// Return the position of a tile. Tiles are numbered in raster groups of heads, whose keys and values stay in L2. Within a group, the last
+// queries of each head come first, because they see the most keys. The last group has more heads, because their short tiles fill the gaps
+// at the end.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 first_head = min(divide(tile, problem.by_raster_tiles) * problem.raster_heads, problem.last_group);
     const bool is_last = first_head == problem.last_group;
@@ -331,7 +337,7 @@ struct Blocks {
     u32 begin, end;
 };
 
-// Return the blocks that contain a key that some row of the tile sees.
+// Return the blocks that contain at least one key that a row of the tile sees.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
@@ -345,7 +351,7 @@ constexpr u32 Q_BYTES = 2 * TILE_M * HEAD_DIM;
 constexpr u32 KV_BYTES = 2;   // bytes per element of k and v
 constexpr u32 K_STAGE_BYTES = KV_BYTES * TILE_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * TILE_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;   // in elements and vectors
-// Return the offset of a vector of 16 bytes of a row within a span.
+// Return the offset within a span of a 16-byte vector of a row.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
 }
@@ -355,9 +361,9 @@ __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
 constexpr u32 SCORE_FRAGMENTS = TILE_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
-typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the second product, 16 keys each
+typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the MMAs with the values, 16 keys each
 
-// Compute scores = q k^T for a warp's 16 queries, which begin with row tile_row of the tile, and a block of keys.
+// Compute scores = q k^T for a block of keys and a warp's 16 queries, which begin with row tile_row of the tile.
 __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 tile_row, u32 lane) {
 #pragma unroll
     for (u32 f = 0; f < SCORE_FRAGMENTS; ++f)
@@ -366,11 +372,11 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 
 #pragma unroll
     for (u32 d = 0; d < HEAD_DIM; d += 16) {
         const u32 vector = d % SPAN / 8, q_span = q + d / SPAN * TILE_M * SPAN_BYTES, k_span = k + d / SPAN * TILE_N * SPAN_BYTES;
-        u32 queries[4];   // lanes 8 to 15 pass the next 8 rows, 16 to 31 the next 8 columns
+        u32 queries[4];   // lanes 8 to 15 pass addresses of the next 8 rows; lanes 16 to 31 pass the next 8 columns
         ldmatrix_x4(queries, q_span + vector_offset(tile_row + lane % 16, vector + lane / 16));
 #pragma unroll
         for (u32 n = 0; n < TILE_N; n += 16) {
-            u32 keys[4];   // lanes 8 to 15 pass the next 8 columns, 16 to 31 the next 8 keys
+            u32 keys[4];   // lanes 8 to 15 pass addresses of the next 8 columns; lanes 16 to 31 pass the next 8 keys
             ldmatrix_x4(keys, k_span + vector_offset(n + lane / 16 * 8 + lane % 8, vector + lane / 8 % 2));
             mma_m16n8k16_bf16(scores[n / 8], queries, keys[0], keys[1]);
             mma_m16n8k16_bf16(scores[n / 8 + 1], queries, keys[2], keys[3]);
@@ -378,13 +384,13 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 
     }
 }
 
-// Compute output += p v for a block of values, whose rows are keys. ldmatrix transposes them.
+// Compute output += p v for a block of values, whose rows are keys. ldmatrix transposes the values.
 __device__ __forceinline__ void multiply_values(Output& output, const Probabilities& p, u32 v, u32 lane) {
 #pragma unroll
     for (u32 n = 0; n < TILE_N; n += 16)
 #pragma unroll
         for (u32 d = 0; d < V_HEAD_DIM; d += 16) {
-            u32 values[4];   // lanes 8 to 15 pass the next 8 keys, 16 to 31 the next 8 columns
+            u32 values[4];   // lanes 8 to 15 pass addresses of the next 8 keys; lanes 16 to 31 pass the next 8 columns
             const u32 span = v + d / SPAN * TILE_N * SPAN_BYTES;
             ldmatrix_x4_trans(values, span + vector_offset(n + lane % 16, d % SPAN / 8 + lane / 16));
             mma_m16n8k16_bf16(output[d / 8], p[n / 16], values[0], values[1]);
@@ -393,19 +399,19 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 }
 
 // ---- Softmax --------------------------------------------------------------------------------------------------------
-constexpr float MAX_POWER = 8.0f;   // exponentials may reach 2^MAX_POWER before the rows of a warp are rescaled
+constexpr float MAX_POWER = 8.0f;   // exponentials may grow to 2^MAX_POWER before a warp rescales its rows
 
-// The maximum of a row that has not seen a key: the lowest finite float, so that the exponent of a score of minus infinity is minus
+// The maximum of a row that has not seen a key. It is the lowest finite float, so that a score of minus infinity has an exponent of minus
 // infinity, not NaN.
 constexpr float MIN_POWER = -3.402823466e38f;
 
-// The state of a thread's two rows. maximum: the largest scaled score when the row was last rescaled, in powers of 2. sum: the thread's
+// The state of a thread's two rows. maximum: the largest scaled score at the last rescaling of the row, as a power of 2. sum: this thread's
 // part of the sum of 2^(scaled score - maximum).
 struct Rows {
     float maximum[2], sum[2];
 };
 
-// Set the scores of keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
+// Set the scores of the keys that a row does not see to minus infinity. row: the thread's first row. key0: the first key of the scores.
 __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
     const int column = key0 + lane % 4 * 2;
 #pragma unroll
@@ -421,8 +427,8 @@ __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32
     }
 }
 
-// Replace the scores by 2^(scaled score - maximum). Return true if the maximum of a row of the warp rose by more than MAX_POWER: the rows
-// then have new maxima, and the caller multiplies the output by `rescale`, which is set only in this case.
+// Replace the scores with 2^(scaled score - maximum). Return true if the maximum of any row of the warp rose by more than MAX_POWER. In
+// this case the rows have new maxima, `rescale` is set, and the caller must multiply the output by `rescale`.
 template <bool IsMasked>
 __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
                                         u32 lane) {
@@ -461,7 +467,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
     return rises;
 }
 
-// Round the probabilities to operands of 16 keys, which take two fragments of the scores each.
+// Round the probabilities to MMA operands. Each operand covers 16 keys, that is, two fragments of the scores.
 __device__ __forceinline__ void round_scores(Probabilities& p, const Scores& scores) {
 #pragma unroll
     for (u32 n = 0; n < SCORE_FRAGMENTS / 2; ++n)
@@ -492,16 +498,16 @@ __device__ __forceinline__ void clear(Output& output, Rows& rows) {
 
 // ---- Results --------------------------------------------------------------------------------------------------------
 struct LogSums {
-    float* lse;          // the logarithms of the rows' sums, or nullptr
+    float* lse;          // the logarithm of each row's sum, or nullptr
 };
 
-// Return the natural logarithm of a row's sum of exp(scaled score), or minus infinity if the row has seen no key. maximum: the power of 2
-// that the sum is relative to.
+// Return the natural logarithm of a row's sum of exp(scaled score), or minus infinity if the row has seen no key. maximum: the sum is
+// relative to 2^maximum.
 __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
     return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
-// Return the inverse of a row's sum, or 0 if the row has seen no key.
+// Return the reciprocal of a row's sum, or 0 if the row has seen no key.
 __device__ __forceinline__ float inverse_of_sum(float sum) { return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum); }
 // Add up the sums of the four threads of each row.
 __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
@@ -529,7 +535,7 @@ __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, co
     rescale_output(output, inverse);
 }
 
-// Write a warp's 16 rows to the tile at `staging`, in the swizzle of the queries. row0: the warp's first row in the tile.
+// Write a warp's 16 rows to the tile at `staging`, in the same swizzle as the queries. row0: the warp's first row in the tile.
 __device__ __forceinline__ void stage_output(const Output& output, u32 staging, u32 row0, u32 lane) {
     const u32 row = row0 + lane % 16;
 #pragma unroll
@@ -540,7 +546,7 @@ __device__ __forceinline__ void stage_output(const Output& output, u32 staging, 
     }
 }
 
-// Store a warp's rows with 16-byte stores, through the shared memory of the queries. row0: the warp's first row in the tile.
+// Stage a warp's rows in the shared memory of the queries, and write them with 16-byte stores. row0: the warp's first row in the tile.
 __device__ __forceinline__ void store_rows(const Output& output, const Problem& problem, u16* result, u32 staging, const Place& place,
                                            u32 row0, u32 lane) {
     constexpr u32 VECTORS = V_HEAD_DIM / 8;   // vectors per row
@@ -557,7 +563,7 @@ __device__ __forceinline__ void store_rows(const Output& output, const Problem& 
 }
 
 // ---- Loads: elements outside the tensors are zero -------------------------------------------------------------------
-// Load Rows rows of a head, in boxes of one span.
+// Load Rows rows of a head as boxes that are one span wide.
 template <u32 Rows, u32 Columns>
 __device__ __forceinline__ void load_rows(u32 target, const TensorMap* map, u32 barrier, u32 row, u32 head, u32 batch) {
 #pragma unroll
@@ -580,14 +586,14 @@ __device__ __forceinline__ void load_values(u32 target, const TensorMap* map, u3
 // ---- Rings of keys and values ---------------------------------------------------------------------------------------
 using Ring = TmaPipeline<STAGES>;
 
-// Initialize both rings. All threads of the CTA call it. One thread fills a slot; each consumer warp releases it.
+// Initialize the rings of keys and values. All threads of the CTA must call it. One thread fills a slot; each consumer warp releases it.
 __device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem) {
     k_ring.attach(smem + K_FULL_BARRIERS);
     if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
-    v_ring.init(smem + V_FULL_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() covers both rings
+    v_ring.init(smem + V_FULL_BARRIERS, 1, CONSUMER_WARPS);   // the __syncthreads() in init() covers both rings
 }
 
-// Release the slot after this warp's ldmatrix have read it. All lanes call it.
+// Release the slot after this warp's ldmatrix instructions have read it. All lanes must call it.
 __device__ __forceinline__ void release_read_by_warp(const Ring& ring, u32 lane) {
     __syncwarp();
     if (lane == 0) ring.release();
@@ -611,7 +617,7 @@ __device__ __forceinline__ void produce_values(Ring& ring, u32 smem, const Tenso
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-// Process a block of keys: scores, softmax, product with the values. row: the thread's first query in the sequence.
+// Process a block of keys: compute the scores and the softmax, and multiply by the values. row: the thread's first query in the sequence.
 // q: the queries in shared memory. first: the warp's first query in the tile.
 template <bool IsMasked>
 __device__ __forceinline__ void attend_block(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem,
@@ -638,7 +644,7 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
                                          const Blocks& blocks, u32 smem, u32 q, u32 row0, const ThreadPosition& at) {
     const u32 first = 64 * at.warpgroup + 16 * at.warp, first_row = row0 + 16 * at.warp, lane = at.lane, row = first_row + lane / 4;
     const u32 last_row = min(first_row + 16, problem.q_length) - 1;
-    // All queries see all keys of the blocks from all_seen_begin to all_seen_end - 1, which need no mask.
+    // Blocks all_seen_begin to all_seen_end - 1 need no mask, because all queries see all of their keys.
     const u32 all_seen_begin = (first_key(problem, last_row) + TILE_N - 1) / TILE_N, all_seen_end = end_key(problem, first_row) / TILE_N;
     for (u32 block = blocks.end; block-- > blocks.begin;) {
         if (block >= all_seen_begin && block < all_seen_end)
@@ -657,7 +663,7 @@ __device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, u32 smem, co
     }
 }
 
-// Compute and store a tile. All threads of the consumer warps call it.
+// Compute and store a tile. All threads of the consumer warps must call it.
 __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem, u16* output_rows,
                                         const LogSums& logs, const Place& place, const Blocks& blocks, const ThreadPosition& at) {
     const u32 row0 = place.row0 + 64 * at.warpgroup;
@@ -685,7 +691,7 @@ attention_mma_sync_bf16_d64_causal_64x64_s2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle lets ptxas know that the value is uniform in a warp.
+    // The shuffle lets ptxas know that the value is uniform within a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) mbarrier_init(smem + Q_BARRIER, 1);
     Ring k_ring, v_ring;

@@ -20,25 +20,26 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
-// once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
+// dependent launch, it returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this function or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
-// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel must not access global memory before this call.
+// The next kernel starts after this wait, so any data that it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
+// instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
@@ -67,7 +68,7 @@ namespace cudatma {
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 32;   // queries per CTA
 constexpr u32 TILE_N = 32;   // keys per block
-constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // elements of a row of q and k, and of v and the result
+constexpr u32 HEAD_DIM = 64, V_HEAD_DIM = 64;   // row lengths of q and k; of v and the result
 
 // ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 K = 0;                          // 4096 B
@@ -76,20 +77,20 @@ constexpr u32 V = 4096;                       // 4096 B
 
 // The launch parameters that are neither tensor maps nor pointers.
 struct Problem {
-    u32 tiles_m;                    // heads of all sequences
-    u32 tiles_n;                    // tiles of queries per head
-    u32 raster_heads;               // heads of a raster group
+    u32 tiles_m;                    // number of heads of all sequences
+    u32 tiles_n;                    // number of tiles of queries per head
+    u32 raster_heads;               // number of heads per raster group
     u32 last_group;                 // first head of the last raster group
     u32 q_length;                   // queries of a sequence
     u32 k_length;                   // keys of a sequence
-    u32 heads;                      // heads of q per sequence
-    u32 upper;                      // query i sees keys below i + upper, a signed number
-    float scale_log2;               // scale of the scores, or the cap's, in powers of 2
-    Divisor by_raster_tiles;        // divides by the tiles of a raster group
+    u32 heads;                      // number of heads of q per sequence
+    u32 upper;                      // query i sees keys below i + upper; signed
+    float scale_log2;               // scale (or cap) of the scores for exponentials with base 2
+    Divisor by_raster_tiles;        // divides by the number of tiles per raster group
     Divisor by_raster_heads;        // divides by raster_heads
-    Divisor by_last_heads;          // divides by the heads of the last raster group
+    Divisor by_last_heads;          // divides by the number of heads in the last raster group
     Divisor by_heads;               // divides by heads
-    Divisor by_group;               // divides by the heads of q that share one of k and v
+    Divisor by_group;               // divides by the number of heads of q that share a head of k and v
     u64 output_pitch;               // elements from one row to the next
     u64 output_head;                // elements from one head of the result to the next
     u64 output_batch;               // elements from one sequence of the result to the next
@@ -105,14 +106,15 @@ struct Problem {
 };
 
 // ---- Tiles of queries -----------------------------------------------------------------------------------------------
-// A tile: queries of one sequence and one head of q, which begin with row0, and the head of k and v that they attend to.
+// A tile consists of queries of one sequence and one head of q. Its first query is row0, and kv_head is the head of k and v that its
+// queries attend to.
 struct Place {
     u32 row0, head, kv_head, batch;
 };
 
-// Return the place of a tile. Tiles are numbered in raster groups of heads, whose keys and values stay in L2. Within a group, the last
-// queries of each head come first, because they see the most keys. The last group has more heads, whose short tiles fill the gaps at the
-// end.
+// Return the position of a tile. Tiles are numbered in raster groups of heads, whose keys and values stay in L2. Within a group, the last
+// queries of each head come first, because they see the most keys. The last group has more heads, because their short tiles fill the gaps
+// at the end.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 first_head = min(divide(tile, problem.by_raster_tiles) * problem.raster_heads, problem.last_group);
     const bool is_last = first_head == problem.last_group;
@@ -138,7 +140,7 @@ struct Blocks {
     u32 begin, end;
 };
 
-// Return the blocks that contain a key that some row of the tile sees.
+// Return the blocks that contain at least one key that a row of the tile sees.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
@@ -160,7 +162,7 @@ __device__ __forceinline__ void to_floats(float (&values)[8], uint4 vector) {
     }
 }
 
-// Copy the rows of a block. Rows after the first `rows` of the head are zero. All threads call it.
+// Copy the rows of a block. Rows after the first `rows` rows of the head become zero. All threads must call it.
 template <u32 Columns>
 __device__ __forceinline__ void load_block(uint4* slot, const u16* head, u64 pitch, u32 row0, u32 rows) {
     for (u32 i = threadIdx.x; i < TILE_N * Columns / 8; i += THREADS) {
@@ -206,7 +208,7 @@ attention_scalar_bf16_d64_causal_32x32_s1(
     float maximum = -INF, sum = 0.0f;
     const int end = end_key(problem, row), first = first_key(problem, row);
     for (u32 block = blocks.begin; block < blocks.end; ++block) {
-        __syncthreads();   // all have read the previous block
+        __syncthreads();   // all threads have read the previous block
         load_block<HEAD_DIM>(keys, k_head, problem.k_pitch, block * TILE_N, problem.k_length);
         load_block<V_HEAD_DIM>(values, v_head, problem.v_pitch, block * TILE_N, problem.k_length);
         __syncthreads();
@@ -226,7 +228,7 @@ attention_scalar_bf16_d64_causal_32x32_s1(
             scores[n] = at < end && at >= first ? score * problem.scale_log2 : -INF;
             highest = fmaxf(highest, scores[n]);
         }
-        // The maximum of a query that has not seen a key is minus infinity, also if its scores are NaN.
+        // The maximum of a query that has not seen a key is minus infinity, even if its scores are NaN.
         const float base = highest == -INF ? 0.0f : highest, rescale = exp2f(maximum - base);
         maximum = highest;
         sum *= rescale;

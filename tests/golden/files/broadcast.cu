@@ -18,8 +18,8 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
-// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
+// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -29,7 +29,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended
+// for a time that the hardware chooses. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -37,7 +38,7 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
 // Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
@@ -63,13 +64,13 @@ __device__ __forceinline__ u32 mapa_shared_cluster(u32 addr, u32 rank) {
     return remote;
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once at a barrier of any CTA of the cluster. `bar` is from mapa_shared_cluster. The default
-// semantics, a release within this CTA, suffice to release a slot that was only read.
+// [PTX ISA, mbarrier.arrive] Arrive once on a barrier in any CTA of the cluster. `bar` is an address from mapa_shared_cluster. The default
+// semantics, a release within this CTA, suffice for a slot that was only read.
 __device__ __forceinline__ void mbarrier_arrive_shared_cluster(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(bar) : "memory");
 }
 
-// [PTX ISA, barrier.cluster] Arrive at the cluster's barrier with release semantics. All threads of the cluster call it.
+// [PTX ISA, barrier.cluster] Arrive on the cluster barrier with release semantics. All threads of the cluster must call it.
 __device__ __forceinline__ void barrier_cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
 }
@@ -79,22 +80,22 @@ __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk] Load `bytes` contiguous bytes at `src` to shared address `dst`. One thread calls it. `bar` counts the
-// bytes. Addresses and size are multiples of 16.
-// Load into every CTA of the cluster whose bit is set in `mask`. Destination and barrier are at the same offsets in each of them, and each
-// barrier must expect the bytes.
+// [PTX ISA, cp.async.bulk] Load `bytes` contiguous bytes at `src` to shared address `dst`. `bar` counts the bytes. Call it from one thread.
+// The addresses and the size must be multiples of 16.
+// Load into every CTA of the cluster whose bit is set in `mask`. The destination and the barrier have the same offsets in each of these
+// CTAs, and the barrier of each CTA must expect the bytes.
 __device__ __forceinline__ void cp_async_bulk_load_multicast(u32 dst, const void* src, u32 bytes, u32 bar, u16 mask) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
                  :: "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(bytes), "r"(bar), "h"(mask) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk] Store `bytes` bytes at shared address `src` to `dst`, as part of this thread's current bulk group.
+// [PTX ISA, cp.async.bulk] Store `bytes` bytes from shared address `src` to `dst` as part of this thread's current bulk group.
 __device__ __forceinline__ void cp_async_bulk_store(void* dst, u32 src, u32 bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
                  :: "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.commit_group] Make this thread's bulk stores and reductions since the last commit one group.
+// [PTX ISA, cp.async.bulk.commit_group] Commit all bulk stores and reductions of this thread that are in no group yet, as one group.
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
@@ -112,34 +113,34 @@ __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Pending) : "memory");
 }
 
-// A ring of Stages slots in shared memory that a producer fills and consumers read.
+// A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
 // `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
+// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
-// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
-// Methods with a slot number act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
+// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
+// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
+    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
-    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
-    // release*() that free it, by all CTAs of the cluster.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
+    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
+    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -152,16 +153,16 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
     __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
 
-    // Return the barrier at which the consumers of a slot arrive.
+    // Return the barrier on which the consumers of a slot arrive.
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
     // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -177,7 +178,7 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that number the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
@@ -185,21 +186,21 @@ struct TmaPipeline {
 
 using namespace cudatma;
 
-constexpr u32 COPIES = 4;   // CTAs of a cluster: each writes one copy
+constexpr u32 COPIES = 4;   // CTAs per cluster; each writes one copy
 constexpr u16 ALL_CTAS = 15;   // multicast mask of the cluster
 constexpr u32 STAGES = 6;
-constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still read their slots
-constexpr u32 PART_BYTES = 4096;   // the part of a tile that one CTA loads for all
-constexpr u32 STAGE_BYTES = 16384;   // a tile: COPIES parts
-constexpr u32 BARRIERS = 98304;   // after the slots
+constexpr u32 STORES_IN_FLIGHT = 3;   // number of stores that may still be reading their slots
+constexpr u32 PART_BYTES = 4096;   // bytes of a tile that one CTA loads for the whole cluster
+constexpr u32 STAGE_BYTES = 16384;   // bytes per tile, which has COPIES parts
+constexpr u32 BARRIERS = 98304;   // offset of the barriers, after the slots
 
 // Copy the source to COPIES destinations, which are `bytes` apart; `bytes` is a multiple of 16. A cluster processes every (gridDim.x /
-// COPIES)-th tile. Each CTA loads its part of a tile by multicast into all CTAs, so that the tile is read from L2 once, and then stores the
-// whole tile to its own destination.
+// COPIES)-th tile. Each CTA loads its part of a tile by multicast into all CTAs, so the tile is read from L2 only once. Each CTA then
+// stores the whole tile to its own destination.
 //
-// A CTA may send to a slot only after the receiver has expected the bytes. Each CTA therefore expects all bytes of the slot's next tile at
-// its own `full` barrier, and then arrives at the slot's `empty` barrier in every CTA. A sender waits at its `empty` barrier for the
-// arrivals of all CTAs. In the first lap, the cluster barrier replaces `empty`.
+// A CTA may send to a slot only after the receiver has expected the bytes. Each CTA therefore expects all bytes of the slot's next tile on
+// its own `full` barrier, and then arrives on the slot's `empty` barrier in every CTA. A sender waits on its `empty` barrier for the
+// arrivals of all CTAs. In the first lap, the cluster barrier takes the place of `empty`.
 extern "C" __global__ void __launch_bounds__(32)
 broadcast(const u8* source, u8* destination, u64 bytes) {
     extern __shared__ __align__(128) u8 shared[];
@@ -209,7 +210,7 @@ broadcast(const u8* source, u8* destination, u64 bytes) {
     const u32 tiles = static_cast<u32>((bytes + STAGE_BYTES - 1) / STAGE_BYTES);
     const u32 own_tiles = cluster < tiles ? (tiles - cluster - 1) / clusters + 1 : 0;   // tiles of this cluster
 
-    TmaPipeline<STAGES> load_ring, store_ring;   // two positions in the same ring: of the next load and of the next store
+    TmaPipeline<STAGES> load_ring, store_ring;   // the same ring at two positions: the next load and the next store
     load_ring.attach(slots + BARRIERS);
     store_ring.attach(slots + BARRIERS);
 
@@ -258,7 +259,7 @@ broadcast(const u8* source, u8* destination, u64 bytes) {
                 ++loads;
             }
         }
-        cp_async_bulk_wait_group<0>();   // the CTA must not exit before TMA has read its shared memory, nor the kernel end before the writes
+        cp_async_bulk_wait_group<0>();   // TMA must read shared memory before the CTA exits and finish its writes before the kernel ends
     }
-    // A CTA may exit before the others: it has received all of their data and arrivals.
+    // A CTA may exit before the other CTAs, because it has received all of their data and arrivals.
 }

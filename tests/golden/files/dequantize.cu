@@ -29,7 +29,8 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value in a
+// register.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -42,14 +43,14 @@ __device__ __forceinline__ void fence_proxy_async_shared_cta() {
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
 
-// [PTX ISA, membar / fence, .acq_rel.cta] Order this thread's memory accesses within the CTA. Without it ptxas may issue an
+// [PTX ISA, membar / fence, .acq_rel.cta] Order this thread's memory accesses within the CTA. Without this fence, ptxas may issue an
 // mbarrier.arrive while an earlier ld.shared is in flight.
 __device__ __forceinline__ void fence_acq_rel_cta() {
     asm volatile("fence.acq_rel.cta;" : : : "memory");
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
-// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
+// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -64,7 +65,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended
+// for a time that the hardware chooses. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -72,7 +74,7 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
 // Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
@@ -85,8 +87,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
-// swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
+// with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4}], [%2];"
@@ -104,13 +106,13 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk] Store `bytes` bytes at shared address `src` to `dst`, as part of this thread's current bulk group.
+// [PTX ISA, cp.async.bulk] Store `bytes` bytes from shared address `src` to `dst` as part of this thread's current bulk group.
 __device__ __forceinline__ void cp_async_bulk_store(void* dst, u32 src, u32 bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
                  :: "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.commit_group] Make this thread's bulk stores and reductions since the last commit one group.
+// [PTX ISA, cp.async.bulk.commit_group] Commit all bulk stores and reductions of this thread that are in no group yet, as one group.
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
@@ -128,8 +130,9 @@ __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Pending) : "memory");
 }
 
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
-// the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
+// addresses of the rows of matrix i. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants transpose
+// each matrix.
 __device__ __forceinline__ void stmatrix_x4_trans(u32 addr, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
@@ -142,25 +145,25 @@ __device__ __forceinline__ u32 lop3_and_or(u32 a, u32 mask, u32 bits) {
     return d;
 }
 
-// A ring of Stages slots in shared memory that a producer fills and consumers read.
+// A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
 // `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
+// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
-// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
-// Methods with a slot number act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
+// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
+// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA call it. In a cluster, a cluster
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call it. In a cluster, a cluster
     // barrier must follow before a CTA uses the barriers of another one.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
@@ -168,16 +171,16 @@ struct TmaPipeline {
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
+    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
-    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
-    // release*() that free it, by all CTAs of the cluster.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
+    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
+    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -190,16 +193,16 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
     __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
 
-    // Return the barrier at which the consumers of a slot arrive.
+    // Return the barrier on which the consumers of a slot arrive.
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
     // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -207,8 +210,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival, which ptxas does not guarantee: TMA
-    // could refill the slot while the reads are in flight.
+    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival. ptxas does not guarantee this order, and
+    // TMA could refill the slot while the reads are in flight.
     __device__ __forceinline__ void release(u32 slot) const {
         fence_acq_rel_cta();
         mbarrier_arrive(empty_barrier(slot));
@@ -223,7 +226,7 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that number the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
@@ -240,7 +243,7 @@ __device__ __forceinline__ u32 multiply(u32 a, u32 b) {
     return d;
 }
 
-// Return the low half in both halves. ptxas folds these moves into an operand modifier, which it does not do with a byte permutation.
+// Return the low half in both halves. ptxas folds these moves into an operand modifier. It would not fold a byte permutation.
 __device__ __forceinline__ u32 both_low(u32 pair) {
     u32 d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
@@ -254,7 +257,7 @@ __device__ __forceinline__ u32 both_high(u32 pair) {
     return d;
 }
 
-// Return word i of a thread's 16 bytes of a 64 x 64 block of packed weights: its weights in rows 16 i to 16 i + 15.
+// Return word i of the 16 bytes that a thread holds of a packed 64 x 64 block: the thread's weights in rows 16 i to 16 i + 15.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
@@ -262,25 +265,25 @@ __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
 }  // namespace cudatma
 
 namespace cudatma {
-constexpr u32 WARPS = 4;   // consumer warps, each with one 64 x 64 block of a tile of 64 rows and 64 * WARPS columns of W
+constexpr u32 WARPS = 4;   // consumer warps; each has one 64 x 64 block of a tile of 64 rows and 64 * WARPS columns of W
 constexpr u32 STAGES = 2;
 constexpr u32 STAGE_BYTES = 9728;   // bytes from one slot to the next
-constexpr u32 EXPECTED_BYTES = 9728;   // bytes of the loads of a tile
-constexpr u32 BLOCK_BYTES = 2048;   // a packed block
+constexpr u32 EXPECTED_BYTES = 9728;   // bytes that the loads of a tile deliver
+constexpr u32 BLOCK_BYTES = 2048;   // bytes per packed block
 constexpr u32 SCALES = 8192;   // offset in a slot, after the packed blocks
 constexpr u32 ZEROS = 9216;
-constexpr int GROUP_SIZE = 32;   // K that share a scale; -1: all of K
-constexpr u32 GROUPS = 2;   // groups of scales in a tile
+constexpr int GROUP_SIZE = 32;   // elements of K that share a scale; -1: all of K
+constexpr u32 GROUPS = 2;   // number of groups of scales per tile
 constexpr u32 ROW_BYTES = 144;   // bytes from one row to the next in a warp's buffer
 constexpr u32 BUFFER_BYTES = 64 * ROW_BYTES;
-// A buffer that TMA stores as a whole is in the 128-byte swizzle. Rows that are stored one by one have padding instead. In both layouts,
-// the chunks that stmatrix writes together are in different banks.
+// A buffer that TMA stores as a whole is in the 128-byte swizzle. Rows that are stored one by one are padded instead. In both layouts, the
+// chunks that stmatrix writes together are in different banks.
 constexpr bool IS_SWIZZLED = ROW_BYTES == 128;
-constexpr u32 RING = 73728;  // after the buffers, two for each warp
+constexpr u32 RING = 73728;  // after the buffers, of which each warp has two
 constexpr u32 BARRIERS = RING + 19456;
 
 // ---- int4 -> bfloat16: one LOP3 puts two nibbles into the mantissas of a magic number ----------------------
-// 128 plus the zero points of columns g (low) and g + 8 (high), each in both halves. It is subtracted from 128 + v.
+// 128 plus the zero points of columns g (low) and g + 8 (high), each in both halves. dequantize() subtracts it from 128 + v.
 struct ZeroPoint {
     u32 low, high;
 };
@@ -304,12 +307,12 @@ __device__ __forceinline__ u32 first_group(u32 k64) {
     return GROUP_SIZE < 0 ? 0 : k64 * 64 / (u32)GROUP_SIZE;
 }
 
-// Dequantize a warp's packed block into 64 rows x 64 columns of W. The packed order is the register order of operand A of mma.m16n8k16,
-// whose rows are columns of W; stmatrix transposes it. Lanes 0 to 7 pass the addresses of rows 0 to 7 at columns 0 to 7, lanes 8 to 15 the
-// same rows at columns 8 to 15, and lanes 16 to 31 rows 8 to 15 in the same way.
+// Dequantize a warp's packed block into 64 rows x 64 columns of W. The packed order is the register order of operand A of mma.m16n8k16. The
+// rows of that operand are columns of W, so stmatrix transposes it. Lanes 0 to 7 pass the addresses of rows 0 to 7 at columns 0 to 7; lanes
+// 8 to 15 pass the same rows at columns 8 to 15; lanes 16 to 31 pass rows 8 to 15 in the same way.
 __device__ __forceinline__ void dequantize_block(const u8* slot, u32 warp, u32 lane, u32 buffer) {
     constexpr u32 K16_PER_GROUP = 4 / GROUPS;
-    const u32 row = lane % 8 + lane / 16 * 8, second = lane / 8 % 2;   // second: the second one of a pair of 16-byte chunks
+    const u32 row = lane % 8 + lane / 16 * 8, second = lane / 8 % 2;   // second: whether the lane passes the second of two 16-byte chunks
     uint4 words[4];
 #pragma unroll
     for (u32 c = 0; c < 4; ++c) words[c] = *(const uint4*)(slot + warp * BLOCK_BYTES + c * 512 + lane * 16);
@@ -378,7 +381,7 @@ dequantize(
     u32 buffer = smem + warp * 2 * BUFFER_BYTES, other = buffer + BUFFER_BYTES;
     for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const u32 k_begin = tile / tiles_n * 64, n_begin = (tile % tiles_n * WARPS + warp) * 64;
-        // The last store from this buffer has read it. Each lane waits for its own stores; stmatrix then synchronizes the lanes.
+        // Wait until the last store from this buffer has read it. Each lane waits for its own stores; stmatrix then synchronizes the lanes.
         cp_async_bulk_wait_group_read<1>();
         pipeline.wait();
         dequantize_block(shared + RING + pipeline.stage * STAGE_BYTES, warp, lane, buffer);
@@ -399,5 +402,5 @@ dequantize(
         const u32 swapped = buffer;
         buffer = other, other = swapped;
     }
-    cp_async_bulk_wait_group<0>();   // the CTA must not exit before its shared memory is read, nor the kernel end before the writes
+    cp_async_bulk_wait_group<0>();   // TMA must read shared memory before the CTA exits and finish its writes before the kernel ends
 }

@@ -30,39 +30,40 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value in a
+// register.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
     return lane;
 }
 
-// [PTX ISA, elect.sync] Return true in exactly one lane. All 32 lanes of the warp call it.
+// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call it.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
     return elected != 0;
 }
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
-// once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
+// dependent launch, it returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this function or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, setmaxnreg] Raise this warpgroup to Registers registers per thread (24..256, a multiple of 8), and wait until the CTA's
-// pool has enough.
+// [PTX ISA, setmaxnreg] Raise this warpgroup to Registers registers per thread (24 to 256, a multiple of 8), and wait until the CTA's pool
+// has enough registers.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
-// [PTX ISA, setmaxnreg] Lower this warpgroup to Registers registers per thread, and return the others to the CTA's pool.
+// [PTX ISA, setmaxnreg] Lower this warpgroup to Registers registers per thread, and return the freed registers to the CTA's pool.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
@@ -74,14 +75,14 @@ __device__ __forceinline__ void fence_proxy_async_shared_cta() {
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
 
-// [PTX ISA, membar / fence, .acq_rel.cta] Order this thread's memory accesses within the CTA. Without it ptxas may issue an
+// [PTX ISA, membar / fence, .acq_rel.cta] Order this thread's memory accesses within the CTA. Without this fence, ptxas may issue an
 // mbarrier.arrive while an earlier ld.shared is in flight.
 __device__ __forceinline__ void fence_acq_rel_cta() {
     asm volatile("fence.acq_rel.cta;" : : : "memory");
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
-// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
+// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -96,7 +97,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended
+// for a time that the hardware chooses. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -104,7 +106,7 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
 // Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
@@ -117,8 +119,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
-// swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
+// with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5}], [%2];"
@@ -131,8 +133,9 @@ __device__ __forceinline__ void st_shared_v4_b32(u32 smem, const uint4& values) 
                  : : "r"(smem), "r"(values.x), "r"(values.y), "r"(values.z), "r"(values.w) : "memory");
 }
 
-// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
-// the rows of matrix i, aligned to 16. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
+// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
+// addresses of the rows of matrix i. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants
+// transpose each matrix.
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
@@ -144,32 +147,32 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 addr) {
 }
 
 // [PTX ISA, mma.m16n8k16] Compute d += a b for a warp: a is 16 x 16, b is 16 x 8, both f16; d is 16 x 8 in fp32. In d[0..1],
-// lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; in d[2..3], those columns of row l / 4 + 8.
+// lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; in d[2..3], the same columns of row l / 4 + 8.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
         " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// A ring of Stages slots in shared memory that a producer fills and consumers read.
+// A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
 // `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
+// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
-// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
-// Methods with a slot number act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
+// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
+// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA call it. In a cluster, a cluster
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call it. In a cluster, a cluster
     // barrier must follow before a CTA uses the barriers of another one.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
@@ -177,16 +180,16 @@ struct TmaPipeline {
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
+    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
-    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
-    // release*() that free it, by all CTAs of the cluster.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
+    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
+    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -199,16 +202,16 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
     __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
 
-    // Return the barrier at which the consumers of a slot arrive.
+    // Return the barrier on which the consumers of a slot arrive.
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
     // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -216,16 +219,16 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival, which ptxas does not guarantee: TMA
-    // could refill the slot while the reads are in flight.
+    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival. ptxas does not guarantee this order, and
+    // TMA could refill the slot while the reads are in flight.
     __device__ __forceinline__ void release(u32 slot) const {
         fence_acq_rel_cta();
         mbarrier_arrive(empty_barrier(slot));
     }
     __device__ __forceinline__ void release() const { release(stage); }
 
-    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight:
-    // release a slot one iteration after reading it.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight. A
+    // consumer therefore releases a slot one iteration after it has read the slot.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
     // Go to the next slot, and toggle the parity when the ring wraps.
@@ -236,18 +239,19 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that number the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
-// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel must not access global memory before this call.
+// The next kernel starts after this wait, so any data that it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
+// instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
@@ -267,11 +271,11 @@ namespace cudatma {
 
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 128, TILE_N = 256;   // rows and columns of C per CTA
-constexpr u32 TILE_K = 32;   // K per stage
+constexpr u32 TILE_K = 32;   // elements of K per stage
 constexpr u32 STAGES = 4;
 constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
-constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = true;   // otherwise M-major, N-major
+constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = true;   // otherwise M-major or N-major
 
 // ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 A = 0;                          // 32768 B
@@ -279,39 +283,39 @@ constexpr u32 B = 32768;                      // 65536 B
 constexpr u32 FULL_BARRIERS = 98304;          // 32 B
 
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
-constexpr u32 ELEMENT_BYTES = 2;   // of A and B
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle: bytes and elements
-constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // box of an M-major or N-major operand: SPAN of M or N, all of the stage's K
+constexpr u32 ELEMENT_BYTES = 2;   // bytes per element of A and B
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle, in bytes and in elements
+constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // bytes per box of an M-major or N-major operand: SPAN of M or N, and all of the stage's K
 constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: an N-major operand takes whole boxes
 constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * TILE_K * ELEMENT_BYTES;
-constexpr u32 K_ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // row of a box of a K-major operand, and width of its swizzle
+constexpr u32 K_ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // bytes per row of a box of a K-major operand: the width of its swizzle
 constexpr u32 WARPS_M = 2, WARPS_N = 4;   // warps that divide the tile
 constexpr u32 WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
-constexpr u32 CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;   // per thread
+constexpr u32 CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;   // registers per thread
 
 // ---- Fragments ------------------------------------------------------------------------------------------------------
 // A fragment of an operand is 16 rows (of M or N) by 32 bytes of K: four matrices of ldmatrix.
 //
 // Return the address of the 16 bytes that a lane passes to ldmatrix for the first fragment in slot 0. row0: the warp's first row of the
-// operand. Lanes 8 to 15 pass rows 8 to 15, lanes 16 to 31 the second half of K. The swizzle moves 16-byte chunk c of row r to c ^ (r % 8),
-// or to c ^ (r / 2 % 4) if rows are 64 bytes long.
+// operand. Lanes 8 to 15 pass rows 8 to 15; lanes 16 to 31 pass the second half of K. The swizzle moves 16-byte chunk c of row r to c ^ (r
+// % 8), or to c ^ (r / 2 % 4) if rows are 64 bytes long.
 template <bool IsKMajor>
 __device__ __forceinline__ u32 lane_address(u32 slots, u32 row0, u32 lane) {
     if constexpr (IsKMajor) {
         const u32 row = row0 + lane % 16, chunk = lane / 16;
         return slots + row * K_ROW_BYTES + (chunk ^ (row * K_ROW_BYTES / SPAN_BYTES % (K_ROW_BYTES / 16))) * 16;
-    } else {   // ldmatrix.trans: rows of K
+    } else {   // for ldmatrix.trans, rows are along K
         const u32 k = lane % 8 + lane / 16 * 8, chunk = row0 % SPAN / 8 + lane / 8 % 2;
         return slots + row0 / SPAN * MN_BOX_BYTES + k * SPAN_BYTES + (chunk ^ (k % 8)) * 16;
     }
 }
 
-// Permute the lanes for operand B, whose two halves of K are adjacent registers: lanes 8 to 15 pass the second half of K, 16 to 31 rows 8
-// to 15.
+// Permute the lanes for operand B, whose two halves of K are in adjacent registers: lanes 8 to 15 pass the second half of K; lanes 16 to 31
+// pass rows 8 to 15.
 __device__ __forceinline__ u32 lane_of_b(u32 lane) { return (lane & 7) | (lane << 1 & 16) | (lane >> 1 & 8); }
 
-// Load a fragment. address: lane_address() in the slot. A step along K, or a fragment of an M-major or N-major operand, moves by two
-// chunks: bits 5 and 6 of the address.
+// Load a fragment. address: lane_address() in the slot. Going to the next step along K, or to the next fragment of an M-major or N-major
+// operand, moves the address by two chunks and changes only bits 5 and 6 of the address.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 address, u32 fragment, u32 step) {
     if constexpr (IsKMajor) {
@@ -323,8 +327,8 @@ __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 address, u32 frag
     }
 }
 
-constexpr u32 STEPS = TILE_K * ELEMENT_BYTES / 32;   // MMAs along the K of a stage
-constexpr u32 FRAGMENTS_16 = WARP_M / 16, FRAGMENTS_8 = WARP_N / 8;   // fragments of a warp along M and N
+constexpr u32 STEPS = TILE_K * ELEMENT_BYTES / 32;   // number of MMAs along the K of a stage
+constexpr u32 FRAGMENTS_16 = WARP_M / 16, FRAGMENTS_8 = WARP_N / 8;   // fragments per warp along M and along N
 constexpr u32 FRAGMENT_STRIDE_M = 16;   // rows from one fragment to the next
 
 // The operands of one step.
@@ -333,7 +337,7 @@ struct Fragments {
     u32 b[FRAGMENTS_8 / 2][4];   // 16 columns each
 };
 
-// Load the operands of a step. a, b: lane addresses in the slot.
+// Load the operands of a step. a, b: the lane's addresses in the slot.
 __device__ __forceinline__ void load_fragments(Fragments& to, u32 a, u32 b, u32 step) {
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m) load_fragment<A_IS_K_MAJOR, TILE_M>(to.a[m], a, m, step);
@@ -344,7 +348,7 @@ __device__ __forceinline__ void load_fragments(Fragments& to, u32 a, u32 b, u32 
 // ---- Products -------------------------------------------------------------------------------------------------------
 // In each fragment of 16 x 8, a lane holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
 
-// A warp's accumulators: fragments of 16 x 8 values, four per lane.
+// A warp's accumulators: fragments of 16 x 8 values. Each lane holds four values of a fragment.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
@@ -371,28 +375,28 @@ struct Problem {
     u32 m;                          // rows of the result
     u32 n;                          // columns of the result
     u32 tiles_m;                    // output tiles along M
-    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
-    u32 raster_m;                   // rows of tiles of a raster group
-    u32 k_iterations;               // stages that one tile takes
+    u32 tiles_n;                    // output tiles along N; a CTA or cluster computes one tile
+    u32 raster_m;                   // rows of tiles per raster group
+    u32 k_iterations;               // stages per tile
     u32 work_ranges;                // work ranges: one per cluster, or per CTA without clusters
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
     u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
-    u32 a_box_rows;                 // rows of a box of A
+    u32 a_box_rows;                 // rows per box of A
     u32 stage_bytes;                // bytes that the boxes of a stage deliver
-    Divisor by_raster_group;        // divides by the tiles of a raster group
+    Divisor by_raster_group;        // divides by the number of tiles per raster group
     Divisor by_raster_group_rows;   // divides by raster_m
-    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    Divisor by_last_rows;           // divides by the number of rows of tiles in the last raster group
     Divisor by_matrix_tiles_m;      // divides by matrix_tiles_m
     u64 output_pitch;               // elements from one row to the next
     u64 output_batch;               // elements from one matrix of the result to the next
 };
 
-// The first row and column of a tile, or of a part of it, and its matrix in the batch.
+// The first row and column of a tile or of a part of a tile, and the index of its matrix in the batch.
 struct Place {
     u32 row0, column0, batch;
 };
 
-// Return the place of a tile. tile_m runs over all matrices of the batch.
+// Return the position of a tile. tile_m runs over all matrices of the batch.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n) {
     const u32 batch = divide(tile_m, problem.by_matrix_tiles_m);
     return Place{(tile_m - batch * problem.matrix_tiles_m) * TILE_M, tile_n * TILE_N, batch};
@@ -422,10 +426,11 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-// Return the bits of `ones` where the mask has ones, and the bits of `zeros` elsewhere. A condition on the lane would become a branch.
+// Return the bits of `ones` where the mask has ones, and the bits of `zeros` elsewhere. ptxas would compile a condition on the lane to a
+// branch.
 __device__ __forceinline__ u32 select(u32 mask, u32 ones, u32 zeros) { return (ones & mask) | (zeros & ~mask); }
 
-// Exchange `high` of the lower lane for `low` of the upper lane, in pairs of lanes whose numbers differ by Distance.
+// In each pair of lanes whose numbers differ by Distance, exchange `high` of the lower lane with `low` of the upper lane.
 template <u32 Distance>
 __device__ __forceinline__ void exchange(u32& low, u32& high, u32 lane) {
     const u32 upper = 0 - (lane / Distance & 1);   // all ones in the upper lane
@@ -434,17 +439,17 @@ __device__ __forceinline__ void exchange(u32& low, u32& high, u32 lane) {
     high = select(upper, high, other);
 }
 
-// Store a warp's part of a tile with 16-byte stores. Four lanes hold the 8 columns of a row of a fragment; transposing adjacent fragments
-// among them gives each lane a vector of 16 bytes without shared memory. place: the place of the part.
+// Store a warp's part of a tile with 16-byte stores. Four lanes hold the 8 columns of a row of a fragment. Transposing adjacent fragments
+// among these lanes gives each lane a 16-byte vector without shared memory. place: the position of the part.
 __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, const Place& place, u32 lane) {
     Out* output = result.output + place.batch * problem.output_batch;
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
-        for (u32 half = 0; half < 2; ++half) {   // rows 0..7, 8..15
+        for (u32 half = 0; half < 2; ++half) {   // rows 0 to 7, then 8 to 15
             const u32 row = place.row0 + FRAGMENT_STRIDE_M * m + 8 * half + lane / 4;
 #pragma unroll
-            for (u32 n = 0; n < FRAGMENTS_8; n += 4) {   // a lane receives the 8 columns of one fragment of four
+            for (u32 n = 0; n < FRAGMENTS_8; n += 4) {   // a lane receives the 8 columns of one of the four fragments
                 u32 pairs[4];
 #pragma unroll
                 for (u32 i = 0; i < 4; ++i) pairs[i] = to_pair(acc[m][n + i][2 * half], acc[m][n + i][2 * half + 1]);
@@ -461,7 +466,7 @@ using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: elements outside the tensors are zero -------------------------------------------------------------------
 // Load a stage of one operand. K-major: boxes of SPAN elements of K and all rows. M-major or N-major: boxes of SPAN rows and all of the
-// stage's K. The boxes of A have no more rows than A, because TMA fills slower than it reads.
+// stage's K. The boxes of A have at most as many rows as A, because TMA takes longer to fill rows than to read them.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
     if constexpr (IsKMajor) {
@@ -475,7 +480,7 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
     }
 }
 
-// Zero-fill the rows of A's slots that TMA does not load: wgmma reads them. All threads call it, and a barrier of the CTA follows.
+// Zero-fill the rows of A's slots that TMA does not load: wgmma reads them. All threads must call it and then synchronize.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
     constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
@@ -490,7 +495,7 @@ struct Maps {
     const TensorMap *a, *b;
 };
 
-// Load stage k of a tile into the current slot. One thread calls it.
+// Load stage k of a tile into the current slot. Call it from one thread.
 __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place) {
     ring.expect_tx(problem.stage_bytes);
     load_box<A_IS_K_MAJOR, TILE_M>(smem + A + ring.stage * A_STAGE_BYTES, maps.a, ring.get_barrier(), k * TILE_K, place.row0, place.batch);
@@ -503,7 +508,7 @@ struct WorkUnit {
 };
 
 // ---- Tiles to CTAs: whole tiles -------------------------------------------------------------------------------------
-// Each work range takes every work_ranges-th tile.
+// A work range takes every work_ranges-th tile.
 struct WorkQueue {
     u32 tile, tiles;
 
@@ -517,8 +522,8 @@ struct WorkQueue {
     }
 };
 
-// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group, so
-// that CTAs that run at the same time share operands in L2.
+// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group.
+// CTAs that run at the same time therefore share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -527,7 +532,7 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
-// The stages of a queue's work units, one after the other. The producer loads them in this order.
+// Iterator over the stages of a queue's work units, in the order in which the producer loads them.
 struct StageCursor {
     WorkQueue queue;
     WorkUnit unit;
@@ -536,7 +541,7 @@ struct StageCursor {
     __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
         : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
 
-    // Go to the next stage. Return false if there is none.
+    // Advance to the next stage. Return false if there is none.
     __device__ __forceinline__ bool next(const Problem& problem) {
         if (++k < unit.k_end) return true;
         if (!queue.next(problem, unit)) return false;
@@ -547,7 +552,7 @@ struct StageCursor {
 };
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Load one tile after the other, without waiting until the consumers have stored the previous one.
+// Load one tile after another, without waiting until the consumers have stored the previous tile.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps) {
     for (StageCursor at(problem, blockIdx.x); at.next(problem); ring.advance()) {
         ring.acquire();
@@ -572,8 +577,8 @@ __device__ __forceinline__ void load_step(Fragments& to, const LaneAddresses& fr
     load_fragments(to, from.a + slot * A_STAGE_BYTES, from.b + slot * B_STAGE_BYTES, step);
 }
 
-// Multiply a stage. The fragments of a step are loaded before the products of the previous step; those of step 0 are in fragments[0]. The
-// previous stage's slot is released during the products of this stage, when all values read from it have been used.
+// Multiply a stage. The fragments of a step are loaded before the MMAs of the previous step; the fragments of step 0 are already in
+// fragments[0]. The previous stage's slot is released during the MMAs of this stage, when all values read from it have been used.
 template <bool IsLast>
 __device__ __forceinline__ void multiply_stage(Accumulators& acc, Fragments (&fragments)[2], Ring& ring, const LaneAddresses& from,
                                                bool is_first, u32& previous) {
@@ -603,7 +608,7 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const Wo
 #pragma unroll 1
     for (; k + 1 < unit.k_end; ++k) multiply_stage<false>(acc, fragments, ring, from, k == unit.k_begin, previous);
     multiply_stage<true>(acc, fragments, ring, from, k == unit.k_begin, previous);
-    // Release with a fence: ptxas may move products of the last stage, and their reads, after the arrival.
+    // Release with a fence. Otherwise ptxas may move MMAs of the last stage, and the reads of their operands, after the arrival.
     __syncwarp();
     if (laneid() == 0) ring.release(previous);
 }
@@ -615,7 +620,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
         Accumulators acc;
         clear(acc);
         mainloop(acc, ring, unit, from);
-        // The place of the results is computed after the main loop, which needs the registers.
+        // Compute the position of the results after the main loop, because the loop needs the registers.
         const u32 warp = threadIdx.x / 32;
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
@@ -627,7 +632,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
 }
 }  // namespace cudatma
 
-// C = A B by mma.sync, for GPUs without wgmma: a producer warp loads by TMA. Persistent CTAs, each with one tile after the other.
+// C = A B by mma.sync, for GPUs without wgmma. A producer warp loads by TMA. CTAs are persistent and compute one tile after another.
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_mma_sync_f16_cc_128x256x32_w2_s4(
     const __grid_constant__ cudatma::TensorMap a_map,
@@ -637,7 +642,7 @@ gemm_mma_sync_f16_cc_128x256x32_w2_s4(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle lets ptxas know that the value is uniform in a warp.
+    // The shuffle lets ptxas know that the value is uniform within a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 
     clear_unloaded(problem, smem);

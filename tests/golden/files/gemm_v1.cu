@@ -25,20 +25,21 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value in a
+// register.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
     return lane;
 }
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
-// once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
+// dependent launch, it returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this function or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
@@ -49,14 +50,14 @@ __device__ __forceinline__ void fence_proxy_async_shared_cta() {
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
 
-// [PTX ISA, cp.async] Copy 16 bytes from global memory to shared address `dst`, bypassing L1. Only the first `src_bytes` (0..16) are
-// read; the rest is zero. Both addresses are aligned to 16.
+// [PTX ISA, cp.async] Copy 16 bytes from global memory to shared address `dst`, bypassing L1. Only the first `src_bytes` (0 to 16) bytes
+// are read; the other bytes become zero. Both addresses must be 16-byte aligned.
 __device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(src_bytes) : "memory");
 }
 
-// [PTX ISA, cp.async.commit_group] Make this thread's cp.async operations since the last commit one group.
+// [PTX ISA, cp.async.commit_group] Commit all cp.async operations of this thread that are in no group yet, as one group.
 __device__ __forceinline__ void cp_async_commit_group() {
     asm volatile("cp.async.commit_group;" : : : "memory");
 }
@@ -75,30 +76,31 @@ __device__ __forceinline__ uint4 ld_shared_v4_b32(u32 smem) {
     return values;
 }
 
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
-// the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
+// addresses of the rows of matrix i. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants transpose
+// each matrix.
 __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
-// swizzle: 0 none, 1 128B, 2 64B, 3 32B (tensor maps number them in reverse).
-// K-major with a swizzle: stride_bytes is the distance of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2 to the
-// descriptor.
-// M-major or N-major (transposed): stride_bytes is the distance of 8 elements of K, leading_bytes the distance of
-// 64 elements of M or N.
+// swizzle: 0 for none, 1 for 128B, 2 for 64B, 3 for 32B. (Tensor maps number the swizzles in reverse.)
+// K-major with a swizzle: stride_bytes is the distance between groups of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2
+// to the descriptor.
+// M-major or N-major (transposed): stride_bytes is the distance between groups of 8 elements of K; leading_bytes is the distance between
+// groups of 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
 }
 
-// [PTX ISA, wgmma.fence] Order the warpgroup's earlier register writes before the wgmmas that follow.
+// [PTX ISA, wgmma.fence] Order the warpgroup's earlier register accesses before the wgmmas that follow.
 __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.commit_group] Make the wgmmas since the last commit one group.
+// [PTX ISA, wgmma.commit_group] Commit all wgmmas that are in no group yet, as one group.
 __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
@@ -109,14 +111,15 @@ __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
-// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel must not access global memory before this call.
+// The next kernel starts after this wait, so any data that it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
+// instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
@@ -136,10 +139,10 @@ namespace cudatma {
 
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 128, TILE_N = 256;   // rows and columns of C per CTA
-constexpr u32 TILE_K = 64;   // K per stage
+constexpr u32 TILE_K = 64;   // elements of K per stage
 constexpr u32 STAGES = 3;
 constexpr u32 THREADS = 256;
-constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = false;   // otherwise M-major, N-major
+constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = false;   // otherwise M-major or N-major
 
 // ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 A = 0;                          // 49152 B
@@ -147,22 +150,22 @@ constexpr u32 B = 49152;                      // 98304 B
 constexpr u32 STAGING = 147456;               // 16384 B
 
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
-constexpr u32 ELEMENT_BYTES = 2;   // of A and B
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle: bytes and elements
-constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // box of an M-major or N-major operand: SPAN of M or N, all of the stage's K
+constexpr u32 ELEMENT_BYTES = 2;   // bytes per element of A and B
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle, in bytes and in elements
+constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // bytes per box of an M-major or N-major operand: SPAN of M or N, and all of the stage's K
 constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: an N-major operand takes whole boxes
 constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * TILE_K * ELEMENT_BYTES;
-constexpr u32 WARPGROUPS = 2, WARPGROUP_M = TILE_M / WARPGROUPS;   // warpgroups that divide a tile's rows; rows of each
+constexpr u32 WARPGROUPS = 2, WARPGROUP_M = TILE_M / WARPGROUPS;   // warpgroups that divide a tile's rows; rows per warpgroup
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
 
 // ---- Products -------------------------------------------------------------------------------------------------------
 // In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
-constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = TILE_N / 8;   // fragments of a warp along M and N
+constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = TILE_N / 8;   // fragments per warp along M and along N
 constexpr u32 FRAGMENT_STRIDE_M = 64;   // rows from one fragment to the next
 
-// A warp's accumulators: fragments of 16 x 8 values, four per lane.
+// A warp's accumulators: fragments of 16 x 8 values. Each lane holds four values of a fragment.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
-constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // K of one wgmma
+constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // elements of K per wgmma
 
 // [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. a and b are matrix descriptors. No other
 // instruction may access d between wgmma_fence and wgmma_wait_group.
@@ -203,8 +206,8 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Return a descriptor moved by `bytes`. One addition is enough: the low bits of a descriptor are the address in units of 16 bytes, and a
-// shared address does not overflow them.
+// Return the descriptor of the address `bytes` further on. One addition is enough: the low bits of a descriptor are the address in units of
+// 16 bytes, and a shared address does not overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
 }
@@ -220,7 +223,7 @@ __device__ __forceinline__ u64 b_descriptor(u32 smem, u32 slot) {
     return advanced(operand_descriptor<B_IS_K_MAJOR>(smem + B), slot * B_STAGE_BYTES);
 }
 
-// Issue the products of a slot as one commit group. They replace the accumulators unless `accumulates`.
+// Issue the MMAs of a slot as one commit group. The products replace the accumulators unless `accumulates` is true.
 __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, u32 warpgroup, bool accumulates) {
     const u64 a = a_descriptor(smem, slot, warpgroup), b = b_descriptor(smem, slot);
     wgmma_fence();
@@ -242,29 +245,29 @@ struct Problem {
     u32 n;                          // columns of the result
     u32 k;                          // size of the K dimension
     u32 tiles_m;                    // output tiles along M
-    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
-    u32 raster_m;                   // rows of tiles of a raster group
-    u32 k_iterations;               // stages that one tile takes
+    u32 tiles_n;                    // output tiles along N; a CTA or cluster computes one tile
+    u32 raster_m;                   // rows of tiles per raster group
+    u32 k_iterations;               // stages per tile
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
     u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
-    Divisor by_raster_group;        // divides by the tiles of a raster group
+    Divisor by_raster_group;        // divides by the number of tiles per raster group
     Divisor by_raster_group_rows;   // divides by raster_m
-    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    Divisor by_last_rows;           // divides by the number of rows of tiles in the last raster group
     Divisor by_matrix_tiles_m;      // divides by matrix_tiles_m
     u64 output_pitch;               // elements from one row to the next
     u64 output_batch;               // elements from one matrix of the result to the next
-    u64 a_pitch;                    // elements from one row of A to the next, or from one column
-    u64 b_pitch;                    // elements from one row of B to the next, or from one column
+    u64 a_pitch;                    // elements from one row (or column) of A to the next
+    u64 b_pitch;                    // elements from one row (or column) of B to the next
     u64 a_batch;                    // elements from one matrix of A to the next
     u64 b_batch;                    // elements from one matrix of B to the next
 };
 
-// The first row and column of a tile, or of a part of it, and its matrix in the batch.
+// The first row and column of a tile or of a part of a tile, and the index of its matrix in the batch.
 struct Place {
     u32 row0, column0, batch;
 };
 
-// Return the place of a tile. tile_m runs over all matrices of the batch.
+// Return the position of a tile. tile_m runs over all matrices of the batch.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n) {
     const u32 batch = divide(tile_m, problem.by_matrix_tiles_m);
     return Place{(tile_m - batch * problem.matrix_tiles_m) * TILE_M, tile_n * TILE_N, batch};
@@ -295,10 +298,10 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
 }
 
 // ---- Staging: from registers through shared memory to C -------------------------------------------------------------
-constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // 16 rows of a warp
+constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // bytes of a warp's 16 staging rows
 constexpr u32 STAGED_N = 64;   // columns that a warp stages at a time
 
-// Write at most STAGED_N columns of a warp's 16 rows, which begin with fragment n, to shared memory in the 128-byte swizzle.
+// Write at most STAGED_N columns of a warp's 16 rows, beginning with fragment n, to shared memory in the 128-byte swizzle.
 __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][4], u32 staging, u32 n, u32 lane) {
     const u32 row = lane % 16;
 #pragma unroll
@@ -309,10 +312,10 @@ __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][
     }
 }
 
-// Store a warp's rows with 16-byte stores, through its staging rows. place: where the warp's part begins.
+// Stage a warp's rows in its staging rows, and write them with 16-byte stores. place: where the warp's part begins.
 __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, u32 staging, const Place& place,
                                            u32 lane) {
-    constexpr u32 VECTORS = STAGED_N * sizeof(Out) / 16, ROWS = 32 / VECTORS;   // vectors per row, rows that a warp stores at a time
+    constexpr u32 VECTORS = STAGED_N * sizeof(Out) / 16, ROWS = 32 / VECTORS;   // vectors per row; rows that a warp stores at a time
     Out* output = result.output + place.batch * problem.output_batch;
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
@@ -331,8 +334,8 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
         }
 }
 
-// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group, so
-// that CTAs that run at the same time share operands in L2.
+// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group.
+// CTAs that run at the same time therefore share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -343,8 +346,8 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
 
 // ---- Loads: all threads copy vectors of 16 bytes into the 128-byte swizzle ------------------------------------------
 
-// Copy a slot of an operand of `rows` x `columns` elements, beginning at (row0, column0): Spans parts of Rows rows and SPAN columns.
-// Elements outside the operand are zero. pitch: elements from one row to the next.
+// Copy one slot of an operand of `rows` x `columns` elements, beginning at (row0, column0). A slot has Spans parts of Rows rows and SPAN
+// columns. Elements outside the operand become zero. pitch: elements from one row to the next.
 template <u32 Rows, u32 Spans>
 __device__ __forceinline__ void load_slot(u32 slot, const u8* operand, u64 pitch, u32 row0, u32 column0, u32 rows, u32 columns) {
 #pragma unroll
@@ -358,7 +361,7 @@ __device__ __forceinline__ void load_slot(u32 slot, const u8* operand, u64 pitch
     }
 }
 
-// Copy this thread's part of stage k of a tile, as one group.
+// Copy this thread's part of stage k of a tile as one group.
 __device__ __forceinline__ void load_stage(const Problem& problem, u32 smem, u32 slot, const u8* a, const u8* b, u32 k,
                                            const Place& place) {
     if (k < problem.k_iterations) {
@@ -368,11 +371,11 @@ __device__ __forceinline__ void load_stage(const Problem& problem, u32 smem, u32
         if constexpr (B_IS_K_MAJOR) load_slot<TILE_N, TILE_K / SPAN>(b_slot, b, problem.b_pitch, place.column0, k * TILE_K, problem.n, problem.k);
         else load_slot<TILE_K, TILE_N / SPAN>(b_slot, b, problem.b_pitch, k * TILE_K, place.column0, problem.k, problem.n);
     }
-    cp_async_commit_group();   // also an empty group: cp_async_wait_group() counts groups
+    cp_async_commit_group();   // commit even an empty group, because cp_async_wait_group() counts groups
 }
 }  // namespace cudatma
 
-// C = A B, v1: cp.async fills the slots. Each CTA computes one tile. All warps load STAGES - 1 stages ahead, and multiply.
+// C = A B, v1: cp.async fills the slots. Each CTA computes one tile. All warps load STAGES - 1 stages ahead and multiply.
 extern "C" __global__ void __launch_bounds__(256, 1)
 gemm_v1_f16_rr_128x256x64_w2_s3(
     const cudatma::u8* a,
@@ -382,7 +385,7 @@ gemm_v1_f16_rr_128x256x64_w2_s3(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle lets ptxas know that the value is uniform in a warp.
+    // The shuffle lets ptxas know that the value is uniform within a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp_index / 4;
     u32 tile_m, tile_n;
     tile_position(problem, blockIdx.x, tile_m, tile_n);

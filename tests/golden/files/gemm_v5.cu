@@ -34,14 +34,15 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value in a
+// register.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
     return lane;
 }
 
-// [PTX ISA, elect.sync] Return true in exactly one lane. All 32 lanes of the warp call it.
+// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call it.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
@@ -53,25 +54,25 @@ __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
-// once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
+// dependent launch, it returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this function or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, setmaxnreg] Raise this warpgroup to Registers registers per thread (24..256, a multiple of 8), and wait until the CTA's
-// pool has enough.
+// [PTX ISA, setmaxnreg] Raise this warpgroup to Registers registers per thread (24 to 256, a multiple of 8), and wait until the CTA's pool
+// has enough registers.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
-// [PTX ISA, setmaxnreg] Lower this warpgroup to Registers registers per thread, and return the others to the CTA's pool.
+// [PTX ISA, setmaxnreg] Lower this warpgroup to Registers registers per thread, and return the freed registers to the CTA's pool.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
@@ -83,8 +84,8 @@ __device__ __forceinline__ void fence_proxy_async_shared_cta() {
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
-// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
+// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -94,8 +95,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension of at most
-// `ns` nanoseconds. On a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended
+// for at most `ns` nanoseconds. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\nselp.u32 %0, 1, 0, p;\n}"
@@ -103,7 +104,7 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parit
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed, in suspensions of at most `ns` nanoseconds.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed, suspending the thread for at most `ns` nanoseconds at a time.
 // Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
     while (!mbarrier_try_wait_parity_hint(bar, parity, ns)) {
@@ -129,13 +130,13 @@ __device__ __forceinline__ u32 mapa_shared_cluster(u32 addr, u32 rank) {
     return remote;
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once at a barrier of any CTA of the cluster. `bar` is from mapa_shared_cluster. The default
-// semantics, a release within this CTA, suffice to release a slot that was only read.
+// [PTX ISA, mbarrier.arrive] Arrive once on a barrier in any CTA of the cluster. `bar` is an address from mapa_shared_cluster. The default
+// semantics, a release within this CTA, suffice for a slot that was only read.
 __device__ __forceinline__ void mbarrier_arrive_shared_cluster(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(bar) : "memory");
 }
 
-// [PTX ISA, barrier.cluster] Arrive at the cluster's barrier with release semantics. All threads of the cluster call it.
+// [PTX ISA, barrier.cluster] Arrive on the cluster barrier with release semantics. All threads of the cluster must call it.
 __device__ __forceinline__ void barrier_cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
 }
@@ -146,16 +147,16 @@ __device__ __forceinline__ void barrier_cluster_wait() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
-// swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
+// with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5}], [%2];"
                  :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// Load into every CTA of the cluster whose bit is set in `mask`. Destination and barrier are at the same offsets in each of them, and each
-// barrier must expect the bytes.
+// Load into every CTA of the cluster whose bit is set in `mask`. The destination and the barrier have the same offsets in each of these
+// CTAs, and the barrier of each CTA must expect the bytes.
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load_multicast(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u16 mask) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -163,9 +164,9 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d_load_multicast(
                  :: "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to `map` at element (c0, c1, ..), as part of this thread's current
-// bulk group. Coordinates are not negative. TMA clips the innermost dimension at multiples of 16 bytes, not at elements. The threads that
-// wrote `src` call fence_proxy_async_shared_cta() before the barrier that precedes this call.
+// [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to element (c0, c1, ..) of `map` as part of this thread's current
+// bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes, not at elements. The threads
+// that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_store(const TensorMap* map, u32 src, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
                  " [%0, {%2, %3, %4}], [%1];"
@@ -177,7 +178,7 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.commit_group] Make this thread's bulk stores and reductions since the last commit one group.
+// [PTX ISA, cp.async.bulk.commit_group] Commit all bulk stores and reductions of this thread that are in no group yet, as one group.
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
@@ -216,30 +217,31 @@ __device__ __forceinline__ void st_shared_v4_b32(u32 smem, const uint4& values) 
                  : : "r"(smem), "r"(values.x), "r"(values.y), "r"(values.z), "r"(values.w) : "memory");
 }
 
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
-// the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
+// addresses of the rows of matrix i. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants transpose
+// each matrix.
 __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
-// swizzle: 0 none, 1 128B, 2 64B, 3 32B (tensor maps number them in reverse).
-// K-major with a swizzle: stride_bytes is the distance of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2 to the
-// descriptor.
-// M-major or N-major (transposed): stride_bytes is the distance of 8 elements of K, leading_bytes the distance of
-// 64 elements of M or N.
+// swizzle: 0 for none, 1 for 128B, 2 for 64B, 3 for 32B. (Tensor maps number the swizzles in reverse.)
+// K-major with a swizzle: stride_bytes is the distance between groups of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2
+// to the descriptor.
+// M-major or N-major (transposed): stride_bytes is the distance between groups of 8 elements of K; leading_bytes is the distance between
+// groups of 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
 }
 
-// [PTX ISA, wgmma.fence] Order the warpgroup's earlier register writes before the wgmmas that follow.
+// [PTX ISA, wgmma.fence] Order the warpgroup's earlier register accesses before the wgmmas that follow.
 __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.commit_group] Make the wgmmas since the last commit one group.
+// [PTX ISA, wgmma.commit_group] Commit all wgmmas that are in no group yet, as one group.
 __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
@@ -250,35 +252,35 @@ __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
-// A ring of Stages slots in shared memory that a producer fills and consumers read.
+// A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
 // `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
+// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
-// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
-// Methods with a slot number act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
+// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
+// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
-    static constexpr u32 SUSPEND_NS = 10000000;   // the longest suspension of a waiting thread
+    static constexpr u32 SUSPEND_NS = 10000000;   // the longest time that a waiting thread is suspended
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
+    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
-    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
-    // release*() that free it, by all CTAs of the cluster.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
+    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
+    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -291,16 +293,16 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
     __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
 
-    // Return the barrier at which the consumers of a slot arrive.
+    // Return the barrier on which the consumers of a slot arrive.
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
     // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity_hint(empty_barrier(slot), phase ^ 1, SUSPEND_NS); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -308,7 +310,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity_hint(get_barrier(slot), phase, SUSPEND_NS); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: release a slot that all CTAs of the cluster fill by multicast. Lane r arrives at the barrier of CTA r.
+    // Consumer: release a slot that all CTAs of the cluster fill by multicast. Lane r arrives on the barrier of CTA r.
     template <u32 ClusterSize>
     __device__ __forceinline__ void release_used_to_cluster(u32 slot, u32 lane) const {
         __syncwarp();
@@ -323,7 +325,7 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that number the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
@@ -340,19 +342,20 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 
-// Wait for the previous kernel of the stream, then allow the next one to start. A kernel does not access global memory before this call.
-// The next kernel starts after this wait, so that data it reads before its own wait comes from completed kernels or from this one.
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel must not access global memory before this call.
+// The next kernel starts after this wait, so any data that it reads before its own wait comes from completed kernels or from this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
 }
 
-// Where a thread is among the consumers. warp counts from the first warp of the warpgroup.
+// The position of a thread among the consumers. warp: index of the warp in its warpgroup.
 struct ThreadPosition {
     u32 warpgroup, warp, lane;
 };
 
-// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
+// instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
@@ -372,13 +375,13 @@ namespace cudatma {
 
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 256, TILE_N = 128;   // rows and columns of C per CTA
-constexpr u32 TILE_K = 128;   // K per stage
+constexpr u32 TILE_K = 128;   // elements of K per stage
 constexpr u32 STAGES = 3;
 constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
-constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = true;   // otherwise M-major, N-major
-constexpr u32 CLUSTER = 2;   // CTAs of a cluster, which share the larger one of their tiles of A and B
-constexpr u32 CLUSTER_M = 1, CLUSTER_N = 2;   // CTAs of a cluster along M and N
+constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = true;   // otherwise M-major or N-major
+constexpr u32 CLUSTER = 2;   // CTAs per cluster; they share their tile of A or B, whichever is larger
+constexpr u32 CLUSTER_M = 1, CLUSTER_N = 2;   // CTAs per cluster along M and along N
 constexpr bool A_IS_SHARED = CLUSTER_N > 1;
 
 // ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
@@ -389,22 +392,22 @@ constexpr u32 STAGING = 150528;               // 65536 B
 constexpr u32 FULL_BARRIERS = 216064;         // 24 B
 
 // ---- Slots: one per stage and operand -------------------------------------------------------------------------------
-constexpr u32 ELEMENT_BYTES = 1;   // of A and B
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle: bytes and elements
-constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // box of an M-major or N-major operand: SPAN of M or N, all of the stage's K
+constexpr u32 ELEMENT_BYTES = 1;   // bytes per element of A and B
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // row of the 128-byte swizzle, in bytes and in elements
+constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // bytes per box of an M-major or N-major operand: SPAN of M or N, and all of the stage's K
 constexpr u32 B_SLOT_N = 128;   // columns of B in a slot: an N-major operand takes whole boxes
 constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * TILE_K * ELEMENT_BYTES;
-constexpr u32 WARPGROUPS = 2, WARPGROUP_M = TILE_M / WARPGROUPS;   // warpgroups that divide a tile's rows; rows of each
+constexpr u32 WARPGROUPS = 2, WARPGROUP_M = TILE_M / WARPGROUPS;   // warpgroups that divide a tile's rows; rows per warpgroup
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // fields of a matrix descriptor
 
 // ---- Products -------------------------------------------------------------------------------------------------------
 // In each fragment of 16 x 8, a thread holds columns 2 (lane % 4) and 2 (lane % 4) + 1 of rows lane / 4 and lane / 4 + 8.
-constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = TILE_N / 8;   // fragments of a warp along M and N
+constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = TILE_N / 8;   // fragments per warp along M and along N
 constexpr u32 FRAGMENT_STRIDE_M = 64;   // rows from one fragment to the next
 
-// A warp's accumulators: fragments of 16 x 8 values, four per lane.
+// A warp's accumulators: fragments of 16 x 8 values. Each lane holds four values of a fragment.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
-constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // K of one wgmma
+constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // elements of K per wgmma
 
 // [PTX ISA, wgmma.mma_async] Issue d += a b for a warpgroup, or d = a b if `accumulates` is false. a and b are matrix descriptors. No other
 // instruction may access d between wgmma_fence and wgmma_wait_group.
@@ -437,8 +440,8 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// Return a descriptor moved by `bytes`. One addition is enough: the low bits of a descriptor are the address in units of 16 bytes, and a
-// shared address does not overflow them.
+// Return the descriptor of the address `bytes` further on. One addition is enough: the low bits of a descriptor are the address in units of
+// 16 bytes, and a shared address does not overflow them.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
 }
@@ -462,33 +465,33 @@ struct Problem {
     u32 m;                          // rows of the result
     u32 n;                          // columns of the result
     u32 tiles_m;                    // output tiles along M
-    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
-    u32 raster_m;                   // rows of tiles of a raster group
-    u32 k_iterations;               // stages that one tile takes
+    u32 tiles_n;                    // output tiles along N; a CTA or cluster computes one tile
+    u32 raster_m;                   // rows of tiles per raster group
+    u32 k_iterations;               // stages per tile
     u32 work_ranges;                // work ranges: one per cluster, or per CTA without clusters
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
     u32 output_by_tma;              // 1: TMA can write the result
-    u32 alternates;                 // 1: every other tile of a CTA goes through K backwards
+    u32 alternates;                 // 1: every other tile of a CTA traverses K backwards
     u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
-    u32 a_box_rows;                 // rows of a box of A
+    u32 a_box_rows;                 // rows per box of A
     u32 stage_bytes;                // bytes that the boxes of a stage deliver
-    Divisor by_raster_group;        // divides by the tiles of a raster group
+    Divisor by_raster_group;        // divides by the number of tiles per raster group
     Divisor by_raster_group_rows;   // divides by raster_m
-    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    Divisor by_last_rows;           // divides by the number of rows of tiles in the last raster group
     Divisor by_matrix_tiles_m;      // divides by matrix_tiles_m
     u64 output_pitch;               // elements from one row to the next
     u64 output_batch;               // elements from one matrix of the result to the next
-    u64 b_scale_column;             // elements from the scale of one column, or block of them, to the next; 0: one for all
+    u64 b_scale_column;             // elements from the scale of one column (or block of columns) to the next; 0: one scale for all
     u64 b_scale_k;                  // the same for B
     u64 b_scale_batch;              // the same for B
 };
 
-// The first row and column of a tile, or of a part of it, and its matrix in the batch.
+// The first row and column of a tile or of a part of a tile, and the index of its matrix in the batch.
 struct Place {
     u32 row0, column0, batch;
 };
 
-// Return the place of a CTA's tile. tile_m and tile_n count the tiles of clusters; tile_m runs over all matrices of the batch.
+// Return the position of a CTA's tile. tile_m and tile_n count the tiles of clusters; tile_m runs over all matrices of the batch.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank) {
     const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * CLUSTER_M;
     return Place{(along_m + rank % CLUSTER_M) * TILE_M, (tile_n * CLUSTER_N + rank % CLUSTER_N) * TILE_N, batch};
@@ -520,10 +523,10 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
 }
 
 // ---- Staging: from registers through shared memory to C -------------------------------------------------------------
-constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // 16 rows of a warp
+constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // bytes of a warp's 16 staging rows
 constexpr u32 STAGED_N = 64;   // columns that a warp stages at a time
 
-// Write at most STAGED_N columns of a warp's 16 rows, which begin with fragment n, to shared memory in the 128-byte swizzle.
+// Write at most STAGED_N columns of a warp's 16 rows, beginning with fragment n, to shared memory in the 128-byte swizzle.
 __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][4], u32 staging, u32 n, u32 lane) {
     const u32 row = lane % 16;
 #pragma unroll
@@ -534,10 +537,10 @@ __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][
     }
 }
 
-// Store a warp's rows with 16-byte stores, through its staging rows. place: where the warp's part begins.
+// Stage a warp's rows in its staging rows, and write them with 16-byte stores. place: where the warp's part begins.
 __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, u32 staging, const Place& place,
                                            u32 lane) {
-    constexpr u32 VECTORS = STAGED_N * sizeof(Out) / 16, ROWS = 32 / VECTORS;   // vectors per row, rows that a warp stores at a time
+    constexpr u32 VECTORS = STAGED_N * sizeof(Out) / 16, ROWS = 32 / VECTORS;   // vectors per row; rows that a warp stores at a time
     Out* output = result.output + place.batch * problem.output_batch;
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
@@ -560,7 +563,7 @@ using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: elements outside the tensors are zero -------------------------------------------------------------------
 // Load a stage of one operand. K-major: boxes of SPAN elements of K and all rows. M-major or N-major: boxes of SPAN rows and all of the
-// stage's K. The boxes of A have no more rows than A, because TMA fills slower than it reads.
+// stage's K. The boxes of A have at most as many rows as A, because TMA takes longer to fill rows than to read them.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
     if constexpr (IsKMajor) {
@@ -574,7 +577,7 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
     }
 }
 
-// Zero-fill the rows of A's slots that TMA does not load: wgmma reads them. All threads call it, and a barrier of the CTA follows.
+// Zero-fill the rows of A's slots that TMA does not load: wgmma reads them. All threads must call it and then synchronize.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
     constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
@@ -596,7 +599,7 @@ __device__ __forceinline__ void load_scales(const Ring& ring, u32 smem, const Te
     cp_async_bulk_tensor_3d_load(smem + A_SCALE + ring.stage * A_SCALE_STAGE_BYTES, map, ring.get_barrier(), place.row0, k, place.batch);
 }
 
-// Prefetch the tensor maps in the first thread of the producer warp. It may run before the previous grid completes.
+// Prefetch the tensor maps from the first thread of the producer warp. This may run before the previous grid has completed.
 __device__ __forceinline__ void prefetch_maps(const Maps& maps) {
     if (threadIdx.x != 32 * CONSUMER_WARPS) return;
     prefetch_tensormap(maps.a);
@@ -607,15 +610,15 @@ __device__ __forceinline__ void prefetch_maps(const Maps& maps) {
 // ---- Stores ---------------------------------------------------------------------------------------------------------
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
-    STORE_BARRIER = 3,   // the first of one barrier per warpgroup
+    STORE_BARRIER = 3,   // the first of several barriers, one per warpgroup
 };
 
-constexpr u32 STAGING_BUFFERS = 4;   // buffers of a warpgroup
-constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;   // 64 rows of 128 bytes
+constexpr u32 STAGING_BUFFERS = 4;   // buffers per warpgroup
+constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;   // bytes per buffer: 64 rows of 128 bytes
 
 __device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STORE_BARRIER, CONSUMER_WARPS / 4>(warpgroup, 128); }
 
-// Stage all of a warpgroup's part of a tile in the 128-byte swizzle. One thread stores it by TMA while the next tile is computed. TMA
+// Stage a warpgroup's whole part of a tile in the 128-byte swizzle. One thread stores the part by TMA while the next tile is computed. TMA
 // stores a few large boxes faster than many small ones. place: where the warpgroup's part begins.
 __device__ __forceinline__ void store_tile(Accumulators& acc, const Problem& problem, const Result& result, u32 smem,
                                            const TensorMap* map, const Place& place, const ThreadPosition& at) {
@@ -636,7 +639,7 @@ __device__ __forceinline__ void store_tile(Accumulators& acc, const Problem& pro
             stage_fragments(acc[m], buffers + (8 * n / STAGED_N * WARPGROUP_M + row) * SPAN_BYTES, n, at.lane);
         }
     fence_proxy_async_shared_cta();
-    store_sync(at.warpgroup);   // all rows are staged, and visible to TMA
+    store_sync(at.warpgroup);   // all rows are staged and visible to TMA
     if (!issues) return;
 #pragma unroll
     for (u32 n = 0; n < TILE_N; n += STAGED_N)
@@ -647,7 +650,7 @@ __device__ __forceinline__ void store_tile(Accumulators& acc, const Problem& pro
 // ---- Clusters -------------------------------------------------------------------------------------------------------
 constexpr u16 CLUSTER_MASK = (1 << CLUSTER) - 1;
 
-// Load this CTA's part of a shared slot into every CTA of the cluster: a part of the rows if the operand is K-major, otherwise a part of K.
+// Load this CTA's part of a shared slot into every CTA of the cluster. The CTAs divide the rows if the operand is K-major, and K otherwise.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_part(u32 slot, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch, u32 rank) {
     if constexpr (IsKMajor) {
@@ -665,8 +668,8 @@ __device__ __forceinline__ void load_part(u32 slot, const TensorMap* map, u32 ba
     }
 }
 
-// Load stage k of a tile into the current slot: all of one operand, and this CTA's part of the shared one, for every CTA of the cluster.
-// One thread calls it, after the consumers of all CTAs have released the slot.
+// Load stage k of a tile into the current slot: all of this CTA's own operand, and its part of the shared operand, which goes to every CTA
+// of the cluster. Call it from one thread after the consumers of all CTAs have released the slot.
 __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place,
                                            u32 rank) {
     const u32 a = smem + A + ring.stage * A_STAGE_BYTES, b = smem + B + ring.stage * B_STAGE_BYTES;
@@ -687,7 +690,7 @@ struct WorkUnit {
 };
 
 // ---- Tiles to CTAs: whole tiles -------------------------------------------------------------------------------------
-// Each work range takes every work_ranges-th tile.
+// A work range takes every work_ranges-th tile.
 struct WorkQueue {
     u32 tile, tiles;
 
@@ -701,8 +704,8 @@ struct WorkQueue {
     }
 };
 
-// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group, so
-// that CTAs that run at the same time share operands in L2.
+// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group.
+// CTAs that run at the same time therefore share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -712,8 +715,8 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
 }
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Load one tile after the other, without waiting until the consumers have stored the previous one. Every other tile goes through K
-// backwards: L2 still holds the end of the operands that both tiles read.
+// Load one tile after another, without waiting until the consumers have stored the previous tile. Every other tile goes through K
+// backwards, because L2 still holds the end of the operands that consecutive tiles share.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps, u32 rank) {
     WorkQueue queue(problem, blockIdx.x / CLUSTER);
     WorkUnit unit;
@@ -748,10 +751,11 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 }
 
 // ---- Block scales ---------------------------------------------------------------------------------------------------
-// A stage is one block of K, which has its own scales. Its products are summed on their own, scaled, and added to the accumulators.
+// A stage is one block of K, which has its own scales. The products of a block are summed separately, scaled, and added to the
+// accumulators.
 typedef float BlockSums[FRAGMENTS_8][4];
 
-// Issue the products of 64 rows of a block as one commit group.
+// Issue the MMAs of 64 rows of a block as one commit group.
 __device__ __forceinline__ void multiply_block(BlockSums& sums, u64 rows, u64 columns) {
     wgmma_fence();
     wgmma_m64n128k32_f32_e4m3_ss(sums, rows, columns, false);
@@ -760,7 +764,7 @@ __device__ __forceinline__ void multiply_block(BlockSums& sums, u64 rows, u64 co
     wgmma_commit_group();
 }
 
-// Add a thread's sums, scaled by one factor per row, to the accumulators.
+// Scale a thread's sums by one factor per row, and add them to the accumulators.
 __device__ __forceinline__ void add_scaled(float (&acc)[FRAGMENTS_8][4], const BlockSums& sums, const float (&factors)[2]) {
 #pragma unroll
     for (u32 n = 0; n < FRAGMENTS_8; ++n)
@@ -768,7 +772,7 @@ __device__ __forceinline__ void add_scaled(float (&acc)[FRAGMENTS_8][4], const B
         for (u32 j = 0; j < 4; ++j) acc[n][j] += factors[j / 2] * sums[n][j];
 }
 
-// Return the scales of the tile's columns in 32 blocks of K that begin with `first`, one block per lane.
+// Return the scales of the tile's columns in the 32 blocks of K that begin with `first`. Each lane receives the scale of one block.
 __device__ __forceinline__ float column_scales(const Problem& problem, const Result& result, const Place& place, u32 first, u32 lane) {
     const u32 k = min(first + lane, problem.k_iterations - 1), column = min(place.column0, problem.n - 1) / 128;
     return __ldg(result.b_scale + place.batch * problem.b_scale_batch + k * problem.b_scale_k + column * problem.b_scale_column);
@@ -783,16 +787,17 @@ __device__ __forceinline__ float next_columns(WorkQueue queue, const Problem& pr
     return column_scales(problem, result, tile_place(problem, tile_m, tile_n, rank), 0, lane);
 }
 
-// Accumulate the scaled blocks of a tile. One warpgroup multiplies while the other one scales, so the code between the products of a
-// warpgroup must be short: the loop is unrolled so that an iteration waits for the next slot and computes its descriptors while it scales.
-// The scales of A's rows are in the slot, and are read before its products are complete. columns: column_scales() for block 0.
+// Accumulate the scaled blocks of a tile. One warpgroup multiplies while the other one scales, so the code between a warpgroup's MMAs must
+// be short. The loop is therefore unrolled so that each iteration waits for the next slot and computes its descriptors while it scales the
+// current block. The scales of A's rows are in the slot, and are read before the slot's MMAs have completed. columns: column_scales() for
+// block 0.
 __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const Problem& problem, const Result& result,
                                            const Place& place, u32 smem, float columns, const ThreadPosition& at) {
     clear(acc);
     const u32 rows_scales = smem + A_SCALE + 4 * (at.warpgroup * WARPGROUP_M + 16 * at.warp + at.lane / 4);
     BlockSums sums = {};
     for (u32 first = 0; first < problem.k_iterations; first += 32) {
-        const float current = columns;   // of the 32 blocks that begin with `first`
+        const float current = columns;   // the scales of the 32 blocks that begin with `first`
         if (first + 32 < problem.k_iterations) columns = column_scales(problem, result, place, first + 32, at.lane);
         const u32 blocks = min(32, problem.k_iterations - first);
 #pragma unroll 8
@@ -827,14 +832,14 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
         place.row0 += at.warpgroup * WARPGROUP_M;
         Accumulators acc;
         add_blocks(acc, ring, problem, result, place, smem, columns, at);
-        columns = next_columns(queue, problem, result, rank, at.lane);   // their loads complete while the tile is stored
+        columns = next_columns(queue, problem, result, rank, at.lane);   // these loads complete while the tile is stored
         store_tile(acc, problem, result, smem, output_map, place, at);
     }
     if (at.lane == 0) cp_async_bulk_wait_group<0>();   // the CTA must not exit while TMA reads its shared memory
 }
 }  // namespace cudatma
 
-// C = A B, v5: like v4, but the CTAs of a cluster share the tile of one operand, and each loads a part of it for all of them.
+// C = A B, v5: like v4, but the CTAs of a cluster share the tile of one operand, and each CTA loads a part of this tile for all of them.
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_v5_e4m3_rc_blocks_tma_256x128x128_w2_s3_c2(
     const __grid_constant__ cudatma::TensorMap a_map,
@@ -847,7 +852,7 @@ gemm_v5_e4m3_rc_blocks_tma_256x128x128_w2_s3_c2(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle lets ptxas know that the value is uniform in a warp.
+    // The shuffle lets ptxas know that the value is uniform within a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 
     prefetch_maps(Maps{&a_map, &b_map, &a_scale_map});
@@ -868,7 +873,7 @@ gemm_v5_e4m3_rc_blocks_tma_256x128x128_w2_s3_c2(
         consume(ring, problem, smem, &output_map, Result{output, b_scale},
                 ThreadPosition{warp_index / 4, warp_index % 4, laneid()}, rank);
     }
-    // A CTA must not exit while another CTA may write to its shared memory or arrive at its barriers.
+    // A CTA must not exit while another CTA may write to its shared memory or arrive on its barriers.
     barrier_cluster_arrive();
     barrier_cluster_wait();
 }

@@ -35,14 +35,15 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value in a
+// register.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
     return lane;
 }
 
-// [PTX ISA, elect.sync] Return true in exactly one lane. All 32 lanes of the warp call it.
+// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call it.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
@@ -54,19 +55,19 @@ __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
-// once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
+// dependent launch, it returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this function or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
-// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
+// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -81,7 +82,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended
+// for a time that the hardware chooses. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -89,7 +91,7 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
 // Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
@@ -102,15 +104,15 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
-// swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
+// with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4}], [%2];"
                  :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1) : "memory");
 }
 
-// Load with an L2 policy of createpolicy_*.
+// Load with an L2 policy from createpolicy_*.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u64 policy) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
@@ -173,8 +175,9 @@ __device__ __forceinline__ void st_shared_v4_f32(u32 smem, const float (&values)
                  : : "r"(smem), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]) : "memory");
 }
 
-// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
-// the rows of matrix i, aligned to 16. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
+// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
+// addresses of the rows of matrix i. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants
+// transpose each matrix.
 __device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                  : "=r"(r[0]), "=r"(r[1]) : "r"(addr) : "memory");
@@ -185,15 +188,16 @@ __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
 }
 
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
-// the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
+// addresses of the rows of matrix i. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants transpose
+// each matrix.
 __device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
                  :: "r"(addr), "r"(r[0]), "r"(r[1]) : "memory");
 }
 
 // [PTX ISA, mma.m16n8k16] Compute d += a b for a warp: a is 16 x 16, b is 16 x 8, both f16; d is 16 x 8 in fp32. In d[0..1],
-// lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; in d[2..3], those columns of row l / 4 + 8.
+// lane l holds columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4; in d[2..3], the same columns of row l / 4 + 8.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
         " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -207,25 +211,25 @@ __device__ __forceinline__ u32 lop3_and_or(u32 a, u32 mask, u32 bits) {
     return d;
 }
 
-// A ring of Stages slots in shared memory that a producer fills and consumers read.
+// A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
 // `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
+// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
-// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
-// Methods with a slot number act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
+// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
+// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA call it. In a cluster, a cluster
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call it. In a cluster, a cluster
     // barrier must follow before a CTA uses the barriers of another one.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
@@ -233,16 +237,16 @@ struct TmaPipeline {
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
+    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
-    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
-    // release*() that free it, by all CTAs of the cluster.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
+    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
+    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -255,16 +259,16 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
     __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
 
-    // Return the barrier at which the consumers of a slot arrive.
+    // Return the barrier on which the consumers of a slot arrive.
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
     // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -272,11 +276,11 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight:
-    // release a slot one iteration after reading it.
+    // Consumer: arrive once without a fence. Previous instructions must have used all values of the slot, so that no read is in flight. A
+    // consumer therefore releases a slot one iteration after it has read the slot.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
 
-    // Consumer: call release_used() once for the warp. All lanes call it.
+    // Consumer: call release_used() once for the warp. All lanes must call it.
     __device__ __forceinline__ void release_used_by_warp(u32 slot, u32 lane) const {
         __syncwarp();
         if (lane == 0) release_used(slot);
@@ -290,11 +294,12 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that number the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
+// instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
@@ -333,7 +338,7 @@ __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     return d;
 }
 
-// Return word i of a thread's 16 bytes of a 64 x 64 block of packed weights: its weights in rows 16 i to 16 i + 15.
+// Return word i of the 16 bytes that a thread holds of a packed 64 x 64 block: the thread's weights in rows 16 i to 16 i + 15.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
@@ -346,8 +351,8 @@ __device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
     for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
 }
 
-// Return the index of columns column0 + g and column0 + g + 8 in packed rows of 64 columns, where g is lane / 4 and column0 is a multiple of
-// 16. A packed row has column 16 c + 8 r + g at index 8 g + 2 c + r, so that a thread's columns of adjacent fragments are adjacent.
+// Return the index of columns column0 + g and column0 + g + 8 in packed rows of 64 columns, where g is lane / 4. column0 must be a multiple
+// of 16. A packed row has column 16 c + 8 r + g at index 8 g + 2 c + r, so that a thread's columns of adjacent fragments are adjacent.
 __device__ __forceinline__ u32 packed_column(u32 column0, u32 lane) {
     return column0 / 64 * 64 + 8 * (lane >> 2) + 2 * (column0 % 64 / 16);
 }
@@ -359,19 +364,19 @@ namespace cudatma {
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 8;   // rows of M per CTA: columns of the mma
 constexpr u32 TILE_N = 128;   // columns of N per CTA: rows of the mma
-constexpr u32 TILE_K = 256;   // K per stage
-constexpr u32 WARPS_N = 4, WARP_N = 32;   // warps along N, each with all rows of M; columns of each
-constexpr u32 SLICE_K = 2;   // warps with the same columns of N, which divide each stage's K
+constexpr u32 TILE_K = 256;   // elements of K per stage
+constexpr u32 WARPS_N = 4, WARP_N = 32;   // warps along N (each has all rows of M); columns per warp
+constexpr u32 SLICE_K = 2;   // number of warps with the same columns of N; they divide each stage's K
 constexpr u32 STAGES = 4;
 constexpr u32 CONSUMER_WARPS = 8;
-constexpr u32 GROUP_SIZE = 128;   // K that share a scale
+constexpr u32 GROUP_SIZE = 128;   // elements of K that share a scale
 constexpr u32 WARP_TILES = WARPS_N;   // warps that divide a CTA's tile
-constexpr u32 FRAGMENTS_16 = WARP_N / 16, FRAGMENT_STRIDE_N = 16;   // fragments of 16 columns of N per warp; columns from one to the next
+constexpr u32 FRAGMENTS_16 = WARP_N / 16, FRAGMENT_STRIDE_N = 16;   // fragments of 16 columns of N per warp; columns from one fragment to the next
 constexpr u32 FRAGMENTS_8 = TILE_M / 8;   // fragments of 8 rows of M
-constexpr u32 FIX_UP_UNROLL = 8;   // partial tiles whose loads are in flight together
+constexpr u32 FIX_UP_UNROLL = 8;   // partial tiles whose loads are in flight at the same time
 constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_WARP = K64_PER_STAGE / SLICE_K, N64_PER_TILE = TILE_N / 64;   // 64 x 64 blocks of weights
-constexpr u32 K64_BLOCK_BYTES = 2048;   // a packed 64 x 64 block of weights
-constexpr u32 ROW_BYTES = 128;   // 64 elements of K: a row of a box of activations
+constexpr u32 K64_BLOCK_BYTES = 2048;   // bytes per packed 64 x 64 block of weights
+constexpr u32 ROW_BYTES = 128;   // bytes per row of a box of activations: 64 elements of K
 
 // ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
 constexpr u32 ACTIVATIONS = 0;                // 16384 B
@@ -387,16 +392,16 @@ constexpr u32 ACTIVATION_STAGE_BYTES = 4096;
 constexpr u32 WEIGHT_STAGE_BYTES = 16384;
 constexpr u32 SCALE_STAGE_BYTES = 512;
 constexpr u32 ZERO_SLOT_BYTES = 256;
-constexpr u32 TRANSACTION_BYTES = 21248;   // bytes of the TMA loads of a stage
-constexpr u32 FULL_ARRIVALS = 1;   // arrivals that fill a slot
+constexpr u32 TRANSACTION_BYTES = 21248;   // bytes that the TMA loads of a stage deliver
+constexpr u32 FULL_ARRIVALS = 1;   // number of arrivals that fill a slot
 constexpr u32 STAGING_PITCH_BYTES = 80;   // bytes from one row to the next
-constexpr u32 STAGING_BYTES = 640;   // eight staging rows of a warp
+constexpr u32 STAGING_BYTES = 640;   // bytes of a warp's eight staging rows
 constexpr u32 SLICE_THREADS = 32;   // threads that hold the same part of the tile for one slice
 using Ring = TmaPipeline<STAGES>;
 
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
-    SLICE_BARRIER = 1,   // the first of one barrier per part of the tile
+    SLICE_BARRIER = 1,   // the first of several barriers, one per part of the tile
 };
 
 // Wait for all warps with the same columns of N.
@@ -407,20 +412,20 @@ struct Problem {
     u32 m;                          // rows of the result
     u32 n;                          // columns of the result
     u32 tiles_m;                    // output tiles along M
-    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
-    u32 raster_m;                   // rows of tiles of a raster group
-    u32 k_iterations;               // stages that one tile takes
+    u32 tiles_n;                    // output tiles along N; a CTA or cluster computes one tile
+    u32 raster_m;                   // rows of tiles per raster group
+    u32 k_iterations;               // stages per tile
     u32 work_ranges;                // work ranges: one per cluster, or per CTA without clusters
-    u32 stream_tiles;               // the first tiles, which are divided among all work ranges
-    u32 stream_stages;              // stages of those tiles per work range
+    u32 stream_tiles;               // number of leading tiles that are divided among all work ranges
+    u32 stream_stages;              // stages of the divided tiles per work range
     u32 stream_extra;               // number of leading work ranges that take one more stage
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
     u32 weight_row_blocks;          // blocks of weights along K
     u32 prefetch_stages;            // stages whose weights a dependent launch loads before it waits
     Divisor by_k_iterations;        // divides by k_iterations
-    Divisor by_raster_group;        // divides by the tiles of a raster group
+    Divisor by_raster_group;        // divides by the number of tiles per raster group
     Divisor by_raster_group_rows;   // divides by raster_m
-    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    Divisor by_last_rows;           // divides by the number of rows of tiles in the last raster group
     u64 output_pitch;               // elements from one row to the next
 };
 
@@ -431,10 +436,10 @@ struct WorkUnit {
 
 // ---- Tiles to CTAs: stream-K, then whole tiles ----------------------------------------------------------------------
 // The stages of the first `stream_tiles` tiles form one sequence, which is divided into equal, contiguous work ranges: one per CTA or, in a
-// launch with clusters, one per cluster. The ranges then take the remaining tiles in turn. A range may begin inside a tile. Its first work
-// unit is then a partial sum, which it stores for the tile's owner: the range that has the tile's first stage. An owner waits only for CTAs
-// with a lower blockIdx, because ranges are numbered in reverse. Those CTAs were dispatched before the owner, so that a wait cannot starve
-// a CTA that has not started.
+// launch with clusters, one per cluster. The ranges then take the remaining tiles in turn. A range may begin inside a tile. In this case,
+// its first work unit computes a partial sum and stores it for the tile's owner, the range that has the tile's first stage. An owner waits
+// only for CTAs with a lower blockIdx, because ranges are numbered in reverse. These CTAs were dispatched before the owner, so an owner
+// never waits for a CTA that has not started.
 
 // Return the first stage of a range in the sequence.
 __device__ __forceinline__ u32 range_begin(const Problem& problem, u32 range) {
@@ -442,7 +447,7 @@ __device__ __forceinline__ u32 range_begin(const Problem& problem, u32 range) {
 }
 
 struct WorkQueue {
-    u32 stage, stage_end;   // the remaining stages of this range of the sequence
+    u32 stage, stage_end;   // the stages of the sequence that this range has not processed yet
     u32 tile, tiles;        // the next whole tile
 
     __device__ __forceinline__ WorkQueue(const Problem& problem, u32 range)
@@ -464,8 +469,8 @@ struct WorkQueue {
     }
 };
 
-// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group, so
-// that CTAs that run at the same time share operands in L2.
+// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group.
+// CTAs that run at the same time therefore share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -474,7 +479,7 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
-// The stages of a queue's work units, one after the other. The producer loads them in this order.
+// Iterator over the stages of a queue's work units, in the order in which the producer loads them.
 struct StageCursor {
     WorkQueue queue;
     WorkUnit unit;
@@ -483,7 +488,7 @@ struct StageCursor {
     __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
         : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
 
-    // Go to the next stage. Return false if there is none.
+    // Advance to the next stage. Return false if there is none.
     __device__ __forceinline__ bool next(const Problem& problem) {
         if (++k < unit.k_end) return true;
         if (!queue.next(problem, unit)) return false;
@@ -494,8 +499,8 @@ struct StageCursor {
 };
 
 // ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number ----------------------
-// low: 1024 plus the zero point of column g, which is subtracted. high: -(64 + zero point) of column g + 8, which is added after a division
-// by 16. Each is in both halves.
+// low: 1024 plus the zero point of column g, which dequantize() subtracts. high: -(64 + zero point) of column g + 8, which dequantize()
+// adds after a division by 16. Each value is in both halves.
 struct ZeroPoint {
     u32 low, high;
 };
@@ -517,13 +522,13 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
 
 // ---- Accumulators and partial sums ----------------------------------------------------------------------------------
 
-// A warp's accumulators: fragments of 16 x 8 values, four per lane.
+// A warp's accumulators: fragments of 16 x 8 values. Each lane holds four values of a fragment.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
 // ---- Within a CTA: slice-K ------------------------------------------------------------------------------------------
-// Add up the sums of SLICE_K groups of SLICE_THREADS threads, which hold the same part of the tile, each for one slice of every stage's K.
-// Groups 1 to SLICE_K - 1 store their sums to shared memory, and group 0 adds them to its own in the order of the slices. Return whether
-// this is group 0. part: the number of the part in the tile. thread: the thread's number in its group.
+// Add up the sums of SLICE_K groups of SLICE_THREADS threads. All groups hold the same part of the tile, each for one slice of every
+// stage's K. Groups 1 to SLICE_K - 1 store their sums to shared memory, and group 0 adds them to its own in the order of the slices. Return
+// whether this is group 0. part: index of the part in the tile. thread: index of the thread in its group.
 __device__ __forceinline__ bool reduce_slices(Accumulators& acc, u32 smem, u32 part, u32 slice, u32 thread) {
     constexpr u32 FRAGMENT_BYTES = SLICE_THREADS * 16, SUM_BYTES = FRAGMENTS_16 * FRAGMENTS_8 * FRAGMENT_BYTES;
     const u32 sums = smem + SLICE_SUMS + part * (SLICE_K - 1) * SUM_BYTES + thread * 16;
@@ -534,7 +539,7 @@ __device__ __forceinline__ bool reduce_slices(Accumulators& acc, u32 smem, u32 p
             for (u32 r = 0; r < FRAGMENTS_8; ++r)
                 st_shared_v4_f32(sums + (slice - 1) * SUM_BYTES + (c * FRAGMENTS_8 + r) * FRAGMENT_BYTES, acc[c][r]);
     }
-    slice_sync(part);   // group 0 waits for the sums of the others
+    slice_sync(part);   // group 0 waits for the sums of the other groups
     if (slice == 0) {
 #pragma unroll
         for (u32 other = 0; other < SLICE_K - 1; ++other)
@@ -550,8 +555,8 @@ __device__ __forceinline__ bool reduce_slices(Accumulators& acc, u32 smem, u32 p
 
 // ---- Across CTAs: stream-K ------------------------------------------------------------------------------------------
 struct Workspace {
-    float4* partials;   // the sums of a partial tile for every CTA, as whole fragments
-    u32* flags;         // one flag for each of a CTA's WARP_TILES
+    float4* partials;   // the sums of one partial tile per CTA, as whole fragments
+    u32* flags;         // WARP_TILES flags per CTA
 };
 
 // Return the address of this lane's partial sums of a warp.
@@ -570,15 +575,15 @@ __device__ __forceinline__ void store_partials(const Accumulators& acc, const Wo
         for (u32 r = 0; r < FRAGMENTS_8; ++r)
             sums[(c * FRAGMENTS_8 + r) * 32] = make_float4(acc[c][r][0], acc[c][r][1], acc[c][r][2], acc[c][r][3]);
     __syncwarp();
-    if (lane == 0)   // the release covers the stores of all lanes, which __syncwarp() orders before it
+    if (lane == 0)   // the release covers the stores of all lanes, because __syncwarp() orders them before it
         asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(workspace.flags + cta * WARP_TILES + warp_tile) : "memory");
 }
 
-// Add the partial sums of the following ranges, `stages_missing` stages in all, to the sums of the tile's owner. The order of the additions
-// is the order of the ranges, so that the result is bitwise reproducible. Clear the flags for the next launch.
+// Add the partial sums of the following ranges, which cover `stages_missing` stages, to the sums of the tile's owner. The sums are added in
+// the order of the ranges, so that the result is bitwise reproducible. Clear the flags for the next launch.
 __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, const Workspace& workspace, u32 range,
                                        u32 stages_missing, u32 warp_tile, u32 lane) {
-    u32 last = range;   // the last range with a part of this tile
+    u32 last = range;   // the last range that has stages of this tile
     while (stages_missing > 0) {
         ++last;
         stages_missing -= min(stages_missing, range_begin(problem, last + 1) - range_begin(problem, last));
@@ -656,10 +661,10 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-// Store a warp's part of the tile through its staging rows, eight rows at a time.
+// Store a warp's part of the tile through the warp's staging rows, eight rows at a time.
 __device__ __forceinline__ void store_rows_of_warp(const Accumulators& acc, const Problem& problem, u16* output, u32 smem,
                                                    u32 warp_tile, u32 lane, u32 row0, u32 column0) {
-    constexpr u32 VECTORS_PER_ROW = 2 * FRAGMENTS_16;   // of 8 columns each
+    constexpr u32 VECTORS_PER_ROW = 2 * FRAGMENTS_16;   // vectors of 8 columns
     const u32 staging = smem + STAGING + warp_tile * STAGING_BYTES;
 #pragma unroll
     for (u32 r = 0; r < FRAGMENTS_8; ++r) {
@@ -681,7 +686,7 @@ __device__ __forceinline__ void store_rows_of_warp(const Accumulators& acc, cons
 
 // ---- Loads: by TMA or cp.async --------------------------------------------------------------------------------------
 // Load weights as N64_PER_TILE boxes of K64_PER_STAGE contiguous blocks of 2 KB. TMA fills blocks after the last row of blocks with zeros.
-// Blocks beyond a row's K belong to the next columns; they are multiplied by activations that are zero.
+// Blocks beyond a row's K belong to the next columns; the activations that multiply them are zero.
 __device__ __forceinline__ void load_weights(u32 smem, u32 full, const TensorMap* map, const Problem& problem, u32 tile_n,
                                              u32 k, u64 policy) {
 #pragma unroll
@@ -708,7 +713,7 @@ __device__ __forceinline__ void load_activations(u32 smem, u32 full, const Tenso
 // The position of a warp among the consumers.
 struct WarpPosition {
     u32 lane;
-    u32 slice;     // of each stage's K
+    u32 slice;     // the warp's slice of each stage's K
     u32 tile;      // the number of the warp's part of the CTA's tile
     u32 column0;   // the part's first column
 
@@ -716,16 +721,16 @@ struct WarpPosition {
         : lane(lane), slice(warp / WARPS_N), tile(warp % WARPS_N), column0(tile * WARP_N) {}
 };
 
-// Return `value` through a shuffle, so that ptxas keeps it in a register instead of recomputing the address in each stage.
+// Return `value` through a shuffle, so that ptxas keeps the value in a register instead of recomputing an address in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
-// The addresses from which this thread reads slot 0. The other slots follow at the distance of a stage.
+// The addresses from which this thread reads slot 0. Each following slot is one stage further.
 struct SlotAddresses {
     u32 activations, weights, scales, zeros;
 
     __device__ __forceinline__ SlotAddresses(u32 smem, const WarpPosition& warp) {
         const u32 k64 = warp.slice * K64_PER_WARP, lane = warp.lane;
-        // The row and the chunk that this lane passes to ldmatrix, which loads 16 rows, or 8 if the tile has no more.
+        // The row and the chunk whose address this lane passes to ldmatrix. ldmatrix loads 16 rows, or 8 if TILE_M is 8.
         const u32 row = (TILE_M == 8 ? 0 : (lane >> 4) * 8) + (lane & 7), chunk = lane >> 3 & 1;
         // The 128-byte swizzle moves 16-byte chunk c of row r to c ^ (r & 7).
         activations = keep_in_register(smem + ACTIVATIONS + (k64 * TILE_M + row) * ROW_BYTES + ((chunk ^ (lane & 7)) << 4),
@@ -738,7 +743,7 @@ struct SlotAddresses {
     }
 };
 
-// A thread's weights for 64 of K.
+// A thread's weights for 64 elements of K.
 struct WeightFragments {
     uint4 packed[FRAGMENTS_16];      // one word per 16-deep step
     u32 scale_pairs[FRAGMENTS_16];   // scales of columns g (low half) and g + 8 (high half)
@@ -817,8 +822,8 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFra
     }
 }
 
-// Add the sums, times the scales of their columns, to the accumulators, and clear the sums. pairs: the scales of columns g (low half) and
-// g + 8 (high half) of each fragment.
+// Multiply the sums by the scales of their columns, add them to the accumulators, and clear the sums. pairs: the scales of columns g (low
+// half) and g + 8 (high half) of each fragment.
 __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, const u32 (&pairs)[FRAGMENTS_16]) {
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c) {
@@ -834,7 +839,7 @@ __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums
     clear(sums);
 }
 
-// Multiply the stages of a work unit. A slot is released during the next stage, when all values read from it have been used.
+// Multiply the stages of a work unit. A slot is released during the next stage, when all values read from the slot have been used.
 __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& weights, const SlotAddresses& slots, Ring& ring,
                                          const WorkUnit& unit, u32 lane) {
     Accumulators sums;   // sums of the current group, before scaling
@@ -855,7 +860,7 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
                     if (step == 2) load_group(weights, slots, ring.stage, i * 64 + 32);
                 }
                 multiply_step(sums, weights, address, step);
-                const u32 done = i * 64 + step * 16 + 16;   // elements of K of this warp's slice
+                const u32 done = i * 64 + step * 16 + 16;   // number of elements of K multiplied so far in this warp's slice
                 if (done % GROUP_SIZE == 0 || done == K64_PER_WARP * 64) scale_sums(acc, sums, weights.scale_pairs);
             }
         }
@@ -865,7 +870,7 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
     ring.release_used_by_warp(previous, lane);
 }
 
-// The operands, by the names of the launch parameters.
+// The operands, named like the launch parameters.
 struct Operands {
     const TensorMap* weight_map;
     const TensorMap* scale_map;
@@ -894,8 +899,8 @@ __device__ __forceinline__ void load_constants(const Ring& ring, u32 slot, const
 }
 
 // Fill the slots. Activations depend on the previous kernel; weights, scales and zero points do not. A dependent launch therefore loads the
-// weights of the first stages before it waits for the previous kernel. It does not load the weights of all stages: the activations of the
-// first stage would then arrive after all of them.
+// weights of the first stages before it waits for the previous kernel. It does not load the weights of all stages, because the activations
+// of the first stage would then arrive after all of these weights.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range) {
     const u64 policy = choose_weight_policy(problem);
     const u32 prefetched = min(STAGES, problem.prefetch_stages);
@@ -922,7 +927,7 @@ __device__ __forceinline__ void epilogue(Accumulators& acc, const Problem& probl
     store_rows_of_warp(acc, problem, operands.output, smem, warp.tile, warp.lane, row0, column0);
 }
 
-// Multiply and store the work units of a range. All threads of the consumer warps call it.
+// Compute and store the work units of a range. All threads of the consumer warps must call it.
 __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range,
                                         const WarpPosition& warp) {
     const SlotAddresses slots(smem, warp);
@@ -950,7 +955,8 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
 }  // namespace cudatma
 
 // Y = X W, computed as Y^T = W^T X^T: columns of N are rows of the mma. The last warps are producers, which fill the slots of the ring. The
-// first CONSUMER_WARPS warps are consumers, which dequantize weights, multiply, and store. Both process the same sequence of work units.
+// first CONSUMER_WARPS warps are consumers, which dequantize weights, multiply, and store. Producers and consumers process the same
+// sequence of work units.
 extern "C" __global__ void __launch_bounds__(288, 1)
 marlin_mma_sync_f16_g128_zeros_8x128x256_w142_s4_tma(
     const __grid_constant__ cudatma::TensorMap weight_map,
@@ -972,7 +978,7 @@ marlin_mma_sync_f16_g128_zeros_8x128x256_w142_s4_tma(
     griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
 
     if (warp_index >= CONSUMER_WARPS) {
-        // elect_sync() lets ptxas know that it is a single thread; with a comparison of the lane, ptxas would put a loop around each copy.
+        // elect_sync() lets ptxas know that only one thread runs this code; with a comparison of the lane, ptxas would put a loop around each copy.
         if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, operands, smem, range);
         return;
     }

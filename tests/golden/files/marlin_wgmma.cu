@@ -38,14 +38,15 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value in a
+// register.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
     return lane;
 }
 
-// [PTX ISA, elect.sync] Return true in exactly one lane. All 32 lanes of the warp call it.
+// [PTX ISA, elect.sync] Return true in exactly one lane of the warp. All 32 lanes must call it.
 __device__ __forceinline__ bool elect_sync() {
     u32 elected;
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
@@ -57,37 +58,37 @@ __device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, bar] Arrive at named barrier `id` without waiting. The waiting threads call bar_sync with the same `threads`.
+// [PTX ISA, bar] Arrive on named barrier `id` without waiting. The waiting threads must call bar_sync with the same `threads`.
 __device__ __forceinline__ void bar_arrive(u32 id, u32 threads) {
     asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
-// once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
+// dependent launch, it returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this function or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, setmaxnreg] Raise this warpgroup to Registers registers per thread (24..256, a multiple of 8), and wait until the CTA's
-// pool has enough.
+// [PTX ISA, setmaxnreg] Raise this warpgroup to Registers registers per thread (24 to 256, a multiple of 8), and wait until the CTA's pool
+// has enough registers.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
-// [PTX ISA, setmaxnreg] Lower this warpgroup to Registers registers per thread, and return the others to the CTA's pool.
+// [PTX ISA, setmaxnreg] Lower this warpgroup to Registers registers per thread, and return the freed registers to the CTA's pool.
 template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
-// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
+// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -97,7 +98,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended
+// for a time that the hardware chooses. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -105,7 +107,7 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
 // Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
@@ -131,13 +133,13 @@ __device__ __forceinline__ u32 mapa_shared_cluster(u32 addr, u32 rank) {
     return remote;
 }
 
-// [PTX ISA, mbarrier.arrive] Arrive once at a barrier of any CTA of the cluster. `bar` is from mapa_shared_cluster. The default
-// semantics, a release within this CTA, suffice to release a slot that was only read.
+// [PTX ISA, mbarrier.arrive] Arrive once on a barrier in any CTA of the cluster. `bar` is an address from mapa_shared_cluster. The default
+// semantics, a release within this CTA, suffice for a slot that was only read.
 __device__ __forceinline__ void mbarrier_arrive_shared_cluster(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(bar) : "memory");
 }
 
-// [PTX ISA, barrier.cluster] Arrive at the cluster's barrier with release semantics. All threads of the cluster call it.
+// [PTX ISA, barrier.cluster] Arrive on the cluster barrier with release semantics. All threads of the cluster must call it.
 __device__ __forceinline__ void barrier_cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
 }
@@ -148,15 +150,15 @@ __device__ __forceinline__ void barrier_cluster_wait() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
-// swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
+// with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4}], [%2];"
                  :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1) : "memory");
 }
 
-// Load into every CTA of the cluster whose bit is set in `mask`, with an L2 policy of createpolicy_*.
+// Load into every CTA of the cluster whose bit is set in `mask`, with an L2 policy from createpolicy_*.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load_multicast_hint(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u16 mask, u64 policy) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -164,7 +166,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_load_multicast_hint(
                  :: "r"(dst), "l"(map), "r"(bar), "h"(mask), "l"(policy), "r"(c0), "r"(c1) : "memory");
 }
 
-// Load with an L2 policy of createpolicy_*.
+// Load with an L2 policy from createpolicy_*.
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load_hint(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u64 policy) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
@@ -213,8 +215,9 @@ __device__ __forceinline__ uint4 ld_shared_v4_b32(u32 smem) {
     return values;
 }
 
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
-// the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
+// addresses of the rows of matrix i. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants transpose
+// each matrix.
 __device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
                  :: "r"(addr), "r"(r[0]), "r"(r[1]) : "memory");
@@ -226,22 +229,22 @@ __device__ __forceinline__ void stmatrix_x4_trans(u32 addr, const u32 (&r)[4]) {
 }
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
-// swizzle: 0 none, 1 128B, 2 64B, 3 32B (tensor maps number them in reverse).
-// K-major with a swizzle: stride_bytes is the distance of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2 to the
-// descriptor.
-// M-major or N-major (transposed): stride_bytes is the distance of 8 elements of K, leading_bytes the distance of
-// 64 elements of M or N.
+// swizzle: 0 for none, 1 for 128B, 2 for 64B, 3 for 32B. (Tensor maps number the swizzles in reverse.)
+// K-major with a swizzle: stride_bytes is the distance between groups of 8 rows; leading_bytes is not used. A k16 step of 32 bytes adds 2
+// to the descriptor.
+// M-major or N-major (transposed): stride_bytes is the distance between groups of 8 elements of K; leading_bytes is the distance between
+// groups of 64 elements of M or N.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
 }
 
-// [PTX ISA, wgmma.fence] Order the warpgroup's earlier register writes before the wgmmas that follow.
+// [PTX ISA, wgmma.fence] Order the warpgroup's earlier register accesses before the wgmmas that follow.
 __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
-// [PTX ISA, wgmma.commit_group] Make the wgmmas since the last commit one group.
+// [PTX ISA, wgmma.commit_group] Commit all wgmmas that are in no group yet, as one group.
 __device__ __forceinline__ void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
@@ -252,34 +255,34 @@ __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
-// A ring of Stages slots in shared memory that a producer fills and consumers read.
+// A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
 // `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
+// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
-// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
-// Methods with a slot number act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
+// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
+// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
+    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
-    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
-    // release*() that free it, by all CTAs of the cluster.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
+    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
+    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -292,16 +295,16 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
     __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
 
-    // Return the barrier at which the consumers of a slot arrive.
+    // Return the barrier on which the consumers of a slot arrive.
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
     // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -309,7 +312,7 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: release a slot that all CTAs of the cluster fill by multicast. Lane r arrives at the barrier of CTA r.
+    // Consumer: release a slot that all CTAs of the cluster fill by multicast. Lane r arrives on the barrier of CTA r.
     template <u32 ClusterSize>
     __device__ __forceinline__ void release_used_to_cluster(u32 slot, u32 lane) const {
         __syncwarp();
@@ -324,7 +327,7 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that number the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
@@ -341,7 +344,8 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 
-// A divisor that the host computes for numbers below 2^31. divide() is one multiplication; an integer division takes about 25 instructions.
+// A divisor that the host has prepared for numbers below 2^31. divide() takes one multiplication; an integer division takes about 25
+// instructions.
 struct Divisor {
     u32 multiplier, shift;   // multiplier = ceil(2^(31 + shift) / divisor), 2^shift >= divisor
 };
@@ -374,7 +378,7 @@ __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     return d;
 }
 
-// Return the low half in both halves. ptxas folds these moves into an operand modifier, which it does not do with a byte permutation.
+// Return the low half in both halves. ptxas folds these moves into an operand modifier. It would not fold a byte permutation.
 __device__ __forceinline__ u32 both_low(u32 pair) {
     u32 d;
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
@@ -388,7 +392,7 @@ __device__ __forceinline__ u32 both_high(u32 pair) {
     return d;
 }
 
-// Return word i of a thread's 16 bytes of a 64 x 64 block of packed weights: its weights in rows 16 i to 16 i + 15.
+// Return word i of the 16 bytes that a thread holds of a packed 64 x 64 block: the thread's weights in rows 16 i to 16 i + 15.
 __device__ __forceinline__ u32 word(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
@@ -404,28 +408,28 @@ namespace cudatma {
 // ---- Tile -----------------------------------------------------------------------------------------------------------
 constexpr u32 TILE_M = 128;   // rows of M per CTA: columns of the wgmma
 constexpr u32 TILE_N = 128;   // columns of N per CTA: rows of the wgmmas
-constexpr u32 TILE_K = 128;   // K per stage
+constexpr u32 TILE_K = 128;   // elements of K per stage
 constexpr u32 WARPGROUPS = 1;   // warpgroups along N
-constexpr u32 SLICE_K = 1;   // warpgroups with the same columns of N, which divide each stage's K
-constexpr u32 PINGPONG = 2;   // warpgroups that take the CTA's work units alternately
-constexpr u32 STACK = 2;   // wgmmas along N per warpgroup, 64 columns each
+constexpr u32 SLICE_K = 1;   // number of warpgroups with the same columns of N; they divide each stage's K
+constexpr u32 PINGPONG = 2;   // number of warpgroups; they take the CTA's work units alternately
+constexpr u32 STACK = 2;   // number of wgmmas along N per warpgroup, 64 columns each
 constexpr u32 STAGES = 4;
-constexpr u32 CLUSTER = 2;   // CTAs of a cluster, along N, which share the activations
+constexpr u32 CLUSTER = 2;   // CTAs per cluster, along N; they share the activations
 constexpr u32 CLUSTER_MASK = 3;   // all CTAs of the cluster
-constexpr u32 LOADED_M = 64;   // rows of the activations that each CTA of the cluster loads for all
-constexpr u32 MMAS_PER_COMMIT = 1;   // wgmmas of an accumulator per commit group, 16 of K each
-constexpr u32 COMMITS_IN_FLIGHT = 3;   // commit groups in flight while the next one is dequantized
+constexpr u32 LOADED_M = 64;   // rows of the activations that each CTA loads for the whole cluster
+constexpr u32 MMAS_PER_COMMIT = 1;   // wgmmas per accumulator and commit group; each multiplies 16 elements of K
+constexpr u32 COMMITS_IN_FLIGHT = 3;   // commit groups in flight while the weights of the next one are dequantized
 constexpr u32 RELEASE_K64 = 0;   // after this 64-deep block, all wgmmas of the previous stage have completed
 constexpr u32 CONSUMER_WARPS = 8;
-constexpr u32 PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;   // per thread
-constexpr u32 GROUP_SIZE = 128;   // K that share a scale
+constexpr u32 PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;   // registers per thread
+constexpr u32 GROUP_SIZE = 128;   // elements of K that share a scale
 constexpr u32 WARP_TILES = 4 * WARPGROUPS;   // warps that divide a CTA's tile
-constexpr u32 FRAGMENTS_16 = STACK, FRAGMENT_STRIDE_N = 64;   // fragments of 16 columns of N per warp; columns from one to the next
+constexpr u32 FRAGMENTS_16 = STACK, FRAGMENT_STRIDE_N = 64;   // fragments of 16 columns of N per warp; columns from one fragment to the next
 constexpr u32 FRAGMENTS_8 = TILE_M / 8;   // fragments of 8 rows of M
-constexpr u32 FIX_UP_UNROLL = 1;   // partial tiles whose loads are in flight together
+constexpr u32 FIX_UP_UNROLL = 1;   // partial tiles whose loads are in flight at the same time
 constexpr u32 K64_PER_STAGE = TILE_K / 64, K64_PER_SLICE = K64_PER_STAGE / SLICE_K, N64_PER_TILE = TILE_N / 64;   // 64 x 64 blocks of weights
-constexpr u32 K64_BLOCK_BYTES = 2048;   // a packed 64 x 64 block of weights
-constexpr u32 ROW_BYTES = 128;   // 64 elements of K: a row of a box of activations
+constexpr u32 K64_BLOCK_BYTES = 2048;   // bytes per packed 64 x 64 block of weights
+constexpr u32 ROW_BYTES = 128;   // bytes per row of a box of activations: 64 elements of K
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * ROW_BYTES;   // fields of a matrix descriptor
 
 // ---- Shared memory: offsets in bytes from a base that is aligned to 1024 --------------------------------------------
@@ -439,17 +443,17 @@ constexpr u32 FULL_BARRIERS = 182272;         // 32 B
 constexpr u32 ACTIVATION_STAGE_BYTES = 32768;
 constexpr u32 WEIGHT_STAGE_BYTES = 8192;
 constexpr u32 SCALE_STAGE_BYTES = 256;
-constexpr u32 TRANSACTION_BYTES = 41216;   // bytes of the loads of a stage
-constexpr u32 EMPTY_ARRIVALS = 8;   // consumer warps that release a slot
+constexpr u32 TRANSACTION_BYTES = 41216;   // bytes that the loads of a stage deliver
+constexpr u32 EMPTY_ARRIVALS = 8;   // number of consumer warps that release a slot
 constexpr u32 STAGING_ROWS = 32;   // rows of M that a warpgroup stores at a time
 constexpr u32 STAGING_PITCH_BYTES = 272;   // bytes from one row to the next
-constexpr u32 STAGING_BYTES = 8704;   // staging rows of a warpgroup
+constexpr u32 STAGING_BYTES = 8704;   // bytes of a warpgroup's staging rows
 using Ring = TmaPipeline<STAGES>;
 
 // Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
-    WARPGROUP_BARRIER = 1,   // the first of one barrier per warpgroup
-    ORDER_BARRIER = WARPGROUP_BARRIER + PINGPONG,   // the first of one barrier per warpgroup
+    WARPGROUP_BARRIER = 1,   // the first of several barriers, one per warpgroup
+    ORDER_BARRIER = WARPGROUP_BARRIER + PINGPONG,   // the first of several barriers, one per warpgroup
 };
 
 __device__ __forceinline__ void warpgroup_sync(u32 group) { bar_sync_one_of<WARPGROUP_BARRIER, PINGPONG>(group, 128); }
@@ -461,12 +465,12 @@ __device__ __forceinline__ void skip(Ring& ring, u32 slots) {
     ring.phase ^= next / STAGES & 1;
 }
 
-// Wait until the other warpgroup has issued the products of the previous work unit. Without this barrier, a slot still full from two laps
-// ago would satisfy the parity wait.
+// Wait until the other warpgroup has issued the wgmmas of the previous work unit. Without this barrier, a slot still full from two laps ago
+// would satisfy the parity wait.
 constexpr u32 ORDER_THREADS = PINGPONG * 128;
 __device__ __forceinline__ void wait_for_order(u32 group) { bar_sync_one_of<ORDER_BARRIER, PINGPONG>(group, ORDER_THREADS); }
 
-// Let the other warpgroup issue the products of the next work unit.
+// Let the other warpgroup issue the wgmmas of the next work unit.
 __device__ __forceinline__ void pass_order(u32 group) {
     if (group == 0) {
         bar_arrive(ORDER_BARRIER + 1, ORDER_THREADS);
@@ -480,21 +484,21 @@ struct Problem {
     u32 m;                          // rows of the result
     u32 n;                          // columns of the result
     u32 tiles_m;                    // output tiles along M
-    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
-    u32 raster_m;                   // rows of tiles of a raster group
-    u32 k_iterations;               // stages that one tile takes
+    u32 tiles_n;                    // output tiles along N; a CTA or cluster computes one tile
+    u32 raster_m;                   // rows of tiles per raster group
+    u32 k_iterations;               // stages per tile
     u32 work_ranges;                // work ranges: one per cluster, or per CTA without clusters
-    u32 stream_tiles;               // the first tiles, which are divided among all work ranges
-    u32 stream_stages;              // stages of those tiles per work range
+    u32 stream_tiles;               // number of leading tiles that are divided among all work ranges
+    u32 stream_stages;              // stages of the divided tiles per work range
     u32 stream_extra;               // number of leading work ranges that take one more stage
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
     u32 prefetch_stages;            // stages whose weights a dependent launch loads before it waits
     u32 scale_offset;               // -8 2^-p in both halves: scales are multiplied by it
     float scale_back;               // 2^p: sums are multiplied by it
     Divisor by_k_iterations;        // divides by k_iterations
-    Divisor by_raster_group;        // divides by the tiles of a raster group
+    Divisor by_raster_group;        // divides by the number of tiles per raster group
     Divisor by_raster_group_rows;   // divides by raster_m
-    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    Divisor by_last_rows;           // divides by the number of rows of tiles in the last raster group
     u64 output_pitch;               // elements from one row to the next
 };
 
@@ -505,10 +509,10 @@ struct WorkUnit {
 
 // ---- Tiles to CTAs: stream-K, then whole tiles ----------------------------------------------------------------------
 // The stages of the first `stream_tiles` tiles form one sequence, which is divided into equal, contiguous work ranges: one per CTA or, in a
-// launch with clusters, one per cluster. The ranges then take the remaining tiles in turn. A range may begin inside a tile. Its first work
-// unit is then a partial sum, which it stores for the tile's owner: the range that has the tile's first stage. An owner waits only for CTAs
-// with a lower blockIdx, because ranges are numbered in reverse. Those CTAs were dispatched before the owner, so that a wait cannot starve
-// a CTA that has not started.
+// launch with clusters, one per cluster. The ranges then take the remaining tiles in turn. A range may begin inside a tile. In this case,
+// its first work unit computes a partial sum and stores it for the tile's owner, the range that has the tile's first stage. An owner waits
+// only for CTAs with a lower blockIdx, because ranges are numbered in reverse. These CTAs were dispatched before the owner, so an owner
+// never waits for a CTA that has not started.
 
 // Return the first stage of a range in the sequence.
 __device__ __forceinline__ u32 range_begin(const Problem& problem, u32 range) {
@@ -516,7 +520,7 @@ __device__ __forceinline__ u32 range_begin(const Problem& problem, u32 range) {
 }
 
 struct WorkQueue {
-    u32 stage, stage_end;   // the remaining stages of this range of the sequence
+    u32 stage, stage_end;   // the stages of the sequence that this range has not processed yet
     u32 tile, tiles;        // the next whole tile
 
     __device__ __forceinline__ WorkQueue(const Problem& problem, u32 range)
@@ -538,8 +542,8 @@ struct WorkQueue {
     }
 };
 
-// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group, so
-// that CTAs that run at the same time share operands in L2.
+// Set a tile's row and column in raster order: tiles are numbered in groups of raster_m rows of tiles, column by column within a group.
+// CTAs that run at the same time therefore share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -548,7 +552,7 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
-// The stages of a queue's work units, one after the other. The producer loads them in this order.
+// Iterator over the stages of a queue's work units, in the order in which the producer loads them.
 struct StageCursor {
     WorkQueue queue;
     WorkUnit unit;
@@ -557,7 +561,7 @@ struct StageCursor {
     __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
         : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
 
-    // Go to the next stage. Return false if there is none.
+    // Advance to the next stage. Return false if there is none.
     __device__ __forceinline__ bool next(const Problem& problem) {
         if (++k < unit.k_end) return true;
         if (!queue.next(problem, unit)) return false;
@@ -569,13 +573,13 @@ struct StageCursor {
 
 // ---- Accumulators and partial sums ----------------------------------------------------------------------------------
 
-// A warp's accumulators: fragments of 16 x 8 values, four per lane.
+// A warp's accumulators: fragments of 16 x 8 values. Each lane holds four values of a fragment.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
 // ---- Across CTAs: stream-K ------------------------------------------------------------------------------------------
 struct Workspace {
-    float4* partials;   // the sums of a partial tile for every CTA, as whole fragments
-    u32* flags;         // one flag for each of a CTA's WARP_TILES
+    float4* partials;   // the sums of one partial tile per CTA, as whole fragments
+    u32* flags;         // WARP_TILES flags per CTA
 };
 
 // Return the address of this lane's partial sums of a warp.
@@ -594,16 +598,16 @@ __device__ __forceinline__ void store_partials(const Accumulators& acc, const Wo
         for (u32 r = 0; r < FRAGMENTS_8; ++r)
             sums[(c * FRAGMENTS_8 + r) * 32] = make_float4(acc[c][r][0], acc[c][r][1], acc[c][r][2], acc[c][r][3]);
     __syncwarp();
-    if (lane == 0)   // the release covers the stores of all lanes, which __syncwarp() orders before it
+    if (lane == 0)   // the release covers the stores of all lanes, because __syncwarp() orders them before it
         asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(workspace.flags + cta * WARP_TILES + warp_tile) : "memory");
 }
 
-// Add the partial sums of the following ranges, `stages_missing` stages in all, to the sums of the tile's owner. The order of the additions
-// is the order of the ranges, so that the result is bitwise reproducible. Clear the flags for the next launch.
-// Ranges belong to clusters: a CTA adds the sums of the CTAs of its own rank.
+// Add the partial sums of the following ranges, which cover `stages_missing` stages, to the sums of the tile's owner. The sums are added in
+// the order of the ranges, so that the result is bitwise reproducible. Clear the flags for the next launch.
+// Ranges belong to clusters: a CTA adds the sums of the CTAs that have the same rank in other clusters.
 __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, const Workspace& workspace, u32 range,
                                        u32 stages_missing, u32 warp_tile, u32 lane, u32 rank) {
-    u32 last = range;   // the last range with a part of this tile
+    u32 last = range;   // the last range that has stages of this tile
     while (stages_missing > 0) {
         ++last;
         stages_missing -= min(stages_missing, range_begin(problem, last + 1) - range_begin(problem, last));
@@ -681,15 +685,15 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
     }
 }
 
-// Store at most STAGING_ROWS rows of a warpgroup's part of a tile, which begin with row `first` of the part, through the warpgroup's
-// staging rows. stmatrix.trans turns fragments, whose rows are columns of the result, into rows. row0, column0: the part's first row and
-// column in the result. All warps must have read the previous rows from the staging rows.
+// Store at most STAGING_ROWS rows of a warpgroup's part of a tile, beginning with row `first` of the part, through the warpgroup's staging
+// rows. The rows of the fragments are columns of the result; stmatrix.trans transposes them. row0, column0: the part's first row and column
+// in the result. Before the call, all warps must have read the previous contents of the staging rows.
 __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc, const Problem& problem, u16* output, u32 smem,
                                                         u32 warpgroup, u32 warp, u32 lane, u32 first, u32 row0, u32 column0) {
-    constexpr u32 VECTORS_PER_ROW = 8 * FRAGMENTS_16;   // of 8 columns each
+    constexpr u32 VECTORS_PER_ROW = 8 * FRAGMENTS_16;   // vectors of 8 columns
     constexpr u32 VECTORS_PER_THREAD = (STAGING_ROWS * VECTORS_PER_ROW + 127) / 128;
     const u32 staging = smem + STAGING + warpgroup * STAGING_BYTES, thread = warp * 32 + lane;
-    const u32 rows = min(STAGING_ROWS, TILE_M - first);   // the last rows may be fewer
+    const u32 rows = min(STAGING_ROWS, TILE_M - first);   // there may be fewer rows in the last step
     const u32 vectors = rows * VECTORS_PER_ROW;
 #pragma unroll
     for (u32 row = 0; row < rows; row += 16)
@@ -707,7 +711,8 @@ __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc,
             }
         }
     warpgroup_sync(warpgroup);   // all warps have staged the rows
-    // All loads precede the first store, which waits for its load. The compiler drops the test if all threads have an i-th vector.
+    // Issue all loads before the first store, because a store waits for its load. The compiler drops the test if all threads have an i-th
+    // vector.
     uint4 values[VECTORS_PER_THREAD];
 #pragma unroll
     for (u32 i = 0; i < VECTORS_PER_THREAD; ++i) {
@@ -727,12 +732,12 @@ __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc,
 // A nibble v whose lowest bit is bit b of a half is the subnormal v 2^(b - 24), so a mask is enough to extract a weight. The multiply-add
 // v 2^(b - 24) * s 2^(24 - b) - 8 s = (v - 8) s rounds once, like the product after a subtraction of 8, and gives the same bits. The factor
 // s 2^(24 - b) must be finite: scales are multiplied by 2^-p, the same for the whole weight, and the sums by 2^p.
-constexpr u32 NIBBLE_LOW = 0, NIBBLE_HIGH = NIBBLE_LOW + 4;   // b of columns g and g + 8
+constexpr u32 NIBBLE_LOW = 0, NIBBLE_HIGH = NIBBLE_LOW + 4;   // b for columns g and g + 8
 constexpr u32 MASK_LOW = 0x000f000fu << NIBBLE_LOW, MASK_HIGH = 0x000f000fu << NIBBLE_HIGH;
-// -2^11 in both halves, and 2^(10 - b) of columns g and g + 8. The product of both and -8 s is s 2^(24 - b).
+// -2^11 in both halves, and 2^(10 - b) for columns g and g + 8. The product of the two constants and -8 s is s 2^(24 - b).
 constexpr u32 MINUS_POWER = 0xe800e800u, TO_FACTORS = 0x64006400u - (NIBBLE_LOW << 10) - (NIBBLE_HIGH << 26);
 
-// The factors of columns g and g + 8 of a fragment, for one group of weights.
+// The factors for columns g and g + 8 of a fragment and one group of weights.
 struct GroupScale {
     u32 factor_low, factor_high;   // s 2^(24 - b), each in both halves
     u32 offset_low, offset_high;   // -8 s
@@ -784,18 +789,18 @@ __device__ __forceinline__ void wgmma_m64n128k16_f32_f16(float (&d)[16][4], cons
         : "memory");
 }
 
-// Return `value` through a shuffle, so that ptxas keeps it in a register instead of recomputing the address in each stage.
+// Return `value` through a shuffle, so that ptxas keeps the value in a register instead of recomputing an address in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
 // The position of a thread among the consumers.
 struct WarpPosition {
-    u32 warpgroup;   // along N
-    u32 warp;        // in the warpgroup
+    u32 warpgroup;   // index along N
+    u32 warp;        // index in the warpgroup
     u32 lane;
-    u32 group;       // the warpgroup, 0 or 1, which has its own tile
+    u32 group;       // the warpgroup, 0 or 1; each has its own tile
 };
 
-// The addresses from which this thread reads slot 0. The other slots follow at the distance of a stage.
+// The addresses from which this thread reads slot 0. Each following slot is one stage further.
 struct SlotAddresses {
     u32 activations, weights, scales;
 
@@ -822,7 +827,7 @@ __device__ __forceinline__ void load_packed(WeightFragments& weights, const Slot
             ld_shared_v4_b32(slots.weights + stage * WEIGHT_STAGE_BYTES + (s * K64_PER_STAGE + k64) * K64_BLOCK_BYTES);
 }
 
-// Load a thread's scales of a group. row: the number of the group in the stage.
+// Load a thread's scales for one group. row: index of the group in the stage.
 __device__ __forceinline__ void load_group(WeightFragments& weights, const Problem& problem, const SlotAddresses& slots,
                                            u32 stage, u32 row) {
     u32 scales[STACK];
@@ -847,15 +852,15 @@ __device__ __forceinline__ void release(const Ring& ring, u32 slot, u32 lane) {
 }
 
 // Multiply the stages of a work unit. MMAS_PER_COMMIT 16-deep steps of weights are dequantized while up to COMMITS_IN_FLIGHT commit groups
-// of wgmmas are in flight. A slot is released during the next stage, when the wgmmas that read its activations have completed, and its
-// weights have been used. Return the last slot, whose products may still be in flight.
+// of wgmmas are in flight. A slot is released during the next stage, when the wgmmas that read its activations have completed and its
+// weights have been used. Return the last slot, whose wgmmas may still be in flight.
 __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weights, const Problem& problem,
                                         const SlotAddresses& slots, Ring& ring, const WorkUnit& unit, u32 lane) {
     u32 previous = ring.stage;
 #pragma unroll 1
     for (u32 k = unit.k_begin; k < unit.k_end; ++k) {
-        // The shuffle lets ptxas know that the address is uniform in a warp. Otherwise each descriptor takes two moves to uniform
-        // registers.
+        // The shuffle lets ptxas know that the address is uniform within a warp. Otherwise ptxas would emit two moves to uniform registers
+        // for each descriptor.
         const u32 address = __shfl_sync(0xffffffffu, slots.activations + ring.stage * ACTIVATION_STAGE_BYTES, 0);
         ring.wait();
         const u64 activations = matrix_descriptor(address, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
@@ -892,7 +897,7 @@ __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weig
     return previous;
 }
 
-// The operands, by the names of the launch parameters.
+// The operands, named like the launch parameters.
 struct Operands {
     const TensorMap* weight_map;
     const TensorMap* scale_map;
@@ -909,7 +914,7 @@ struct Policies {
 };
 
 // Return the L2 policies. Weights that several rows of tiles read should stay in L2.
-// In this case every column of tiles in a raster group also reads the group's activations.
+// In a cluster launch, every column of tiles in a raster group also reads the group's activations.
 __device__ __forceinline__ Policies choose_policies(const Problem& problem) {
     const bool has_rows = problem.tiles_m > 1;
     const u64 first = createpolicy_evict_first(), normal = createpolicy_evict_normal();
@@ -917,8 +922,8 @@ __device__ __forceinline__ Policies choose_policies(const Problem& problem) {
     return {has_rows ? normal : first, has_rows ? last : normal};
 }
 
-// Expect the bytes of a stage, and load the operands that do not depend on previous kernels: weights, as one box of K64_PER_STAGE x
-// N64_PER_TILE blocks, scales, and zero points. TMA fills blocks and scales outside the tensors with zeros.
+// Expect the bytes of a stage, and load the operands that do not depend on previous kernels: weights (as one box of K64_PER_STAGE x
+// N64_PER_TILE blocks), scales, and zero points. TMA fills blocks and scales outside the tensors with zeros.
 __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, const StageCursor& at, const Operands& operands,
                                              u32 smem, u32 rank, const Policies& policies) {
     const u32 full = ring.get_barrier(slot), tile_n = at.tile_n * CLUSTER + rank;
@@ -943,7 +948,7 @@ __device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, con
 
 // Fill the slots of the first lap, which are free. Activations depend on the previous kernel; weights, scales and zero points do not. A
 // dependent launch therefore loads the weights of the first stages before it waits for the previous kernel. It does not load the weights of
-// all stages: the activations of the first stage would then arrive after all of them.
+// all stages, because the activations of the first stage would then arrive after all of these weights.
 __device__ __forceinline__ void produce_first_lap(const Ring& ring, StageCursor& cursor, const Problem& problem,
                                                   const Operands& operands, u32 smem, u32 rank, const Policies& policies) {
     const u32 prefetched = min(STAGES, problem.prefetch_stages);
@@ -960,7 +965,7 @@ __device__ __forceinline__ void produce_first_lap(const Ring& ring, StageCursor&
     }
 }
 
-// Fill the slots of the following laps, each after the consumers have released it.
+// Fill the slots of the following laps. Each slot is filled after the consumers have released it.
 __device__ __forceinline__ void produce(Ring& ring, StageCursor& cursor, const Problem& problem, const Operands& operands,
                                         u32 smem, u32 rank, const Policies& policies) {
     ring.next_lap();
@@ -985,7 +990,7 @@ __device__ __forceinline__ void epilogue(Accumulators& acc, const Problem& probl
     }
 }
 
-// Multiply and store the work units of a range. All threads of the consumer warps call it.
+// Compute and store the work units of a range. All threads of the consumer warps must call it.
 __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range, u32 rank,
                                         const WarpPosition& warp) {
     const SlotAddresses slots(smem, warp);
@@ -1023,10 +1028,10 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
 }
 }  // namespace cudatma
 
-// Y = X W, computed as Y^T = W^T X^T: columns of N are rows of the wgmma. One thread of the last warps is the producer, which fills the
-// slots of the ring by TMA. The other warpgroups are consumers: they dequantize weights into the registers of operand A, multiply, and
-// store. Producer and consumers process the same sequence of work units.
-// The two consumer warpgroups take work units alternately: one stores its tile while the other multiplies.
+// Y = X W, computed as Y^T = W^T X^T: columns of N are rows of the wgmma. One thread of the last warps is the producer: it fills the slots
+// of the ring by TMA. The other warpgroups are consumers: they dequantize weights into the registers of operand A, multiply, and store.
+// Producer and consumers process the same sequence of work units.
+// The two consumer warpgroups take work units alternately, so that one warpgroup stores its tile while the other multiplies.
 extern "C" __global__ void __launch_bounds__(384, 1)
 marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     const __grid_constant__ cudatma::TensorMap weight_map,
@@ -1040,7 +1045,7 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
     const u32 smem = shared_address(dynamic_shared);
-    // The shuffle lets ptxas know that the value is uniform in a warp.
+    // The shuffle lets ptxas know that the value is uniform within a warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const Operands operands{&weight_map, &scale_map, &activation_map, bias, output, {partials, flags}};
     const u32 range = problem.work_ranges - 1 - blockIdx.x / CLUSTER;
@@ -1048,7 +1053,7 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     Ring ring;
     ring.attach(smem + FULL_BARRIERS);
 
-    // One thread initializes the barriers and issues every copy. elect_sync() lets ptxas know that it is a single thread; with a comparison
+    // One thread initializes the barriers and issues every copy. elect_sync() lets ptxas know that only one thread runs this code; with a comparison
     // of the lane, ptxas would put a loop around each copy.
     const bool is_producer_warp = warp_index == CONSUMER_WARPS;
     const Policies policies = choose_policies(problem);
@@ -1073,7 +1078,7 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume(ring, problem, operands, smem, range, rank, WarpPosition{0, warp_index % 4, laneid(), warp_index / 4});
     }
-    // A CTA must not exit while another CTA may write to its shared memory or arrive at its barriers.
+    // A CTA must not exit while another CTA may write to its shared memory or arrive on its barriers.
     barrier_cluster_arrive();
     barrier_cluster_wait();
 }

@@ -19,25 +19,25 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Return at
-// once unless this is a programmatic dependent launch.
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible. Without programmatic
+// dependent launch, it returns at once.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Allow the next kernel to start when every CTA has called this or exited.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this function or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-// [PTX ISA, membar / fence, .acq_rel.cta] Order this thread's memory accesses within the CTA. Without it ptxas may issue an
+// [PTX ISA, membar / fence, .acq_rel.cta] Order this thread's memory accesses within the CTA. Without this fence, ptxas may issue an
 // mbarrier.arrive while an earlier ld.shared is in flight.
 __device__ __forceinline__ void fence_acq_rel_cta() {
     asm volatile("fence.acq_rel.cta;" : : : "memory");
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
-// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
+// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -52,7 +52,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended
+// for a time that the hardware chooses. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -60,7 +61,7 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
 // Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
@@ -72,32 +73,32 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk] Load `bytes` contiguous bytes at `src` to shared address `dst`. One thread calls it. `bar` counts the
-// bytes. Addresses and size are multiples of 16.
+// [PTX ISA, cp.async.bulk] Load `bytes` contiguous bytes at `src` to shared address `dst`. `bar` counts the bytes. Call it from one thread.
+// The addresses and the size must be multiples of 16.
 __device__ __forceinline__ void cp_async_bulk_load(u32 dst, const void* src, u32 bytes, u32 bar) {
     asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  :: "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(bytes), "r"(bar) : "memory");
 }
 
-// A ring of Stages slots in shared memory that a producer fills and consumers read.
+// A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
 // `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
+// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
-// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
-// Methods with a slot number act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
+// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
+// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA call it. In a cluster, a cluster
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call it. In a cluster, a cluster
     // barrier must follow before a CTA uses the barriers of another one.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
@@ -105,16 +106,16 @@ struct TmaPipeline {
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
+    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
-    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
-    // release*() that free it, by all CTAs of the cluster.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
+    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
+    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -127,16 +128,16 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
     __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
 
-    // Return the barrier at which the consumers of a slot arrive.
+    // Return the barrier on which the consumers of a slot arrive.
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
     // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -144,8 +145,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival, which ptxas does not guarantee: TMA
-    // could refill the slot while the reads are in flight.
+    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival. ptxas does not guarantee this order, and
+    // TMA could refill the slot while the reads are in flight.
     __device__ __forceinline__ void release(u32 slot) const {
         fence_acq_rel_cta();
         mbarrier_arrive(empty_barrier(slot));
@@ -160,7 +161,7 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that number the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
@@ -171,24 +172,24 @@ using namespace cudatma;
 constexpr u32 STAGES = 2;
 constexpr u32 ROW_BYTES = 16384;   // bytes from one row to the next in a slot
 constexpr u32 STAGE_BYTES = 32768;   // bytes from one slot to the next
-constexpr u32 BARRIERS = 65536;  // after the slots
+constexpr u32 BARRIERS = 65536;  // offset of the barriers, after the slots
 constexpr u32 CONSUMERS = 512;   // threads that write
-constexpr u32 ROWS = 2;   // rows per step, for which the permutation is read once
-constexpr u32 CHUNK = 8;   // elements of 16 bytes, which a thread writes at a time
+constexpr u32 ROWS = 2;   // rows per step; the permutation is read once per step
+constexpr u32 CHUNK = 8;   // elements per 16-byte chunk; a thread writes one chunk at a time
 
-// Set the columns of a chunk. Elements after the last column repeat it.
+// Set `from` to the columns of a chunk. Elements after the last column repeat the last column.
 __device__ __forceinline__ void source_columns(u32 (&from)[CHUNK], u32 chunk, u32 columns) {
 #pragma unroll
     for (u32 i = 0; i < CHUNK; ++i) from[i] = min(chunk * CHUNK + i, columns - 1);
 }
 
-// Replace the columns of a chunk by the source's columns.
+// Replace the columns of a chunk with the columns of the source.
 __device__ __forceinline__ void permuted_columns(u32 (&from)[CHUNK], const int* order, u32 columns) {
 #pragma unroll
     for (u32 i = 0; i < CHUNK; ++i) from[i] = min((u32)order[from[i]], columns - 1);   // clamped to the row
 }
 
-// Return a chunk: the elements of a row at these columns.
+// Return a chunk that holds the elements of a row at the columns in `from`.
 __device__ __forceinline__ uint4 gather(const u16* row, const u32 (&from)[CHUNK]) {
     u32 pairs[4];
 #pragma unroll
@@ -197,8 +198,9 @@ __device__ __forceinline__ uint4 gather(const u16* row, const u32 (&from)[CHUNK]
 }
 
 // result[t, k] = source[t, order[k]] for rows of 16-bit elements.
-// Row y of the grid processes ROWS rows of every gridDim.y * ROWS, and its gridDim.x CTAs divide the columns. Rows of the result begin at
-// multiples of 16 bytes, and their last chunk is written as a whole. source_pitch is in elements, result_pitch in chunks.
+// Row y of the grid processes ROWS of every gridDim.y * ROWS rows, and the gridDim.x CTAs of that row divide the columns. Rows of the
+// result must begin at multiples of 16 bytes. The last chunk of a row is written as a whole. source_pitch is in elements; result_pitch is
+// in chunks.
 extern "C" __global__ void __launch_bounds__(544)
 permute_columns(
     const int* order,

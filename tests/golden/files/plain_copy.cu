@@ -16,20 +16,21 @@ typedef unsigned long long u64;
 using namespace cudatma;
 
 typedef u32 Element;
-typedef u32 Index;   // holds the last element plus one step of all threads
+typedef u32 Index;   // large enough for the index of the last element plus one grid stride
 
 constexpr int RANK = 3;
 
-// An axis of the window. Strides are in bytes, the other members in elements.
+// An axis of the window. Strides are in bytes; the other members are in elements.
 struct Axis {
     long long start, extent, size, source_stride, destination_stride;
 };
 
 struct Axes {
-    Axis axis[RANK];   // the outermost first
+    Axis axis[RANK];   // outermost axis first
 };
 
-// Copy a window of the source, element by element, for windows that TMA cannot describe. Elements outside the source are `fill`.
+// Copy a window of the source element by element. This kernel handles windows that TMA cannot describe. Elements outside the source become
+// `fill`.
 extern "C" __global__ void __launch_bounds__(256)
 plain_copy(const u8* source, u8* destination, Axes axes, u64 elements, u64 fill) {
     const Index threads = static_cast<Index>(gridDim.x) * blockDim.x;

@@ -24,8 +24,8 @@ __device__ __forceinline__ void cp_async_bulk_prefetch_tensor_2d(const TensorMap
 
 using namespace cudatma;
 
-// Prefetch a tensor into L2, box by box. Axis 0 is the innermost. box_i: extent of a box along axis i, in elements. tiles_i: boxes along
-// axis i.
+// Prefetch a tensor into L2, box by box. Axis 0 is the innermost. box_i: extent of a box along axis i, in elements. tiles_i: number of
+// boxes along axis i.
 extern "C" __global__ void __launch_bounds__(32)
 prefetch(const __grid_constant__ TensorMap source,
     int box0, u32 tiles0,

@@ -22,19 +22,19 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, membar / fence, .acq_rel.cta] Order this thread's memory accesses within the CTA. Without it ptxas may issue an
+// [PTX ISA, membar / fence, .acq_rel.cta] Order this thread's memory accesses within the CTA. Without this fence, ptxas may issue an
 // mbarrier.arrive while an earlier ld.shared is in flight.
 __device__ __forceinline__ void fence_acq_rel_cta() {
     asm volatile("fence.acq_rel.cta;" : : : "memory");
 }
 
-// [PTX ISA, membar / fence, .proxy.tensormap::generic] Acquire a tensor map that was changed on the GPU before TMA uses it.
+// [PTX ISA, membar / fence, .proxy.tensormap::generic] Acquire a tensor map that was changed on the GPU. Call it before TMA uses the map.
 __device__ __forceinline__ void fence_proxy_tensormap_acquire_gpu(const TensorMap* map) {
     asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" : : "l"(map) : "memory");
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
-// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
+// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -49,7 +49,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended
+// for a time that the hardware chooses. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -57,7 +58,7 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
 // Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
@@ -70,51 +71,51 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
-// swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
+// with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4}], [%2];"
                  :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to `map` at element (c0, c1, ..), as part of this thread's current
-// bulk group. Coordinates are not negative. TMA clips the innermost dimension at multiples of 16 bytes, not at elements. The threads that
-// wrote `src` call fence_proxy_async_shared_cta() before the barrier that precedes this call.
+// [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to element (c0, c1, ..) of `map` as part of this thread's current
+// bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes, not at elements. The threads
+// that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_store(const TensorMap* map, u32 src, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
                  " [%0, {%2, %3}], [%1];"
                  :: "l"(map), "r"(src), "r"(c0), "r"(c1) : "memory");
 }
 
-// [PTX ISA, tensormap.cp_fenceproxy] Copy a tensor map from shared address `src` to global memory and release it. All lanes of a warp
-// call it. Readers call fence_proxy_tensormap_acquire_gpu(dst).
+// [PTX ISA, tensormap.cp_fenceproxy] Copy a tensor map from shared address `src` to global memory and release it. All lanes of a warp must
+// call it. Readers must call fence_proxy_tensormap_acquire_gpu(dst).
 __device__ __forceinline__ void tensormap_cp_fenceproxy_release_gpu(TensorMap* dst, u32 src) {
     asm volatile("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%0], [%1], 128;"
                  :: "l"(__cvta_generic_to_global(dst)), "r"(src) : "memory");
 }
 
-// [PTX ISA, tensormap.replace] Set the global address of the tensor map at shared address `map`. No copy may be using it.
+// [PTX ISA, tensormap.replace] Set the global address of the tensor map at shared address `map`. No TMA operation may be using the map.
 __device__ __forceinline__ void tensormap_replace_global_address(u32 map, const void* address) {
     asm volatile("tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%0], %1;"
                  :: "r"(map), "l"(__cvta_generic_to_global(address)) : "memory");
 }
 
-// [PTX ISA, tensormap.replace] Set dimension Ordinal (0 is innermost) of the tensor, in elements, in a tensor map in shared memory.
+// [PTX ISA, tensormap.replace] Set dimension Ordinal (0 is innermost) of the tensor, in elements, of a tensor map in shared memory.
 template <u32 Ordinal>
 __device__ __forceinline__ void tensormap_replace_global_dim(u32 map, u32 value) {
     asm volatile("tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%0], %1, %2;"
                  :: "r"(map), "n"(Ordinal), "r"(value) : "memory");
 }
 
-// [PTX ISA, tensormap.replace] Set the stride of dimension Ordinal + 1, in bytes, in a tensor map in shared memory.
+// [PTX ISA, tensormap.replace] Set the stride of dimension Ordinal + 1, in bytes, of a tensor map in shared memory.
 template <u32 Ordinal>
 __device__ __forceinline__ void tensormap_replace_global_stride(u32 map, u64 stride_bytes) {
     asm volatile("tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%0], %1, %2;"
                  :: "r"(map), "n"(Ordinal), "l"(stride_bytes) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.commit_group] Make this thread's bulk stores and reductions since the last commit one group.
+// [PTX ISA, cp.async.bulk.commit_group] Commit all bulk stores and reductions of this thread that are in no group yet, as one group.
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
@@ -132,25 +133,25 @@ __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Pending) : "memory");
 }
 
-// A ring of Stages slots in shared memory that a producer fills and consumers read.
+// A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
 // `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
+// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
-// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
-// Methods with a slot number act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
+// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
+// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA call it. In a cluster, a cluster
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call it. In a cluster, a cluster
     // barrier must follow before a CTA uses the barriers of another one.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
@@ -158,16 +159,16 @@ struct TmaPipeline {
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
+    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
-    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
-    // release*() that free it, by all CTAs of the cluster.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
+    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
+    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -180,16 +181,16 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
     __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
 
-    // Return the barrier at which the consumers of a slot arrive.
+    // Return the barrier on which the consumers of a slot arrive.
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
     // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -197,8 +198,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival, which ptxas does not guarantee: TMA
-    // could refill the slot while the reads are in flight.
+    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival. ptxas does not guarantee this order, and
+    // TMA could refill the slot while the reads are in flight.
     __device__ __forceinline__ void release(u32 slot) const {
         fence_acq_rel_cta();
         mbarrier_arrive(empty_barrier(slot));
@@ -213,7 +214,7 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that number the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
@@ -221,18 +222,18 @@ struct TmaPipeline {
 
 using namespace cudatma;
 
-constexpr u32 STAGES = 4;   // at least 2: a slot is released one store later
+constexpr u32 STAGES = 4;   // at least 2, because a slot is released one store later
 constexpr u32 STAGE_BYTES = 8192;   // bytes from one slot to the next
-constexpr u32 EXPECTED_BYTES = 8192;   // bytes of the load of a box
-constexpr u32 BARRIERS = 32768;   // after the slots
+constexpr u32 EXPECTED_BYTES = 8192;   // bytes that the load of a box delivers
+constexpr u32 BARRIERS = 32768;   // offset of the barriers, after the slots
 constexpr u32 BOX_ROWS = 64;
 constexpr u32 BOX_COLUMNS = 64;
-// Tensor maps in global memory that each warp of a CTA edits in turn. A map is edited again after MAPS other arrays, which have at least
-// one box each. The copies of the box MAPS boxes ago are then complete, so that the map is not in use.
+// Tensor maps in global memory that each warp of a CTA edits in turn. A map is edited again after MAPS other arrays, each of which has at
+// least one box. By then, the copies that were issued MAPS boxes ago have completed, so the map is not in use.
 constexpr u32 MAPS = 4;
 static_assert(MAPS >= STAGES);
 
-// An array and its copy. Boxes are numbered over all arrays.
+// An array and its copy. Box numbers continue across all arrays.
 struct Pair {
     const u8* source;
     u8* destination;
@@ -242,13 +243,13 @@ struct Pair {
     u32 boxes_x;                           // boxes along a row
 };
 
-// The pair that a warp processes. All lanes have the same values.
+// The pair that a warp processes. The values are the same in all lanes.
 struct Cursor {
     const Pair* pairs;
     u32 count, index, edits;
     Pair pair;
 
-    // Find the last pair whose first box is at most `box`. Every pair has boxes.
+    // Find the last pair whose first box is at most `box`. Every pair has at least one box.
     __device__ Cursor(const Pair* all, u32 pair_count, u32 box) : pairs(all), count(pair_count), index(0), edits(0) {
         u32 beyond = count;
         while (beyond - index > 1) {
@@ -259,7 +260,7 @@ struct Cursor {
         pair = pairs[index];
     }
 
-    // Go to the pair of the box. Return whether this is the warp's first box of the pair, so that the warp needs a new map.
+    // Go to the pair that contains the box. Return whether this is the warp's first box of the pair; the warp then needs a new map.
     __device__ bool enters(u32 box) {
         if (index + 1 < count && pairs[index + 1].first_box <= box) pair = pairs[++index];
         else if (edits > 0) return false;
@@ -271,7 +272,7 @@ struct Cursor {
     __device__ int y(u32 box) const { return int((box - pair.first_box) / pair.boxes_x * BOX_ROWS); }
 };
 
-// Describe an array in the warp's working copy of a tensor map, and publish the copy as `map`. All lanes of the warp call it.
+// Describe an array in the warp's working copy of a tensor map, and publish the copy as `map`. All lanes of the warp must call it.
 __device__ void publish(TensorMap* map, u32 copy, const void* address, u64 pitch, u32 rows, u32 columns, u32 lane) {
     if (lane == 0) {
         tensormap_replace_global_address(copy, address);
@@ -286,9 +287,9 @@ __device__ void publish(TensorMap* map, u32 copy, const void* address, u64 pitch
 }
 
 // Copy `count` 2D arrays of any shapes. A CTA processes `boxes / gridDim.x` consecutive boxes. Warp 0 loads: it waits until warp 1 has
-// released a slot. Warp 1 stores: it waits until a slot is full, and releases it when its store has read it. Both edit their tensor map at
-// the first box of each pair. maps: 2 * MAPS maps per CTA. source and destination give the element type and the box; address, sizes and
-// pitch are replaced.
+// released a slot. Warp 1 stores: it waits until a slot is full, and releases the slot when the store has read it. Both warps edit their
+// tensor map at the first box of each pair. maps: 2 * MAPS maps per CTA. source and destination provide the element type and the box; their
+// address, sizes and pitch are replaced.
 extern "C" __global__ void __launch_bounds__(64)
 ragged_copy(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination, const Pair* pairs,
     u32 count, u32 boxes, TensorMap* maps) {
@@ -311,7 +312,7 @@ ragged_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Te
 
     if (warp == 0) {
         for (u32 box = begin; box < end; ++box) {
-            if (lane == 0) pipeline.acquire();   // the store of the box STAGES boxes ago has read the slot
+            if (lane == 0) pipeline.acquire();   // wait until the store from STAGES boxes ago has read the slot
             if (cursor.enters(box)) {
                 const Pair& pair = cursor.pair;
                 map = mine + cursor.edits % MAPS;
@@ -325,7 +326,7 @@ ragged_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Te
             pipeline.advance();
         }
     } else {
-        u32 previous = STAGES;   // the slot of the last store; STAGES: none yet
+        u32 previous = STAGES;   // the slot of the last store, or STAGES if there was none
         for (u32 box = begin; box < end; ++box) {
             if (cursor.enters(box)) {
                 const Pair& pair = cursor.pair;
@@ -334,11 +335,11 @@ ragged_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Te
             }
             if (lane == 0) {
                 pipeline.wait();
-                // TMA wrote the slot and TMA reads it, so that no proxy fence is needed.
+                // No proxy fence is needed, because TMA both wrote the slot and reads it.
                 cp_async_bulk_tensor_2d_store(map, slots + pipeline.stage * STAGE_BYTES, cursor.x(box), cursor.y(box));
                 cp_async_bulk_commit_group();
                 if (previous < STAGES) {
-                    // The previous store has read its slot and its map; this one may still read them.
+                    // Wait until the previous store has read its slot and its map. This store may still be reading its own.
                     cp_async_bulk_wait_group_read<1>();
                     pipeline.release(previous);
                 }
@@ -346,7 +347,7 @@ ragged_copy(const __grid_constant__ TensorMap source, const __grid_constant__ Te
             }
             pipeline.advance();
         }
-        // The CTA must not exit before its shared memory is read, nor the kernel end before the writes.
+        // TMA must read shared memory before the CTA exits and finish its writes before the kernel ends.
         if (lane == 0) cp_async_bulk_wait_group<0>();
     }
 }

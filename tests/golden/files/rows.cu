@@ -23,8 +23,8 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
-// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
+// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -34,7 +34,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended
+// for a time that the hardware chooses. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -42,7 +43,7 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
 // Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
@@ -54,9 +55,9 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to `map` at element (c0, c1, ..), as part of this thread's current
-// bulk group. Coordinates are not negative. TMA clips the innermost dimension at multiples of 16 bytes, not at elements. The threads that
-// wrote `src` call fence_proxy_async_shared_cta() before the barrier that precedes this call.
+// [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to element (c0, c1, ..) of `map` as part of this thread's current
+// bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes, not at elements. The threads
+// that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_store(const TensorMap* map, u32 src, int c0, int c1) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
                  " [%0, {%2, %3}], [%1];"
@@ -68,8 +69,8 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor, .tile::gather4] Load box[0] elements, beginning at `column`, of four rows of a 2D tensor
-// to consecutive rows at `dst`. The map's box[1] is 1.
+// [PTX ISA, cp.async.bulk.tensor, .tile::gather4] Load box[0] elements, beginning at `column`, from each of four rows of a 2D tensor into
+// consecutive rows at `dst`. The map's box[1] must be 1.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_gather4_load(
     u32 dst, const TensorMap* map, u32 bar, int column, int row0, int row1, int row2, int row3) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes"
@@ -77,7 +78,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_gather4_load(
                  :: "r"(dst), "l"(map), "r"(bar), "r"(column), "r"(row0), "r"(row1), "r"(row2), "r"(row3) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.commit_group] Make this thread's bulk stores and reductions since the last commit one group.
+// [PTX ISA, cp.async.bulk.commit_group] Commit all bulk stores and reductions of this thread that are in no group yet, as one group.
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
@@ -95,33 +96,33 @@ __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Pending) : "memory");
 }
 
-// A ring of Stages slots in shared memory that a producer fills and consumers read.
+// A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
 // `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
+// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
-// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
-// Methods with a slot number act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
+// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
+// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
+    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize a ring without `empty` barriers, of 8 * Stages bytes. One thread calls it instead of init_barriers(). acquire() and
-    // release*() may not be called: the producer knows by other means that a slot is free.
+    // Initialize a ring without `empty` barriers, which takes 8 * Stages bytes. One thread calls it instead of init_barriers(). acquire()
+    // and release*() must not be called; the producer must know in another way when a slot is free.
     __device__ __forceinline__ void init_full_barriers(u32 producer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) mbarrier_init(get_barrier(slot), producer_arrivals);
         fence_mbarrier_init();
@@ -143,7 +144,7 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that number the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
@@ -151,15 +152,15 @@ struct TmaPipeline {
 
 namespace cudatma {
 
-// Copy work units blockIdx.x, blockIdx.x + gridDim.x, ... below `units` through a ring of Stages slots. One thread calls it.
+// Copy work units blockIdx.x, blockIdx.x + gridDim.x, ... below `units` through a ring of Stages slots. Call this function from one thread.
 //
 //     load(unit, slot address, barrier)   expects the unit's bytes at the barrier and loads them
 //     store(unit, slot address)           stores the slot
 //
-// TMA writes and reads the slots, so that no proxy fence is needed. The ring has no `empty` barriers, because one thread loads and stores:
-// its bulk groups show when a store has read its slot. The thread fills all slots of the first lap at once. After each store it refills the
-// slot of the store StoresInFlight stores ago, which has been read; later stores may still read theirs. The function returns when all
-// stores have been written.
+// No proxy fence is needed, because TMA both writes and reads the slots. The ring has no `empty` barriers, because the thread that loads
+// also stores, and its bulk groups show when a store has read its slot. The thread first fills all slots. After each store, it refills the
+// slot that was stored StoresInFlight stores earlier: TMA has read that slot, but may still be reading the later ones. The function returns
+// when all stores have been written.
 //
 // barriers: 8 * Stages bytes of shared memory.
 template <u32 Stages, u32 StoresInFlight, u32 StageBytes, typename Load, typename Store>
@@ -170,7 +171,7 @@ __device__ __forceinline__ void copy_units(u32 slots, u32 barriers, u32 units, L
     ring.init_full_barriers(1);
 
     const u32 own_units = blockIdx.x < units ? (units - blockIdx.x - 1) / gridDim.x + 1 : 0;
-    u32 loads = 0;                // loads issued
+    u32 loads = 0;                // number of loads issued
     u32 load_unit = blockIdx.x;   // the unit of the next load
     for (; loads < Stages && loads < own_units; ++loads, load_unit += gridDim.x)
         load(load_unit, slots + loads * StageBytes, ring.get_barrier(loads));
@@ -189,20 +190,20 @@ __device__ __forceinline__ void copy_units(u32 slots, u32 barriers, u32 units, L
             load_unit += gridDim.x;
         }
     }
-    cp_async_bulk_wait_group<0>();   // the CTA must not exit before its shared memory is read, nor the kernel end before the writes
+    cp_async_bulk_wait_group<0>();   // TMA must read shared memory before the CTA exits and finish its writes before the kernel ends
 }
 
 }  // namespace cudatma
 using namespace cudatma;
 
 constexpr u32 STAGES = 6;
-constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still read their slots
+constexpr u32 STORES_IN_FLIGHT = 3;   // number of stores that may still be reading their slots
 constexpr u32 STAGE_BYTES = 16384;   // bytes from one slot to the next
-constexpr u32 BARRIERS = 98304;   // after the slots
+constexpr u32 BARRIERS = 98304;   // offset of the barriers, after the slots
 constexpr u32 ROWS = 16;   // rows of a box, a multiple of 4: each gather4 instruction takes four
 
 // Gather `count` rows, destination[i] = source[index[i]], in boxes of ROWS rows and `columns` columns. Rows outside the source are zero.
-// outside: a row number that is outside both arrays. four_bytes: bytes of four rows of a box.
+// outside: a row number that is outside both arrays. four_bytes: size of four rows of a box in bytes.
 extern "C" __global__ void __launch_bounds__(32)
 gather_rows(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination, const int* index,
     u32 count, int outside, int columns, u32 column_boxes, u32 four_bytes, u32 boxes) {
@@ -212,7 +213,7 @@ gather_rows(const __grid_constant__ TensorMap source, const __grid_constant__ Te
     prefetch_tensormap(&source);
     prefetch_tensormap(&destination);
 
-    // Return entry i of the index. Entries after its end and negative entries are outside.
+    // Return entry i of the index. Entries after the end of the index and negative entries become `outside`.
     const auto row_at = [&](u32 i) {
         const int row = i < count ? index[i] : outside;
         return row < 0 ? outside : row;

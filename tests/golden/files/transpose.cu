@@ -24,7 +24,8 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value.
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas rereads the special register instead of keeping the value in a
+// register.
 __device__ __forceinline__ u32 laneid() {
     u32 lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -42,14 +43,14 @@ __device__ __forceinline__ void fence_proxy_async_shared_cta() {
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
 
-// [PTX ISA, membar / fence, .acq_rel.cta] Order this thread's memory accesses within the CTA. Without it ptxas may issue an
+// [PTX ISA, membar / fence, .acq_rel.cta] Order this thread's memory accesses within the CTA. Without this fence, ptxas may issue an
 // mbarrier.arrive while an earlier ld.shared is in flight.
 __device__ __forceinline__ void fence_acq_rel_cta() {
     asm volatile("fence.acq_rel.cta;" : : : "memory");
 }
 
-// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8) for `count` arrivals per phase. Other
-// threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, 8-byte aligned) for `count` arrivals per phase. Before
+// other threads may use it, this thread must call fence_mbarrier_init(), and the threads of the CTA or cluster must synchronize.
 __device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
 }
@@ -64,7 +65,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
 }
 
-// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed, if necessary after a suspension. On a new barrier, parity 1 counts as completed and parity 0 does not.
+// [PTX ISA, mbarrier.try_wait] Return whether the phase with this parity has completed. If it has not, the thread may first be suspended
+// for a time that the hardware chooses. On a new barrier, parity 1 counts as completed and parity 0 does not.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     u32 done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -72,7 +74,7 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
     return done != 0;
 }
 
-// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed.
+// [PTX ISA, mbarrier.try_wait] Wait until the phase with this parity has completed.
 // Acquire semantics: this thread then sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
 __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     while (!mbarrier_try_wait_parity(bar, parity)) {
@@ -85,17 +87,17 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 }
 
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at element (c0, c1, ..), c0 innermost, to shared address `dst`. One thread calls
-// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` is aligned to 128 bytes (1024 for 128B
-// swizzle).
+// it. `bar` counts the bytes of the whole box: TMA fills elements outside the tensor. `dst` must be 128-byte aligned (1024-byte aligned
+// with the 128-byte swizzle).
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load(u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5}], [%2];"
                  :: "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to `map` at element (c0, c1, ..), as part of this thread's current
-// bulk group. Coordinates are not negative. TMA clips the innermost dimension at multiples of 16 bytes, not at elements. The threads that
-// wrote `src` call fence_proxy_async_shared_cta() before the barrier that precedes this call.
+// [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to element (c0, c1, ..) of `map` as part of this thread's current
+// bulk group. Coordinates must be nonnegative. TMA clips the innermost dimension at multiples of 16 bytes, not at elements. The threads
+// that wrote `src` must call fence_proxy_async_shared_cta() and then synchronize before this call.
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_store(const TensorMap* map, u32 src, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
                  " [%0, {%2, %3, %4}], [%1];"
@@ -107,7 +109,7 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
 }
 
-// [PTX ISA, cp.async.bulk.commit_group] Make this thread's bulk stores and reductions since the last commit one group.
+// [PTX ISA, cp.async.bulk.commit_group] Commit all bulk stores and reductions of this thread that are in no group yet, as one group.
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
     asm volatile("cp.async.bulk.commit_group;" : : : "memory");
 }
@@ -125,39 +127,41 @@ __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Pending) : "memory");
 }
 
-// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
-// the rows of matrix i, aligned to 16. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
+// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
+// addresses of the rows of matrix i. In r[i], lane l receives elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants
+// transpose each matrix.
 __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 addr) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr) : "memory");
 }
 
-// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the shared addresses of
-// the rows of matrix i, aligned to 16. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. _trans transposes.
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers. Lanes 8 i to 8 i + 7 pass the 16-byte aligned shared
+// addresses of the rows of matrix i. In r[i], lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4. The _trans variants transpose
+// each matrix.
 __device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  :: "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 }
 
-// A ring of Stages slots in shared memory that a producer fills and consumers read.
+// A ring of Stages slots in shared memory. A producer fills the slots, and consumers read them. One pass over all slots is a lap.
 //
 // Each slot has two mbarriers. `full` completes a phase when the producer has arrived and its bytes have landed; consumers wait for it.
 // `empty` completes a phase when the consumers have arrived; the producer waits for it before it refills the slot. Each thread keeps its
-// position, `stage` and `phase`, in registers, starts at (0, 0), and advances once per slot:
+// position (`stage` and `phase`) in registers, starts at (0, 0), and advances once per slot:
 //
 //     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
 //     consumer   wait()      read the slot      release()                     advance()
 //
-// The expected bytes must equal the bytes of the loads: with one byte more, wait() never returns; with one less, it may return before the
-// data has landed. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the slot.
-// Methods with a slot number act on that slot in the current lap and do not change `stage`.
+// The expected number of bytes must equal the number of loaded bytes. If it is larger, wait() never returns; if it is smaller, wait() may
+// return before the data has landed. A consumer that wrote to the slot with ordinary stores must call fence_proxy_async_shared_cta() before
+// it releases the slot. Methods with a slot parameter act on that slot in the current lap and do not change `stage`.
 template <u32 Stages>
 struct TmaPipeline {
     u32 base;    // shared address of full[Stages], then empty[Stages]; 8 bytes each
     u32 stage;   // this thread's current slot
     u32 phase;   // parity of the current lap
 
-    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA call it. In a cluster, a cluster
+    // Attach to the ring, initialize its barriers, and call __syncthreads(). All threads of the CTA must call it. In a cluster, a cluster
     // barrier must follow before a CTA uses the barriers of another one.
     __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
         attach(base_address);
@@ -165,16 +169,16 @@ struct TmaPipeline {
         __syncthreads();
     }
 
-    // Start at slot 0 of the ring at base_address, which is aligned to 8. The barriers are not touched.
+    // Start at slot 0 of the ring at base_address, which must be 8-byte aligned. This does not touch the barriers.
     __device__ __forceinline__ void attach(u32 base_address) {
         base = base_address;
         stage = 0;
         phase = 0;
     }
 
-    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after a
-    // barrier of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that fill a slot. consumer_arrivals: calls of
-    // release*() that free it, by all CTAs of the cluster.
+    // Initialize the barriers. One thread calls it after attach() and may use the ring at once; other threads may use the ring after the
+    // CTA or the cluster has synchronized. producer_arrivals: number of calls of expect_tx() or arrive() that fill a slot.
+    // consumer_arrivals: number of calls of release*(), in all CTAs of the cluster, that free a slot.
     __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
         for (u32 slot = 0; slot < Stages; ++slot) {
             mbarrier_init(get_barrier(slot), producer_arrivals);
@@ -187,16 +191,16 @@ struct TmaPipeline {
     __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
     __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
 
-    // Return the barrier at which the consumers of a slot arrive.
+    // Return the barrier on which the consumers of a slot arrive.
     __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
     __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
 
-    // Producer: wait until the consumers have released the slot. In the first lap it returns at once, because the phase of parity 1 of a
+    // Producer: wait until the consumers have released the slot. In the first lap, it returns at once, because the phase with parity 1 of a
     // new barrier counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Producer: arrive once and expect `bytes` bytes. It precedes the loads.
+    // Producer: arrive once and expect `bytes` bytes. Call it before the loads.
     __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
     __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
 
@@ -204,8 +208,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
-    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival, which ptxas does not guarantee: TMA
-    // could refill the slot while the reads are in flight.
+    // Consumer: arrive once after reading the slot. The fence orders the reads before the arrival. ptxas does not guarantee this order, and
+    // TMA could refill the slot while the reads are in flight.
     __device__ __forceinline__ void release(u32 slot) const {
         fence_acq_rel_cta();
         mbarrier_arrive(empty_barrier(slot));
@@ -220,7 +224,7 @@ struct TmaPipeline {
         }
     }
 
-    // Toggle the parity. Callers that number the slots themselves call it once per lap.
+    // Toggle the parity. Callers that count the slots themselves call it once per lap.
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
@@ -231,16 +235,16 @@ using namespace cudatma;
 typedef u8 Element;
 
 constexpr u32 STAGES = 3;
-constexpr u32 STAGE_BYTES = 16384;   // a tile: its panels, one after the other
+constexpr u32 STAGE_BYTES = 16384;   // bytes per tile; its panels follow one another
 constexpr u32 TRANSPOSED = 49152;   // offset of the transposed tiles, after the slots
 constexpr u32 TRANSPOSED_TILES = 2;
 constexpr u32 BARRIERS = 81920;
-constexpr u32 WARPS = 4;   // warps that transpose tiles; one more warp loads
-constexpr int SIDE = 128;   // elements of 128 bytes: the width of a panel, and the side of a square
-constexpr int SQUARES_Y = 1, SQUARES_X = 1;   // squares of a tile
-constexpr u32 LINE_BYTES = 128;   // a row of a panel: the width of the swizzle
-constexpr u32 LOADED_PANEL_BYTES = 16384;   // SIDE columns of all rows of a tile
-constexpr u32 STORED_PANEL_BYTES = 16384;   // SIDE rows of all columns of a tile
+constexpr u32 WARPS = 4;   // warps that transpose tiles; another warp loads
+constexpr int SIDE = 128;   // elements in 128 bytes: the width of a panel and the side of a square
+constexpr int SQUARES_Y = 1, SQUARES_X = 1;   // squares per tile along each axis
+constexpr u32 LINE_BYTES = 128;   // bytes per row of a panel: the width of the swizzle
+constexpr u32 LOADED_PANEL_BYTES = 16384;   // a panel holds SIDE columns of all rows of a tile
+constexpr u32 STORED_PANEL_BYTES = 16384;   // a panel holds SIDE rows of all columns of a tile
 constexpr int TILE_ROWS = SQUARES_Y * SIDE, TILE_COLUMNS = SQUARES_X * SIDE;
 constexpr int RASTER_GROUP = 16;   // rows of tiles per raster group
 
@@ -249,14 +253,14 @@ __device__ __forceinline__ u32 chunk_at(u32 panel, u32 row, u32 chunk) {
     return panel + row * LINE_BYTES + ((chunk ^ (row & 7)) << 4);
 }
 
-constexpr u32 PARTS = 8;   // parts of a square: a warp transposes eight blocks of 16 x 16 bytes
+constexpr u32 PARTS = 8;   // parts per square; a warp transposes one part, eight blocks of 16 x 16 bytes
 
 // Transpose a part of the square that begins with row `row` of panel `from` into the rows of panel `to` that begin with row `column`.
 //
-// ldmatrix transposes pairs of bytes: a lane receives the same pair of two rows. Two matrices A and B share the 16 rows of a block, so that
-// lane 4 c + j holds pair c of rows 4 j to 4 j + 3. __byte_perm combines them into four bytes of row 2 c and four bytes of row 2 c + 1 of
-// the result, which stmatrix writes. The rows are divided between A and B, and between the two results, so that the eight rows of each
-// matrix are at eight different chunks of their lines, and there are no bank conflicts:
+// ldmatrix transposes pairs of bytes: a lane receives the same pair of two rows. The 16 rows of a block are divided between two matrices A
+// and B, so that lane 4 c + j holds pair c of rows 4 j to 4 j + 3. __byte_perm combines them into four bytes of row 2 c and four bytes of
+// row 2 c + 1 of the result, and stmatrix writes the result. To avoid bank conflicts, the rows are divided between A and B, and between the
+// two results, so that the eight rows of each matrix are at eight different chunks of their lines:
 //   A: rows 0 1 4 5 10 11 14 15, B: rows 2 3 6 7 8 9 12 13; first result: rows 0 2 4 6 9 11 13 15, second result: the other rows.
 __device__ __forceinline__ void transpose_part(u32 from, u32 row, u32 to, u32 column, u32 part) {
     const u32 lane = laneid(), line = lane & 7, second = lane >> 3 & 1, block = lane >> 4;
@@ -279,13 +283,13 @@ __device__ __forceinline__ void transpose_part(u32 from, u32 row, u32 to, u32 co
 }
 
 // ---- The order of tiles ---------------------------------------------------------------------------------------------
-// The column and row of a tile, and its matrix.
+// The column and row of a tile, and the index of its matrix.
 struct Place {
     int x, y, z;
 };
 
-// Return the place of a tile. Tiles are numbered in raster groups of RASTER_GROUP rows of tiles, column by column within a group. CTAs that
-// run at the same time then cover about a square of the matrix, and use all DRAM pages that they open, for reads and for writes.
+// Return the position of a tile. Tiles are numbered in raster groups of RASTER_GROUP rows of tiles, column by column within a group. CTAs
+// that run at the same time then cover roughly a square of the matrix, so reads and writes use all of each DRAM page that they open.
 __device__ __forceinline__ Place place_of(u32 tile, u32 tiles_x, u32 tiles_y) {
     const u32 plane = tiles_x * tiles_y, inside = tile % plane;
     const u32 group = inside / (tiles_x * RASTER_GROUP), rest = inside % (tiles_x * RASTER_GROUP);
@@ -295,8 +299,8 @@ __device__ __forceinline__ Place place_of(u32 tile, u32 tiles_x, u32 tiles_y) {
 }
 
 // Compute destination[z][x][y] = source[z][y][x], tile by tile. A CTA processes every gridDim.x-th tile. The first lane of the last warp
-// loads a tile as panels of SIDE columns. The other warps transpose its squares into panels of SIDE rows, which thread 0 stores. Before the
-// warps overwrite a transposed tile, thread 0 waits until its stores have read it.
+// loads a tile as panels of SIDE columns. The other warps transpose the squares of the tile into panels of SIDE rows, and thread 0 stores
+// these panels. Before the warps overwrite a transposed tile, thread 0 waits until its stores have read it.
 extern "C" __global__ void __launch_bounds__(160)
 transpose(const __grid_constant__ TensorMap source, const __grid_constant__ TensorMap destination,
     u32 tiles_x, u32 tiles_y, u32 tiles) {
@@ -350,5 +354,5 @@ transpose(const __grid_constant__ TensorMap source, const __grid_constant__ Tens
         }
         if (++transposed == TRANSPOSED_TILES) transposed = 0;
     }
-    if (threadIdx.x == 0) cp_async_bulk_wait_group<0>();   // the CTA must not exit before its shared memory is read, nor the kernel end before the writes
+    if (threadIdx.x == 0) cp_async_bulk_wait_group<0>();   // TMA must read shared memory before the CTA exits and finish its writes before the kernel ends
 }
