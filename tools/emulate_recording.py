@@ -1,6 +1,6 @@
 """Run the launches of a recording on the emulator, and compare the results: `cudatma emulate FOLDER`.
 
-`cudatma record` writes the folder. The exit status is 0 if there is no hazard and all results are right.
+`cudatma record` writes the folder. The exit status is 0 if no launch has a hazard and all results are right.
 """
 
 from __future__ import annotations

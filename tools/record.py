@@ -1,7 +1,7 @@
 """Record a Python program's kernel launches on a machine with a GPU: `cudatma record program.py [ARGS]`.
 
 `cudatma emulate FOLDER` runs the launches on the emulator, on any machine. Options before the program's name are for
-the recording, and all words after it are the program's. The exit status is that of the program.
+the recording, and all words after it are the program's. The command returns the program's exit status.
 """
 
 from __future__ import annotations

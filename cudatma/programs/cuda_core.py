@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, LaunchError, counted
-from cudatma.programs.arguments import argument_of
+from cudatma.programs.arguments import argument_of, run_with_memory
 from cudatma.programs.compiling import compile_to_ptx, entry_of
 from cudatma.programs.driver import device_attributes, ptx_of
-from cudatma.programs.host_memory import HostMemory, bytes_at, words_of
+from cudatma.programs.host_memory import HostMemory, bytes_at
 from cudatma.programs.launch import ProgramLaunch, calling_place, module_of
 from cudatma.programs.log import LaunchLog
 from cudatma.programs.patches import Patches
@@ -351,27 +351,18 @@ def _launch(state: State, config: LaunchConfig, kernel: Any, args: Sequence[Any]
     fields = [f"kernel_args[{index}] of {kernel.entry}" for index in range(len(args))]
     handles = [arg.handle if isinstance(arg, Buffer) else arg for arg in args]
     values = list(map(argument_of, handles, parameters, fields))
-    addresses = [
-        value.to_bytes(8, "little") for value in map(int, (v for v in values if isinstance(v, int))) if value > 0
-    ]
-    reached = state.memory.reached(words_of(addresses))
-    blocks = state.memory.blocks
-    labels = (f"Buffer of {counted(block.size, 'byte')}" for block in blocks)
     grid = tuple(g * c for g, c in zip(config.grid, config.cluster or (1, 1, 1), strict=True))
-    state.log.run(
-        ProgramLaunch(
-            ptx=kernel.ptx,
-            entry=kernel.entry,
-            grid=dim3(grid, "grid"),
-            block=config.block,
-            cluster=config.cluster,
-            shared_bytes=config.shmem_size,
-            programmatic=config.programmatic_stream_serialization,
-            args=tuple(values),
-            arrays=(*blocks, *reached.values()),
-            names=(*(f"args[{index}]" for index in range(len(values))), *labels, *reached),
-            library="cuda.core",
-            place=calling_place("cuda"),
-            sources=kernel.sources,
-        )
+    launch = ProgramLaunch(
+        ptx=kernel.ptx,
+        entry=kernel.entry,
+        grid=dim3(grid, "grid"),
+        block=config.block,
+        cluster=config.cluster,
+        shared_bytes=config.shmem_size,
+        programmatic=config.programmatic_stream_serialization,
+        args=tuple(values),
+        library="cuda.core",
+        place=calling_place("cuda"),
+        sources=kernel.sources,
     )
+    run_with_memory(state.log, launch, state.memory)

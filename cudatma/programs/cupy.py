@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from cudatma.errors import LaunchError
-from cudatma.programs.arguments import argument_of
+from cudatma.programs.arguments import argument_of, run_with_memory
 from cudatma.programs.compiling import compile_to_ptx, entry_of
 from cudatma.programs.driver import ptx_of
+from cudatma.programs.host_memory import HostMemory
 from cudatma.programs.launch import ProgramLaunch, calling_place, module_of
 from cudatma.programs.log import LaunchLog
 from cudatma.programs.patches import Patches
@@ -154,7 +155,8 @@ class EmulatedKernel(EmulatedModule):
     def __call__(
         self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], *, shared_mem: int = 0, stream: Any = None
     ) -> None:
-        self._log.run(self._raw.describe(self.name, self._log.target.name, grid, block, args, shared_mem))
+        launch = self._raw.describe(self.name, self._log.target.name, grid, block, args, shared_mem)
+        run_with_memory(self._log, launch, HostMemory())
 
 
 class _NoDeviceArray:

@@ -24,10 +24,12 @@ from cudatma.emulator import EmulatedModule
 from cudatma.emulator.ptx.types import Array
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, DriverError, counted
 from cudatma.layout import Interleave, Swizzle
-from cudatma.programs.host_memory import HostMemory, bytes_at, words_of
+from cudatma.programs.arguments import run_with_memory
+from cudatma.programs.host_memory import HostMemory, bytes_at
 from cudatma.programs.launch import Dim, ProgramLaunch, calling_place, module_of
 from cudatma.programs.log import SM_COUNT, LaunchLog
 from cudatma.programs.patches import Patches
+from cudatma.runtime.launch_config import dim3
 
 #: Functions that have nothing to do, because every call ends before it returns.
 _NOTHING = frozenset(
@@ -430,30 +432,20 @@ class EmulatedDriver:
             return (self._driver.CUresult.CUDA_ERROR_INVALID_HANDLE,)
         program = self._parsed(entry.module).image.entry(entry.name)
         raw = parameter_bytes(kernel_params, [parameter.size_bytes for parameter in program.function.params])
-        try:
-            reached = self.memory.reached(words_of(raw))
-        except ArgumentError as error:
-            raise error.renamed({"args": f"{call} of {entry.name}: kernelParams"}) from None
-        blocks = self.memory.blocks
-        grid = (int(shape[0]), int(shape[1]), int(shape[2]))
-        block = (int(shape[3]), int(shape[4]), int(shape[5]))
-        labels = (f"cuMemAlloc of {counted(block.size, 'byte')}" for block in blocks)
-        self._log.run(
-            ProgramLaunch(
-                ptx=entry.ptx,
-                entry=entry.name,
-                grid=grid,
-                block=block,
-                cluster=cluster,
-                shared_bytes=shared_bytes,
-                programmatic=programmatic,
-                args=tuple(raw),
-                arrays=(*blocks, *reached.values()),
-                names=(*(f"args[{index}]" for index in range(len(raw))), *labels, *reached),
-                library="cuda-python",
-                place=calling_place("cuda"),
-            )
+        grid, block = map(int, shape[:3]), map(int, shape[3:])
+        launch = ProgramLaunch(
+            ptx=entry.ptx,
+            entry=entry.name,
+            grid=dim3(tuple(grid), "grid"),
+            block=dim3(tuple(block), "block"),
+            cluster=cluster,
+            shared_bytes=shared_bytes,
+            programmatic=programmatic,
+            args=tuple(raw),
+            library="cuda-python",
+            place=calling_place("cuda"),
         )
+        run_with_memory(self._log, launch, self.memory)
         return (self._ok,)
 
     # Errors

@@ -37,6 +37,7 @@ from cudatma.programs.recording import (
     RecordedMemory,
     RecordedParameter,
     describe_recording,
+    read_recording,
     write_memory,
     write_text,
 )
@@ -109,8 +110,6 @@ class Recorder:
         return len(self._launches)
 
     def __str__(self) -> str:
-        from cudatma.programs.recording import read_recording
-
         return str(read_recording(self.folder))
 
     @cached_property

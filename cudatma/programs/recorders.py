@@ -204,7 +204,7 @@ def _cupy_stream(stream: Any) -> int:
 
 
 class CoreRecorder(_LibraryRecorder):
-    """Records cuda.core's launches of programs that are compiled during the recording."""
+    """Records cuda.core's launches. Their programs must be compiled during the recording."""
 
     def install(self, recorder: Recorder) -> None:
         """Replace launch and Program."""
@@ -275,7 +275,7 @@ def _describe_core(modules: list[tuple[Any, str]], config: Any, kernel: Any, arg
 
 
 class DriverRecorder(_LibraryRecorder):
-    """Records cuda-python's launches of modules that are loaded from PTX during the recording."""
+    """Records cuda-python's launches. Their modules must be loaded from PTX during the recording."""
 
     def install(self, recorder: Recorder) -> None:
         """Wrap the functions that load modules, return kernels, and launch."""

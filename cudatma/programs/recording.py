@@ -33,12 +33,12 @@ FILE = "launches.json"
 _FORMAT, _VERSION = "cudatma-recording", 1
 _DIGEST = re.compile(r"[0-9a-f]{40}")
 _MAX_PARAMETER_BYTES = 1 << 16
-_MAX_MEMORY_BYTES = 1 << 40
+_MAX_SHARED_BYTES, _MAX_MEMORY_BYTES = 1 << 20, 1 << 40
 _MAX_LINES = 10
 _POINTER_BYTES = 8
 #: Name of the array in an archive, and maximum size of its header.
 _MEMBER, _HEADER_BYTES = "data.npy", 4096
-#: Alignment of memory in a replay: that of cuMemAlloc, which kernels rely on.
+#: Alignment of memory in a replay. Kernels rely on the alignment of cuMemAlloc.
 _ALIGNMENT = 512
 _CUSTOM_TYPES = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 TYPES = _CUSTOM_TYPES | {
@@ -92,11 +92,11 @@ class Comparison:
     Parameters
     ----------
     name : str
-        Name of the memory: that of the parameter that points to it.
+        Name of the memory, which is the name of the first parameter that points to it.
     dtype : str or None
         Element type. None: unknown, so that bytes were compared.
     elements, different : int
-        Number of elements, and of those that differ.
+        Number of elements, and number of different elements.
     max_difference : float or None
         Maximum absolute difference. None: not finite, or of unknown type.
     relative : float or None
@@ -493,12 +493,16 @@ class _Reader:
     def error(self, name: str, got: object, allowed: str) -> RecordingError:
         return RecordingError(f"{self.place}: {name}", got, allowed, "the recording is damaged; record it again")
 
-    def get(self, name: str, kind: type, minimum: int = 0, maximum: int = 1 << 63) -> Any:
+    def get(self, name: str, kind: type) -> Any:
         value: Any = self._content.get(name)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise self.error(name, type(value).__name__ if name in self._content else "nothing", f"a {kind.__name__}")
-        if kind is int and not minimum <= value <= maximum:
-            raise self.error(name, value, f"{minimum} to {maximum}")
+        return value
+
+    def size(self, name: str, maximum: int) -> int:
+        value: int = self.get(name, int)
+        if not 0 <= value <= maximum:
+            raise self.error(name, value, f"0 to {maximum}")
         return value
 
     def readers(self, name: str) -> Iterator[_Reader]:
@@ -546,13 +550,13 @@ def _read_launch(folder: Path, reader: _Reader) -> RecordedLaunch:
         grid=reader.dim("grid"),
         block=reader.dim("block"),
         cluster=reader.dim("cluster") if reader.has("cluster") else None,
-        shared_bytes=reader.get("shared_bytes", int),
+        shared_bytes=reader.size("shared_bytes", _MAX_SHARED_BYTES),
         programmatic=reader.get("programmatic", bool),
         parameters=tuple(_read_parameter(part, memory) for part in reader.readers("parameters")),
         memory=memory,
         sources=tuple((name, reader.digest("sources", digest)) for name, digest in reader.pairs("sources")),
         from_compiler=reader.pairs("from_compiler"),
-        registers=reader.get("registers", int) if reader.has("registers") else None,
+        registers=reader.size("registers", 255) if reader.has("registers") else None,
     )
 
 
@@ -562,7 +566,7 @@ def _read_memory_entry(reader: _Reader) -> RecordedMemory:
         raise reader.error("dtype", dtype, ", ".join(sorted(TYPES)))
     return RecordedMemory(
         name=reader.get("name", str),
-        size_bytes=reader.get("size_bytes", int, 0, _MAX_MEMORY_BYTES),
+        size_bytes=reader.size("size_bytes", _MAX_MEMORY_BYTES),
         dtype=dtype,
         before=reader.digest("before") if reader.has("before") else None,
         after=reader.digest("after") if reader.has("after") else None,

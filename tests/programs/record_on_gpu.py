@@ -39,7 +39,7 @@ def torch_compile() -> None:
     """Launch a fused kernel of torch.compile."""
     import torch
 
-    @torch.compile(dynamic=False)
+    @torch.compile(dynamic=False)  # type: ignore[untyped-decorator]
     def activation(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return torch.relu(x + bias) * 0.5 + x
 

@@ -46,7 +46,8 @@ def test_a_kernel_in_a_variable_of_a_module_launches_on_the_emulator() -> None:
     before, x = EARLY, np.arange(32, dtype=np.float32)
     with cudatma.emulate_launches():
         EARLY((1,), (32,), (x, np.float32(2), 30), shared_mem=128)
-    assert (x == np.where(np.arange(32) < 30, -2, 1) * np.arange(32)).all()
+        EARLY((1,), (32,), (x.ctypes.data, np.float32(2), 30), shared_mem=128)
+    assert (x == np.where(np.arange(32) < 30, 4, 1) * np.arange(32)).all()
     assert EARLY is before
 
 
