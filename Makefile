@@ -19,6 +19,7 @@ USE_SYSTEM ?= 0
 comma := ,
 DRIVER_CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA [A-Z ]*Version: *\([0-9]*\)\..*/\1/p' | head -n 1)
 CUDA ?= $(if $(filter 12,$(DRIVER_CUDA)),12,13)
+HEADERS := headers$(filter 12,$(CUDA))
 CONSTRAINTS := $(if $(filter 12,$(CUDA)),constraints/cuda12.txt,constraints/cuda13.txt)
 
 ifeq ($(USE_SYSTEM),1)
@@ -107,7 +108,7 @@ $(READY): pyproject.toml $(wildcard constraints/*.txt)
 	@rm -f $(VENV)/.installed-cuda*
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) setuptools
 	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-	  -c $(CONSTRAINTS) -e '.[cuda$(CUDA),sass,dev$(addprefix $(comma),$(EXTRAS))]'
+	  -c $(CONSTRAINTS) -e '.[cuda$(CUDA),$(HEADERS),sass,dev$(addprefix $(comma),$(EXTRAS))]'
 	@touch $@
 
 $(VLLM_VENV)/.installed: pyproject.toml constraints/vllm.txt

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         PeerTimeout,
         PipelineHang,
         QuantizationError,
+        RecordingError,
         TargetError,
         TemplateError,
         TuneFileWarning,
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
     from cudatma.kernels.warm_up import warm_up
     from cudatma.kernels.workspace import Workspace, WorkspaceBytes, release_workspaces, workspace_bytes
     from cudatma.pipeline import Operand, PipelineSpec
-    from cudatma.programs import emulate_launches
+    from cudatma.programs import emulate_launches, read_recording, record
     from cudatma.quantization import (
         PackedWeight,
         from_awq,
@@ -114,6 +115,7 @@ __all__ = [
     "PipelineSpec",
     "QuantizationError",
     "RaggedCopy",
+    "RecordingError",
     "Swizzle",
     "Target",
     "TargetError",
@@ -164,6 +166,8 @@ __all__ = [
     "quantize",
     "quantize_linear",
     "ragged_copy",
+    "read_recording",
+    "record",
     "reduce_into",
     "release_workspaces",
     "save_weights",
@@ -185,8 +189,8 @@ _PUBLIC = {
     ),
     "errors": (
         "ArgumentError ArgumentTypeError BackendWarning CacheError CompileError CudaTmaError DescriptorError "
-        "DriverError HazardError LaunchError PeerTimeout PipelineHang QuantizationError TargetError TemplateError "
-        "TuneFileWarning WeightFileError"
+        "DriverError HazardError LaunchError PeerTimeout PipelineHang QuantizationError RecordingError TargetError "
+        "TemplateError TuneFileWarning WeightFileError"
     ),
     "inspection": "Inspection inspect",
     "kernels.attention.attention": "attention attention_explain attention_varlen",
@@ -211,7 +215,7 @@ _PUBLIC = {
     "kernels.warm_up": "warm_up",
     "kernels.workspace": "Workspace WorkspaceBytes release_workspaces workspace_bytes",
     "pipeline": "Operand PipelineSpec",
-    "programs": "emulate_launches",
+    "programs": "emulate_launches read_recording record",
     "quantization": (
         "PackedWeight from_awq from_compressed_tensors from_gptq from_marlin load_awq load_compressed_tensors "
         "load_gptq load_marlin load_weights quantize quantize_linear save_weights"

@@ -156,6 +156,10 @@ class WeightFileError(FieldError, ValueError):
     """A weight file is corrupt or truncated, has an unknown version, or lacks a tensor."""
 
 
+class RecordingError(FieldError, ValueError):
+    """A recording of launches is damaged, incomplete, or has an unknown version."""
+
+
 class TemplateError(CudaTmaError, ValueError):
     """A template cannot be rendered: it has an unknown name, an unprintable value, or a missing file."""
 

@@ -5,8 +5,9 @@ pytest loads the plugin if cudatma is installed. docs/howto/test_a_kernel.md sho
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,8 @@ class Emulate:
         hazards: str = "fail",
         template: bool = False,
         options: Sequence[str] = (),
+        include_dirs: Sequence[str | Path] = (),
+        defines: Mapping[str, object] | Sequence[str] = (),
         trace: Trace | None = None,
         **more: Any,
     ) -> Report:
@@ -84,6 +87,10 @@ class Emulate:
             Whether CUDA text is a template, as a .j2 file always is; see cudatma.compile().
         options : sequence of str
             Options for NVRTC.
+        include_dirs : sequence of path
+            Folders of included files, relative to the test's folder or the working directory.
+        defines : mapping or sequence of str
+            Macros, as for cudatma.compile().
         trace : Trace, optional
             Receives the schedule. Default: a new one if --emulator-trace is given.
         **more
@@ -103,7 +110,16 @@ class Emulate:
 
         if hazards not in ("fail", "collect"):
             raise ArgumentError("hazards", hazards, "fail, collect")
-        module, source = self._load(kernel, entry, target, template, options)
+        folders = [self._here(folder) for folder in include_dirs]
+        module, source = self._load(
+            kernel,
+            entry=entry,
+            target=target,
+            template=template,
+            options=options,
+            include_dirs=folders,
+            defines=defines,
+        )
         self._launches += 1
         trace = trace or self._trace()
         report = module.launch(
@@ -130,18 +146,20 @@ class Emulate:
         numbers = (self._option(option), of_test, default)
         return next(number for number in numbers if number is not None)
 
-    def _load(
-        self, kernel: Any, entry: str | None, target: Any, template: bool, options: Sequence[str]
-    ) -> tuple[EmulatedModule, PtxSource]:
+    def _here(self, path: str | Path) -> str | Path:
+        """Return a path in the test's folder if it exists, otherwise the path itself."""
+        return self._folder / path if os.path.exists(self._folder / path) else path
+
+    def _load(self, kernel: Any, *, entry: str | None, **source: Any) -> tuple[EmulatedModule, PtxSource]:
         from cudatma.build.ptx_source import PtxSource, ptx_source
         from cudatma.emulator import EmulatedModule, load
 
         if isinstance(kernel, EmulatedModule):
             return kernel, PtxSource("", entry or "")
-        if isinstance(kernel, str | Path) and "\n" not in str(kernel) and (self._folder / kernel).is_file():
-            kernel = self._folder / kernel
-        source = ptx_source(kernel, entry=entry, target=target, template=template, options=options)
-        return load(source.ptx, lines=source.lines), source
+        if isinstance(kernel, str | Path) and "\n" not in str(kernel):
+            kernel = self._here(kernel)
+        loaded = ptx_source(kernel, entry=entry, **source)
+        return load(loaded.ptx, lines=loaded.lines), loaded
 
     # ---- failures
 

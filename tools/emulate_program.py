@@ -15,7 +15,7 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, CudaTmaError
 from cudatma.programs import LaunchEntry, LaunchLog, emulate_launches
 
 from .command_line import DEFAULT_TARGET, Parser
@@ -42,7 +42,7 @@ def run_program(words: Sequence[str], program: str, arguments: Sequence[str]) ->
                 on_launch=None if options.json else lambda entry: _print(entry, reported),
             )
         )
-        status = _run(program, arguments)
+        status = run_script(program, arguments)
     if not any(entry.is_checked for entry in log):
         which = f"a kernel whose name contains {options.only!r}" if options.only else "a kernel"
         print(f"cudatma: {program} did not launch {which} through a library that cudatma knows", file=sys.stderr)
@@ -65,7 +65,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _run(program: str, arguments: Sequence[str]) -> int:
+def run_script(program: str, arguments: Sequence[str]) -> int:
     """Run a program as ``python program arguments`` does, and return its exit status."""
     saved = sys.argv, sys.path[:]
     sys.argv = [program, *arguments]
@@ -76,6 +76,9 @@ def _run(program: str, arguments: Sequence[str]) -> int:
         if error.code is None or isinstance(error.code, int):
             return error.code or 0
         print(error.code, file=sys.stderr)
+        return 1
+    except CudaTmaError as error:  # names the launch and its line
+        print(f"cudatma: {error}", file=sys.stderr)
         return 1
     except Exception as error:
         _print_traceback(error, program)

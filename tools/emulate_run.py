@@ -25,6 +25,7 @@ from cudatma.mutants.mutant import Call
 from cudatma.runtime.launch_args import Parameter, entries
 from cudatma.target import Target
 
+from .command_line import source_arguments
 from .emulate_launch import LaunchFile, Operands, load_array, make_operands, read_launch
 
 #: If stderr is not a terminal, seconds before the first line of progress and seconds between two lines.
@@ -225,8 +226,20 @@ def read_file_launch(options: argparse.Namespace) -> FileLaunch:
     for text in options.arg:
         launch.add_argument(text)
     fields = launch.launch
-    source = ptx_source(kernel, entry=fields.get("entry"), target=fields.get("target"), template=options.template)
+    given = source_arguments(options)
+    folders, defines, flags = (_strings(fields, name) for name in ("include_dirs", "defines", "options"))
+    given["include_dirs"] = [*given["include_dirs"], *(launch.folder / folder for folder in folders)]
+    given["defines"], given["options"] = [*defines, *given["defines"]], [*flags, *given["options"]]
+    source = ptx_source(kernel, entry=fields.get("entry"), target=fields.get("target"), **given)
     return FileLaunch(kernel, launch, source)
+
+
+def _strings(fields: dict[str, Any], name: str) -> list[str]:
+    """Return a field of a launch file that is a list of strings."""
+    values = fields.get(name, [])
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ArgumentError(f"launch file.{name}", str(values), "a list of strings")
+    return values
 
 
 def run_launch(options: argparse.Namespace) -> Outcome:

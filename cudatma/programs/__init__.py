@@ -2,5 +2,19 @@
 
 from cudatma.programs.launch import ProgramLaunch
 from cudatma.programs.log import LaunchEntry, LaunchLog, emulate_launches
+from cudatma.programs.recorder import Recorder, record
+from cudatma.programs.recording import Comparison, RecordedLaunch, Recording, Replay, read_recording
 
-__all__ = ["LaunchEntry", "LaunchLog", "ProgramLaunch", "emulate_launches"]
+__all__ = [
+    "Comparison",
+    "LaunchEntry",
+    "LaunchLog",
+    "ProgramLaunch",
+    "RecordedLaunch",
+    "Recorder",
+    "Recording",
+    "Replay",
+    "emulate_launches",
+    "read_recording",
+    "record",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -80,7 +81,7 @@ class ProgramLaunch:
     @property
     def module(self) -> EmulatedModule:
         """The parsed module. Launches of the same PTX share it, and its variables keep their values between them."""
-        return _module(self.ptx, self.sources)
+        return module_of(self.ptx, self.sources)
 
     def run(self, **options: Any) -> Report:
         """Run the launch on the emulator.
@@ -150,7 +151,7 @@ class ProgramLaunch:
 
 
 @lru_cache(maxsize=_MAX_MODULES)
-def _module(ptx: str, sources: tuple[tuple[str, str], ...] | None) -> EmulatedModule:
+def module_of(ptx: str, sources: tuple[tuple[str, str], ...] | None) -> EmulatedModule:
     texts = files_of(ptx) if sources is None else sources
     lines = {name: dict(enumerate(text.splitlines(), 1)) for name, text in texts}
     return load(ptx, lines=lines)
@@ -158,10 +159,15 @@ def _module(ptx: str, sources: tuple[tuple[str, str], ...] | None) -> EmulatedMo
 
 def files_of(ptx: str, without: str = "\0") -> tuple[tuple[str, str], ...]:
     """Return the names and texts of the source files that PTX names and that exist, except those in a folder."""
+    return read_sources(name for name in dict.fromkeys(_FILE.findall(ptx)) if not name.startswith(without))
+
+
+def read_sources(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Return the names and texts of the files that exist. Reports name files without their folders."""
     return tuple(
-        (os.path.basename(name), Path(name).read_text(encoding="utf-8", errors="replace"))
-        for name in dict.fromkeys(_FILE.findall(ptx))
-        if os.path.isfile(name) and not name.startswith(without)
+        (os.path.basename(path), Path(path).read_text(encoding="utf-8", errors="replace"))
+        for path in paths
+        if os.path.isfile(path)
     )
 
 
@@ -170,7 +176,7 @@ def calling_place(*packages: str) -> str:
     frame = sys._getframe(1)
     while frame.f_back is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in ("cudatma", *packages):
+        if package not in ("cudatma", *packages) and frame.f_code.co_filename != "<string>":  # generated code
             break
         frame = frame.f_back
     path = frame.f_code.co_filename

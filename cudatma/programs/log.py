@@ -7,7 +7,7 @@ import importlib.abc
 import importlib.util
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -21,7 +21,7 @@ from cudatma.target import Target, get_target
 
 
 class Interceptor(Protocol):
-    """What a library contributes: it sends the library's launches to a log."""
+    """Sends the launches of one library to a log."""
 
     def install(self, log: LaunchLog) -> None:
         """Redirect the library's launches to ``log.run``. The library has been imported."""
@@ -39,6 +39,9 @@ INTERCEPTORS: dict[str, str] = {
     "torch": "cudatma.programs.torch:TorchInterceptor",
     "triton": "cudatma.programs.triton:TritonInterceptor",
     "cutlass.cute.runtime": "cudatma.programs.cute_dsl:CuteDslInterceptor",
+    "cupy": "cudatma.programs.cupy:CupyInterceptor",
+    "cuda.core": "cudatma.programs.cuda_core:CoreInterceptor",
+    "cuda.bindings.driver": "cudatma.programs.driver:DriverInterceptor",
 }
 
 
@@ -86,7 +89,17 @@ def naming(library: str, entry: str, place: str) -> Iterator[None]:
 
 
 class LaunchLog(Sequence[LaunchEntry]):
-    """The launches of a program that ran on the emulator, in order. `emulate_launches` creates it."""
+    """The launches of a program that ran on the emulator, in order. `emulate_launches` creates it.
+
+    Parameters
+    ----------
+    target : Target
+        Architecture that kernels are compiled for.
+    options : dict
+        Options of `EmulatedModule.launch` for checked launches.
+    hazards, only, on_launch : see emulate_launches
+        What is checked, and what happens after a launch.
+    """
 
     def __init__(
         self,
@@ -204,21 +217,28 @@ def emulate_launches(
     chosen = default_target() if target is None else get_target(target)
     options = {"schedules": schedules, "seed": seed, "replay": replay}
     log = LaunchLog(target=chosen, options=options, hazards=hazards, only=only, on_launch=on_launch)
+    with intercepting(INTERCEPTORS, log):
+        yield log
+
+
+@contextmanager
+def intercepting(interceptors: Mapping[str, str], sink: Any) -> Iterator[None]:
+    """Install the interceptor of each library that the program has imported, and of others when it imports them."""
     with ExitStack() as stack:
 
         def install(name: str) -> None:
-            module, _, kind = INTERCEPTORS[name].partition(":")
+            module, _, kind = interceptors[name].partition(":")
             interceptor: Interceptor = getattr(importlib.import_module(module), kind)()
-            interceptor.install(log)
+            interceptor.install(sink)
             stack.callback(interceptor.remove)
 
-        imported = [name for name in INTERCEPTORS if name in sys.modules]
-        hook = _ImportHook(set(INTERCEPTORS) - set(imported), install)
+        imported = [name for name in interceptors if name in sys.modules]
+        hook = _ImportHook(set(interceptors) - set(imported), install)
         sys.meta_path.insert(0, hook)
         stack.callback(sys.meta_path.remove, hook)
         for name in imported:
             install(name)
-        yield log
+        yield
 
 
 class _ImportHook(importlib.abc.MetaPathFinder):

@@ -61,7 +61,7 @@ def _on_cpu(torch: Any) -> Any:
         is_device = isinstance(value, str | torch.device)
         return "cpu" if is_device and str(value).partition(":")[0] == "cuda" else value
 
-    class OnCpu(TorchFunctionMode):
+    class OnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch's class is not typed here
         def __torch_function__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
             if function in (torch.Tensor.cuda, torch.Tensor.pin_memory):
                 return args[0]

@@ -7,8 +7,11 @@ converts each launch to a ProgramLaunch. Works with Triton 3.6 and later.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +22,10 @@ from cudatma.descriptor import Swizzle, TensorMap, TiledSpec
 from cudatma.dtypes import TMA_TYPES
 from cudatma.emulator.machine.memory import address_of
 from cudatma.errors import ArgumentTypeError
-from cudatma.programs.launch import ProgramLaunch, calling_place, files_of
+from cudatma.programs.launch import ProgramLaunch, calling_place, files_of, read_sources
 from cudatma.programs.log import SM_COUNT, LaunchLog, naming
 from cudatma.programs.patches import Patches
+from cudatma.review.cubin import read_cubin
 
 _LIBRARY = "triton"
 _WARP = 32
@@ -47,17 +51,17 @@ class TritonInterceptor:
         from triton.runtime.autotuner import Autotuner
         from triton.runtime.jit import JITFunction
 
+        run, prune = JITFunction.run, Autotuner.prune_configs
+
+        def run_wrapped(jit: Any, *args: Any, **kwargs: Any) -> Any:
+            return run(jit, *map(_wrapped, args), **{name: _wrapped(value) for name, value in kwargs.items()})
+
+        def first_config(tuner: Any, kwargs: dict[str, Any]) -> Sequence[Any]:
+            return self._first_config(tuner, prune(tuner, kwargs), kwargs)
+
         self._patches.set(driver, "_active", _Driver(log))
-        run = self._patches.set(
-            JITFunction,
-            "run",
-            lambda jit, *args, **kwargs: run(
-                jit, *map(_wrapped, args), **{name: _wrapped(value) for name, value in kwargs.items()}
-            ),
-        )
-        prune = self._patches.set(
-            Autotuner, "prune_configs", lambda tuner, kwargs: self._first_config(tuner, prune(tuner, kwargs), kwargs)
-        )
+        self._patches.set(JITFunction, "run", run_wrapped)
+        self._patches.set(Autotuner, "prune_configs", first_config)
         self._patches.set(Autotuner, "_bench", lambda *args, **options: [1.0])  # Triton 3.6 measures even one config
         for name in ("do_bench", "do_bench_cudagraph"):
             self._patches.set(triton.testing, name, _no_benchmark)
@@ -153,6 +157,11 @@ class _Driver:
 
         return torch.device("cpu")
 
+    def get_device_interface(self) -> Any:
+        import torch
+
+        return torch.cuda
+
     def get_benchmarker(self) -> Any:
         return _no_benchmark
 
@@ -163,24 +172,20 @@ class _Driver:
 
 def _load_binary(name: str, cubin: bytes, shared_bytes: int, device: Any) -> tuple[None, str, int, int, int]:
     """Return what Triton's driver returns: module, function, registers, spills and the maximum number of threads."""
-    return None, name, 32, 0, 1024
+    return None, name, read_cubin(cubin, name).kernels[name].registers, 0, 1024
 
 
 class _Launcher:
     """Launches of one compiled kernel."""
 
     def __init__(self, src: Any, metadata: Any) -> None:
-        import triton
         from triton.runtime.cache import get_cache_manager
 
-        self._signature: dict[Any, Any] = dict(src.signature)
-        self._metadata = metadata
-        function = getattr(src, "fn", None)  # None for a kernel that was compiled from IR
-        self._is_gluon = function is not None and function.is_gluon()
+        self._src, self._metadata = src, metadata
         path = get_cache_manager(metadata.hash).get_file(f"{src.name[:150]}.ptx")
         with open(path, encoding="utf-8") as file:
             self._ptx = file.read()
-        self._sources = files_of(self._ptx, without=os.path.dirname(triton.__file__))
+        self._sources = sources_of(self._ptx, src)
 
     def __call__(
         self,
@@ -197,36 +202,63 @@ class _Launcher:
     ) -> None:
         from triton.runtime import driver
 
-        log, metadata, ctas = driver.active.log, self._metadata, self._metadata.num_ctas
+        log, metadata = driver.active.log, self._metadata
         place = calling_place("triton")
         if min(grid_x, grid_y, grid_z) < 1:
             return
         with naming(_LIBRARY, metadata.name, place):
-            values = _Arguments(getattr(metadata, "tensordesc_meta", None) or ())
-            for (name, kind), value in zip(self._signature.items(), args, strict=True):
-                values.add(str(name), kind, value)
-            blocks = grid_x * grid_y * grid_z * ctas
-            for scratch in ("global_scratch", "profile_scratch"):
-                size, alignment = getattr(metadata, f"{scratch}_size"), getattr(metadata, f"{scratch}_align")
-                values.append(scratch, _aligned(blocks * size, alignment))
-        log.run(
-            ProgramLaunch(
-                ptx=self._ptx,
-                entry=metadata.name,
-                grid=(grid_x * ctas, grid_y, grid_z),
-                block=(_WARP * metadata.num_warps, 1, 1),
-                args=tuple(values.args),
-                library=_LIBRARY,
-                cluster=(ctas, 1, 1) if ctas > 1 else None,
-                shared_bytes=metadata.shared,
-                programmatic=bool(metadata.launch_pdl),
-                arrays=tuple(values.arrays.values()),
-                names=(*values.names, *(name for name, _ in values.arrays)),
-                place=place,
-                sources=self._sources,
-                from_compiler=_FROM_COMPILER if self._is_gluon else _FROM_TRITON,
-            )
-        )
+            values = Arguments(getattr(metadata, "tensordesc_meta", None) or ())
+            grid = grid_x, grid_y, grid_z
+            launch = describe_launch(self._ptx, self._src, metadata, grid, args, values, _aligned)
+        log.run(replace(launch, place=place, sources=self._sources))
+
+
+def sources_of(ptx: str, src: Any) -> tuple[tuple[str, str], ...]:
+    """Return the names and texts of the program's files with a kernel."""
+    import triton
+
+    files = files_of(ptx, without=os.path.dirname(triton.__file__))
+    function = getattr(src, "fn", None)
+    # Triton's cache may have the PTX of the same kernel in another folder.
+    return files if function is None else (*files, *read_sources([function.fn.__code__.co_filename]))
+
+
+def describe_launch(
+    ptx: str,
+    src: Any,
+    metadata: Any,
+    grid: tuple[int, int, int],
+    args: Sequence[Any],
+    values: Arguments,
+    allocate: Callable[[int, int], Any],
+) -> ProgramLaunch:
+    """Return a launch of a compiled kernel, whose Python source or IR is ``src``.
+
+    ``values`` converts the arguments. ``allocate`` returns scratch memory for a size and an alignment.
+    """
+    ctas = metadata.num_ctas
+    function = getattr(src, "fn", None)  # None for a kernel that was compiled from IR
+    is_gluon = function is not None and function.is_gluon()
+    for (name, kind), value in zip(src.signature.items(), args, strict=True):
+        values.add(str(name), kind, value)
+    blocks = grid[0] * grid[1] * grid[2] * ctas
+    for scratch in ("global_scratch", "profile_scratch"):
+        size, alignment = getattr(metadata, f"{scratch}_size"), getattr(metadata, f"{scratch}_align")
+        values.append(scratch, allocate(blocks * size, alignment))
+    return ProgramLaunch(
+        ptx=ptx,
+        entry=metadata.name,
+        grid=(grid[0] * ctas, grid[1], grid[2]),
+        block=(_WARP * metadata.num_warps, 1, 1),
+        args=tuple(values.args),
+        library=_LIBRARY,
+        cluster=(ctas, 1, 1) if ctas > 1 else None,
+        shared_bytes=metadata.shared,
+        programmatic=bool(metadata.launch_pdl),
+        arrays=tuple(values.arrays.values()),
+        names=(*values.names, *(name for name, _ in values.arrays)),
+        from_compiler=_FROM_COMPILER if is_gluon else _FROM_TRITON,
+    )
 
 
 def _aligned(size: int, alignment: int) -> np.ndarray[Any, Any] | None:
@@ -238,7 +270,7 @@ def _aligned(size: int, alignment: int) -> np.ndarray[Any, Any] | None:
     return data[start : start + size]
 
 
-class _Arguments:
+class Arguments:
     """The kernel parameters of a launch, flattened as in Triton's launcher.
 
     A tensor descriptor becomes a tensor map, followed by its shape and strides. Tuples become their elements. Constants
@@ -270,7 +302,7 @@ class _Arguments:
             self.append(name, _number(kind, value))
 
     def _add_pointer(self, name: str, value: Any) -> None:
-        address, memory = self._memory(name, value)
+        address, memory = self.memory(name, value)
         self.append(name, memory if isinstance(value, _Pointer) else address)
 
     def _add_descriptor(self, name: str, value: Any) -> None:
@@ -278,7 +310,7 @@ class _Arguments:
         if fields.get("is_im2col"):
             raise ArgumentTypeError(name, "an im2col descriptor", "a tiled descriptor")
         dtype = TMA_TYPES["tfloat32"] if getattr(value, "round_f32_to_tf32", False) else _TMA_TYPE[fields["elem_type"]]
-        address, memory = self._memory(name, value.base)
+        address, memory = self.memory(name, value.base)
         shape, strides = list(value.shape), list(value.strides)
         spec = TiledSpec.from_strided(
             address,
@@ -296,7 +328,7 @@ class _Arguments:
             for axis, extent in enumerate(extents):
                 self.append(f"{name}.{field}[{axis}]", _number(kind, extent))
 
-    def _memory(self, name: str, value: Any) -> tuple[int, np.ndarray[Any, Any] | None]:
+    def memory(self, name: str, value: Any) -> tuple[int, np.ndarray[Any, Any] | None]:
         """Return an address, and the array in host memory that contains it."""
         if isinstance(value, int) or value is None:
             return value or 0, None
@@ -306,14 +338,34 @@ class _Arguments:
         if not is_torch(tensor) or tensor.device.type != "cpu":
             got = f"a tensor on {tensor.device}" if is_torch(tensor) else type(value).__name__
             raise ArgumentTypeError(name, got, "a NumPy array or a torch tensor on the CPU")
+        return tensor.data_ptr(), self._storage(name, tensor)
+
+    def _storage(self, name: str, tensor: Any) -> np.ndarray[Any, Any] | None:
+        """Return the memory of a torch tensor, which becomes one of the launch's arrays."""
         storage = tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
         known = [array for (_, base), array in self.arrays.items() if base == address]
         if known or not size:
-            return tensor.data_ptr(), known[0] if known else None
+            return known[0] if known else None
         memory = np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
         self.arrays[name, address] = memory
-        return tensor.data_ptr(), memory
+        if str(tensor.dtype) in ("torch.int64", "torch.uint64"):
+            self._add_pointees(name, memory[: size - size % 8].view(np.uint64))
+        return memory
+
+    def _add_pointees(self, name: str, table: np.ndarray[Any, Any]) -> None:
+        """Add the tensors whose addresses a table contains, as the pointers of a grouped GEMM."""
+        addresses = np.unique(table[(table >> 32 != 0) & (table >> 48 == 0)])
+        if not addresses.size:
+            return
+        torch = sys.modules["torch"]
+        for tensor in gc.get_objects():
+            is_tensor = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            if is_tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided:
+                start = tensor.data_ptr()
+                first = np.searchsorted(addresses, start)
+                if first < addresses.size and addresses[first] < start + max(tensor.nbytes, 1):
+                    self._storage(f"{name}[...]", tensor)
 
 
 def _number(kind: str, value: Any) -> Any:

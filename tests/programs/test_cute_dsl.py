@@ -10,7 +10,7 @@ from cudatma.errors import CudaTmaError, HazardError
 
 cutlass = pytest.importorskip("cutlass")
 cute = pytest.importorskip("cutlass.cute")
-from cutlass.cute.runtime import from_dlpack  # noqa: E402
+from cutlass.cute.runtime import from_dlpack
 
 N = 192
 

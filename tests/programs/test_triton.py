@@ -13,46 +13,13 @@ import pytest
 
 import cudatma
 from cudatma.errors import ArgumentTypeError, HazardError
-from cudatma.programs import LaunchLog
 
 triton = pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
-tl = importlib.import_module("triton.language")
+kernels = importlib.import_module("program_kernels")
 TensorDescriptor = importlib.import_module("triton.tools.tensor_descriptor").TensorDescriptor
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
-
-
-@triton.jit
-def scale_kernel(x_ptr, y_ptr, factor, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n) * factor, mask=at < n)
-
-
-@triton.jit
-def total_kernel(x_ptr, total_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    part = tl.sum(tl.load(x_ptr + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)))
-    tl.store(total_ptr, tl.load(total_ptr) + part)  # the mistake: programs add to one element without an atomic
-
-
-@triton.jit
-def product_kernel(a_map, b_ptr, sizes, c_map, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    row, column = tl.program_id(0) * BLOCK, tl.program_id(1) * BLOCK
-    b_map = tl.make_tensor_descriptor(b_ptr, [sizes[0], sizes[1]], [sizes[1], 1], [BLOCK, BLOCK])
-    total = tl.zeros((BLOCK, BLOCK), tl.float32)
-    for k in range(0, sizes[0], BLOCK):
-        total = tl.dot(a_map.load([row, k]), b_map.load([k, column]), total)
-    c_map.store([row, column], total.to(tl.float16))
-
-
-@triton.jit
-def square_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    rows, at = tl.arange(0, BLOCK), tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK, BLOCK), tl.float32)
-    for k in range(0, columns, BLOCK):
-        x = tl.load(x_ptr + rows[:, None] * columns + k + at[None, :])
-        total = tl.dot(x, tl.trans(x), total)
-    tl.store(y_ptr + rows[:, None] * BLOCK + at[None, :], total)
 
 
 @pytest.mark.parametrize(("target", "dtype"), [("sm_90a", "float32"), ("sm_120a", "float16"), ("sm_90a", "int32")])
@@ -60,10 +27,14 @@ def square_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):  # type: ignore[n
 def test_arrays_and_numbers_reach_the_kernel(target: str, dtype: str, make: Callable[[Any], Any]) -> None:
     x, y = np.arange(100, dtype=dtype), np.zeros(100, dtype)
     with cudatma.emulate_launches(target=target) as log:
-        scale_kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](make(x), make(y), np.int32(3), 100, BLOCK=64)
+        kernels.scale_kernel[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](
+            make(x), make(y), np.int32(3), 100, BLOCK=64
+        )
     np.testing.assert_array_equal(y, 3 * x)
     (entry,) = log
-    assert log.is_clean and entry.launch.grid == (2, 1, 1) and entry.launch.entry == "scale_kernel"
+    assert log.is_clean
+    assert entry.launch.grid == (2, 1, 1)
+    assert entry.launch.entry == "scale_kernel"
     assert entry.launch.names[:4] == ("x_ptr", "y_ptr", "factor", "n")
     assert entry.launch.place.rpartition(":")[0].endswith("test_triton.py")
 
@@ -75,7 +46,7 @@ def test_tensor_descriptors_of_the_host_and_of_the_device(target: str, num_ctas:
     c = torch.zeros(64, 72, dtype=torch.float16)
     a_map, c_map = TensorDescriptor.from_tensor(a, [32, 32]), TensorDescriptor.from_tensor(c, [32, 32])
     with cudatma.emulate_launches(target=target, schedules=3) as log:
-        product_kernel[2, 3](a_map, b, (48, 72), c_map, BLOCK=32, num_ctas=num_ctas)
+        kernels.product_kernel[2, 3](a_map, b, (48, 72), c_map, BLOCK=32, num_ctas=num_ctas)
     torch.testing.assert_close(c, a @ b, atol=0.02, rtol=0)
     assert log[0].launch.cluster == ((2, 1, 1) if num_ctas == 2 else None)
     assert {"a_map", "a_map.shape[0]", "sizes[1]", "global_scratch"} <= set(log[0].launch.names)
@@ -84,51 +55,67 @@ def test_tensor_descriptors_of_the_host_and_of_the_device(target: str, num_ctas:
 def test_a_hazard_raises_and_names_the_line_and_the_argument() -> None:
     x, total = np.ones(256, np.float32), np.zeros(1, np.float32)
     with cudatma.emulate_launches() as log, pytest.raises(HazardError, match="global_race") as caught:
-        total_kernel[2,](x, total, BLOCK=128)
+        kernels.total_kernel[2,](x, total, BLOCK=128)
     message = str(caught.value)
-    assert "of total_ptr" in message and "tl.load(total_ptr) + part" in message
+    assert "of total_ptr" in message
+    assert "tl.load(total_ptr) + part" in message
     assert total[0] == 256, "the launch writes its results"
-    assert not log.is_clean and len(log) == 1
+    assert not log.is_clean
+    assert len(log) == 1
 
 
 def test_hazards_are_collected_for_the_kernels_that_only_names() -> None:
     x, total = np.ones(256, np.float32), np.zeros(1, np.float32)
     with cudatma.emulate_launches(hazards="collect", only="total") as log:
-        total_kernel[2,](x, total, BLOCK=128)
-        scale_kernel[2,](x, x, 1, 256, BLOCK=128)
+        kernels.total_kernel[2,](x, total, BLOCK=128)
+        kernels.scale_kernel[2,](x, x, 1, 256, BLOCK=128)
     assert [entry.is_checked for entry in log] == [True, False]
-    assert log.hazards and "not checked" in str(log)
+    assert log.hazards
+    assert "not checked" in str(log)
 
 
 def test_autotuning_chooses_the_first_config_that_fits() -> None:
     """Forty stages of a tile do not fit into shared memory. Nothing is measured."""
     configs = [triton.Config({"BLOCK": 64}, num_stages=stages) for stages in (40, 2, 3)]
-    kernel = triton.autotune(configs, key=[], do_bench=lambda *_, **__: 1 / 0)(square_kernel)
+    kernel = triton.autotune(configs, key=[], do_bench=lambda *_, **__: 1 / 0)(kernels.square_kernel)
     x = torch.randn(64, 128, dtype=torch.float16)
     y = torch.zeros(64, 64)
     with cudatma.emulate_launches(schedules=1) as log:
         kernel[1,](x, y, 128)
-    assert len(log) == 1 and kernel.best_config.num_stages == 2
+    assert len(log) == 1
+    assert kernel.best_config.num_stages == 2
     torch.testing.assert_close(y, x.float() @ x.float().T, atol=0.01, rtol=0)
+
+
+def test_a_table_of_addresses_gives_access_to_the_tensors() -> None:
+    tensors = [torch.zeros(32) for _ in range(3)]
+    pointers = torch.tensor([tensor.data_ptr() for tensor in tensors])
+    with cudatma.emulate_launches():
+        kernels.fill_kernel[3,](pointers, 5.0, BLOCK=32)
+    assert all((tensor == 5).all() for tensor in tensors)
 
 
 def test_programs_for_a_gpu_run_on_the_cpu() -> None:
     with cudatma.emulate_launches(target="sm_120a"):
-        assert torch.cuda.is_available() and torch.cuda.get_device_capability() == (12, 0)
+        assert torch.cuda.is_available()
+        assert torch.cuda.get_device_capability() == (12, 0)
         x = torch.arange(64.0, device="cuda", pin_memory=True).to(torch.device("cuda:0"))
-        assert x.is_cuda and x.device == triton.runtime.driver.active.get_active_torch_device()
+        assert x.is_cuda
+        assert x.device == triton.runtime.driver.active.get_active_torch_device()
         y = torch.empty_like(x).cuda()
-        scale_kernel[1,](x, y, 2, 64, BLOCK=64)
+        kernels.scale_kernel[1,](x, y, 2, 64, BLOCK=64)
         torch.cuda.synchronize()
         assert triton.testing.do_bench(lambda: 1 / 0, quantiles=[0.5, 0.9]) == [1.0, 1.0]
-    assert not x.is_cuda and y.tolist() == (2 * x).tolist()
+    assert not x.is_cuda
+    assert y.tolist() == (2 * x).tolist()
 
 
 def test_an_argument_that_the_cpu_cannot_read_is_named() -> None:
     x = torch.ones(4, device="meta")
     with cudatma.emulate_launches(), pytest.raises(ArgumentTypeError) as caught:
-        scale_kernel[1,](x, x, 2, 4, BLOCK=64)
-    assert "scale_kernel" in str(caught.value) and "x_ptr: got a tensor on meta" in str(caught.value)
+        kernels.scale_kernel[1,](x, x, 2, 4, BLOCK=64)
+    assert "scale_kernel" in str(caught.value)
+    assert "x_ptr: got a tensor on meta" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -145,4 +132,5 @@ def test_the_mistake_of_an_example_is_found(
     monkeypatch.setattr(sys, "argv", [example, "--broken"])
     main()
     printed = capsys.readouterr().out
-    assert f"\n{kind}: " in printed and line in printed
+    assert f"\n{kind}: " in printed
+    assert line in printed

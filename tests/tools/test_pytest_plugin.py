@@ -120,3 +120,14 @@ def test_errors(emulate):
 def test_every_form_of_a_kernel_and_wrong_calls(files: pytest.Pytester) -> None:
     files.makepyfile(test_forms=FORMS)
     files.runpytest_inprocess("test_forms.py").assert_outcomes(passed=6)
+
+
+def test_a_kernel_that_includes_a_header_of_the_tests_folder(pytester: pytest.Pytester) -> None:
+    folder = pytester.mkdir("sub")
+    (folder / "inc").mkdir()
+    (folder / "inc" / "barrier.h").write_text("#define BARRIER __syncthreads();\n")
+    (folder / "reverse.cu").write_text(f"#include <barrier.h>\n{KERNEL.replace('SYNC', 'BARRIER NOTHING')}")
+    more = '(x, y), include_dirs=["inc"], defines={"NOTHING": ""})'
+    (folder / "test_reverse.py").write_text(TEST.replace("(x, y))", more))
+    pytester.makeini("[pytest]\naddopts = -p cudatma.pytest_plugin -p no:cacheprovider")
+    pytester.runpytest_inprocess().assert_outcomes(passed=1)

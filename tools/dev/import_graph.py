@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, str], ...] = (
     ("facts", "errors, element types, targets, contexts, arrays of any library, shared-memory layouts, pipelines"),
     ("descriptor", "tensor maps: rules, codec, driver"),
     ("emulator", "runs PTX on the CPU and reports hazards"),
+    ("review", "reports of compiled kernels: resources, SASS, differences"),
     ("runtime", "memory, streams, loaded kernels"),
     ("build", "template to CUDA source to PTX and cubin, with a cache"),
     ("inspection", "explains tensor maps"),

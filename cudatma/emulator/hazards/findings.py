@@ -124,13 +124,14 @@ class Findings:
         return known
 
     def _text(self, source: str) -> str:
-        """Return the text of the innermost source line in "k.cu:12, inlined at k.cu:40" that is available, or ""."""
+        """Return the text of the innermost line in "k.cu:12, inlined at k.cu:40" of the first source, else of any."""
+        texts: dict[str, str] = {}
         for place in source.split(", inlined at "):
             name, _, number = place.rpartition(":")
             text = self._lines.get(name, {}).get(int(number)) if number.isdigit() else None
             if text is not None:
-                return text.strip()
-        return ""
+                texts.setdefault(name, text.strip())
+        return texts.get(next(iter(self._lines), ""), next(iter(texts.values()), ""))
 
     def unsupported(self, program: Program, at: int, target: str, feature: str) -> None:
         """Record an instruction that the target lacks."""

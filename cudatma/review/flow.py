@@ -1,122 +1,19 @@
-"""Control-flow graph of SASS with encodings, and the scoreboards that each instruction waits for.
-
-An instruction on Hopper and Blackwell has 128 bits, printed as two 64-bit words. Bits 105-125 control scheduling: the
-stall cycles (105-108), the yield flag (109), the scoreboard that is cleared when the result is available (110-112, 7:
-none), the scoreboard that is cleared when the operands have been read (113-115, 7: none), and a mask of the six
-scoreboards that must be clear before the instruction is issued (116-121). NVIDIA documents the disassemblers (CUDA
-Binary Utilities), but not these bits.
-"""
+"""Control flow of SASS: what follows each instruction, data-flow analysis, and loops."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TypeVar
 
-from cudatma.errors import ArgumentError
+from .sass import Code, Step
 
-from .sass import function_heading
-
-#: Number of scoreboards per warp, and the value of a scoreboard field that names no scoreboard.
-SCOREBOARDS = 6
-_NO_SCOREBOARD = 7
-#: First bits of the fields in the upper word.
-_WRITE_AT, _READ_AT, _WAIT_AT = 110 - 64, 113 - 64, 116 - 64
-
-_LABEL = re.compile(r"^(?P<name>[.$\w]+):\s*$")
-_LOWER = re.compile(
-    r"^\s*/\*(?P<address>[0-9a-fA-F]{4,})\*/\s+(?:@(?P<predicate>!?U?P\w+)\s+)?(?P<opcode>[A-Z][\w.]*)"
-    r"(?P<operands>[^;]*);\s*/\*\s*0x[0-9a-fA-F]{16}\s*\*/\s*$"
-)
-_UPPER = re.compile(r"^\s*/\*\s*0x(?P<word>[0-9a-fA-F]{16})\s*\*/\s*$")
 _TARGET = re.compile(r"`\((?P<label>[^)]+)\)|\b0x(?P<address>[0-9a-fA-F]+)\s*$")
 _JUMP_TABLE = re.compile(r"BRANCH_TARGETS\s+([^\"]+)")
-_WAITED = re.compile(r"SB(\d)\s*,\s*0x0\b|\{([\d,\s]+)\}")
 _BARRIER = re.compile(r"\bB\d+\b")
 
 State = TypeVar("State")
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """An encoded instruction.
-
-    Attributes
-    ----------
-    predicate : str
-        Guard predicate, or "".
-    write_scoreboard : int or None
-        Scoreboard that is clear once the result is available, or None.
-    waits : int
-        Mask of the scoreboards that are clear once the instruction has been issued.
-    """
-
-    address: int
-    predicate: str
-    opcode: str
-    operands: str
-    write_scoreboard: int | None
-    waits: int
-
-    @property
-    def mnemonic(self) -> str:
-        return self.opcode.partition(".")[0]
-
-
-@dataclass(slots=True)
-class Code:
-    """Steps of a function in order of address, and the index of the step after each label."""
-
-    function: str
-    steps: list[Step] = field(default_factory=list)
-    labels: dict[str, int] = field(default_factory=dict)
-
-
-def parse_encoded(text: str) -> tuple[Code, ...]:
-    """Return the functions of an encoded disassembly.
-
-    ``text`` is the output of ``nvdisasm --print-code --print-instruction-encoding`` or ``cuobjdump --dump-sass``. Raise
-    ArgumentError for instructions without encodings.
-    """
-    codes: list[Code] = []
-    lines = iter(text.splitlines())
-    for line in lines:
-        if heading := function_heading(line):
-            codes.append(Code(heading))
-        elif codes and (label := _LABEL.match(line)):
-            codes[-1].labels[label["name"]] = len(codes[-1].steps)
-        elif part := _LOWER.match(line):
-            if not codes:
-                codes.append(Code(""))
-            upper = _UPPER.match(next(lines, ""))
-            if upper is None:
-                raise ArgumentError("text", line.strip(), "two encoding words for each instruction", "is it cut off?")
-            codes[-1].steps.append(_step(part, int(upper["word"], 16)))
-        elif re.match(r"\s*/\*[0-9a-fA-F]{4,}\*/\s+\S", line):
-            remedy = "disassemble with nvdisasm --print-code --print-instruction-encoding"
-            raise ArgumentError("text", line.strip(), "instructions with their encodings", remedy)
-    return tuple(codes)
-
-
-def _step(part: re.Match[str], upper: int) -> Step:
-    write = upper >> _WRITE_AT & 7
-    waits = upper >> _WAIT_AT & (1 << SCOREBOARDS) - 1
-    operands = part["operands"].strip()
-    if part["opcode"].startswith("DEPBAR"):
-        # DEPBAR waits for more than its mask: `DEPBAR.LE SB0, 0x0, {3,2}`. `SB0, 0x1` leaves one pending.
-        for whole, listed in _WAITED.findall(operands):
-            for scoreboard in [whole] if whole else listed.split(","):
-                waits |= 1 << int(scoreboard)
-    return Step(
-        int(part["address"], 16),
-        part["predicate"] or "",
-        part["opcode"],
-        operands,
-        None if write == _NO_SCOREBOARD else write,
-        waits,
-    )
 
 
 def successors(code: Code) -> list[tuple[int, ...]]:
@@ -204,3 +101,71 @@ def _targets(step: Step, code: Code, by_address: dict[int, int]) -> list[int]:
         address = int(match["address"], 16)
         return [by_address[address]] if address in by_address else []
     return []
+
+
+def natural_loops(code: Code) -> list[frozenset[int]]:
+    """Return the natural loops as sets of indices of steps, by address of their first instruction, outer loops first.
+
+    Loops with the same first instruction are merged.
+    """
+    following = successors(code)
+    order, before = _reverse_postorder(following)
+    dominator = _dominators(order, before)
+    bodies: dict[int, set[int]] = {}
+    for index in order:
+        for header in following[index]:
+            if _dominates(dominator, order, header, index):
+                body = bodies.setdefault(header, {header})
+                stack = [index]
+                while stack:
+                    if (step := stack.pop()) not in body:
+                        body.add(step)
+                        stack += before[step]
+    return [frozenset(bodies[header]) for header in sorted(bodies, key=lambda header: (header, -len(bodies[header])))]
+
+
+def _reverse_postorder(following: list[tuple[int, ...]]) -> tuple[dict[int, int], dict[int, list[int]]]:
+    """Return the position of each reachable step in reverse postorder, and the steps before each step."""
+    finished: list[int] = []
+    before: dict[int, list[int]] = {0: []} if following else {}
+    stack = [(0, iter(following[0]))] if following else []
+    while stack:
+        index, rest = stack[-1]
+        for other in rest:
+            is_new = other not in before
+            before.setdefault(other, []).append(index)
+            if is_new:
+                stack.append((other, iter(following[other])))
+                break
+        else:
+            finished.append(index)
+            stack.pop()
+    return {index: position for position, index in enumerate(reversed(finished))}, before
+
+
+def _dominators(order: dict[int, int], before: dict[int, list[int]]) -> dict[int, int]:
+    """Return the immediate dominator of each reachable step [Cooper, Harvey, Kennedy, 2001]."""
+    dominator = {0: 0} if order else {}
+    changed = True
+    while changed:
+        changed = False
+        for index in order:
+            known = [other for other in before[index] if other in dominator]
+            if index == 0 or not known:
+                continue
+            nearest = known[0]
+            for other in known[1:]:
+                while nearest != other:
+                    if order[nearest] > order[other]:
+                        nearest = dominator[nearest]
+                    else:
+                        other = dominator[other]
+            if dominator.get(index) != nearest:
+                dominator[index], changed = nearest, True
+    return dominator
+
+
+def _dominates(dominator: dict[int, int], order: dict[int, int], header: int, index: int) -> bool:
+    while order[index] > order[header]:
+        index = dominator[index]
+    return index == header
