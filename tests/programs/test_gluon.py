@@ -48,14 +48,14 @@ def add_tiles(result, total, tiles, empty, full, count, layout: gl.constexpr):  
 
 
 @gluon.jit
-def sum_kernel(source, result, count, STAGES: gl.constexpr):  # type: ignore[no-untyped-def]
+def sum_kernel(source, result, count, stages: gl.constexpr):  # type: ignore[no-untyped-def]
     """Add the tiles of a column with one warp that loads and four warps that add."""
     layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
-    tiles = gl.allocate_shared_memory(gl.float32, [STAGES] + source.block_type.shape, source.layout)
+    tiles = gl.allocate_shared_memory(gl.float32, [stages] + source.block_type.shape, source.layout)  # noqa: RUF005 - Gluon has no unpacking
     total = gl.allocate_shared_memory(gl.float32, result.block_type.shape, result.layout)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
+    empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(stages):
         mbarrier.init(empty.index(i), count=1)
         mbarrier.init(full.index(i), count=1)
     gl.warp_specialize(
@@ -69,8 +69,8 @@ def sum_kernel(source, result, count, STAGES: gl.constexpr):  # type: ignore[no-
 
 
 @gluon.jit
-def product_kernel(a_map, b_map, c_map, EARLY: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Multiply with one buffer, which the next load overwrites before the wgmma has read it if EARLY is true."""
+def product_kernel(a_map, b_map, c_map, early: gl.constexpr):  # type: ignore[no-untyped-def]
+    """Multiply with one buffer, which the next load overwrites before the wgmma has read it if early is true."""
     tile: gl.constexpr = a_map.block_type.shape
     a = gl.allocate_shared_memory(gl.float16, tile, a_map.layout)
     b = gl.allocate_shared_memory(gl.float16, tile, b_map.layout)
@@ -79,13 +79,13 @@ def product_kernel(a_map, b_map, c_map, EARLY: gl.constexpr):  # type: ignore[no
     full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(full, count=1)
     for i in range(a_map.shape[1] // tile[1]):
-        if not EARLY:
+        if not early:
             total = hopper.warpgroup_mma_wait(0, (total,))
         mbarrier.expect(full, a_map.block_type.nbytes + b_map.block_type.nbytes)
         tma.async_load(a_map, [0, i * tile[1]], full, a)
         tma.async_load(b_map, [i * tile[1], 0], full, b)
         mbarrier.wait(full, i & 1)
-        if EARLY:
+        if early:
             total = hopper.warpgroup_mma_wait(0, (total,))
         total = hopper.warpgroup_mma(a, b, total, is_async=True)
     total = hopper.warpgroup_mma_wait(0, (total,))
@@ -98,10 +98,10 @@ def product_kernel(a_map, b_map, c_map, EARLY: gl.constexpr):  # type: ignore[no
 
 
 @gluon.jit
-def softmax_kernel(x_ptr, y_ptr, N: gl.constexpr):  # type: ignore[no-untyped-def]
+def softmax_kernel(x_ptr, y_ptr, columns: gl.constexpr):  # type: ignore[no-untyped-def]
     """Compute the softmax of a row that two CTAs share."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [2], [0], cga_layout=((1,),))
-    at = gl.program_id(0) * N + gl.arange(0, N, layout)
+    at = gl.program_id(0) * columns + gl.arange(0, columns, layout)
     x = gl.load(x_ptr + at)
     y = gl.exp(x - gl.max(x, axis=0))
     gl.store(y_ptr + at, y / gl.sum(y, axis=0))
@@ -115,7 +115,7 @@ def descriptor(tensor: Any, dtype: Any, rows: int = TILE) -> Any:
 def run_sum(count: int = 5) -> tuple[Any, Any]:
     source, result = torch.randn(8 * count, 32), torch.zeros(8, 32)
     maps = [descriptor(tensor, gl.float32, rows=8) for tensor in (source, result)]
-    sum_kernel[1,](*maps, count, STAGES=2, num_warps=4, maxnreg=128)
+    sum_kernel[1,](*maps, count, stages=2, num_warps=4, maxnreg=128)
     return source, result
 
 
@@ -135,15 +135,16 @@ def test_each_missing_synchronization_of_it_is_found(monkeypatch: pytest.MonkeyP
     trial = launches[0].trial()
     chosen = [mutant for mutant in trial.mutants if mutant.operator.startswith("drop")]
     missed = [outcome for outcome in trial.outcomes(3, chosen) if outcome.verdict not in (REPORTED, EXEMPT)]
-    assert {outcome.mutant.text for outcome in missed} <= {"barrier.sync 1"} and len(missed) <= 1, missed
-    assert len(chosen) > 20 and tensors
+    assert [outcome.mutant.text for outcome in missed] in ([], ["barrier.sync 1"]), missed
+    assert len(chosen) > 20
+    del tensors  # the launch has only their addresses
 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_a_load_over_the_operand_of_a_wgmma_in_flight(early: bool) -> None:
     a, b, c = torch.randn(TILE, 192).half(), torch.randn(192, TILE).half(), torch.zeros(TILE, TILE).half()
     with cudatma.emulate_launches(hazards="collect") as log:
-        product_kernel[1,](*[descriptor(tensor, gl.float16) for tensor in (a, b, c)], EARLY=early, num_warps=4)
+        product_kernel[1,](*[descriptor(tensor, gl.float16) for tensor in (a, b, c)], early=early, num_warps=4)
     assert {hazard.kind for hazard in log.hazards} == ({"overwritten_while_read"} if early else set()), str(log)
     torch.testing.assert_close(c, a @ b, atol=0.05, rtol=0.01)
 
@@ -151,6 +152,6 @@ def test_a_load_over_the_operand_of_a_wgmma_in_flight(early: bool) -> None:
 def test_a_reduction_over_a_cluster() -> None:
     x, y = torch.randn(2, 256), torch.zeros(2, 256)
     with cudatma.emulate_launches() as log:
-        softmax_kernel[2,](x, y, N=256, num_warps=2, num_ctas=2)
+        softmax_kernel[2,](x, y, columns=256, num_warps=2, num_ctas=2)
     torch.testing.assert_close(y, x.softmax(1))
     assert log[0].launch.cluster == (2, 1, 1)
