@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         create_weight_tma_desc,
         multicast_mask,
     )
+    from cudatma.emulator.hazards.explanation import HazardExplanation, explain
     from cudatma.errors import (
         ArgumentError,
         ArgumentTypeError,
@@ -97,6 +98,7 @@ __all__ = [
     "DriverError",
     "Explanation",
     "HazardError",
+    "HazardExplanation",
     "Im2colSpec",
     "Im2colWideSpec",
     "Inspection",
@@ -142,6 +144,7 @@ __all__ = [
     "dequantize",
     "detect",
     "emulate_launches",
+    "explain",
     "from_awq",
     "from_compressed_tensors",
     "from_gptq",
@@ -187,6 +190,7 @@ _PUBLIC = {
         "Im2colSpec Im2colWideSpec Interleave L2Promotion OobFill Swizzle TensorMap TiledSpec check_cluster "
         "create_activation_tma_desc create_scale_tma_desc create_weight_tma_desc multicast_mask"
     ),
+    "emulator.hazards.explanation": "HazardExplanation explain",
     "errors": (
         "ArgumentError ArgumentTypeError BackendWarning CacheError CompileError CudaTmaError DescriptorError "
         "DriverError HazardError LaunchError PeerTimeout PipelineHang QuantizationError RecordingError TargetError "
@@ -234,6 +238,7 @@ _PACKAGES = (
     "mutants",
     "programs",
     "quantization",
+    "review",
     "runtime",
 )
 

@@ -30,12 +30,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "emulate": ("emulate", "run a kernel on the CPU under many schedules and list its hazards"),
     "record": ("record", "write the kernel launches of a program on a GPU to a folder, for cudatma emulate"),
     "mutants": ("mutants", "remove one synchronization of a kernel at a time and see what the emulator reports"),
+    "explain": ("explain", "explain a kind of hazard, or which kernel runs for a problem and why"),
     "header": ("export_header", "export the primitives as one self-contained .cuh"),
     "bench": ("bench", "run the benchmarks of a checkout"),
     "tune": ("tune", "find the fastest configurations of a GEMM or of attention on this GPU, and keep them"),
     "targets": ("targets", "list the architectures and their features"),
     "convert": ("convert", "convert a Hugging Face model into one with packed int4 layers"),
     "cache": ("artifacts", "show where the compiled kernels are and how much space they take, or clear them"),
+    "completion": ("completion", "print a script that completes this command in bash or zsh"),
     "version": ("version", "show the versions of cudatma and its dependencies"),
 }
 
@@ -91,7 +93,7 @@ def one_line(error: CudaTmaError) -> str:
 
 
 def _parser(commands: dict[str, str]) -> argparse.ArgumentParser:
-    listing = "\n".join(f"  {command:<9} {summary}" for command, summary in commands.items())
+    listing = "\n".join(f"  {command:<10} {summary}" for command, summary in commands.items())
     parser = argparse.ArgumentParser(
         prog="cudatma",
         description=f"Program NVIDIA's Tensor Memory Accelerator from Python.\n\ncommands:\n{listing}",

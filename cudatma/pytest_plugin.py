@@ -183,6 +183,7 @@ class Emulate:
             lines += [f"{number}. {line}" if not at else f"   {line}" for at, line in enumerate(shown)]
         lines += [f"warning: {warning}" for warning in report.warnings]
         lines += ["", f"hint: {report.hint}"] if report.hint else []
+        lines += ["", f"more: {report.more}"]
         again = f'pytest "{self._test}" --emulator-seed {first.seed} --emulator-replay {first.schedule}'
         lines += ["", "the first one again, with a picture:", f"  {again} --emulator-trace traces"]
         if trace is not None and self._option("--emulator-trace") is not None:

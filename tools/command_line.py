@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
+from unittest import mock
 
 from cudatma.errors import ArgumentError, similar
 
@@ -37,6 +39,11 @@ class Parser(argparse.ArgumentParser):
     def options(self) -> list[argparse.Action]:
         """Options of the command, without its positional arguments."""
         return [action for action in self._actions if action.option_strings]
+
+    @property
+    def positionals(self) -> list[argparse.Action]:
+        """Positional arguments of the command."""
+        return [action for action in self._actions if not action.option_strings]
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
         """Parse the arguments. Raise ArgumentError for an unknown option."""
@@ -103,6 +110,27 @@ def source_arguments(options: argparse.Namespace) -> dict[str, Any]:
         "options": flags,
         "template": options.template,
     }
+
+
+class _Reached(Exception):  # noqa: N818
+    """Exception that carries the parser of a command whose ``main`` was about to parse."""
+
+    def __init__(self, parser: Parser) -> None:
+        self.parser = parser
+
+
+def parser_of(module: str) -> Parser:
+    """Return the parser of the subcommand in a module of this package."""
+
+    def stop(self: Parser, *_: Any) -> NoReturn:
+        raise _Reached(self)
+
+    with mock.patch.object(Parser, "parse_args", stop), mock.patch.object(Parser, "parse_known_args", stop):
+        try:
+            importlib.import_module(f"{__package__}.{module}").main([])
+        except _Reached as reached:
+            return reached.parser
+    raise AssertionError(f"{module} parsed nothing")
 
 
 def seconds(text: str) -> float:

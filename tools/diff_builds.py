@@ -1,7 +1,7 @@
 """Compare two builds of kernels: registers, spills, shared memory, instructions, loops, and the changed places.
 
 A and B are files or folders as for `cudatma dump`, or names of kernels of the registry as `cudatma dump --list --json`
-lists them. Two single kernels are compared whatever their names; several are matched by name and target.
+lists them. If A and B have one kernel each, their names may differ. Several kernels are matched by name and target.
 
 The exit status is 0 if the builds are equal, 1 if they differ, and 2 if the command line is wrong.
 """
@@ -19,7 +19,8 @@ if __name__ == "__main__":  # run the subcommand, even if the checkout is not in
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cudatma.build.kernel import default_target
 from cudatma.errors import ArgumentError
@@ -27,7 +28,7 @@ from cudatma.kernels.registry import REGISTRY
 from cudatma.review import KernelReport, compare, disassembled, reports
 from cudatma.target import Target, get_target
 
-from .command_line import DEFAULT_TARGET, Parser
+from .command_line import DEFAULT_TARGET, Parser, add_source_options, source_arguments
 from .dump_kernels import dump, jobs_for
 from .review_files import images_of, is_file
 
@@ -40,7 +41,7 @@ EXAMPLES = """examples:
 """
 
 
-def reports_of(argument: str, target: Target) -> list[KernelReport]:
+def reports_of(argument: str, target: Target, source: Mapping[str, Any]) -> list[KernelReport]:
     """Return the reports of the kernels in a file or folder, or of a kernel of the registry."""
     for entry in REGISTRY.values():
         for job in jobs_for(entry, target, {}) if argument.startswith(entry.name) else ():
@@ -50,7 +51,7 @@ def reports_of(argument: str, target: Target) -> list[KernelReport]:
     if not is_file(argument):
         allowed = f"a file, a folder, or a kernel that `cudatma dump --list --json --target {target.name}` lists"
         raise ArgumentError("A or B", argument, allowed)
-    return [report for image in images_of(argument, [target]) for report in reports(disassembled(image))]
+    return [report for image in images_of(argument, [target], source) for report in reports(disassembled(image))]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,8 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("after", metavar="B", help="file, folder or kernel")
     parser.add_argument("--target", metavar="NAME", help=f"architecture of kernels and sources ({DEFAULT_TARGET})")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_source_options(parser)
     options = parser.parse_args(argv)
     target = get_target(options.target) if options.target else default_target()
-    difference = compare(reports_of(options.before, target), reports_of(options.after, target))
+    before, after = (reports_of(name, target, source_arguments(options)) for name in (options.before, options.after))
+    difference = compare(before, after)
     print(json.dumps(difference.as_dict(), indent=2) if options.json else difference)
     return 0 if difference.equal else 1

@@ -40,15 +40,17 @@ from cudatma.review import Image, KernelReport, disassembled, reports
 from cudatma.review.sass import without_encodings
 from cudatma.target import Target, get_target
 
-from .command_line import DEFAULT_TARGET, Parser
-from .problem_options import add_problem_options, given_options, problem_options
+from .command_line import DEFAULT_TARGET, Parser, add_source_options, source_arguments
+from .problem_options import add_problem_options, add_size_options, given_sizes, problem_options
 from .review_files import compiled_image, images_of, is_file
 
 _KERNELS = f"{', '.join((*FAMILIES, *REGISTRY))}, all"
 #: Configs of a kernel that --list names without --json.
 _SHOWN_CONFIGS = 3
 _OPTIONS_OF_LIST = ("help", "list", "kernel", "target", "json")
-_OPTIONS_OF_FILES = ("help", "kernel", "target", "json", "out", "no_sass", "block", "shared_bytes", "jobs")
+#: Options for files alone.
+_FOR_FILES = ("block", "shared_bytes", "include_dir", "define", "std", "include", "template")
+_OPTIONS_OF_FILES = (*_OPTIONS_OF_LIST, "out", "no_sass", "jobs", *_FOR_FILES)
 EXAMPLES = """examples:
   cudatma dump --list                                       every kernel, and its configs for each target
   cudatma dump marlin --target sm_120a --out out            all representative configs of the Marlin kernels
@@ -200,7 +202,7 @@ def _write(job: Job, result: Compiled, folder: Path, sass: bool) -> KernelReport
 
 
 def write_image(image: Image, kernels: Sequence[KernelReport], folder: Path) -> None:
-    """Write NAME.ptx, .cubin and .sass of a module, as far as it has them, and NAME.report.txt."""
+    """Write the PTX, cubin and SASS of a module, and the reports of its kernels."""
     path = folder / image.name
     if image.ptx:
         _file(path, "ptx").write_text(image.ptx, encoding="utf-8")
@@ -260,20 +262,13 @@ def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] 
 
     Raise ArgumentError if the sizes are incomplete or do not fit the kernel.
     """
-    sizes = {name: getattr(options, name) for name in ("m", "n", "k")}
-    missing = [f"--{name}" for name, size in sizes.items() if size is None]
-    if len(missing) == len(sizes):
-        if given := given_options(options):
-            raise ArgumentError(given[0], "no sizes", "with --m, --n and --k, which name a problem")
+    sizes = given_sizes(options)
+    if sizes is None:
         return None
-    if missing:
-        raise ArgumentError(missing[0], "none", "a size", "--m, --n and --k name a problem together")
     selected = family_and_version(options.kernel)
     if selected is None:
         allowed = f"{' or '.join(FAMILIES)}, or the kernel of one of their versions"
         raise ArgumentError("kernel", options.kernel, allowed, "--m, --n and --k name a problem of a family")
-    if options.sm_count is not None and options.sm_count < 1:
-        raise ArgumentError("--sm-count", options.sm_count, "1 or more")
     if options.config:
         raise ArgumentError("--config", options.config[0], "none with --m, --n and --k", "these choose the config")
     name, version = selected
@@ -296,7 +291,7 @@ def _dump_files(options: argparse.Namespace, targets: Sequence[Target]) -> list[
     """Write the files and return the reports of the kernels in a file or folder."""
     result: list[KernelReport] = []
     names = Counter[str]()
-    for image in images_of(options.kernel, targets):
+    for image in images_of(options.kernel, targets, source_arguments(options)):
         names[image.name] += 1
         if names[image.name] > 1:  # Triton's cache has a folder for each version of a kernel
             image = replace(image, name=f"{image.name}_{names[image.name]}")
@@ -337,7 +332,7 @@ def _print_summary(report: KernelReport, folder: Path) -> None:
     if report.compile_seconds is not None:
         shown.append(f"compiled in {duration(report.compile_seconds)}")
     entry = "" if report.kernel else f" {report.entry}:"
-    print(f"{folder / report.name}.report.txt:{entry} {', '.join(shown)}", flush=True)
+    print(f"{folder / report.name}.report.txt:{entry} {', '.join(shown) or 'PTX only'}", flush=True)
     for note in report.notes:
         print(f"  {note}", file=sys.stderr)
 
@@ -360,18 +355,11 @@ def _parser() -> Parser:
     sizes = parser.add_argument_group(
         "the kernel of a problem", f"--m, --n and --k: sizes for {' or '.join(FAMILIES)} or one of its versions"
     )
-    meanings = {
-        ("--m", "--q-length"): "rows of the result; for attention the queries",
-        ("--n", "--head-dim"): "columns of the result; for attention the head dim",
-        ("--k", "--k-length"): "elements that are added up; for attention the keys",
-    }
-    for names, what in meanings.items():
-        sizes.add_argument(*names, type=int, metavar="SIZE", help=what)
+    add_size_options(sizes.add_argument)
     add_problem_options(sizes.add_argument)
-    help = "SMs of the GPU (default: 132 (H200) for sm_90a, 170 (RTX 5090) for sm_120a)"
-    sizes.add_argument("--sm-count", type=int, metavar="N", help=help)
     add("--jobs", type=int, default=usable_cores(), metavar="N", help="processes that compile (default: one per core)")
     files = parser.add_argument_group("files", "the launch, for the occupancy, if the file does not state it")
+    add_source_options(parser)
     files.add_argument("--block", type=int, metavar="N", help="threads per CTA")
     files.add_argument("--shared-bytes", type=int, metavar="N", help="dynamic shared memory per CTA in bytes")
     add("--debug", action="store_true", help="bound waits and check accesses, see docs/howto/debug_a_hang.md")
@@ -411,8 +399,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dump_registry(parser: Parser, options: argparse.Namespace, targets: Sequence[Target]) -> list[KernelReport]:
     """Write the files and return the reports of kernels of the registry."""
-    of_kernels = [action.dest for action in parser.options if action.dest not in ("block", "shared_bytes")]
-    _check_options(parser, options, of_kernels, f"{options.kernel}, whose config states it")
+    of_kernels = [action.dest for action in parser.options if action.dest not in _FOR_FILES]
+    _check_options(parser, options, of_kernels, f"{options.kernel}, a kernel of cudatma")
     entries = entries_of(options.kernel)
     config = parse_config(options.config)
     problem = _problem_of(options)

@@ -166,6 +166,8 @@ def add_launch_options(parser: argparse.ArgumentParser) -> None:
     launch.add_argument("--block", type=extents, metavar="X[,Y[,Z]]", help="threads per CTA (default: 32)")
     launch.add_argument("--cluster", type=extents, metavar="X[,Y[,Z]]", help="CTAs per cluster")
     launch.add_argument("--shared-bytes", type=int, metavar="N", help="dynamic shared memory per CTA (default: 0)")
+    help_programmatic = "check the kernel as a programmatic dependent launch"
+    launch.add_argument("--programmatic", action="store_true", default=None, help=help_programmatic)
     launch.add_argument("--target", metavar="SM", help=f"architecture ({DEFAULT_TARGET})")
     launch.add_argument("--arg", action="append", default=[], metavar="ARG", help="an argument, in order; see below")
     launch.add_argument("--array", action="append", default=[], metavar="ARRAY", help="an array used only by a map")
@@ -190,14 +192,15 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def _sample_options(name: str, rest: Sequence[str]) -> dict[str, Any]:
     """Parse the sizes of a registry kernel, which are the keyword arguments of its sample."""
-    parser = _sample_parser(name)
+    parser = sample_parser(name)
     options, unknown = parser.parse_known_args(list(rest))
     if unknown:
         parser.refuse(unknown, _parser())
     return vars(options)
 
 
-def _sample_parser(name: str) -> Parser:
+def sample_parser(name: str) -> Parser:
+    """Return the parser of the sizes of a registry kernel."""
     make = _sample_of(name)
     parser = Parser(
         f"cudatma emulate {name}",
@@ -261,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if without_help != words:
         if options.kernel not in REGISTRY:
             parser.parse_args(["--help"])
-        _sample_parser(options.kernel).print_help()
+        sample_parser(options.kernel).print_help()
         return 0
     if (options.kernel is None) == (options.coverage is None):
         got = "none" if options.kernel is None else f"{options.kernel} and --coverage"

@@ -31,7 +31,7 @@ _MAP = re.compile(r"map\(\s*(?P<array>\w+)\s*(?P<options>(?:,\s*\w+\s*=\s*[\w.x]
 _GRAMMAR = "name:dtype[shape]=fill, name:dtype=number, map(name, box=AxB, swizzle=...), or the name of an array"
 _FIELDS = (
     *("kernel", "include_dirs", "defines", "options", "entry", "target"),
-    *("grid", "block", "cluster", "shared_bytes", "arrays", "args"),
+    *("grid", "block", "cluster", "shared_bytes", "programmatic", "arrays", "args"),
 )
 _ARRAY_FIELDS = ("dtype", "shape", "fill", "seed", "save", "expect", "tolerance")
 _MAP_OPTIONS = ("box", "swizzle", "interleave", "l2_promotion", "oob_fill", "element_strides", "dtype")

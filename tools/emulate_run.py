@@ -30,7 +30,7 @@ from .emulate_launch import LaunchFile, Operands, load_array, make_operands, rea
 
 #: If stderr is not a terminal, seconds before the first line of progress and seconds between two lines.
 _FIRST_S, _PERIOD_S = 20.0, 60.0
-_LAUNCH_FIELDS = ("entry", "grid", "block", "cluster", "shared_bytes", "target")
+_LAUNCH_FIELDS = ("entry", "grid", "block", "cluster", "shared_bytes", "programmatic", "target")
 
 
 @dataclass(slots=True)
@@ -198,7 +198,10 @@ class FileLaunch:
             cluster=fields.get("cluster"),
             shared_bytes=fields.get("shared_bytes", 0),
             arrays=tuple(others),
-            options=(("target", fields.get("target") or self.source.target),),
+            options=(
+                ("target", fields.get("target") or self.source.target),
+                ("programmatic", bool(fields.get("programmatic"))),
+            ),
         )
 
 
@@ -329,6 +332,8 @@ def show(outcome: Outcome, as_json: bool) -> None:
     say(f"{verdict} in {run}", style="green" if report.is_clean else "red")
     for warning in report.warnings:
         say(f"warning: {warning}")
+    if report.more:
+        say(f"more: {report.more}")
     for comparison in outcome.compared:
         verdict = "within" if comparison.passed else "BEYOND"
         shown = f"{comparison.name}: relative error {comparison.error:.2e}, {verdict} {comparison.tolerance:g}"

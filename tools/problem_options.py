@@ -1,4 +1,4 @@
-"""Command-line options that describe a family's problem, except for its sizes."""
+"""Command-line options that describe a family's problem."""
 
 from __future__ import annotations
 
@@ -9,9 +9,38 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.family import Option
 from cudatma.kernels.registry import FAMILIES, family
 
+_SIZES = {
+    ("--m", "--q-length"): "rows of the result; for attention the queries",
+    ("--n", "--head-dim"): "columns of the result; for attention the head dim",
+    ("--k", "--k-length"): "elements that are added up; for attention the keys",
+}
+
+
+def add_size_options(add: Any) -> None:
+    """Add the sizes of a problem, and the size of the GPU, through an argument group's ``add_argument``."""
+    for names, help in _SIZES.items():
+        add(*names, type=int, metavar="SIZE", help=help)
+    help = "SMs of the GPU (default: 132 (H200) for sm_90a, 170 (RTX 5090) for sm_120a)"
+    add("--sm-count", type=int, metavar="N", help=help)
+
+
+def given_sizes(namespace: argparse.Namespace) -> dict[str, int] | None:
+    """Return m, n and k, or None if the command line has none of them. Raise ArgumentError if one is missing."""
+    sizes = {name: getattr(namespace, name) for name in ("m", "n", "k")}
+    missing = [f"--{name}" for name, size in sizes.items() if size is None]
+    if len(missing) == len(sizes):
+        if given := given_options(namespace):
+            raise ArgumentError(given[0], "no sizes", "with --m, --n and --k, which name a problem")
+        return None
+    if missing:
+        raise ArgumentError(missing[0], "none", "a size", "--m, --n and --k name a problem together")
+    if namespace.sm_count is not None and namespace.sm_count < 1:
+        raise ArgumentError("--sm-count", namespace.sm_count, "1 or more")
+    return sizes
+
 
 def add_problem_options(add: Any) -> None:
-    """Add the options of all families to a parser through an argument group's ``add_argument``."""
+    """Add the other options of all families to a parser through an argument group's ``add_argument``."""
     for flag, options in _by_flag().items():
         first, *_ = options.values()
         help = "; ".join(f"{name}: {option.help}" for name, option in options.items())

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from cudatma.build.kernel import TEMPLATE_SUFFIX, hinting
-from cudatma.build.nvrtc import Compiled, compile_source
-from cudatma.build.render import render
-from cudatma.errors import ArgumentError
+from cudatma.build.kernel import CUDA_SUFFIXES, TEMPLATE_SUFFIX, hinting, source_order
+from cudatma.build.nvrtc import Compiled, compile_source, source_options
 from cudatma.review import Image, assembled, read
 from cudatma.target import Target
-
-_SOURCE_SUFFIXES = (".cu", ".cuh", TEMPLATE_SUFFIX)
 
 
 def is_file(argument: str) -> bool:
@@ -34,21 +31,20 @@ def compiled_image(name: str, target: Target, result: Compiled, notes: Sequence[
     )
 
 
-def images_of(path: str, targets: Sequence[Target], options: Sequence[str] = ()) -> list[Image]:
-    """Return the modules of a file or folder. Sources are compiled for each target, and PTX is assembled."""
-    if not path.endswith(_SOURCE_SUFFIXES):
+def images_of(path: str, targets: Sequence[Target], source: Mapping[str, Any]) -> list[Image]:
+    """Return the modules of a file or folder.
+
+    Sources are compiled for each target with the options that source_arguments() returns, and PTX is assembled.
+    """
+    if not path.endswith((*CUDA_SUFFIXES, TEMPLATE_SUFFIX)):
         return [assembled(image) for image in read(path)]
-    try:
-        text = Path(path).read_text(encoding="utf-8", errors="backslashreplace")
-    except (OSError, ValueError) as error:
-        raise ArgumentError("file", ascii(path), "a file that can be read", str(error)) from error
-    is_template = path.endswith(TEMPLATE_SUFFIX)
-    name = Path(path).name.removesuffix(TEMPLATE_SUFFIX)
+    options = source_options(source["options"], source["include_dirs"], source["defines"])
     images = []
     for target in targets:
-        source = render(text, None, target, is_source=True, name=name) if is_template else text
-        with hinting(text, target, is_template):
-            result = compile_source(source, target, name=name, options=options)
+        order = source_order(path, None, target, None, options, is_template=source["template"], field="file")
+        text = order.source()
+        with hinting(text, target, not order.is_plain):
+            result = compile_source(text, target, name=order.file, options=order.options, folder=order.folder)
         suffix = f"_{target.name}" if len(targets) > 1 else ""
-        images.append(compiled_image(f"{Path(name).stem}{suffix}", target, result))
+        images.append(compiled_image(f"{Path(order.file).stem}{suffix}", target, result))
     return images

@@ -14,7 +14,7 @@ from cudatma.kernels.choice import Decision, Listed, decide
 from cudatma.kernels.cost import Cost, cheapest_first
 from cudatma.kernels.family import Family
 from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
-from cudatma.kernels.schedule import Schedule, schedule
+from cudatma.kernels.schedule import Schedule
 from cudatma.target import Target
 
 #: Maximum number of candidates that an explanation lists.
@@ -163,14 +163,11 @@ def explained(
     gpu: Gpu,
     *,
     launched: Callable[[Any], Any] | None = None,
-    divide: bool = True,
-    cut: Callable[[Any], Schedule] | None = None,
 ) -> Explanation:
     """Explain what a family runs for a problem with sizes m, n and k.
 
-    ``launched``: function that returns the launched config for a chosen config, by default ``Family.launched``.
-    ``divide``: whether tiles may be divided. ``cut``: function that returns the schedule of a config if the schedule
-    does not follow from the three sizes. Raises the errors of decide().
+    ``launched``: function that returns the launched config for a chosen config, by default ``Family.launched``. Raises
+    the errors of decide().
     """
     launched = launched or family.launched
     decision = decide(family, problem, gpu)
@@ -181,14 +178,12 @@ def explained(
     if config not in configs:
         configs.append(config)
     listed = [Listed(config, config.cost(problem, gpu), config.entry) for config in configs]
-    resident = gpu.sm_count * config.ctas_per_sm
-    work = cut(config) if cut else schedule(config, problem.m, problem.n, problem.k, resident, divide=divide)
     return Explanation(
         family=family,
         problem=problem,
         gpu=gpu,
         decision=decision,
-        schedule=work,
+        schedule=family.schedule(config, problem, gpu),
         prediction=config.cost(problem, gpu),
         candidates=tuple(listed),
         considered=max(len(ranked), len(listed)),

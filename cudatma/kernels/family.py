@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from cudatma.kernels.config import KernelConfig
 from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.schedule import Schedule
 from cudatma.kernels.version import Versions
 
 #: Largest size of a problem.
@@ -119,6 +120,8 @@ class Family(Generic[P, S]):
         ignored. ``times(problem, [m], gpu)`` agrees with ``config.cost()`` at M. Of configurations with equal times,
         the first wins. Configurations that take at least 25 % longer than the cheapest one at every M may be missing.
         Raises TargetError or ArgumentError if a call with this shape would raise it.
+    schedule : callable
+        ``schedule(config, problem, gpu)`` returns the division of the work among CTAs, for explanations.
     trial : str
         Object reference, ``"module:class"``, to a Trial (sample.py), which the tuner creates for a device ordinal.
     index : tuple of str
@@ -150,6 +153,7 @@ class Family(Generic[P, S]):
     kernels: tuple[str, ...]
     read_problem: Callable[[Mapping[str, Any]], P]
     times: Callable[[P, NDArray[np.int64], Gpu], Times[S]]
+    schedule: Callable[[S, P, Gpu], Schedule]
     trial: str
     index: tuple[str, ...] = ()
     problem_fields: tuple[str, ...] = ()

@@ -1,5 +1,7 @@
-"""What a compiled kernel contains: resources, occupancy, instructions with their source lines, loops, and hazards that
-only machine code shows; and what changed between two builds.
+"""Reports of compiled kernels and comparison of two builds.
+
+A report contains resources, occupancy, instructions with their source lines, loops, and hazards that only machine code
+shows.
 """
 
 from cudatma.review.difference import Difference, compare

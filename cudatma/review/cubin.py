@@ -39,7 +39,7 @@ class Resources:
     stack_bytes, local_bytes : int
         Stack frame and other local memory per thread.
     spill_store_bytes, spill_load_bytes : int or None
-        Bytes per thread that spilled registers store and load, or None if there is no log of ptxas.
+        Bytes per thread that spilled registers store and load, or None without a log of ptxas.
     static_smem_bytes, reserved_smem_bytes : int
         Static shared memory per CTA, and shared memory that the system reserves per CTA. cuobjdump shows their sum.
     named_barriers : int
@@ -89,9 +89,9 @@ def read_cubin(data: bytes, name: str, log: str = "") -> Cubin:
     """
     try:
         return _read(data, _spills(log))
-    except (struct.error, IndexError, ValueError, UnicodeDecodeError, KeyError) as error:
+    except (struct.error, LookupError, ValueError, OverflowError) as error:
         got = f"{name}, a corrupt or truncated cubin of {len(data)} bytes"
-        raise ArgumentError("file", got, "a complete cubin", str(error)) from error
+        raise ArgumentError("file", got, "a complete cubin") from error
 
 
 def _read(data: bytes, spilled: dict[str, tuple[int, int]]) -> Cubin:
@@ -99,8 +99,7 @@ def _read(data: bytes, spilled: dict[str, tuple[int, int]]) -> Cubin:
     (flags,) = struct.unpack_from("<I", data, 48)
     sections = _sections(data)
     by_name = {section.name: section for section in sections}
-    symbols = next(section for section in sections if section.kind == 2)
-    names, entries = _symbols(symbols, sections)
+    names, entries = _symbols(by_name[".symtab"], sections)
     attributes = dict[tuple[str, int], list[int]]()
     for section in sections:
         if section.name == ".nv.info":

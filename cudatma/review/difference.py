@@ -1,4 +1,4 @@
-"""What changed between two builds of kernels."""
+"""Comparison of two builds of kernels."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class KernelDifference:
-    """What changed in a kernel.
+    """Difference between two builds of a kernel.
 
     Attributes
     ----------
@@ -86,9 +86,9 @@ class KernelDifference:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What changed between two builds. ``str()`` is the text that ``cudatma diff`` prints.
+    """Difference between two builds. ``str()`` is the text that ``cudatma diff`` prints.
 
-    Attributes
+    Parameters
     ----------
     kernels : tuple of KernelDifference
         Kernels that both builds have.
@@ -132,13 +132,13 @@ def compare(before: Sequence[KernelReport], after: Sequence[KernelReport]) -> Di
     Parameters
     ----------
     before, after : sequence of KernelReport
-        The kernels of the builds. One kernel is compared with one kernel, whatever their names. Otherwise kernels are
-        matched by entry and target, and by the name of their module if several have the same.
+        The kernels of the builds. If both builds have one kernel, the kernels may have different names. Otherwise
+        kernels are matched by entry and target; several kernels with the same entry and target are matched in order.
 
     Returns
     -------
     Difference
-        What changed.
+        The difference.
     """
     if len(before) == len(after) == 1:
         return Difference((_compare(before[0], after[0]),), (), ())

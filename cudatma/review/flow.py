@@ -20,7 +20,7 @@ def successors(code: Code) -> list[tuple[int, ...]]:
     """Return, for each step, the indices of the steps that the same thread may issue next.
 
     The result is a superset of the real successors. A return continues after every call, and a jump without a target
-    continues at every label.
+    continues at every label. Functions outside of the code return.
     """
     by_address = {step.address: index for index, step in enumerate(code.steps)}
     after_calls = [index + 1 for index, step in enumerate(code.steps) if step.mnemonic == "CALL"]
@@ -73,7 +73,10 @@ def _after(
             pass
         case "RET":
             yield from after_calls
-        case "BRA" | "BRX" | "BRXU" | "JMP" | "JMX" | "JMXU" | "CALL":
+        case "CALL":
+            # A function that is not in this code returns to the next instruction.
+            yield from _targets(step, code, by_address) or [index + 1]
+        case "BRA" | "BRX" | "BRXU" | "JMP" | "JMX" | "JMXU":
             yield from _targets(step, code, by_address) or code.labels.values()
             # `BRA.U UP0, `(x)` and `BRA.DIV UR4, `(x)` have their condition among the operands.
             guarded = guarded or (step.mnemonic == "BRA" and "," in _TARGET.sub("", step.operands))

@@ -16,7 +16,7 @@ from cudatma.errors import ArgumentError, TargetError
 from cudatma.review.cubin import AMD_MACHINE, CUDA_MACHINE, ELF_MAGIC, machine_of, read_cubin
 from cudatma.review.programs import SASS_PACKAGES, assemble, disassemble, extract
 
-#: Largest file that is read; larger than NVIDIA's libraries of kernels for one architecture.
+#: Maximum size of a file in bytes.
 MAX_BYTES = 1 << 30
 #: Oldest architecture that NVIDIA's current programs read.
 _OLDEST = 75
@@ -32,14 +32,14 @@ _TRITON_OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "triton_ver
 class Image:
     """A compiled module for one target.
 
-    Attributes
+    Parameters
     ----------
     name : str
         Name for reports and files.
     target : str
         Architecture, such as ``"sm_90a"``.
     ptx, cubin : str, bytes
-        PTX and machine code; empty if there is none.
+        PTX and machine code, or empty.
     sass : str or None
         Encoded disassembly of the cubin, or None if it was not disassembled.
     log : str
@@ -186,7 +186,7 @@ def _with_metadata(image: Image, path: Path) -> Image:
 
 
 def assembled(image: Image) -> Image:
-    """Return an image with a cubin, which ptxas assembles from the PTX if there is none.
+    """Return an image with a cubin. If it has only PTX, ptxas assembles the cubin.
 
     Without a ptxas that supports the target, the result is the image with a note.
 
@@ -210,7 +210,7 @@ def assembled(image: Image) -> Image:
 
 
 def disassembled(image: Image) -> Image:
-    """Return an image with its SASS, or with a note if there is no disassembler for the cubin.
+    """Return an image with its SASS, or with a note if no disassembler supports the cubin.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ class Occupancy:
 
 
 def target_of(name: str) -> Target | None:
-    """Return the target with this name, or one with the same compute capability, or None if there is none."""
+    """Return the target with this name or otherwise with the same compute capability, or None."""
     digits = name.removeprefix("sm_").rstrip("af")
     capability = int(digits[:-1] or 0), int(digits[-1:] or 0)
     return TARGETS.get(name) or next((t for t in TARGETS.values() if t.compute_capability == capability), None)

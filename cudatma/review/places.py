@@ -42,8 +42,10 @@ _PTX_KINDS = (
 _PTX_FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 _PTX_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+")
 _PTX_CALLER = re.compile(r"inlined_at\s+(\d+)\s+(\d+)")
-_PTX_OPCODE = re.compile(r"^\s*(?:\{\s*)?(?:@!?%\w+\s+)?([a-z][\w.:]*)")
-_PTX_ENTRY = re.compile(r"^\s*(?:\.visible\s+|\.weak\s+)?\.(?:entry|func)\b.*?([\w$]+)\s*\(?\s*$")
+_PTX_OPCODE = re.compile(r"\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)")
+_PTX_FUNCTION = re.compile(r"\.(?:entry|func)\b")
+#: Ends of PTX statements. Directives such as .loc end with the line.
+_PTX_END = re.compile(r"[;{}\n]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +57,12 @@ class Row:
     kind : {"TMA", "mbarrier", "tensor core"}
         Kind of the instructions.
     opcode : str
-        SASS opcode with modifiers, or the PTX opcode if there is no SASS.
+        SASS opcode with modifiers, or the PTX opcode without SASS.
     count : int
         Number of instructions.
     places : tuple of Place
-        File and line, followed by those of the calls through which the instruction was inlined; empty without line
-        information.
+        File and line, followed by the places of the calls through which the instruction was inlined. Empty without
+        line information.
     """
 
     kind: str
@@ -80,7 +82,7 @@ class Loop:
     depth : int
         Number of loops that contain it.
     instructions : int
-        Number of instructions, including those of inner loops.
+        Number of instructions, including inner loops.
     is_spin : bool
         Whether it only repeats an mbarrier wait.
     places : tuple of Place
@@ -88,7 +90,7 @@ class Loop:
     waits : dict of str to int
         What the loop waits for, and the number of instructions that wait for it. Inner loops count only if they spin.
     classes : dict of str to int
-        Number of TMA, tensor-core, shared, global and local instructions, including those of inner loops.
+        Number of TMA, tensor-core, shared, global and local instructions, including inner loops.
     """
 
     first: int
@@ -130,17 +132,22 @@ def ptx_rows(ptx: str, entry: str) -> tuple[Row, ...]:
     return _rows(_ptx_instructions(ptx, entry, files))
 
 
+def ptx_function(ptx: str, entry: str) -> str:
+    """Return the text of a kernel, from its name to the next function, without comments."""
+    match = re.search(rf"\.entry\s+{re.escape(entry)}(?![\w$%])", ptx)
+    if match is None:
+        return ""
+    following = _PTX_FUNCTION.search(ptx, match.end())
+    return re.sub(r"//[^\n]*", "", ptx[match.end() : following.start() if following else len(ptx)])
+
+
 def _ptx_instructions(ptx: str, entry: str, files: Mapping[str, str]) -> Iterator[tuple[str, str, tuple[Place, ...]]]:
     places: tuple[Place, ...] = ()
-    is_inside = False
-    for line in ptx.splitlines():
-        text = line.partition("//")[0]
-        if heading := _PTX_ENTRY.match(text):
-            is_inside, places = heading[1] == entry, ()
-        elif is_inside and (loc := _PTX_LOC.search(text)):
+    for text in _PTX_END.split(ptx_function(ptx, entry)):
+        if loc := _PTX_LOC.search(text):
             called = [loc, *([caller] if (caller := _PTX_CALLER.search(text)) else [])]
             places = tuple((files.get(each[1], "?"), int(each[2])) for each in called)
-        elif is_inside and (opcode := _PTX_OPCODE.match(text)):
+        elif opcode := _PTX_OPCODE.match(text):
             kind = next((name for name, pattern in _PTX_KINDS if pattern.match(opcode[1])), "")
             yield kind, opcode[1], places
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ _WHEEL_FOLDERS = ("nvidia/*/bin", "triton/backends/nvidia/bin")
 #: Other names of a program. Triton's wheel has a newer ptxas for Blackwell.
 _OTHER_NAMES = {"ptxas": ("ptxas-blackwell",)}
 _TIMEOUT_S = 300
+_CAUSE = re.compile(r"\b(?:error|fatal)\b")
 
 
 def find_programs(name: str) -> Iterator[Path]:
@@ -64,8 +66,8 @@ def _first_success(name: str, arguments: Sequence[str], folder: str) -> Output:
             continue
         if done.returncode == 0:
             return Output(done.stdout, done.stderr)
-        words = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        failures.append(f"{program}: {words[-1] if words else f'exit status {done.returncode}'}")
+        words = (done.stderr.strip() or done.stdout.strip()).splitlines() or [f"exit status {done.returncode}"]
+        failures.append(f"{program}: {next(filter(_CAUSE.search, words), words[-1])}")
     return Output(None, "", "; ".join(failures))
 
 
@@ -108,5 +110,5 @@ def extract(path: Path) -> tuple[dict[str, bytes], dict[str, bytes], str]:
             output = _first_success("cuobjdump", (option, "all", str(path.resolve())), folder)
             found.append({each.name: each.read_bytes() for each in sorted(Path(folder).glob(ending))})
             failures += [output.note] if output.note else []
-    note = "; ".join(failures) or ("" if find_program("cuobjdump") else "cuobjdump was not found")
+    note = "; ".join(dict.fromkeys(failures)) or ("" if find_program("cuobjdump") else "cuobjdump was not found")
     return found[0], found[1], note

@@ -13,7 +13,7 @@ from cudatma.errors import ArgumentError, duration
 from cudatma.review.cubin import Resources, read_cubin
 from cudatma.review.images import Image
 from cudatma.review.occupancy import Occupancy, occupancy, target_of
-from cudatma.review.places import Loop, Row, loops_of, ptx_rows, sass_rows, shown_places
+from cudatma.review.places import Loop, Row, loops_of, ptx_function, ptx_rows, sass_rows, shown_places
 from cudatma.review.release_hazards import release_hazards
 from cudatma.review.sass import CLASSES, Code, by_class, count_mnemonics, parse_sass, uses_cluster
 from cudatma.review.wgmma_hazards import wgmma_hazards
@@ -22,7 +22,7 @@ from cudatma.review.wgmma_hazards import wgmma_hazards
 Span = tuple[str, int, int]
 
 _ENTRY = re.compile(r"^[ \t]*(?:\.visible|\.weak)?[ \t]*\.entry[ \t]+([\w$%]+)", re.MULTILINE)
-_THREADS = re.compile(r"^\s*\.(?:maxntid|reqntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", re.MULTILINE)
+_THREADS = re.compile(r"\.(?:maxntid|reqntid)\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?")
 #: Threads per CTA for which the occupancy is shown if the kernel does not state its own.
 _TYPICAL_THREADS = (128, 256, 512, 1024)
 #: Rows and loops that a text shows; ``--json`` has all.
@@ -31,9 +31,9 @@ _SHOWN_ROWS, _SHOWN_LOOPS = 60, 30
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """What a compiled kernel contains. ``str()`` is a page of text.
+    """Report of a compiled kernel. ``str()`` is a page of text.
 
-    Attributes
+    Parameters
     ----------
     name : str
         Name of the module, for example of its file without suffix.
@@ -71,7 +71,7 @@ class KernelReport:
         Loops, and what they wait for.
     release_hazards, wgmma_hazards : tuple of str, or None
         Releases of ring slots that may still be read, and writes to registers that a wgmma may still use; None without
-        SASS.
+        SASS. Without a config, a release of an earlier slot is also listed.
     notes : tuple of str
         Compiler warnings, and what is missing.
     digest : str
@@ -158,7 +158,7 @@ def reports(
     smem : tuple of (str, int, int)
         Layout of dynamic shared memory: name, offset and size in bytes. Default: the config's.
     threads, dynamic_smem_bytes : int, optional
-        Threads and dynamic shared memory per CTA. Default: those of the config, the code or Triton.
+        Threads and dynamic shared memory per CTA. Default: from the config, the code, or Triton's metadata.
 
     Returns
     -------
@@ -242,8 +242,7 @@ def _offered(config: object, name: str) -> Any:
 
 def _ptx_threads(ptx: str, entry: str) -> int | None:
     """Return the threads per CTA that a kernel's PTX states (PTX ISA, "Performance-Tuning Directives")."""
-    match = re.search(rf"\.entry\s+{re.escape(entry)}(?![\w$%])[^{{]*", ptx)
-    threads = _THREADS.search(match[0]) if match else None
+    threads = _THREADS.search(ptx_function(ptx, entry))
     if threads is None:
         return None
     x, y, z = (int(part) if part else 1 for part in threads.groups())
@@ -312,7 +311,9 @@ def _instructions(report: KernelReport) -> list[str]:
             lines.append(f"    none of: {', '.join(absent)}")
     cluster = ", ".join(report.cluster_opcodes) or "none"
     lines.append(f"  cluster and multicast: {cluster}")
-    for kind, hazards in (("release", report.release_hazards or ()), ("wgmma", report.wgmma_hazards or ())):
+    # Only a config states whether an arrival releases the slot just read or an earlier slot.
+    release = "release" if report.kernel else "possible release"
+    for kind, hazards in ((release, report.release_hazards or ()), ("wgmma", report.wgmma_hazards or ())):
         lines.append(f"  {kind} hazards: {len(hazards) or 'none'}")
         lines += [f"    {hazard}" for hazard in hazards]
     return lines
@@ -321,9 +322,11 @@ def _instructions(report: KernelReport) -> list[str]:
 def _rows(report: KernelReport) -> list[str]:
     if not report.rows:
         return []
-    width, file = max(len(row.opcode) for row in report.rows), _main_file(report)
+    width, file = max(len(row.opcode) for row in report.rows), _only_file(report)
     language = "PTX" if report.sass is None else "SASS"
-    lines = [f"TMA, mbarrier and tensor-core instructions in the {language}{f' (lines of {file})' if file else ''}"]
+    about = f"line of {file}" if file else "line" if any(row.places for row in report.rows) else ""
+    about = f"{about} < line of the call" if about else "no lines: compile with -lineinfo"
+    lines = [f"TMA, mbarrier and tensor-core instructions in the {language} ({about})"]
     for row in report.rows[:_SHOWN_ROWS]:
         place = shown_places(row.places, file)
         lines.append(f"  {row.kind:<12}{row.count:>5}  {row.opcode:<{width}}  {place}".rstrip())
@@ -332,18 +335,18 @@ def _rows(report: KernelReport) -> list[str]:
     return lines
 
 
-def _main_file(report: KernelReport) -> str:
-    """Return the file to which most places in a report belong, or ""."""
-    places = [place for row in report.rows for place in row.places]
-    places += [place for loop in report.loops for place in loop.places]
-    return Counter(file for file, _ in places).most_common(1)[0][0] if places else ""
+def _only_file(report: KernelReport) -> str:
+    """Return the file to which all places in a report belong, or "" if there are several."""
+    files = {file for row in report.rows for file, _ in row.places}
+    files |= {file for loop in report.loops for file, _ in loop.places}
+    return files.pop() if len(files) == 1 else ""
 
 
 def _loops(report: KernelReport) -> list[str]:
     loops = [loop for loop in report.loops if not loop.is_spin]
     if not loops:
         return []
-    file = _main_file(report)
+    file = _only_file(report)
     lines = [f"loops (addresses{f', line of {file}' if file else ''}), and how many of their instructions wait"]
     for loop in loops[:_SHOWN_LOOPS]:
         indent = "  " * (loop.depth + 1)

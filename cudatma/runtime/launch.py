@@ -449,9 +449,9 @@ class Kernel:
         Parameters
         ----------
         threads : int, optional
-            Threads per CTA, for the occupancy. Default: those of ``__launch_bounds__``.
+            Threads per CTA, which determine the occupancy. Default: from ``__launch_bounds__``.
         shared_bytes : int, optional
-            Dynamic shared memory per CTA in bytes. Default: that of the config.
+            Dynamic shared memory per CTA in bytes. Default: from the config.
 
         Returns
         -------

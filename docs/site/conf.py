@@ -17,12 +17,11 @@ from typing import Any
 from docutils import nodes
 from pygments.lexers.c_like import CudaLexer
 from pygments.lexers.python import PythonLexer
-from sphinx import addnodes
 from sphinx.ext.napoleon import Config, NumpyDocstring
 from sphinx.util.inspect import signature, stringify_signature
 
 import cudatma
-from tools.dev import guide, site_cli, site_errors
+from tools.dev import guide, site_cli, site_errors, site_hazards
 from tools.dev.site_docstrings import has_sections, linked_sections, to_rst
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,6 +78,7 @@ CONTENTS: dict[str, list[str]] = {
         "/docs/reference/*",
     ],
     "docs/reference/errors": ["/docs/reference/errors/*"],
+    "docs/reference/hazards": ["/docs/reference/hazards/*"],
     "docs/architecture": ["/docs/design/path_of_a_call", "/docs/design/*"],
     "docs/lab/index": ["/docs/lab/benchmarks", "/docs/lab/*"],
 }
@@ -110,6 +110,7 @@ include_patterns = [
     "docs/*/*.md",
     "docs/reference/*.rst",
     "docs/reference/errors/*.rst",
+    "docs/reference/hazards/*.md",
     *linked_sources(),
 ]
 exclude_patterns = [*LEFT_OUT, ".*", "build", "dist", "out", "tests", "benchmarks"]
@@ -161,12 +162,14 @@ GENERATED = {
 }
 
 
-def write_error_pages(app: Any) -> None:
-    """Write the page of each error class; git ignores the folder."""
-    folder = ROOT / "docs" / "reference" / "errors"
-    folder.mkdir(exist_ok=True)
-    for name, page in site_errors.error_pages().items():
-        (folder / f"{name}.rst").write_text(page, encoding="utf-8")
+def write_pages(app: Any) -> None:
+    """Write the pages of error classes and of kinds of hazards; git ignores their folders."""
+    reference = ROOT / "docs" / "reference"
+    pages = {f"errors/{name}.rst": page for name, page in site_errors.error_pages().items()}
+    pages |= {f"hazards/{kind}.md": page for kind, page in site_hazards.hazard_pages().items()}
+    for name, page in pages.items():
+        (reference / name).parent.mkdir(exist_ok=True)
+        (reference / name).write_text(page, encoding="utf-8")
 
 
 class PythonWithCuda(PythonLexer):  # type: ignore[misc]
@@ -195,6 +198,7 @@ def read_page(app: Any, docname: str, source: list[str]) -> None:
         title, _, text = source[0].partition("\n")
         link = f'<a href="{path.stem}.ipynb" download>Download this page as a Jupyter notebook</a>'
         source[0] = f"{title}\n\n{link}\n{text}"
+    source[0] = source[0].replace(f"]({site_hazards.EXPLANATIONS}", f"]({site_hazards.GENERATED}")
     if path.suffix == ".md":  # a link whose text is a file's name shows the page's title
         source[0] = re.sub(r"\[[\w./]+\.md\](?=\()", "[]", source[0])
     if docname in CONTENTS:
@@ -263,17 +267,6 @@ def write_colons(app: Any, doctree: nodes.document, docname: str) -> None:
             text.parent.replace(text, nodes.Text(text.replace(" -- ", ": ", 1)))
 
 
-def index_hazards(app: Any, doctree: nodes.document) -> None:
-    """Let search lead to the row of each kind of hazard."""
-    if app.env.docname != "docs/reference/hazards":
-        return
-    for row in list(doctree.findall(nodes.row)):
-        for literal in list(row[0].findall(nodes.literal)):
-            kind = literal.astext()
-            literal["ids"].append(kind)
-            literal.parent.append(addnodes.index(entries=[("single", kind, kind, "main", None)]))
-
-
 def write_index(app: Any, error: Exception | None) -> None:
     if error is None and app.builder.name == "html":
         guide.write_notebooks(Path(app.outdir) / "docs" / "guide")
@@ -282,11 +275,10 @@ def write_index(app: Any, error: Exception | None) -> None:
 
 def setup(app: Any) -> None:
     app.add_lexer("python", PythonWithCuda)
-    app.connect("builder-inited", write_error_pages)
+    app.connect("builder-inited", write_pages)
     app.connect("source-read", read_page)
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("autodoc-process-signature", read_signature)
     app.connect("missing-reference", link_type)
-    app.connect("doctree-read", index_hazards)
     app.connect("doctree-resolved", write_colons)
     app.connect("build-finished", write_index)

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import cudatma
 from tools.dev import guide
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "guide"
 
 
-def load_mistakes() -> Any:
-    spec = importlib.util.spec_from_file_location("guide_mistakes", FOLDER / "mistakes.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["guide_mistakes"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-mistakes = load_mistakes()
 every_page = pytest.mark.parametrize("page", guide.PAGES, ids=lambda page: page.stem)
 
 
@@ -61,14 +49,13 @@ def test_the_contents_name_every_page() -> None:
     assert re.findall(r"\]\((\d\d_\w+\.md)\)", contents) == [page.name for page in guide.PAGES]
 
 
-@pytest.mark.sweep(10)
-@pytest.mark.parametrize("mistake", mistakes.MISTAKES, ids=lambda mistake: mistake.title)
-def test_a_mistake_is_reported_and_its_repair_is_one(mistake: Any) -> None:
-    if mistake.program:
-        assert mistake.program.kernel.count(mistake.right) == 1
-    assert mistake.report().startswith(mistake.says)
-    assert mistake.report(repaired=True) == ""
+MISTAKES = re.findall(r"^```diff\n(.*?)^```\n\n((?:>[^\n]*\n)+)", (FOLDER / "mistakes.md").read_text(), re.M | re.S)
 
 
-def test_the_page_of_mistakes_is_current() -> None:
-    assert mistakes.PAGE.read_text(encoding="utf-8") == mistakes.page(), "run python docs/guide/mistakes.py"
+@pytest.mark.parametrize(("diff", "quoted"), MISTAKES)
+def test_a_mistake_raises_the_error_that_the_page_quotes(diff: str, quoted: str) -> None:
+    broken, fixed = (re.sub(rf"^\{left_out}.*\n", "", diff, flags=re.M) for left_out in "+-")
+    with pytest.raises(cudatma.DescriptorError) as error:
+        exec(re.sub("^.", "", broken, flags=re.M), {})
+    assert " ".join(quoted.replace("> ", "").split()) == f"`DescriptorError`: {error.value}."
+    exec(re.sub("^.", "", fixed, flags=re.M), {})

@@ -11,7 +11,7 @@ import pytest
 
 import cudatma
 from cudatma import cli
-from tools.dev import site_cli, site_errors
+from tools.dev import site_cli, site_errors, site_hazards
 from tools.dev.site_docstrings import linked_sections, to_rst
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +61,12 @@ def test_the_page_of_an_error_has_its_messages() -> None:
     assert all(f":doc:`errors/{name}`" in site_errors.index_page() for name in pages)
 
 
+def test_the_table_of_hazards_is_current() -> None:
+    page = site_hazards.PAGE.read_text(encoding="utf-8")
+    assert page == site_hazards.with_table(page), "run python -m tools.dev.site_hazards"
+    assert all(f"/{kind}.md)" in page for kind in site_hazards.hazard_pages())
+
+
 def test_blocks_of_code_are_left_alone() -> None:
     assert to_rst([">>> f(*x)", "", "    a | b"], {"x"}, {}) == [">>> f(*x)", "", "    a | b", ""]
 
@@ -82,7 +88,7 @@ def test_every_option_of_a_command_is_listed(
 ) -> None:
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
-    shown = set(re.findall(r"^  (--?[a-z][\w-]*)", capsys.readouterr().out, re.MULTILINE)) - {"-h"}
+    shown = set(re.findall(r"^  (--?[A-Za-z][\w-]*)", capsys.readouterr().out, re.MULTILINE)) - {"-h"}
     listed = re.findall(r"^\.\. option:: (-[\w-]+)", sections[command], re.MULTILINE)
     assert set(listed) == shown
     assert len(listed) == len(shown)

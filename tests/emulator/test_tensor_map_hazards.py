@@ -262,3 +262,55 @@ def test_an_edited_tensor_map_must_be_in_the_state_space_of_the_instruction(
     with pytest.raises(TrapError) if outcome == "trap" else nullcontext():
         report = module.launch("k", 1, 32, (edited,), schedules=1)
         assert bool(report.warnings) is (outcome == "warning")
+
+
+VALUE = """
+extern "C" __global__ void k() {
+    __shared__ __align__(128) u8 map[128];
+    map[4 * threadIdx.x] = 0;
+    __syncwarp();
+    if (threadIdx.x == 0)
+        asm volatile("tensormap.replace.tile.FIELD.shared::cta.b1024.bSIZE [%0], ORDINAL%1;"
+                     :: "r"(shared_address(map)), "BOUND"(VALUE) : "memory");
+}"""
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "fits"),
+    [
+        ("rank", 7, True),
+        ("rank", 8, False),
+        ("box_dim", 256, True),
+        ("box_dim", 257, False),
+        ("box_dim", 0, False),
+        ("element_stride", 9, False),
+        ("global_stride", (1 << 40) - 16, True),
+        ("global_stride", 1 << 40, False),
+        ("global_stride", 24, False),
+    ],
+)
+def test_a_value_that_a_field_of_a_tensor_map_cannot_hold(field: str, value: int, fits: bool) -> None:
+    size, bound = ("64", "l") if field == "global_stride" else ("32", "r")
+    changes = {"FIELD": field, "SIZE": size, "BOUND": bound, "VALUE": f"{value}ull" if size == "64" else str(value)}
+    source = VALUE.replace("ORDINAL", "" if field == "rank" else "0, ")
+    for name, text in changes.items():
+        source = source.replace(name, text)
+    report = module_of(source).launch("k", 1, 32, (), schedules=1, hazards="collect")
+    assert report.kinds == (set() if fits else {"out_of_bounds"})
+
+
+@pytest.mark.parametrize("step", [0, 128])
+def test_each_lane_copies_its_word_of_a_tensor_map(step: int) -> None:
+    source = """
+    extern "C" __global__ void k(u8* to, u32 step) {
+        __shared__ __align__(128) u32 map[32];
+        map[threadIdx.x] = threadIdx.x + 1;
+        __syncwarp();
+        asm volatile("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned "
+                     "[%0], [%1], 128;" :: "l"(to + step * threadIdx.x), "r"(shared_address(map)) : "memory");
+    }"""
+    raw = np.zeros(33 * 128, np.uint8)
+    to = raw[-raw.ctypes.data % 128 :][: 32 * 128].view(np.uint32).reshape(32, 32)
+    module_of(source).launch("k", 1, 32, (to, step), schedules=1)
+    words = np.arange(1, 33)
+    assert (to == (np.diag(words) if step else np.eye(32, 1, dtype=int) * words)).all()

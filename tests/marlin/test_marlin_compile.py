@@ -62,9 +62,9 @@ def check_resources(config: MarlinConfig, target: str, *, local_bytes: int = 0) 
     kernel = compiled(config, target)
     assert kernel.warnings == ()
     used = read_cubin(kernel.cubin, "", kernel.log).kernels[config.entry]
-    spilled = used.spill_store_bytes, used.spill_load_bytes
-    assert None not in spilled
-    assert max(used.stack_bytes, *filter(None, spilled)) <= local_bytes
+    assert used.spill_store_bytes is not None
+    assert used.spill_load_bytes is not None
+    assert max(used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) <= local_bytes
     assert used.registers * config.threads * config.ctas_per_sm <= 65536, "fewer CTAs on an SM than the plan has"
     assert used.static_smem_bytes == 0, "the offsets in shared memory begin at the dynamic part"
 

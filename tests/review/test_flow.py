@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from sass_program import Line, assemble, assembled
 
 from cudatma.errors import ArgumentError
-from cudatma.review.flow import successors
+from cudatma.review.flow import natural_loops, successors
+from cudatma.review.places import loops_of
 from cudatma.review.release_hazards import release_hazards
 from cudatma.review.sass import parse_sass, without_encodings
 
@@ -120,6 +121,7 @@ def test_jumps_by_address_as_cuobjdump_prints_them() -> None:
         ("@P0 BRA.U.ANY `(.L_x_1)", (1, 3)),
         ("WARPSYNC.COLLECTIVE R8, `(.L_x_1)", (1, 3)),
         ("CALL.REL.NOINC `(.L_x_1)", (3,)),
+        ("CALL.ABS.NOINC R2", (1,)),
         ("BSSY B0, `(.L_x_1)", (1,)),
         ('BRX R2 -0x340 (*"BRANCH_TARGETS .L_x_1,.L_x_2"*)', (2, 3)),
         ("BRX R2 -0x340", (0, 2, 3)),
@@ -206,3 +208,46 @@ def test_reads_end_in_order() -> None:
     assert found(load(0), load(1), use(0), ARRIVE, EXIT) == [(3, 1)]
     # The second read may not run; what it says then says nothing about the first.
     assert found(load(0), load(1, guard="@P0 "), use(1), ARRIVE, EXIT) == [(3, 0)]
+
+
+def test_loops_and_what_they_wait_for() -> None:
+    code = assembled(
+        Line("LDC R1, c[0x0][0x28]", 0),
+        Line("IADD3 R2, R2, R1, RZ", 7, (0,), ".L_x_0"),  # outer loop
+        Line("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R9", 1),
+        Line("@!P0 BRA `(.L_x_3)", 7, (1,)),  # the wait is repeated behind the loops
+        Line("LDS R3, [R2]", 2, label=".L_x_2"),
+        Line("LDG.E R4, desc[UR4][R2.64]", 3),
+        Line("FADD R5, R3, R4", 7, (2, 3)),
+        Line("@P1 BRA `(.L_x_2)"),
+        Line("@P2 BRA `(.L_x_0)"),
+        Line("EXIT"),
+        Line("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R9", 1, label=".L_x_3"),
+        Line("@!P0 BRA `(.L_x_3)", 7, (1,)),
+        Line("BRA `(.L_x_2)"),
+    )
+    outer, inner, spin = loops_of(code)
+    assert (outer.first, outer.last, outer.depth, outer.instructions) == (0x10, 0xC0, 0, 11)
+    assert outer.waits == {"mbarrier": 2, "LDC": 1}, "the inner loop's waits are its own"
+    assert (inner.first, inner.last, inner.depth, inner.classes) == (0x40, 0x70, 1, {"shared": 1, "global": 1})
+    assert inner.waits == {"LDG": 1, "LDS": 1}
+    assert (spin.first, spin.last, spin.is_spin, spin.waits) == (0xA0, 0xB0, True, {"mbarrier": 1})
+
+
+@given(st.lists(st.tuples(st.integers(0, 11), st.booleans()), min_size=2, max_size=12))
+def test_each_natural_loop_is_entered_at_its_header_only(jumps: list[tuple[int, bool]]) -> None:
+    last = len(jumps)
+    lines = [
+        Line(f"{'@P0 ' if guarded else ''}BRA `(.L_x_{target % (last + 1)})", label=f".L_x_{index}")
+        for index, (target, guarded) in enumerate(jumps)
+    ]
+    code = assembled(*lines, Line("EXIT", label=f".L_x_{last}"))
+    following = successors(code)
+    for body in natural_loops(code):
+        entered, reached, queue = {0} & body, {0} - body, [*({0} - body)]
+        while queue:
+            new = set(following[queue.pop()])
+            entered |= new & body
+            queue += new - reached - body
+            reached |= new - body
+        assert len(entered) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,8 @@ ALWAYS = {
     "tune",
     "targets",
     "cache",
+    "completion",
+    "explain",
     "version",
 }
 
@@ -436,3 +439,26 @@ def test_json_on_this_machine(
     }
     assert all(check["remedy"] or check["status"] != "fail" for check in printed["checks"])
     assert os.stat(tmp_path / "cache").st_mode & 0o077 == 0
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_bash_completes_commands_options_kernels_kinds_and_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "reader of.ptx").touch()
+    assert cli.main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    cases = {
+        "em": "emulate",
+        "emulate marlin_sk": "marlin_skinny",
+        "emulate x.cu --sh": "--shared-bytes",
+        "emulate marlin_skinny --gr": "--grid|--group-size",
+        "emulate --target sm_120": "sm_120a|sm_120f",
+        "explain --json read": "read_before_load|read_before_store|reader of.ptx",
+        "inspect --theme d": "dark",
+    }
+    ask = "COMP_WORDS=(cudatma {}); COMP_CWORD={}; _cudatma; (IFS='|'; echo \"${{COMPREPLY[*]}}\")\n"
+    asked = "".join(ask.format(line, len(line.split())) for line in cases)
+    done = subprocess.run(["bash", "-c", script + asked], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == list(cases.values())
+    assert done.stderr == ""

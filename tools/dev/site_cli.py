@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 from collections.abc import Iterator
-from typing import Any, NoReturn
 from unittest import mock
 
 from cudatma import cli
+from tools.command_line import parser_of
 from tools.dev.site_docstrings import inline
 
 TITLE = "Command line"
@@ -17,29 +16,6 @@ INTRODUCTION = """\
 ``cudatma COMMAND --help`` shows the same text. The exit status is 0 for success, 1 if a check failed, and 2 for a wrong
 call or an error, which is one line on standard error.
 """
-
-
-class _Reached(Exception):  # noqa: N818
-    """Exception that carries the parser of a command whose ``main`` was about to parse."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self.parser = parser
-
-
-def parser_of(command: str) -> argparse.ArgumentParser:
-    """Return the argument parser of a subcommand of ``cudatma``."""
-    tools = cli.tools_package().__name__
-    parser = importlib.import_module(f"{tools}.command_line").Parser
-
-    def stop(self: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        raise _Reached(self)
-
-    with mock.patch.object(parser, "parse_args", stop), mock.patch.object(parser, "parse_known_args", stop):
-        try:
-            importlib.import_module(f"{tools}.{cli.COMMANDS[command][0]}").main([])
-        except _Reached as reached:
-            return reached.parser
-    raise AssertionError(f"cudatma {command} parsed nothing")
 
 
 def page() -> str:
@@ -50,7 +26,7 @@ def page() -> str:
         lines += [f"   * - :ref:`cudatma {command} <cudatma-{command}>`", f"     - {inline(summary, {})}"]
     with mock.patch.dict(os.environ, COLUMNS="88"):
         for command in commands:
-            lines += ["", *_section(command, parser_of(command))]
+            lines += ["", *_section(command, parser_of(cli.COMMANDS[command][0]))]
     return "\n".join(lines) + "\n"
 
 

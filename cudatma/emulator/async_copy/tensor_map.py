@@ -18,17 +18,17 @@ from cudatma.emulator.ptx.types import Array, active_lanes
 from cudatma.emulator.ptx.writer import RUNTIME
 
 MAP_BYTES = 128
-#: Field -> (first bit, number of bits, value to subtract, right shift, number of bits from one ordinal to the next).
-_FIELDS: dict[str, tuple[int, int, int, int, int]] = {
-    "global_address": (0, 64, 0, 0, 0),
-    "rank": (68, 3, 0, 0, 0),
-    "box_dim": (440, 8, 1, 0, 8),
-    "global_dim": (256, 32, 1, 0, 32),
-    "element_stride": (416, 3, 1, 0, 3),
-    "interleave_layout": (75, 2, 0, 0, 0),
-    "swizzle_mode": (77, 2, 0, 0, 0),
-    "fill_mode": (79, 1, 0, 0, 0),
-    "swizzle_atomicity": (83, 2, 0, 0, 0),
+#: Field -> (first bit, number of bits, value to subtract, number of bits from one ordinal to the next).
+_FIELDS: dict[str, tuple[int, int, int, int]] = {
+    "global_address": (0, 64, 0, 0),
+    "rank": (68, 3, 0, 0),
+    "box_dim": (440, 8, 1, 8),
+    "global_dim": (256, 32, 1, 32),
+    "element_stride": (416, 3, 1, 3),
+    "interleave_layout": (75, 2, 0, 0),
+    "swizzle_mode": (77, 2, 0, 0),
+    "fill_mode": (79, 1, 0, 0),
+    "swizzle_atomicity": (83, 2, 0, 0),
 }
 
 
@@ -48,9 +48,22 @@ def edit(raw: bytes, field: str, ordinal: int, new: int) -> bytes:
         value = _set(value, 80, 1, 1) if new in (11, 12) else value  # other types do not change the bit (measured)
         value = _set(value, 71, 4, new if new < 11 else new - 4 if new < 13 else new - 2)
     else:
-        first, bits, minus, shift, step = _FIELDS[field]
-        value = _set(value, first + step * ordinal, bits, (new - minus) >> shift)
+        first, bits, minus, step = _FIELDS[field]
+        value = _set(value, first + step * ordinal, bits, new - minus)
     return value.to_bytes(MAP_BYTES, "little")
+
+
+def _check_value(w: Warp, at: int, field: str, new: int) -> None:
+    """Report a value that does not fit into the field. The hardware inserts its low bits."""
+    if field == "global_stride":
+        fits, allowed = new % 16 == 0 and new < 1 << 40, "multiples of 16 below 2^40"
+    elif field in _FIELDS:
+        _, bits, low, _ = _FIELDS[field]
+        fits, allowed = low <= new < low + (1 << bits), f"{low} to {low + (1 << bits) - 1}"
+    else:
+        return
+    if not fits:
+        w.events.violation("out_of_bounds", w, at, f"tensormap.replace of {field}: got {new}; allowed: {allowed}")
 
 
 def _place(w: Warp, at: int, address: int, is_shared: bool) -> Array:
@@ -93,24 +106,33 @@ def replace(
         if not space and address & SHARED_WINDOW:
             address, is_shared = address - SHARED_WINDOW, True
         place = _place(w, at, address, is_shared)
+        _check_value(w, at, field, int(value[lane]))
         _notify_edit(w, at, address, is_shared, len(lanes) > 1)
         new = edit(place.tobytes(), field, ordinal or 0, int(value[lane]))
         place[:] = bytearray(new)
 
 
 def copy_fence(w: Warp, at: int, to: Array, source: Array, mask: Array | None) -> None:
-    """Execute tensormap.cp_fenceproxy: copy 128 bytes from shared to global memory and release them."""
+    """Execute tensormap.cp_fenceproxy: copy a tensor map from shared to global memory and release it.
+
+    Each lane copies four bytes, at its own addresses, as the code that ptxas generates does.
+    """
     w.meetings += 1
-    lane = active_lanes(mask)[0]
-    for address in (int(to[lane]), int(source[lane])):
+    lanes = active_lanes(mask)
+    pairs = list(dict.fromkeys((int(to[lane]), int(source[lane])) for lane in lanes))
+    for address in (address for pair in pairs for address in pair):
         if address % MAP_BYTES:
             access.trap(w, at, f"tensormap.cp_fenceproxy at {address:#x}: {MAP_BYTES}-byte alignment is required")
-    block, inside = bulk.shared_run(w, at, int(source[lane]), MAP_BYTES, "tensor map")
-    w.events.shared_read(w, at, block, np.array([inside]), MAP_BYTES, "", True)
-    data = _place(w, at, int(source[lane]), True).copy()
-    region, offset = bulk.global_run(w, at, int(to[lane]), MAP_BYTES)
-    _notify_edit(w, at, int(to[lane]), False, True)
-    region.data[offset : offset + MAP_BYTES] = data
+    for _, address in pairs:
+        block, inside = bulk.shared_run(w, at, address, MAP_BYTES, "tensor map")
+        w.events.shared_read(w, at, block, np.array([inside]), MAP_BYTES, "", True)
+    maps = {pair: _place(w, at, pair[1], True).copy() for pair in pairs}
+    places = {pair: _place(w, at, pair[0], False) for pair in pairs}
+    for address, _ in pairs:
+        _notify_edit(w, at, address, False, True)
+    for lane in lanes:
+        pair, word = (int(to[lane]), int(source[lane])), slice(4 * lane, 4 * lane + 4)
+        places[pair][word] = maps[pair][word]
 
 
 RUNTIME["tensor_map"] = sys.modules[__name__]

@@ -201,6 +201,12 @@ class Report:
             return ""
         return "the PTX contains no source lines; compile with `nvcc -lineinfo` (or cudatma.compile) to see them here"
 
+    @property
+    def more(self) -> str:
+        """Command that explains the kinds of hazards and warnings, or "" if there are none."""
+        kinds = dict.fromkeys(finding.kind for finding in [*self.hazards, *self.warnings])
+        return f"cudatma explain {' '.join(kinds)}" if kinds else ""
+
     def __str__(self) -> str:
         lines = [str(hazard) for hazard in self.hazards]
         if self.is_clean:
@@ -208,6 +214,7 @@ class Report:
         lines += [f"warning: {warning}" for warning in self.warnings]
         lines += [f"unchecked: {note}" for note in self.unchecked]
         lines += [f"hint: {self.hint}"] if self.hint else []
+        lines += [f"more: {self.more}"] if self.more else []
         return "\n".join(lines)
 
 

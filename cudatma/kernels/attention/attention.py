@@ -27,7 +27,6 @@ from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.operation import Checked, Operation
-from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.kernels.tuning import every_entry_config
 from cudatma.kernels.version import naming
 from cudatma.library_streams import working_on
@@ -227,13 +226,8 @@ def attention_explain(
         check_backend(first, "q", backend_for("attention", backend))
     problem.check_not_empty()
     gpu = explained_gpu(first.device, target)
-
-    def cut(config: Any) -> Schedule:
-        tiles = ceil_div(problem.q_length, config.tile_m), problem.batch * problem.heads
-        return Schedule(config.ctas(problem, gpu.sm_count), *tiles, ceil_div(problem.k_length, config.tile_n), 0)
-
     with naming(selected_by):
-        explanation = explained(ATTENTION, problem, gpu, cut=cut)
+        explanation = explained(ATTENTION, problem, gpu)
     if not name:
         return explanation
     return replace(

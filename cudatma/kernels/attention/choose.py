@@ -33,6 +33,7 @@ from cudatma.kernels.attention.problem import (
 from cudatma.kernels.cost import no_kernel, runs
 from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.target import Target, get_target
 
 #: Maximum number of useful stages. Two are enough, because keys and values have separate rings.
@@ -117,12 +118,18 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AttentionC
     return [(config, np.asarray(config.cost_at(ms, problem, gpu).us)) for config in configs]
 
 
+def _schedule(config: AttentionConfig, problem: Problem, gpu: Gpu) -> Schedule:
+    tiles = ceil_div(problem.q_length, config.tile_m), problem.batch * problem.heads
+    return Schedule(config.ctas(problem, gpu.sm_count), *tiles, ceil_div(problem.k_length, config.tile_n), 0)
+
+
 ATTENTION: Family[Problem, AttentionConfig] = Family(
     name="attention",
     config=AttentionConfig,
     kernels=VERSIONS.names,
     read_problem=Problem.from_json,
     times=times,
+    schedule=_schedule,
     with_m=Problem.with_queries,
     shape=Problem.shape,
     index=("keys", "n", "head_dim", "heads", "kv_heads", "batch"),

@@ -29,7 +29,7 @@ from cudatma.kernels.gemm.problem import (
     is_fp8,
 )
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.schedule import ceil_div
+from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.target import Target, get_target
 
 
@@ -220,12 +220,17 @@ def _with_longest_ring(configs: Iterable[GemmConfig], target: Target) -> Iterato
                 yield replace(config, stages=stages)
 
 
+def _schedule(config: GemmConfig, problem: Problem, gpu: Gpu) -> Schedule:
+    return config.divide_tiles(problem, gpu.sm_count)
+
+
 GEMM: Family[Problem, GemmConfig] = Family(
     name="gemm",
     config=GemmConfig,
     kernels=tuple(PRESETS),
     read_problem=Problem.from_json,
     times=times,
+    schedule=_schedule,
     index=("n", "k", "batch"),
     problem_fields=PROBLEM_FIELDS,
     options=(

@@ -294,7 +294,7 @@ def gemm_explain(
     problem = _with_elements(checked)
     gpu = explained_gpu(left.device, target)
     with naming(selected_by):
-        explanation = explained(GEMM, problem, gpu, cut=lambda config: config.divide_tiles(problem, gpu.sm_count))
+        explanation = explained(GEMM, problem, gpu)
     why = explanation.decision.why + (f" by {selected_by}" if name else "")
     why += f"; {reasons}" if (reasons := copied(a=left, b=right)) else ""
     return replace(explanation, decision=replace(explanation.decision, why=why))

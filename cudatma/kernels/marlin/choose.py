@@ -21,7 +21,7 @@ from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
 from cudatma.kernels.marlin.candidates import MAX_STAGES, TIMES, fitted, is_shared
 from cudatma.kernels.marlin.config import PRESETS, MarlinConfig
 from cudatma.kernels.marlin.problem import GROUP_SIZES, PROBLEM_FIELDS, LinearShape, Problem
-from cudatma.kernels.schedule import ceil_div
+from cudatma.kernels.schedule import Schedule, ceil_div, schedule
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target, get_target
 
@@ -48,12 +48,18 @@ def launched(config: MarlinConfig) -> MarlinConfig:
     return config.in_form("as_stored")
 
 
+def _schedule(config: MarlinConfig, problem: Problem, gpu: Gpu) -> Schedule:
+    resident = gpu.sm_count * config.ctas_per_sm
+    return schedule(config, problem.m, problem.n, problem.k, resident, divide=not problem.batch_invariant)
+
+
 MARLIN: Family[Problem, MarlinConfig] = Family(
     name="marlin",
     config=MarlinConfig,
     kernels=tuple(PRESETS),
     read_problem=Problem.from_json,
     times=times,
+    schedule=_schedule,
     is_shared=is_shared,
     index=("k", "n"),
     problem_fields=PROBLEM_FIELDS,
@@ -175,7 +181,7 @@ def marlin_explain(
     def launched_with(config: MarlinConfig) -> MarlinConfig:
         return launched(config) if packed is None else config.in_form(packed.scale_fit.form)
 
-    explanation = explained(MARLIN, problem, gpu, launched=launched_with, divide=not batch_invariant)
+    explanation = explained(MARLIN, problem, gpu, launched=launched_with)
     work, is_divided = explanation.schedule, explanation.prediction.reduction_us > 0
     alone = 0 < work.stream_tiles < min(work.work_ranges, work.tiles_m * work.tiles_n)
     if explanation.config.cluster_k > 1 or (is_divided == (work.stream_tiles > 0) and not alone):

@@ -1,0 +1,98 @@
+"""Explain a kind of hazard, or which kernel runs for a problem and why.
+
+NAME is a kind of hazard that the emulator reports, or several kinds, or marlin, gemm or attention with the sizes of a
+problem. Without NAME, list the kinds. This command needs no GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # run the subcommand, even if the checkout is not installed
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from cudatma.cli import main as cudatma_main
+
+    raise SystemExit(cudatma_main(["explain", *sys.argv[1:]]))
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from cudatma.build.kernel import default_target
+from cudatma.emulator.hazards.explanation import HazardExplanation, explain, groups
+from cudatma.emulator.hazards.report import CAUSES
+from cudatma.errors import ArgumentError
+from cudatma.kernels.explain import Explanation, explained
+from cudatma.kernels.gpu import imagined_gpu
+from cudatma.kernels.marlin.choose import marlin_explain
+from cudatma.kernels.registry import FAMILIES, family
+
+from .command_line import DEFAULT_TARGET, Parser
+from .emulate_run import write_text
+from .problem_options import add_problem_options, add_size_options, given_sizes, problem_options
+
+EXAMPLES = """examples:
+  cudatma explain
+  cudatma explain read_before_load
+  cudatma explain read_before_load --out example
+  cudatma explain marlin --m 16 --n 4096 --k 4096
+  cudatma explain attention --q-length 4096 --k-length 4096 --head-dim 128 --heads 16 --causal --json
+"""
+
+
+def explain_problem(name: str, options: argparse.Namespace) -> Explanation:
+    """Explain what a family runs for the problem on the command line. Raise ArgumentError or TargetError."""
+    sizes = given_sizes(options)
+    if sizes is None:
+        raise ArgumentError("--m", "none", "a size", f"{name} needs --m, --n and --k")
+    problem = family(name).read_problem(sizes | problem_options(name, options))
+    gpu = imagined_gpu(default_target() if options.target is None else options.target, options.sm_count)
+    if name == "marlin":
+        return marlin_explain(problem.layer, problem.m, target=gpu.target, sm_count=gpu.sm_count)
+    return explained(family(name), problem, gpu)
+
+
+def explain_kinds(options: argparse.Namespace) -> list[HazardExplanation]:
+    """Return the explanations of the kinds on the command line. Raise ArgumentError for an unknown name."""
+    for kind in options.names:
+        if kind not in CAUSES:
+            raise ArgumentError("NAME", kind, ", ".join([*CAUSES, *FAMILIES]), "`cudatma explain` lists the kinds")
+    if given_sizes(options) is not None:
+        raise ArgumentError("--m", "together with a kind of hazard", f"with {', '.join(FAMILIES)}")
+    return [explain(kind) for kind in options.names]
+
+
+def _parser() -> Parser:
+    parser = Parser("cudatma explain", __doc__, EXAMPLES)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"kinds of hazards, or one of {', '.join(FAMILIES)}")
+    help_out = "folder for the broken and the fixed kernel of each kind"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=help_out)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    sizes = parser.add_argument_group("the problem", f"for {', '.join(FAMILIES)}")
+    add_size_options(sizes.add_argument)
+    sizes.add_argument("--target", metavar="SM", help=f"architecture ({DEFAULT_TARGET})")
+    add_problem_options(sizes.add_argument)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``cudatma explain`` and return the exit status."""
+    options = _parser().parse_args(argv)
+    if len(options.names) == 1 and options.names[0] in FAMILIES:
+        choice = explain_problem(options.names[0], options)
+        print(json.dumps(choice.as_dict(), indent=2) if options.json else choice)
+        return 0
+    explanations = explain_kinds(options)
+    if options.out is not None:
+        for explanation in explanations:
+            for name, code in (("broken", explanation.broken), ("fixed", explanation.fixed)):
+                write_text(options.out / name / explanation.file, code, "--out")
+    if options.json:
+        print(json.dumps([explanation.as_dict() for explanation in explanations or map(explain, CAUSES)], indent=2))
+    elif explanations:
+        print("\n\n".join(map(str, explanations)))
+    else:
+        for group, members in groups().items():
+            print(f"{group}:", *(f"  {member.kind:<24} {member.meaning}" for member in members), "", sep="\n")
+    return 0
