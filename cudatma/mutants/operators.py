@@ -179,9 +179,9 @@ def _barrier(site: Site) -> Iterator[Change]:
     elif "arrive" in parts:
         yield "drop_arrive", "", frozenset({"deadlock"})
     else:
-        # divergent_warp results from two setmaxnreg without a barrier between them.
+        # divergent_warp and register_pool result from setmaxnregs that the barrier orders.
         unset = {"uninitialised_shared", "barrier_uninitialised"}
-        yield "drop_barrier", "", _UNORDERED | unset | {"deadlock", "divergent_warp"}
+        yield "drop_barrier", "", _UNORDERED | unset | {"deadlock", "divergent_warp", "register_pool"}
         if len(site.operands) == 2 and "sync" in parts:
             yield "barrier_count", _moved(site, 1, 32), frozenset({"deadlock", "barrier_count"})
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cudatma.emulator import EmulatedModule, Report, StepLimitError, TrapError, load
 from cudatma.errors import CudaTmaError
@@ -14,8 +15,9 @@ from cudatma.mutants.mutant import Call, Mutant
 from cudatma.mutants.operators import OPERATORS, mutants_of
 
 #: Verdict on a mutant: a hazard of an expected kind was reported; only other kinds were reported; nothing was reported,
-#: but another instruction gives the same order; nothing was reported.
+#: but another instruction gives the same order, or no warp reaches the instruction; nothing was reported.
 REPORTED, WRONG_KIND, EXEMPT, SURVIVED = "reported", "wrong_kind", "exempt", "survived"
+_GUARD = re.compile(r"@\s*!?\s*[\w$%]+\s*")
 #: A mutant counts as an infinite loop after this multiple of the original kernel's steps.
 _PATIENCE = 20
 _MIN_STEPS = 20_000
@@ -40,24 +42,30 @@ class Outcome:
 Runner = Callable[[str, Mutant, int], Report]
 
 
-def try_mutants(ptx: str, mutants: Iterable[Mutant], run: Runner, schedules: int = 8) -> Iterator[Outcome]:
+def try_mutants(
+    ptx: str, mutants: Iterable[Mutant], run: Runner, schedules: int = 8, known: frozenset[str] = frozenset()
+) -> Iterator[Outcome]:
     """Run each mutant under schedules 0, 1, ... until one reports an expected kind.
+
+    ``known`` are the kinds that the unchanged kernel reports. They do not count.
 
     ``run`` is ``lambda text, mutant, schedule: emulator.load(text).launch(..., replay=schedule, hazards="collect")``.
     """
     exemptions = Exemptions(ptx)
     for mutant in mutants:
-        yield _try_one(ptx, mutant, run, schedules, exemptions)
+        yield _try_one(ptx, mutant, run, schedules, exemptions, known)
 
 
-def _try_one(ptx: str, mutant: Mutant, run: Runner, schedules: int, exemptions: Exemptions) -> Outcome:
+def _try_one(
+    ptx: str, mutant: Mutant, run: Runner, schedules: int, exemptions: Exemptions, known: frozenset[str]
+) -> Outcome:
     kinds: set[str] = set()
     note = ""
     text = mutant.apply(ptx)
     reason = exemptions.reason(mutant)
     for schedule in range(min(schedules, _EXEMPT_SCHEDULES) if reason else schedules):
         try:
-            kinds |= run(text, mutant, schedule).kinds
+            kinds |= run(text, mutant, schedule).kinds - known
         except TrapError as error:
             kinds.add("trap")
             note = str(error)
@@ -70,7 +78,22 @@ def _try_one(ptx: str, mutant: Mutant, run: Runner, schedules: int, exemptions: 
             return Outcome(mutant, REPORTED, tuple(sorted(kinds)))
     if kinds:
         return Outcome(mutant, WRONG_KIND, tuple(sorted(kinds)), note)
+    if not (reason or note or _is_reached(ptx, mutant, run)):
+        reason = "no warp reaches this instruction in this launch"
     return Outcome(mutant, EXEMPT if reason else SURVIVED, (), reason or note)
+
+
+def _is_reached(ptx: str, mutant: Mutant, run: Runner) -> bool:
+    """Return whether a warp executes the mutant's instruction in schedule 0. Tries a trap in its place."""
+    if mutant.at < 0 or len(mutant.edits) != 1:
+        return True
+    start, end, _ = mutant.edits[0]
+    guard = _GUARD.match(ptx, start, end)
+    trap = replace(mutant, edits=((start, end, f"{guard[0] if guard else ''}trap;"),), expected=frozenset({"trap"}))
+    try:
+        return "trap" in run(trap.apply(ptx), trap, 0).kinds
+    except CudaTmaError:
+        return True
 
 
 class Trial:
@@ -80,6 +103,8 @@ class Trial:
         self.ptx, self.make = ptx, make
         self.mutants = mutants_of(ptx) + mutants_of_call(ptx, make())
         self._step_limit = 0
+        #: Kinds of hazards that the unchanged kernel reports.
+        self._known: frozenset[str] = frozenset()
         #: The module of the last run, and the values of its variables when it was loaded.
         self._last: tuple[str, EmulatedModule, dict[str, bytes]] | None = None
 
@@ -87,6 +112,7 @@ class Trial:
         """Run the unchanged kernel, which should have no hazards, under ``schedules`` schedules."""
         options = {"schedules": schedules, "seed": seed, "progress": progress}
         report = self.make().run(load(self.ptx), hazards="collect", **options)
+        self._known = frozenset(report.kinds)
         self._step_limit = _MIN_STEPS + _PATIENCE * report.steps // schedules
         return report
 
@@ -94,7 +120,7 @@ class Trial:
         if not self._step_limit:
             self.unchanged(2)
         call = mutant.changed(self.make())
-        options = {"step_limit": self._step_limit, "stop_at": mutant.expected}
+        options = {"step_limit": self._step_limit, "stop_at": mutant.expected - self._known}
         return call.run(self._loaded(text), replay=schedule, hazards="collect", **options)
 
     def _loaded(self, text: str) -> EmulatedModule:
@@ -109,7 +135,9 @@ class Trial:
 
     def outcomes(self, schedules: int = 8, chosen: Iterable[Mutant] | None = None) -> Iterator[Outcome]:
         """Yield the outcome of each mutant, or only of the mutants in ``chosen``."""
-        return try_mutants(self.ptx, self.mutants if chosen is None else chosen, self.run, schedules)
+        if not self._step_limit:
+            self.unchanged(2)
+        return try_mutants(self.ptx, self.mutants if chosen is None else chosen, self.run, schedules, self._known)
 
 
 VERDICTS = (REPORTED, WRONG_KIND, EXEMPT, SURVIVED)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.programs.launch import ProgramLaunch, calling_place
-from cudatma.programs.log import LaunchLog, naming
+from cudatma.programs.log import SM_COUNT, LaunchLog, naming
 from cudatma.programs.patches import Patches
 
 _LIBRARY = "cute"
@@ -96,6 +96,7 @@ class CuteDslInterceptor:
         from cutlass.cute import runtime
         from cutlass.cutlass_dsl import CuTeDSL
         from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction as Compiled
+        from cutlass.utils.hardware_info import HardwareInfo
 
         patches = Patches()
         self._stack.callback(patches.undo)
@@ -142,6 +143,8 @@ class CuteDslInterceptor:
         construct: Callable[..., None] = patches.set(ExecutionEngine, "__init__", create)
         load_library = patches.set(Compiled, "_load_cuda_library", load)
         patches.set(Compiled, "num_devices", 1)
+        patches.set(HardwareInfo, "__init__", lambda info, device_id=0: None)
+        patches.set(HardwareInfo, "get_max_active_clusters", lambda info, size, stream=None: max(1, SM_COUNT // size))
         run_host = patches.set(JitExecutor, "run_compiled_program", run)
         c_pointers = patches.set(runtime._Tensor, "__c_pointers__", pointers)
 

@@ -11,8 +11,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cudatma.emulator import EmulatedModule, Hazard, Report, load
 from cudatma.errors import HazardError
+from cudatma.mutants import Call, Trial
 
 Dim = tuple[int, int, int]
 
@@ -117,6 +120,29 @@ class ProgramLaunch:
         if is_raising and report.hazards:
             raise HazardError(str(report), report.hazards)
         return report
+
+    def trial(self) -> Trial:
+        """Return the mutants of the launch, each with one synchronization removed or changed.
+
+        Every run starts with the contents that the arrays have now.
+
+        Returns
+        -------
+        Trial
+            ``trial.outcomes()`` runs the mutants.
+        """
+        owners = [getattr(value, "owner", value) for value in (*self.args, *self.arrays)]
+        saved = [(owner, owner.copy()) for owner in owners if isinstance(owner, np.ndarray)]
+        options = (("programmatic", self.programmatic), ("registers", self.registers))
+
+        def make() -> Call:
+            for array, values in saved:
+                array[...] = values
+            return Call(
+                self.entry, self.grid, self.block, self.args, self.cluster, self.shared_bytes, self.arrays, options
+            )
+
+        return Trial(self.ptx, make)
 
     def _is_from_compiler(self, hazard: Hazard) -> bool:
         return not hazard.consequences and any(

@@ -38,7 +38,7 @@ SM_COUNT = 4
 INTERCEPTORS: dict[str, str] = {
     "torch": "cudatma.programs.torch:TorchInterceptor",
     "triton": "cudatma.programs.triton:TritonInterceptor",
-    "cutlass.cute.runtime": "cudatma.programs.cute_dsl:CuteDslInterceptor",
+    "cutlass.utils.hardware_info": "cudatma.programs.cute_dsl:CuteDslInterceptor",
     "cupy": "cudatma.programs.cupy:CupyInterceptor",
     "cuda.core": "cudatma.programs.cuda_core:CoreInterceptor",
     "cuda.bindings.driver": "cudatma.programs.driver:DriverInterceptor",

@@ -37,6 +37,7 @@ class TorchInterceptor:
             "get_device_capability": target.compute_capability,
             "get_device_name": properties.name,
             "get_device_properties": properties,
+            "Stream": SimpleNamespace(cuda_stream=0, synchronize=lambda: None),
             "current_stream": SimpleNamespace(cuda_stream=0, synchronize=lambda: None),
             "set_device": None,
             "synchronize": None,

@@ -102,8 +102,9 @@ def folder(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return tmp_path
 
 
-def is_triton(block: Block) -> bool:
-    return "import triton" in block.text
+def program_library(block: Block) -> str:
+    """Return the library whose launches a program sends to the emulator, or ""."""
+    return next((name for name in ("triton", "cutlass") if f"import {name}" in block.text), "")
 
 
 def has_gpu() -> bool:
@@ -144,7 +145,7 @@ def test_python(block: Block) -> None:
     if "cudatma.integrations.transformers" in block.text:
         pytest.importorskip("transformers", minversion="5.17")
     name = f"{block.page}:{block.line}"
-    if is_triton(block):
+    if program_library(block):
         compile(block.text, name, "exec")  # another block runs it with `cudatma emulate`
         return
     if block.needs_gpu and not has_gpu():
@@ -171,8 +172,9 @@ def test_commands(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.text.startswith("$ cudatma ")], ids=lambda block: block.page)
 @pytest.mark.usefixtures("folder")
 def test_a_command_prints_what_the_page_shows(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
-    if any(is_triton(other) and f" {other.file}" in block.text for other in BLOCKS if other.page == block.page):
-        pytest.importorskip("triton")
+    for other in BLOCKS:
+        if other.page == block.page and f" {other.file}" in block.text and program_library(other):
+            pytest.importorskip(program_library(other))
     command, shown = re.findall(r"^\$ cudatma (.*?[^\\])\n(.*)", block.text, re.DOTALL)[0]
     assert cli.main(shlex.split(command.replace("\\\n", ""))) in (0, 1)
     printed, end = comparable(capsys.readouterr().out), comparable(shown.removeprefix("...\n"))

@@ -580,3 +580,33 @@ def test_atomics_of_a_warp_on_one_some_and_many_cells(cells: int) -> None:
         assert memory[:, k].tolist() == [int(value) for value in expected]
         assert counters[:, k].tolist() == [mine.size % 6, -mine.size % 6]
         assert np.isclose(sums[k], 0.5 * mine.astype(np.float64).sum(), rtol=1e-4, atol=1e3)
+
+
+NEIGHBOURS = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry k() {
+    .shared .align 16 .b8 memory[48];
+    .reg .pred %p<3>; .reg .b32 %r<8>;
+    mov.u32 %r1, %tid.x;
+    shr.u32 %r2, %r1, 5;
+    and.b32 %r1, %r1, 31;
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra done;
+    mov.u32 %r3, memory;
+    mad.lo.u32 %r4, %r2, 16, %r3;
+    st.shared.v4.b32 [%r4 + 16], {%r1, %r1, %r1, %r1};
+    mad.lo.u32 %r4, %r2, 8, %r3;
+    mbarrier.init.shared.b64 [%r4], 1;
+    mbarrier.inval.shared.b64 [%r4];
+done:
+    ret;
+}
+"""
+
+
+def test_warps_may_use_neighbouring_mbarriers_and_vectors() -> None:
+    """Threads of two warps access different 8 or 16 bytes, so nothing has to order them."""
+    report = load(NEIGHBOURS).launch("k", 1, 64, hazards="collect")
+    assert report.is_clean, str(report)

@@ -14,7 +14,7 @@ from trials import trials
 from cudatma.cli import main
 from cudatma.emulator import load
 from cudatma.emulator.ptx.parser import parse
-from cudatma.mutants import EXEMPT, REPORTED, Call, Trial, mutants_of
+from cudatma.mutants import EXEMPT, REPORTED, SURVIVED, Call, Trial, mutants_of
 from cudatma.mutants.exemptions import Exemptions
 from cudatma.mutants.ptx_text import sites_of
 
@@ -85,6 +85,21 @@ def test_a_kernel_of_ones_own(operator: str, verdict: str) -> None:
     assert trial.unchanged(8).is_clean
     chosen = [mutant for mutant in trial.mutants if mutant.operator == operator]
     assert [outcome.verdict for outcome in trial.outcomes(8, chosen)] == [verdict] * len(chosen)
+
+
+@pytest.mark.parametrize(("line", "verdict"), [(7, EXEMPT), (8, SURVIVED)])
+def test_a_mutant_is_exempt_if_no_warp_reaches_its_instruction(line: int, verdict: str) -> None:
+    body = f""".reg .pred %p<2>; .reg .b32 %r<3>; .reg .b64 %d<2>;
+    mov.u32 %r1, %tid.x; setp.gt.u32 %p1, %r1, 99; @!%p1 bra after;
+{FENCE.replace("gpu", "cta")}
+after: bar.sync 0;
+    ld.param.u64 %d1, [p0]; st.global.u32 [%d1], 1;
+    ret;"""
+    ptx = f"{HEADER}.visible .entry k(.param .u64 p0) {{\n{body}\n}}"
+    trial = Trial(ptx, lambda: Call("k", 1, 32, (np.zeros(4, np.uint32),)))
+    (mutant,) = [m for m in trial.mutants if m.operator in ("drop_fence", "drop_barrier") and m.line == line]
+    (outcome,) = trial.outcomes(2, [mutant])
+    assert outcome.verdict == verdict, outcome
 
 
 def _reason(body: str, operator: str, number: int = 0) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.types import Array, active_lanes, lane_bits
 from cudatma.emulator.ptx.writer import RUNTIME
@@ -43,8 +45,7 @@ class Group:
         The list grows if the lanes diverge later.
         """
         self.writing += 1
-        for lane in lanes.tolist():
-            self.lanes |= 1 << lane
+        self.lanes |= int(np.bitwise_or.reduce(_BITS[lanes]))
         self.tokens = [token for token in self.tokens if token[0].writing]
         self.tokens.append([self])
         return self.tokens[-1]
@@ -149,6 +150,7 @@ def _reunite(w: Warp) -> None:
         w.async_state["cp"] = [Queue(Group(count), [], count, lane_bits(w.alive))]
 
 
+_BITS: Array = np.left_shift(1, np.arange(32, dtype=np.int64))
 ALL = 0xFFFFFFFF
 
 

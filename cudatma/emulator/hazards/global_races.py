@@ -167,7 +167,10 @@ class GlobalRaces(Observer):
     def cp_async_source(self, w: Warp, at: int, addresses: Array, counts: Array, group: Group) -> None:
         """Check only the bytes that each lane reads, because the last lane's source may reach the end of the buffer."""
         until = self._agents.copies_until(w, group)
-        for size in np.unique(counts[counts > 0]).tolist():
+        least, most = int(counts.min()), int(counts.max())
+        for size in (most,) if least == most else np.unique(counts).tolist():
+            if not size:
+                continue
             sources = addresses[counts == size]
             for region, lanes in _regions(w, at, sources, 1):
                 offsets = (sources[lanes] - np.uint64(region.base)).view(np.int64)

@@ -9,8 +9,9 @@ from functools import lru_cache
 
 from cudatma.emulator.machine.protocols import Launch
 
-#: Maximum granule of each state space in bytes.
-_MAX_BYTES = {"shared": 4, "global": 16}
+_MAX_BYTES = 16
+#: Narrowest access to shared memory by other instructions, in bytes. Rows of matrices and copies by TMA have 16 bytes.
+_SHARED_BYTES = {"mbarrier": 8, "wmma": 4, "tensormap": 4}
 _SPACES = {"shared", "global", "local", "param", "const"}
 _WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
 
@@ -23,13 +24,15 @@ def granule_of(launch: Launch, space: str) -> int:
 @lru_cache(maxsize=1024)
 def _narrowest(opcodes: frozenset[str], space: str) -> int:
     """Return the size of a lane's narrowest access to a state space, including generic accesses and cp.async."""
-    width = _MAX_BYTES[space]
+    width = _MAX_BYTES
     for opcode in opcodes:
         parts = opcode.split(".")
         if opcode.startswith("cp.async.ca"):
             width = min(width, 4)
         elif parts[0] in ("ld", "st", "atom", "red", "ldu") and not (_SPACES - {space}).intersection(parts):
             width = min(width, _width(parts))
+        elif space == "shared":
+            width = min(width, _SHARED_BYTES.get(parts[0], width))
     return width
 
 

@@ -34,7 +34,7 @@ _AT_BITS = 24
 class Shadow:
     """The last writer of each granule of a CTA's shared memory (or -1), its clock, and the readers since that write.
 
-    A granule is as large as the kernel's narrowest access to shared memory, and at most 4 bytes.
+    A granule is as large as the kernel's narrowest access to shared memory, and at most 16 bytes.
     """
 
     def __init__(self, rank: int, size: int, granule: int) -> None:
