@@ -2,7 +2,7 @@
 #   PYTHON=python3     the interpreter that makes the environment, 3.10 or later
 #   VENV=.venv         where the environment lives
 #   CUDA=12|13         which CUDA to install for; by default what nvidia-smi says, 13 where there is no GPU
-#   EXTRAS=torch       further extras of the package, with commas: torch, transformers, peft, examples
+#   EXTRAS=torch       further extras of the package, with commas: torch, transformers, peft, examples, programs
 #   VLLM_VENV=.venv-vllm  where the environment of test-integrations lives
 #   USE_SYSTEM=1       make no environment and download nothing: run $(PYTHON) as it is, with this folder on PYTHONPATH
 #   ARGS="..."         further arguments for pytest (test, test-all, gpu-test) or for `cudatma demo` (demo)
@@ -19,6 +19,7 @@ USE_SYSTEM ?= 0
 comma := ,
 DRIVER_CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA [A-Z ]*Version: *\([0-9]*\)\..*/\1/p' | head -n 1)
 CUDA ?= $(if $(filter 12,$(DRIVER_CUDA)),12,13)
+HEADERS := headers$(filter 12,$(CUDA))
 CONSTRAINTS := $(if $(filter 12,$(CUDA)),constraints/cuda12.txt,constraints/cuda13.txt)
 
 ifeq ($(USE_SYSTEM),1)
@@ -107,7 +108,7 @@ $(READY): pyproject.toml $(wildcard constraints/*.txt)
 	@rm -f $(VENV)/.installed-cuda*
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) setuptools
 	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-	  -c $(CONSTRAINTS) -e '.[cuda$(CUDA),sass,dev$(addprefix $(comma),$(EXTRAS))]'
+	  -c $(CONSTRAINTS) -e '.[cuda$(CUDA),$(HEADERS),sass,dev$(addprefix $(comma),$(EXTRAS))]'
 	@touch $@
 
 $(VLLM_VENV)/.installed: pyproject.toml constraints/vllm.txt

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         PeerTimeout,
         PipelineHang,
         QuantizationError,
+        RecordingError,
         TargetError,
         TemplateError,
         TuneFileWarning,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from cudatma.kernels.warm_up import warm_up
     from cudatma.kernels.workspace import Workspace, WorkspaceBytes, release_workspaces, workspace_bytes
     from cudatma.pipeline import Operand, PipelineSpec
+    from cudatma.programs import emulate_launches, read_recording, record
     from cudatma.quantization import (
         PackedWeight,
         from_awq,
@@ -115,6 +117,7 @@ __all__ = [
     "PipelineSpec",
     "QuantizationError",
     "RaggedCopy",
+    "RecordingError",
     "Swizzle",
     "Target",
     "TargetError",
@@ -140,6 +143,7 @@ __all__ = [
     "debugging",
     "dequantize",
     "detect",
+    "emulate_launches",
     "explain",
     "from_awq",
     "from_compressed_tensors",
@@ -165,6 +169,8 @@ __all__ = [
     "quantize",
     "quantize_linear",
     "ragged_copy",
+    "read_recording",
+    "record",
     "reduce_into",
     "release_workspaces",
     "save_weights",
@@ -187,8 +193,8 @@ _PUBLIC = {
     "emulator.hazards.explanation": "HazardExplanation explain",
     "errors": (
         "ArgumentError ArgumentTypeError BackendWarning CacheError CompileError CudaTmaError DescriptorError "
-        "DriverError HazardError LaunchError PeerTimeout PipelineHang QuantizationError TargetError TemplateError "
-        "TuneFileWarning WeightFileError"
+        "DriverError HazardError LaunchError PeerTimeout PipelineHang QuantizationError RecordingError TargetError "
+        "TemplateError TuneFileWarning WeightFileError"
     ),
     "inspection": "Inspection inspect",
     "kernels.attention.attention": "attention attention_explain attention_varlen",
@@ -213,6 +219,7 @@ _PUBLIC = {
     "kernels.warm_up": "warm_up",
     "kernels.workspace": "Workspace WorkspaceBytes release_workspaces workspace_bytes",
     "pipeline": "Operand PipelineSpec",
+    "programs": "emulate_launches read_recording record",
     "quantization": (
         "PackedWeight from_awq from_compressed_tensors from_gptq from_marlin load_awq load_compressed_tensors "
         "load_gptq load_marlin load_weights quantize quantize_linear save_weights"
@@ -221,7 +228,19 @@ _PUBLIC = {
     "target": "TARGETS Target detect get_target",
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names.split()}
-_PACKAGES = ("build", "descriptor", "emulator", "errors", "inspection", "kernels", "mutants", "quantization", "runtime")
+_PACKAGES = (
+    "build",
+    "descriptor",
+    "emulator",
+    "errors",
+    "inspection",
+    "kernels",
+    "mutants",
+    "programs",
+    "quantization",
+    "review",
+    "runtime",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from cudatma.errors import ArgumentError, CompileError, CudaTmaError, TuneFileWarning
+from cudatma.runtime.compiler_log import shortened
 
 _formatwarning = warnings.formatwarning
 
@@ -23,9 +24,11 @@ _formatwarning = warnings.formatwarning
 COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor", "check driver, GPU, NVRTC, cache and tools; say what does not work, and why"),
     "demo": ("demo", "quantize one real layer and run its GEMM, on the GPU or on the CPU"),
-    "dump": ("dump_kernels", "write source, PTX, cubin, SASS and a report of kernels, with no GPU"),
+    "dump": ("dump_kernels", "write PTX, cubin, SASS and a report of kernels or of any compiled file, with no GPU"),
+    "diff": ("diff_builds", "show what changed between two builds of kernels"),
     "inspect": ("inspect_descriptor", "explain the 128 bytes of a tensor map: fields, a picture, accesses, risks"),
     "emulate": ("emulate", "run a kernel on the CPU under many schedules and list its hazards"),
+    "record": ("record", "write the kernel launches of a program on a GPU to a folder, for cudatma emulate"),
     "mutants": ("mutants", "remove one synchronization of a kernel at a time and see what the emulator reports"),
     "explain": ("explain", "explain a kind of hazard, or which kernel runs for a problem and why"),
     "header": ("export_header", "export the primitives as one self-contained .cuh"),
@@ -43,6 +46,7 @@ EXAMPLES = """examples:
   cudatma demo
   cudatma dump marlin_mma_sync --target sm_120a --out out
   cudatma emulate marlin_mma_sync --m 16 --n 256 --k 512 --trace marlin.svg
+  cudatma emulate copy.cu -I include -D STAGES=4 --block 128 --arg x:float32[512]=arange --arg y:float32[512]
   cudatma COMMAND --help
 """
 
@@ -84,7 +88,7 @@ def one_line(error: CudaTmaError) -> str:
     parts = [f"cudatma: {type(error).__name__}: {lines[0]}"]
     if isinstance(error, CompileError):
         complaints = [line.strip() for line in error.log.splitlines() if "error" in line.lower()]
-        parts += complaints[:1]
+        parts += map(shortened, complaints[:1])
         parts += [f"artifacts: {error.folder}"] if error.folder else []
     return " | ".join(parts)
 

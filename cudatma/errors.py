@@ -156,6 +156,10 @@ class WeightFileError(FieldError, ValueError):
     """A weight file is corrupt or truncated, has an unknown version, or lacks a tensor."""
 
 
+class RecordingError(FieldError, ValueError):
+    """A recording of launches is damaged, incomplete, or has an unknown version."""
+
+
 class TemplateError(CudaTmaError, ValueError):
     """A template cannot be rendered: it has an unknown name, an unprintable value, or a missing file."""
 
@@ -227,7 +231,7 @@ class CacheError(CudaTmaError, RuntimeError):
 class HazardError(CudaTmaError, RuntimeError):
     """The emulator found a race, a deadlock or another hazard.
 
-    The arrays hold the results of the last schedule. ``hazards`` is also an attribute.
+    The arrays hold the results of the last schedule. ``hazards`` and ``report`` are also attributes.
 
     Parameters
     ----------
@@ -235,11 +239,13 @@ class HazardError(CudaTmaError, RuntimeError):
         Report of the hazards.
     hazards : sequence of Hazard
         Hazards, as in ``Report.hazards``.
+    report : Report, optional
+        The report of the launch, if the launch ended normally.
     """
 
-    def __init__(self, message: str, hazards: Sequence[Any] = ()) -> None:
+    def __init__(self, message: str, hazards: Sequence[Any] = (), report: Any = None) -> None:
         super().__init__(message)
-        self.hazards = tuple(hazards)
+        self.hazards, self.report = tuple(hazards), report
 
 
 class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818

@@ -5,8 +5,9 @@ pytest loads the plugin if cudatma is installed. docs/howto/test_a_kernel.md sho
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--emulator-trace", type=Path, metavar="DIR", help="write failing schedules to DIR, as SVG and JSON"
     )
+    group.addoption("--emulator-html", type=Path, metavar="DIR", help="write a page for each failing launch to DIR")
 
 
 @pytest.fixture
@@ -63,6 +65,8 @@ class Emulate:
         hazards: str = "fail",
         template: bool = False,
         options: Sequence[str] = (),
+        include_dirs: Sequence[str | Path] = (),
+        defines: Mapping[str, object] | Sequence[str] = (),
         trace: Trace | None = None,
         **more: Any,
     ) -> Report:
@@ -84,8 +88,12 @@ class Emulate:
             Whether CUDA text is a template, as a .j2 file always is; see cudatma.compile().
         options : sequence of str
             Options for NVRTC.
+        include_dirs : sequence of path
+            Folders of included files, relative to the test's folder or the working directory.
+        defines : mapping or sequence of str
+            Macros, as for cudatma.compile().
         trace : Trace, optional
-            Receives the schedule. Default: a new one if --emulator-trace is given.
+            Receives the schedule. Default: a new one if --emulator-trace or --emulator-html is given.
         **more
             Other arguments of ``EmulatedModule.launch``, such as ``arrays`` and ``step_limit``.
 
@@ -103,7 +111,16 @@ class Emulate:
 
         if hazards not in ("fail", "collect"):
             raise ArgumentError("hazards", hazards, "fail, collect")
-        module, source = self._load(kernel, entry, target, template, options)
+        folders = [self._here(folder) for folder in include_dirs]
+        module, source = self._load(
+            kernel,
+            entry=entry,
+            target=target,
+            template=template,
+            options=options,
+            include_dirs=folders,
+            defines=defines,
+        )
         self._launches += 1
         trace = trace or self._trace()
         report = module.launch(
@@ -130,23 +147,25 @@ class Emulate:
         numbers = (self._option(option), of_test, default)
         return next(number for number in numbers if number is not None)
 
-    def _load(
-        self, kernel: Any, entry: str | None, target: Any, template: bool, options: Sequence[str]
-    ) -> tuple[EmulatedModule, PtxSource]:
+    def _here(self, path: str | Path) -> str | Path:
+        """Return a path in the test's folder if it exists, otherwise the path itself."""
+        return self._folder / path if os.path.exists(self._folder / path) else path
+
+    def _load(self, kernel: Any, *, entry: str | None, **source: Any) -> tuple[EmulatedModule, PtxSource]:
         from cudatma.build.ptx_source import PtxSource, ptx_source
         from cudatma.emulator import EmulatedModule, load
 
         if isinstance(kernel, EmulatedModule):
             return kernel, PtxSource("", entry or "")
-        if isinstance(kernel, str | Path) and "\n" not in str(kernel) and (self._folder / kernel).is_file():
-            kernel = self._folder / kernel
-        source = ptx_source(kernel, entry=entry, target=target, template=template, options=options)
-        return load(source.ptx, lines=source.lines), source
+        if isinstance(kernel, str | Path) and "\n" not in str(kernel):
+            kernel = self._here(kernel)
+        loaded = ptx_source(kernel, entry=entry, **source)
+        return load(loaded.ptx, lines=loaded.lines), loaded
 
     # ---- failures
 
     def _trace(self) -> Trace | None:
-        if self._option("--emulator-trace") is None:
+        if self._option("--emulator-trace") is None and self._option("--emulator-html") is None:
             return None
         from cudatma.emulator import Trace
 
@@ -168,20 +187,22 @@ class Emulate:
         lines += ["", f"more: {report.more}"]
         again = f'pytest "{self._test}" --emulator-seed {first.seed} --emulator-replay {first.schedule}'
         lines += ["", "the first one again, with a picture:", f"  {again} --emulator-trace traces"]
-        if trace is not None and self._option("--emulator-trace") is not None:
-            lines += ["", *(f"wrote {path}" for path in self._write(trace))]
+        written = self._write("--emulator-html", {".html": report.to_html})
+        if trace is not None:
+            written += self._write("--emulator-trace", {".svg": trace.to_svg, ".json": trace.to_json})
+        lines += ["", *(f"wrote {path}" for path in written)] if written else []
         return "\n".join(lines)
 
-    def _write(self, trace: Trace) -> list[Path]:
-        folder = Path(self._option("--emulator-trace"))
+    def _write(self, option: str, contents: Mapping[str, Callable[[], str]]) -> list[Path]:
+        """Write a file for each suffix to the folder that an option names, and return the paths."""
+        folder = self._option(option)
+        if folder is None:
+            return []
         folder.mkdir(parents=True, exist_ok=True)
         stem = re.sub(r"[^\w.-]+", "_", self._test).strip("_")[-120:]
         stem += f"_{self._launches}" if self._launches > 1 else ""
-        paths = [folder / f"{stem}.svg", folder / f"{stem}.json"]
-        for path, write in zip(paths, _writers(trace), strict=True):
-            path.write_text(write(), encoding="utf-8")
+        paths = []
+        for suffix, content in contents.items():
+            paths.append(folder / f"{stem}{suffix}")
+            paths[-1].write_text(content(), encoding="utf-8")
         return paths
-
-
-def _writers(trace: Trace) -> tuple[Callable[[], str], Callable[[], str]]:
-    return trace.to_svg, trace.to_json

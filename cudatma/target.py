@@ -63,6 +63,8 @@ class Target:
     tensormap_knows_allocation : bool, default: False
         Whether bits of a tensor map depend on the allocation at its address. If they do, only the driver can change the
         address (cuTensorMapReplaceAddress). Otherwise the address is the first eight bytes.
+    max_threads_per_sm, max_blocks_per_sm, named_barriers_per_sm : int
+        Threads, thread blocks and named barriers that can be resident on an SM.
 
     Examples
     --------
@@ -82,6 +84,9 @@ class Target:
     features: frozenset[str]
     runs_here: bool = True
     tensormap_knows_allocation: bool = False
+    max_threads_per_sm: int = 2048
+    max_blocks_per_sm: int = 32
+    named_barriers_per_sm: int = 64
 
     def has(self, feature: str) -> bool:
         """Return whether the target has a feature.
@@ -189,6 +194,8 @@ _TMA = frozenset({"tma", "mbarrier_expect_tx", "shared_cta_destination", "mma_sy
 _BLACKWELL = _TMA | {"setmaxnreg", "tensormap_replace", "gather4", "im2col_w", "swizzle_atoms", "packed_types"}
 _HOPPER_A = _TMA | {"cluster", "multicast", "wgmma", "setmaxnreg", "tensormap_replace"}
 _GEFORCE = _BLACKWELL | {"mma_sync_fp8"}
+#: Resident threads, blocks and named barriers of a GeForce SM. [CUDA 13.0, cuda_occupancy.h]
+_SMALL_SM = (1536, 24, 24)
 _SMEM_BIG, _SMEM_SMALL = (227 * KIB, 228 * KIB), (99 * KIB, 100 * KIB)
 
 TARGETS: dict[str, Target] = {
@@ -202,9 +209,9 @@ TARGETS: dict[str, Target] = {
         Target(
             "sm_100f", (10, 0), (8, 8), *_SMEM_BIG, 8, _BLACKWELL | {"cluster", "multicast", "scatter4"}, False, True
         ),
-        Target("sm_120a", (12, 0), (8, 7), *_SMEM_SMALL, 1, _GEFORCE, True, True),
-        Target("sm_120f", (12, 0), (8, 8), *_SMEM_SMALL, 1, _GEFORCE, True, True),
-        Target("sm_121a", (12, 1), (8, 8), *_SMEM_SMALL, 1, _GEFORCE, True, True),
+        Target("sm_120a", (12, 0), (8, 7), *_SMEM_SMALL, 1, _GEFORCE, True, True, *_SMALL_SM),
+        Target("sm_120f", (12, 0), (8, 8), *_SMEM_SMALL, 1, _GEFORCE, True, True, *_SMALL_SM),
+        Target("sm_121a", (12, 1), (8, 8), *_SMEM_SMALL, 1, _GEFORCE, True, True, *_SMALL_SM),
     )
 }
 

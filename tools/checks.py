@@ -28,10 +28,10 @@ from cudatma.errors import (
     no_driver,
 )
 from cudatma.kernels.registry import REGISTRY
+from cudatma.review.programs import SASS_PACKAGES, find_program
 from cudatma.target import TARGETS, Target, target_for
 
 from .artifacts import megabytes, usage
-from .sass import SASS_PACKAGES, find_program
 from .version import package_version
 
 #: PTX for the emulator, in which every thread writes its index.

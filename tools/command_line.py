@@ -88,6 +88,30 @@ class Parser(argparse.ArgumentParser):
         raise ArgumentError(field, got, allowed)
 
 
+def add_source_options(parser: argparse.ArgumentParser) -> None:
+    """Add the compiler's options for a .cu or .j2 file."""
+    group = parser.add_argument_group("the source")
+    add = group.add_argument
+    add("-I", "--include-dir", action="append", default=[], metavar="DIR", help="folder of included files, repeatable")
+    add("-D", "--define", action="append", default=[], metavar="NAME[=VALUE]", help="define a macro, repeatable")
+    add("--std", metavar="STD", help="language standard, such as c++20 (default: c++17)")
+    add("--include", action="append", default=[], metavar="FILE", help="include a file first, repeatable")
+    add("--template", action="store_true", help="render the .cu file first, like a .j2 file")
+
+
+def source_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of add_source_options() as keyword arguments of ptx_source() and cudatma.compile()."""
+    flags = [f"--pre-include={file}" for file in options.include]
+    if options.std is not None:
+        flags.append(f"--std={options.std}")
+    return {
+        "include_dirs": options.include_dir,
+        "defines": options.define,
+        "options": flags,
+        "template": options.template,
+    }
+
+
 class _Reached(Exception):  # noqa: N818
     """Exception that carries the parser of a command whose ``main`` was about to parse."""
 

@@ -1,4 +1,9 @@
-"""Render and compile kernels without a GPU, and write source, PTX, cubin, SASS and a one-page report."""
+"""Write PTX, cubin, SASS and a report of kernels, without a GPU: of cudatma's own, or of files.
+
+KERNEL is one of cudatma's kernels or families, which are rendered and compiled. FILE is a .cu or .j2 file, which is
+compiled; a .ptx, .cubin or .fatbin file; an ELF file (.o, .so) with kernels; or a folder of such files, for example
+Triton's cache or one of its entries. The report of a single kernel is also printed.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,7 @@ if __name__ == "__main__":  # run as a file, without an installed checkout
 import argparse
 import ast
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -30,17 +36,21 @@ from cudatma.kernels.choice import decide
 from cudatma.kernels.config import KernelConfig
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.registry import FAMILIES, REGISTRY, KernelEntry, family, kernel
+from cudatma.review import Image, KernelReport, disassembled, reports
+from cudatma.review.sass import without_encodings
 from cudatma.target import Target, get_target
 
-from .command_line import DEFAULT_TARGET, Parser
+from .command_line import DEFAULT_TARGET, Parser, add_source_options, source_arguments
 from .problem_options import add_problem_options, add_size_options, given_sizes, problem_options
-from .report import Report, make_report, report_text
-from .sass import disassemble, parse_ptxas, without_encodings
+from .review_files import compiled_image, images_of, is_file
 
 _KERNELS = f"{', '.join((*FAMILIES, *REGISTRY))}, all"
 #: Configs of a kernel that --list names without --json.
 _SHOWN_CONFIGS = 3
 _OPTIONS_OF_LIST = ("help", "list", "kernel", "target", "json")
+#: Options for files alone.
+_FOR_FILES = ("block", "shared_bytes", "include_dir", "define", "std", "include", "template")
+_OPTIONS_OF_FILES = (*_OPTIONS_OF_LIST, "out", "no_sass", "jobs", *_FOR_FILES)
 EXAMPLES = """examples:
   cudatma dump --list                                       every kernel, and its configs for each target
   cudatma dump marlin --target sm_120a --out out            all representative configs of the Marlin kernels
@@ -50,6 +60,8 @@ EXAMPLES = """examples:
   cudatma dump gemm --m 4096 --n 4096 --k 4096 --layout RR  the kernel that gemm (or one of its versions) runs
   cudatma dump attention --q-length 4096 --k-length 4096 --head-dim 128 --heads 16 --batch 4
                                                             the kernel that attention runs for these sizes
+  cudatma dump kernel.cu --target sm_90a --block 256        a file; the occupancy is for CTAs of 256 threads
+  cudatma dump ~/.triton/cache --out out                    every kernel that Triton has compiled
 """
 
 
@@ -128,7 +140,7 @@ def jobs_for(entry: KernelEntry, target: Target, changes: dict[str, object]) -> 
     return [Job(f"{stem}_{target.name}", entry, config, target) for stem, config in zip(stems, configs, strict=True)]
 
 
-def dump(job: Job, folder: Path, *, sass: bool = True, debug: bool = False) -> Report:
+def dump(job: Job, folder: Path, *, sass: bool = True, debug: bool = False) -> KernelReport:
     """Run dump_all() for one job in this process."""
     return dump_all([job], folder, 1, sass=sass, debug=debug)[0]
 
@@ -140,8 +152,8 @@ def dump_all(
     *,
     sass: bool,
     debug: bool,
-    show: Callable[[Report], None] = lambda report: None,
-) -> list[Report]:
+    show: Callable[[KernelReport], None] = lambda report: None,
+) -> list[KernelReport]:
     """Compile jobs and write NAME.cu, .ptx, .cubin, .sass and .report.txt for each job into an existing folder.
 
     ``show`` is called with each report as soon as its files are written. Raise TargetError and ArgumentError before
@@ -155,7 +167,7 @@ def dump_all(
         source = rendering.render(job.entry.template, job.config, job.target, debug=debug)
         _file(folder / job.name, "cu").write_text(source)
         orders[source, job.target.name, f"{job.name}.cu"] = job
-    reports: dict[str, Report] = {}
+    done: dict[str, KernelReport] = {}
     refused: list[CompileError] = []
     console = Console(stderr=True)
     columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -169,43 +181,36 @@ def dump_all(
                 message = f"{job.name}: {result.message}"
                 refused.append(CompileError(message, result.log, result.source, str(folder), result.excerpt))
             else:
-                report = reports[job.name] = _write(job, result, folder, sass)
+                report = done[job.name] = _write(job, result, folder, sass)
                 progress.stop()  # the bar and stdout may share a terminal
                 show(report)
                 progress.start()
             progress.advance(bar)
     if refused:
         raise refused[0]
-    return [reports[job.name] for job in jobs]
+    return [done[job.name] for job in jobs]
 
 
-def _write(job: Job, result: Compiled, folder: Path, sass: bool) -> Report:
-    path = folder / job.name
-    _file(path, "ptx").write_text(result.ptx)
-    _file(path, "cubin").write_bytes(result.cubin)
-    sass_text, notes = None, [*([job.note] if job.note else []), *result.warnings]
-    if sass:
-        disassembly = disassemble(_file(path, "cubin"))
-        sass_text = disassembly.text
-        if sass_text is None:
-            notes.append(f"no SASS: {disassembly.note}")
-        else:
-            _file(path, "sass").write_text(without_encodings(sass_text))
-    report = make_report(
-        name=job.name,
-        kernel=job.entry.name,
-        template=job.entry.template,
-        config=job.config,
-        target=job.target,
-        ptx=result.ptx,
-        nvrtc=".".join(map(str, result.nvrtc_version)),
-        compile_seconds=result.seconds,
-        resources=parse_ptxas(result.log).get(job.config.entry),
-        sass_text=sass_text,
-        notes=tuple(notes),
+def _write(job: Job, result: Compiled, folder: Path, sass: bool) -> KernelReport:
+    image = compiled_image(job.name, job.target, result, [job.note] if job.note else [])
+    image = disassembled(image) if sass else image
+    (report,) = reports(
+        image, entry=job.config.entry, config=job.config, kernel=job.entry.name, template=job.entry.template
     )
-    _file(path, "report.txt").write_text(report_text(report))
+    write_image(image, [report], folder)
     return report
+
+
+def write_image(image: Image, kernels: Sequence[KernelReport], folder: Path) -> None:
+    """Write the PTX, cubin and SASS of a module, and the reports of its kernels."""
+    path = folder / image.name
+    if image.ptx:
+        _file(path, "ptx").write_text(image.ptx, encoding="utf-8")
+    if image.cubin:
+        _file(path, "cubin").write_bytes(image.cubin)
+    if image.sass is not None:
+        _file(path, "sass").write_text(without_encodings(image.sass))
+    _file(path, "report.txt").write_text("\n".join(map(str, kernels)))
 
 
 def entries_of(name: str) -> list[KernelEntry]:
@@ -274,14 +279,27 @@ def _file(path: Path, ending: str) -> Path:
     return path.with_name(f"{path.name}.{ending}")
 
 
-def _check_listing(parser: Parser, options: argparse.Namespace) -> None:
-    """Raise ArgumentError for an option that has no meaning with --list."""
+def _check_options(parser: Parser, options: argparse.Namespace, allowed: Sequence[str], purpose: str) -> None:
+    """Raise ArgumentError for an option that has no meaning for this purpose."""
     for action in parser.options:
-        if action.dest not in _OPTIONS_OF_LIST and getattr(options, action.dest) != action.default:
-            field = action.option_strings[0]
-            raise ArgumentError(
-                field, "together with --list", "a kernel, --target and --json", "--list compiles nothing"
-            )
+        if action.dest not in allowed and getattr(options, action.dest) != action.default:
+            known = ", ".join(each.option_strings[0] for each in parser.options if each.dest in allowed)
+            raise ArgumentError(action.option_strings[0], f"together with {purpose}", known)
+
+
+def _dump_files(options: argparse.Namespace, targets: Sequence[Target]) -> list[KernelReport]:
+    """Write the files and return the reports of the kernels in a file or folder."""
+    result: list[KernelReport] = []
+    names = Counter[str]()
+    for image in images_of(options.kernel, targets, source_arguments(options)):
+        names[image.name] += 1
+        if names[image.name] > 1:  # Triton's cache has a folder for each version of a kernel
+            image = replace(image, name=f"{image.name}_{names[image.name]}")
+        image = image if options.no_sass else disassembled(image)
+        kernels = reports(image, threads=options.block, dynamic_smem_bytes=options.shared_bytes)
+        write_image(image, kernels, options.out)
+        result += kernels
+    return result
 
 
 def _listing(entries: Sequence[KernelEntry], targets: Sequence[Target]) -> list[dict[str, Any]]:
@@ -304,19 +322,25 @@ def _print_listing(listing: list[dict[str, Any]]) -> None:
             print(f"  {target}: {counted(len(names), 'config')}{f': {shown}' if names else ''}")
 
 
-def _print_summary(report: Report, folder: Path) -> None:
+def _print_summary(report: KernelReport, folder: Path) -> None:
     use = report.resources
-    shown = f"{counted(use.registers, 'register')}, {use.spill_store_bytes} B spilled, " if use else ""
-    shown += f"{report.smem_total_bytes} B shared memory, " if report.smem_total_bytes is not None else ""
-    line = f"{folder / report.name}.report.txt: {shown}compiled in {duration(report.compile_seconds)}"
-    print(line, flush=True)
+    shown = [counted(use.registers, "register")] if use else []
+    if use and use.spill_store_bytes is not None:
+        shown.append(f"{use.spill_store_bytes} B spilled")
+    if report.smem_total_bytes is not None:
+        shown.append(f"{report.smem_total_bytes} B shared memory")
+    if report.compile_seconds is not None:
+        shown.append(f"compiled in {duration(report.compile_seconds)}")
+    entry = "" if report.kernel else f" {report.entry}:"
+    print(f"{folder / report.name}.report.txt:{entry} {', '.join(shown) or 'PTX only'}", flush=True)
     for note in report.notes:
         print(f"  {note}", file=sys.stderr)
 
 
 def _parser() -> Parser:
     parser = Parser("cudatma dump", __doc__, EXAMPLES)
-    parser.add_argument("kernel", nargs="?", help=f"{_KERNELS}; {' and '.join(FAMILIES)} are families of kernels")
+    help = f"a file or folder, or {_KERNELS}; {' and '.join(FAMILIES)} are families of kernels"
+    parser.add_argument("kernel", nargs="?", metavar="KERNEL|FILE", help=help)
     add = parser.add_argument
     add(
         "--target",
@@ -334,6 +358,10 @@ def _parser() -> Parser:
     add_size_options(sizes.add_argument)
     add_problem_options(sizes.add_argument)
     add("--jobs", type=int, default=usable_cores(), metavar="N", help="processes that compile (default: one per core)")
+    files = parser.add_argument_group("files", "the launch, for the occupancy, if the file does not state it")
+    add_source_options(parser)
+    files.add_argument("--block", type=int, metavar="N", help="threads per CTA")
+    files.add_argument("--shared-bytes", type=int, metavar="N", help="dynamic shared memory per CTA in bytes")
     add("--debug", action="store_true", help="bound waits and check accesses, see docs/howto/debug_a_hang.md")
     add("--no-sass", action="store_true", help="do not disassemble")
     add("--list", action="store_true", help="list the kernels and their configs (all with --json), compile nothing")
@@ -346,15 +374,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     if options.list:
-        _check_listing(parser, options)
+        _check_options(parser, options, _OPTIONS_OF_LIST, "--list")
         names = options.target or ["sm_90a", "sm_120a", "sm_121a"]
         listing = _listing(entries_of(options.kernel or "all"), [get_target(name) for name in names])
         print(json.dumps(listing, indent=2)) if options.json else _print_listing(listing)
         return 0
     if options.kernel is None:
         raise ArgumentError("kernel", "none", _KERNELS, "--list shows them with their configs")
-    entries = entries_of(options.kernel)
     targets = [get_target(name) for name in options.target] if options.target else [default_target()]
+    if options.kernel not in ("all", *FAMILIES, *REGISTRY) and is_file(options.kernel):
+        _check_options(parser, options, _OPTIONS_OF_FILES, "a file")
+        _make_folder(options.out)
+        done = _dump_files(options, targets)
+        for report in [] if options.json else done:
+            _print_summary(report, options.out)
+    else:
+        done = _dump_registry(parser, options, targets)
+    if options.json:
+        print(json.dumps([report.as_dict() for report in done], indent=2))
+    elif len(done) == 1:
+        print(f"\n{done[0]}", end="")
+    return 0
+
+
+def _dump_registry(parser: Parser, options: argparse.Namespace, targets: Sequence[Target]) -> list[KernelReport]:
+    """Write the files and return the reports of kernels of the registry."""
+    of_kernels = [action.dest for action in parser.options if action.dest not in _FOR_FILES]
+    _check_options(parser, options, of_kernels, f"{options.kernel}, a kernel of cudatma")
+    entries = entries_of(options.kernel)
     config = parse_config(options.config)
     problem = _problem_of(options)
     if problem is not None:
@@ -365,16 +412,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not jobs:
         got = f"{options.kernel} for {', '.join(target.name for target in targets)}"
         raise ArgumentError("kernel", got, "a target that runs it", "`cudatma dump --list` shows the targets' configs")
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArgumentError("--out", str(options.out), "a folder that can be written", str(error)) from error
+    _make_folder(options.out)
 
-    def show(report: Report) -> None:
+    def show(report: KernelReport) -> None:
         if not options.json:
             _print_summary(report, options.out)
 
-    reports = dump_all(jobs, options.out, options.jobs, sass=not options.no_sass, debug=options.debug, show=show)
-    if options.json:
-        print(json.dumps([report.as_dict() for report in reports], indent=2))
-    return 0
+    return dump_all(jobs, options.out, options.jobs, sass=not options.no_sass, debug=options.debug, show=show)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError("--out", str(folder), "a folder that can be written", str(error)) from error

@@ -1,8 +1,11 @@
 """Run a kernel on the CPU, under many schedules, and list its hazards.
 
 KERNEL is a .ptx or .cu file, a launch file (.toml, .json), or one of cudatma's kernels with generated operands. For the
-latter, `cudatma emulate KERNEL --help` lists the options for the sizes. --coverage runs nothing. It lists which
-instructions of a PTX file the emulator supports.
+latter, `cudatma emulate KERNEL --help` lists the options for the sizes. If KERNEL is a .py file, the program runs, and
+its kernel launches run on the emulator. Words after the file are the program's; before it, --schedules, --seed,
+--replay, --target, --json and --only NAME (check only kernels with this name) are allowed. If KERNEL is a folder that
+`cudatma record` wrote, its launches run again; `cudatma emulate FOLDER --help` lists the options. --coverage runs
+nothing. It lists which instructions of a PTX file the emulator supports.
 
 The exit status is 0 if there is no hazard and the result is as expected, 1 if there is a hazard, a wrong result or an
 infinite loop, and 2 if the command line is wrong.
@@ -22,6 +25,7 @@ if __name__ == "__main__":  # run the subcommand, even if the checkout is not in
 import argparse
 import inspect
 import json
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,9 +38,11 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.registry import REGISTRY
 from cudatma.target import get_target
 
-from .command_line import DEFAULT_TARGET, Parser
+from .command_line import DEFAULT_TARGET, Parser, add_source_options
 from .emulate_launch import __doc__ as launch_grammar
-from .emulate_run import Outcome, run_launch, run_sample, show
+from .emulate_program import run_program
+from .emulate_recording import run_recording
+from .emulate_run import Outcome, add_report_options, run_launch, run_sample, show, write_reports
 from .inspect_descriptor import open_source
 
 #: Kernels of the registry with generated operands.
@@ -49,8 +55,10 @@ examples:
   cudatma emulate marlin_mma_sync --m 16 --n 256 --k 512 --target sm_120a --trace marlin.svg --trace marlin.json
   cudatma emulate copy.cu --grid 4 --block 128 --arg x:float32[512]=arange --arg y:float32[512] --arg n:int32=512 \\
       --expect y=x.npy
+  cudatma emulate gemm.cu -I cutlass/include -D STAGES=4 --std c++20 --entry gemm --block 128 --arg c:float32[64,64]
   cudatma emulate launch.toml --schedules 100 --seed 7
   cudatma emulate kernel.ptx --entry gemm --block 160 --shared-bytes 49152 --replay 31 --trace gemm.svg
+  cudatma emulate --schedules 4 --only softmax program.py --rows 100
   cudatma emulate --coverage kernel.ptx
   nvcc -arch=sm_90a -ptx -o - kernel.cu | cudatma emulate --coverage -
 """
@@ -137,7 +145,7 @@ def extents(text: str) -> tuple[int, ...]:
 def _parser() -> Parser:
     parser = Parser("cudatma emulate", __doc__, EXAMPLES)
     parser.add_argument(
-        "kernel", nargs="?", metavar="KERNEL", help=f".ptx, .cu, .j2, .toml, .json, {', '.join(EMULATED)}"
+        "kernel", nargs="?", metavar="KERNEL", help=f".py, .ptx, .cu, .j2, .toml, .json, {', '.join(EMULATED)}"
     )
     parser.add_argument(
         "--coverage",
@@ -150,9 +158,9 @@ def _parser() -> Parser:
 
 
 def add_launch_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that describe the launch of a kernel in a file."""
+    """Add the options that describe the source and the launch of a kernel in a file."""
+    add_source_options(parser)
     launch = parser.add_argument_group("the launch")
-    launch.add_argument("--template", action="store_true", help="render the .cu file first, like a .j2 file")
     launch.add_argument("--entry", metavar="NAME", help="name of the kernel, or a part of it (default: the only one)")
     launch.add_argument("--grid", type=extents, metavar="X[,Y[,Z]]", help="CTAs (1)")
     launch.add_argument("--block", type=extents, metavar="X[,Y[,Z]]", help="threads per CTA (default: 32)")
@@ -179,6 +187,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     result.add_argument(
         "--trace", action="append", default=[], type=Path, metavar="FILE", help=".svg: a picture; .json: for Perfetto"
     )
+    add_report_options(result)
     result.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -246,6 +255,11 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> Outcome:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma emulate`` and return the exit status."""
     parser, words = _parser(), list(sys.argv[1:] if argv is None else argv)
+    program = next((position for position, word in enumerate(words) if word.endswith(".py")), None)
+    if program is not None:
+        return run_program(words[:program], words[program], words[program + 1 :])
+    if any(os.path.isdir(word) or word.endswith(".rec") for word in words):
+        return run_recording(words)
     without_help = [word for word in words if word not in ("-h", "--help")]
     options, rest = parser.parse_known_args(without_help)
     if without_help != words:
@@ -258,7 +272,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ArgumentError("KERNEL", got, "either KERNEL or --coverage", "cudatma emulate --help shows examples")
     is_file = options.kernel is None or options.kernel.endswith((".ptx", ".cu", ".j2", ".toml", ".json"))
     if options.kernel not in REGISTRY and not is_file:
-        raise ArgumentError("KERNEL", options.kernel, f"{', '.join(EMULATED)}, a .ptx, .cu, .j2, .toml or .json file")
+        raise ArgumentError(
+            "KERNEL", options.kernel, f"{', '.join(EMULATED)}, a .py, .ptx, .cu, .j2, .toml or .json file"
+        )
     if rest and options.kernel not in REGISTRY:
         parser.refuse(rest)
     if options.coverage is not None:
@@ -270,5 +286,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StepLimitError as error:
         print(f"cudatma: {str(error).replace('step_limit=', '--step-limit')}", file=sys.stderr)
         return 1
+    outcome.written += write_reports([outcome.report], options)
     show(outcome, options.json)
     return 0 if outcome.passed else 1

@@ -29,7 +29,10 @@ _ARRAY = re.compile(r"(?P<name>\w+):(?P<dtype>\w+)\[(?P<shape>[\d,\s]*)\](?:=(?P
 _NUMBER = re.compile(r"(?:(?P<name>\w+):)?(?P<dtype>\w+)=(?P<value>.+)")
 _MAP = re.compile(r"map\(\s*(?P<array>\w+)\s*(?P<options>(?:,\s*\w+\s*=\s*[\w.x]+\s*)*)\)")
 _GRAMMAR = "name:dtype[shape]=fill, name:dtype=number, map(name, box=AxB, swizzle=...), or the name of an array"
-_FIELDS = ("kernel", "entry", "grid", "block", "cluster", "shared_bytes", "programmatic", "target", "arrays", "args")
+_FIELDS = (
+    *("kernel", "include_dirs", "defines", "options", "entry", "target"),
+    *("grid", "block", "cluster", "shared_bytes", "programmatic", "arrays", "args"),
+)
 _ARRAY_FIELDS = ("dtype", "shape", "fill", "seed", "save", "expect", "tolerance")
 _MAP_OPTIONS = ("box", "swizzle", "interleave", "l2_promotion", "oob_fill", "element_strides", "dtype")
 _DTYPES = (

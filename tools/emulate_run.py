@@ -6,17 +6,18 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cudatma.build.kernel import TEMPLATE_SUFFIX
 from cudatma.build.ptx_source import PtxSource, ptx_source
-from cudatma.emulator import Hazard, Report, Trace, load
+from cudatma.emulator import Comparison, Hazard, Report, Trace, load, report_page, report_sarif
 from cudatma.emulator.progress import of_next
 from cudatma.emulator.ptx.names import find_name
 from cudatma.errors import ArgumentError, counted, duration
@@ -25,6 +26,7 @@ from cudatma.mutants.mutant import Call
 from cudatma.runtime.launch_args import Parameter, entries
 from cudatma.target import Target
 
+from .command_line import source_arguments
 from .emulate_launch import LaunchFile, Operands, load_array, make_operands, read_launch
 
 #: If stderr is not a terminal, seconds before the first line of progress and seconds between two lines.
@@ -33,55 +35,40 @@ _LAUNCH_FIELDS = ("entry", "grid", "block", "cluster", "shared_bytes", "programm
 
 
 @dataclass(slots=True)
-class Comparison:
-    """Result of comparing an array with its expected value. ``error`` is ||difference|| / ||expected||."""
-
-    name: str
-    error: float
-    tolerance: float
-
-    @property
-    def passed(self) -> bool:
-        return self.error <= self.tolerance
-
-
-@dataclass(slots=True)
 class Outcome:
     """Result of a run."""
 
-    title: str
     report: Report
-    seconds: float
-    compared: list[Comparison] = field(default_factory=list)
     written: list[Path] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        return self.report.is_clean and all(comparison.passed for comparison in self.compared)
+        return self.report.passed
 
     def as_data(self) -> dict[str, Any]:
         """Return plain data, for --json."""
         report = self.report
         return {
-            "title": self.title,
+            "title": report.title,
             "kernel": report.kernel,
             "passed": self.passed,
             "schedules": report.schedules,
             "steps": report.steps,
-            "seconds": round(self.seconds, 3),
-            "hazards": [_as_data(hazard) for hazard in report.hazards],
-            "warnings": [_as_data(warning) for warning in report.warnings],
+            "seconds": round(report.seconds, 3),
+            "hazards": [hazard_data(hazard) for hazard in report.hazards],
+            "warnings": [hazard_data(warning) for warning in report.warnings],
             "unchecked": report.unchecked,
             "printed": report.printed,
-            "compared": [asdict(comparison) | {"passed": comparison.passed} for comparison in self.compared],
+            "compared": [asdict(comparison) | {"passed": comparison.passed} for comparison in report.compared],
             "written": [str(path) for path in self.written],
         }
 
 
-def _as_data(hazard: Hazard) -> dict[str, Any]:
-    consequences = [_as_data(other) for other in hazard.consequences]
-    data = asdict(hazard) | {"cause": hazard.cause, "consequences": consequences}
-    del data["known_cause"]
+def hazard_data(hazard: Hazard) -> dict[str, Any]:
+    data = asdict(hazard) | {"cause": hazard.cause}
+    data |= {name: [hazard_data(other) for other in getattr(hazard, name)] for name in ("consequences", "also")}
+    for name in ("known_cause", "address", "places"):
+        del data[name]
     return data
 
 
@@ -132,21 +119,34 @@ def _options(options: argparse.Namespace, trace: Trace | None) -> dict[str, Any]
     return settings | {"hazards": "collect"}
 
 
-def _run_with_progress(run: Callable[..., Report], options: argparse.Namespace) -> tuple[Report, float, list[Path]]:
-    """Run with a progress bar, and return the report, the time in seconds and the paths of the written traces."""
+def _run_with_progress(run: Callable[..., Report], options: argparse.Namespace) -> Outcome:
+    """Run with a progress bar, and write the traces."""
     for path in options.trace:
         if path.suffix not in (".svg", ".json"):
             raise ArgumentError("--trace", str(path), "a file that ends in .svg or .json")
-    trace = Trace() if options.trace else None
-    began = time.perf_counter()
+    trace = Trace() if options.trace or options.html else None
     schedules = 1 if options.replay is not None else options.schedules
     with progress_bar("schedules", schedules, not options.json) as progress:
         report = run(progress=progress, **_options(options, trace))
-    seconds = time.perf_counter() - began
     if trace is not None:
         for path in options.trace:
             write_text(path, trace.to_svg() if path.suffix == ".svg" else trace.to_json(), "--trace")
-    return report, seconds, list(options.trace)
+    return Outcome(report, list(options.trace))
+
+
+def add_report_options(parser: argparse._ActionsContainer) -> None:
+    """Add the options of write_reports()."""
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page in one file")
+    parser.add_argument("--sarif", type=Path, metavar="FILE", help="write the hazards for code scanning, SARIF 2.1.0")
+
+
+def write_reports(reports: Sequence[Report], options: argparse.Namespace) -> list[Path]:
+    """Write the page (--html) and the SARIF file (--sarif) of some reports, and return their paths."""
+    if options.html is not None:
+        write_text(options.html, report_page(reports), "--html")
+    if options.sarif is not None:
+        write_text(options.sarif, report_sarif(reports), "--sarif")
+    return [path for path in (options.html, options.sarif) if path is not None]
 
 
 def write_text(path: Path, content: str, option: str) -> None:
@@ -163,10 +163,11 @@ def run_sample(
 ) -> Outcome:
     """Run a registry kernel with generated operands and compare it with its reference."""
     sample = make(target, **sizes)
-    report, seconds, written = _run_with_progress(sample.run, options)
-    compared = [Comparison("result", sample.error(), sample.limit)] if report.is_clean else []
-    title = f"{sample.title}, {target.name}"
-    return Outcome(title, report, seconds, compared, written)
+    outcome = _run_with_progress(sample.run, options)
+    report = outcome.report
+    report.title = f"{sample.title}, {target.name}"
+    report.compared = [Comparison("result", sample.error(), sample.limit)] if report.is_clean else []
+    return outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +229,20 @@ def read_file_launch(options: argparse.Namespace) -> FileLaunch:
     for text in options.arg:
         launch.add_argument(text)
     fields = launch.launch
-    source = ptx_source(kernel, entry=fields.get("entry"), target=fields.get("target"), template=options.template)
+    given = source_arguments(options)
+    folders, defines, flags = (_strings(fields, name) for name in ("include_dirs", "defines", "options"))
+    given["include_dirs"] = [*given["include_dirs"], *(launch.folder / folder for folder in folders)]
+    given["defines"], given["options"] = [*defines, *given["defines"]], [*flags, *given["options"]]
+    source = ptx_source(kernel, entry=fields.get("entry"), target=fields.get("target"), **given)
     return FileLaunch(kernel, launch, source)
+
+
+def _strings(fields: dict[str, Any], name: str) -> list[str]:
+    """Return a field of a launch file that is a list of strings."""
+    values = fields.get(name, [])
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ArgumentError(f"launch file.{name}", str(values), "a list of strings")
+    return values
 
 
 def run_launch(options: argparse.Namespace) -> Outcome:
@@ -243,10 +256,15 @@ def run_launch(options: argparse.Namespace) -> Outcome:
             described |= {field_name: str(Path(target).absolute())}
     operands = make_operands(launch)
     run = partial(file.call(operands).run, load(source.ptx, lines=source.lines))
-    report, seconds, written = _run_with_progress(run, options)
-    written += _save_arrays(launch, operands)
-    compared = _compare_arrays(launch, operands, options.tolerance)
-    return Outcome(f"{kernel.name}, {report.kernel}", report, seconds, compared, written)
+    outcome = _run_with_progress(run, options)
+    outcome.written += _save_arrays(launch, operands)
+    report = outcome.report
+    report.title = f"{kernel.name}, {report.kernel}"
+    report.compared = _compare_arrays(launch, operands, options.tolerance)
+    # A report names a template without its suffix, and a PTX file not at all.
+    name = kernel.name.removesuffix(TEMPLATE_SUFFIX) if source.lines else ""
+    report.sources = replace(report.sources, paths={**report.sources.paths, name: str(kernel)})
+    return outcome
 
 
 def _kernel_of(path: Path, launch: LaunchFile) -> Path:
@@ -301,7 +319,7 @@ def show(outcome: Outcome, as_json: bool) -> None:
     report = outcome.report
     # Leave wrapping to the terminal, because rich would split identifiers, paths and PTX.
     say = partial(Console().print, markup=False, highlight=False, soft_wrap=True)
-    say(outcome.title)
+    say(report.title)
     for line in report.printed:
         say(f"printed   {line.rstrip()}")
     for number, hazard in enumerate(report.hazards, 1):
@@ -315,13 +333,13 @@ def show(outcome: Outcome, as_json: bool) -> None:
     if report.hint:
         say(f"hint: {report.hint}")
     verdict = counted(len(report.hazards), "hazard") if report.hazards else "no hazard"
-    run = ", ".join([counted(report.schedules, "schedule"), counted(report.steps, "step"), duration(outcome.seconds)])
+    run = ", ".join([counted(report.schedules, "schedule"), counted(report.steps, "step"), duration(report.seconds)])
     say(f"{verdict} in {run}", style="green" if report.is_clean else "red")
     for warning in report.warnings:
         say(f"warning: {warning}")
     if report.more:
         say(f"more: {report.more}")
-    for comparison in outcome.compared:
+    for comparison in report.compared:
         verdict = "within" if comparison.passed else "BEYOND"
         shown = f"{comparison.name}: relative error {comparison.error:.2e}, {verdict} {comparison.tolerance:g}"
         say(shown, style="green" if comparison.passed else "red")

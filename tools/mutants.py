@@ -41,6 +41,7 @@ _TITLES = {REPORTED: "reported", WRONG_KIND: "other kind", EXEMPT: "exempt", SUR
 EXAMPLES = """examples:
   cudatma mutants launch.toml
   cudatma mutants kernel.ptx --grid 4 --block 160 --arg x:float32[512]=arange --arg y:float32[512] --arg n:int32=512
+  cudatma mutants kernel.cu -I include -D STAGES=4 --block 160 --arg x:float32[512]=arange
   cudatma mutants launch.toml --list
   cudatma mutants launch.toml --json
 """

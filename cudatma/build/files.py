@@ -1,4 +1,4 @@
-"""Reading of files that several processes or users share, and a lock among processes and threads.
+"""Reading of sources and of files that several processes or users share, and a lock among processes and threads.
 
 The lock is flock(2) on a file that the last holder unlinks. The operating system closes the files of a killed process
 and thereby releases the lock. The lock file then stays, unlocked, until the next holder removes it.
@@ -16,10 +16,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from cudatma.errors import CacheError
+from cudatma.errors import ArgumentError, CacheError
 
 #: Maximum file size, larger than any file that the project writes.
 MAX_BYTES = 256 << 20
+#: Maximum size of a source file, larger than any kernel.
+MAX_SOURCE_BYTES = 64 << 20
 
 
 def read_regular(path: Path) -> bytes:
@@ -33,10 +35,29 @@ def read_regular(path: Path) -> bytes:
         return file.read()
 
 
+def read_source(path: str | os.PathLike[str], field: str) -> str:
+    """Return the text of a PTX or CUDA file. Raises ArgumentError, with the name ``field``, if it cannot be read."""
+    name = os.fspath(path)
+    try:
+        if (size := os.stat(name).st_size) > MAX_SOURCE_BYTES:
+            raise ArgumentError(field, f"{name}, {size} bytes", f"at most {MAX_SOURCE_BYTES} bytes")
+        # PTX is ASCII; other bytes occur in comments and in the names of files.
+        return Path(name).read_text(encoding="utf-8", errors="backslashreplace")
+    except (OSError, ValueError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError(field, ascii(name), "a file that can be read", str(error)) from error
+
+
+def file_state(path: str) -> tuple[int, int, int]:
+    """Return numbers that change when a file does. Raises OSError or ValueError."""
+    state = os.stat(path)
+    return state.st_ctime_ns, state.st_size, state.st_ino
+
+
 def content(path: str) -> bytes:
     """Return a file's bytes, and read the file again only if it changed. Raises OSError or ValueError."""
-    state = os.stat(path)
-    return _content(path, state.st_ctime_ns, state.st_size, state.st_ino)
+    return _content(path, *file_state(path))
 
 
 @lru_cache(maxsize=1024)

@@ -15,8 +15,9 @@ import os
 import re
 import sys
 import threading
+import uuid
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -26,9 +27,11 @@ from typing import Any
 
 from cudatma import context
 from cudatma.build.cache import Artifact, Cache, canonical, default_root, digest
-from cudatma.build.files import content
-from cudatma.build.nvrtc import compile_flags, compile_source, nvrtc_fingerprint, nvrtc_version
-from cudatma.build.render import is_like_template, primitives_of, render, template_root, template_texts
+from cudatma.build.files import content, read_source
+from cudatma.build.includes import includes_of
+from cudatma.build.nvcc import nvcc_fingerprint
+from cudatma.build.nvrtc import compile_flags, compile_source, nvrtc_fingerprint, nvrtc_version, source_options
+from cudatma.build.render import is_like_template, line_name, primitives_of, render, template_root, template_texts
 from cudatma.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -49,6 +52,9 @@ DEBUG_VARIABLE = "CUDATMA_DEBUG"
 _TARGET_WITHOUT_GPU = "sm_90a"
 _SCHEMA = 2
 TEMPLATE_SUFFIX = ".j2"
+CUDA_SUFFIXES = (".cu", ".cuh")
+#: File name of a text.
+_NO_FILE = "kernel.cu"
 #: Python files that determine the rendered text.
 _COMMON_CODE = (
     *("dtypes.py", "layout.py", "pipeline.py", "target.py", "build/render.py", "build/library.py"),
@@ -57,12 +63,12 @@ _COMMON_CODE = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
+class Order:
     """A request for a kernel.
 
     facts: everything that the key digests. source: function that renders the source. entry: name of the kernel, or None
     for the only kernel in the source. smem_layout: shared-memory layout from the config. is_plain: whether the source
-    is a caller's text that was not rendered.
+    is a caller's text that was not rendered. file, folder: name and folder of the source's file.
     """
 
     facts: dict[str, Any]
@@ -72,6 +78,8 @@ class _Order:
     options: tuple[str, ...]
     smem_layout: tuple[tuple[str, int, int], ...] = ()
     is_plain: bool = False
+    file: str = _NO_FILE
+    folder: str = "/"
 
 
 #: Value of the innermost debugging() context, or None outside such a context.
@@ -180,33 +188,42 @@ def known_kernel(template: str, config: Any, target: str | Target, *, debug: boo
 
 
 def compile(
-    source_or_template: str,
+    source_or_template: str | os.PathLike[str],
     config: Any = None,
     *,
     target: str | Target | None = None,
     entry: str | None = None,
     template: bool = False,
     options: Sequence[str] = (),
+    include_dirs: Sequence[str | os.PathLike[str]] = (),
+    defines: Mapping[str, object] | Sequence[str] = (),
     debug: bool | None = None,
 ) -> Kernel:
     """Compile a kernel of your own, or return it from the cache.
 
     Parameters
     ----------
-    source_or_template : str
-        CUDA C++ text, or a name that ends in ".j2", which is one of cudatma's templates or the path of your own.
+    source_or_template : str or path
+        CUDA C++ text, the path of a .cu file, or a name that ends in ".j2", which is one of cudatma's templates or the
+        path of your own.
     config : dataclass instance, optional
         The frozen dataclass that a template reads as ``config``.
     target : str or Target, optional
         Architecture. Default: $CUDATMA_TARGET if it is set, otherwise the target of the GPU, or sm_90a without a GPU.
     entry : str, optional
-        The kernel's ``extern "C"`` name. Default: ``config.entry`` if there is a config, otherwise the only kernel.
+        The kernel's name, or a part of it that no other kernel has. Default: ``config.entry`` if there is a config,
+        otherwise the only kernel.
     template : bool, default False
         Whether the text is a template. A ".j2" file is always a template. In a template, ``//% use "mbarrier_init"``
         selects a primitive, and ``${ config.x }`` prints a field. Other text is compiled unchanged. In both cases,
         errors and hazards have the line numbers of your text.
     options : sequence of str, optional
-        Further options for NVRTC.
+        Further options for NVRTC, such as ``"--std=c++20"``.
+    include_dirs : sequence of path, optional
+        Folders of included files. CUDA's headers are found without them: in $CUDA_HOME or $CUDA_PATH, NVIDIA's wheels
+        (``pip install cudatma[headers]``), an installed toolkit, or CuPy.
+    defines : mapping or sequence of str, optional
+        Macros, as ``{"NAME": value}`` or ``["NAME=value"]``.
     debug : bool, optional
         Whether primitives limit their waits to $CUDATMA_DEBUG_TIMEOUT seconds (2 by default) and check their arguments.
         A launch then waits until the kernel ends and may raise PipelineHang; see docs/howto/debug_a_hang.md. Default:
@@ -222,7 +239,8 @@ def compile(
     ArgumentError, ArgumentTypeError, TargetError
         If an argument is invalid.
     TemplateError, CompileError
-        If the template cannot be rendered, or NVRTC rejects the source.
+        If the template cannot be rendered, or the compiler rejects the source. nvcc compiles a source with host code;
+        without nvcc, the error names the command.
     CacheError, DriverError
         If the cache folder is unsafe, or NVRTC is not installed.
 
@@ -233,35 +251,52 @@ def compile(
     >>> kernel.entry
     'one'
     """
-    if not isinstance(source_or_template, str):
-        raise ArgumentTypeError("source_or_template", type(source_or_template).__name__, "str")
+    if not isinstance(source_or_template, str | os.PathLike):
+        raise ArgumentTypeError("source_or_template", type(source_or_template).__name__, "str or a path")
     if not isinstance(template, bool):
         raise ArgumentTypeError("template", type(template).__name__, "bool")
     debug = wants_debug(debug)
     chosen = default_target() if target is None else get_target(target)
-    compile_flags(chosen, options)
+    flags = source_options(options, include_dirs, defines)
     name = getattr(config, "entry", None) if entry is None else entry
-    text, file = source_or_template, "kernel.cu"
-    if text.endswith(TEMPLATE_SUFFIX) and "\n" not in text:
+    text = os.fspath(source_or_template)
+    if "\n" not in text and text.endswith(TEMPLATE_SUFFIX):
         own = getattr(config, "template", text)
         if own != text and (template_root() / text).is_file():
             got = f"{type(config).__name__} of {own}"
             raise ArgumentError("config", got, f"a config of {text}", f"compile {own!r}, or use another config")
         try:
-            return _have(_from_template(text, config, chosen, name, tuple(options), debug))
+            return _have(_from_template(text, config, chosen, name, flags, debug))
         except TemplateError:
             if not os.path.isfile(text):  # False also for text that cannot be a path
                 raise
-            file, template = Path(text).name.removesuffix(TEMPLATE_SUFFIX), True
-            text = Path(text).read_text(encoding="utf-8", errors="backslashreplace")  # the same as ptx_source()
-    elif text.endswith((".cu", ".cuh")) and "\n" not in text:
-        remedy = "read the file: Path(name).read_text()"
-        raise ArgumentError("source_or_template", text, "CUDA C++ text, or a name that ends in .j2", remedy)
-    if template:
-        text = render(text, config, chosen, is_source=True, name=file, debug=debug)
+    return _have(source_order(text, config, chosen, name, flags, debug, template))
+
+
+def source_order(
+    text_or_path: str,
+    config: Any,
+    target: Target,
+    entry: str | None,
+    options: tuple[str, ...],
+    debug: bool = False,
+    is_template: bool = False,
+    field: str = "source_or_template",
+) -> Order:
+    """Return the request for a kernel of a CUDA text, or of a .cu or .j2 file.
+
+    Raises TemplateError, and ArgumentError with the name ``field`` for a file that cannot be read.
+    """
+    text, file, folder = text_or_path, _NO_FILE, "/"
+    if "\n" not in text and text.endswith((*CUDA_SUFFIXES, TEMPLATE_SUFFIX)):
+        is_template = is_template or text.endswith(TEMPLATE_SUFFIX)
+        file = os.path.basename(text).removesuffix(TEMPLATE_SUFFIX)
+        text, folder = read_source(text, field), os.path.dirname(os.path.abspath(text))
+    if is_template:
+        text = render(text, config, target, is_source=True, name=file, debug=debug)
     layout = _smem_layout(config)
-    facts = {"source": text, "smem_layout": layout}
-    return _have(_Order(facts, lambda: text, chosen, name, tuple(options), layout, not template))
+    facts = {"source": text, "smem_layout": layout} | ({} if file == _NO_FILE else {"file": file})
+    return Order(facts, lambda: text, target, entry, options, layout, not is_template, file, folder)
 
 
 def default_target() -> Target:
@@ -284,10 +319,11 @@ def default_target() -> Target:
 
 def _from_template(
     template: str, config: Any, chosen: Target, entry: str | None, options: tuple[str, ...], debug: bool
-) -> _Order:
+) -> Order:
     kind: Any = type(config)
     files, code = _file_digests(template), _code_digests(kind)
-    facts = {"template": template, "files": files, "config": config, "code": code} | ({"debug": True} if debug else {})
+    facts = {"template": template, "files": files, "config": config, "code": code, "entry": entry}
+    facts |= {"debug": True} if debug else {}
 
     def source() -> str:
         text = render(template, config, chosen, debug=debug)
@@ -295,7 +331,7 @@ def _from_template(
             raise TemplateError(f"template {template!r} changed while it was compiled; compile it again")
         return text
 
-    return _Order(facts, source, chosen, entry, options, _smem_layout(config))
+    return Order(facts, source, chosen, entry, options, _smem_layout(config))
 
 
 def _smem_layout(config: Any) -> tuple[tuple[str, int, int], ...]:
@@ -381,28 +417,40 @@ def _locked(cache: Cache, key: str) -> Iterator[None]:
         yield
 
 
-def _identity(order: _Order) -> tuple[str, dict[str, Any]]:
+def _identity(order: Order) -> tuple[str, dict[str, Any]]:
     """Return the key for an order's artifact, and the facts that the key digests."""
     flags = compile_flags(order.target, order.options)
     version = _nvrtc_version(default_root())
     facts = order.facts | {"schema": _SCHEMA, "target": order.target, "flags": flags, "nvrtc": version}
-    return digest(facts | {"entry": order.entry}), facts
+    if "source" in facts:
+        facts |= _include_facts(facts["source"], order, version[0])
+    return digest(facts), facts
 
 
-def _have(order: _Order) -> Kernel:
+def _include_facts(source: str, order: Order, major: int) -> dict[str, Any]:
+    """Return facts about the files that a source includes, and about nvcc if it may compile the source."""
+    nvcc = {"nvcc": nvcc_fingerprint()} if "<<<" in source else {}
+    includes = includes_of(source, order.options, order.folder, major)
+    if includes is None:
+        return nvcc
+    # A source whose includes are not all known is compiled again.
+    return {"includes": includes} | nvcc | ({} if includes.is_complete else {"once": uuid.uuid4().hex})
+
+
+def _have(order: Order) -> Kernel:
     """Return the kernel of an order: from memory, from disk, or compiled."""
     key, facts = _identity(order)
-    store = _store()
-    known = store.known.get(key)
+    name, store = (key, order.entry), _store()
+    known = store.known.get(name)
     if known is not None:
         return known
     with store.lock:
         building = store.building.setdefault(key, threading.Lock())
     try:
         with building:
-            known = store.known.get(key)
+            known = store.known.get(name)
             if known is None:
-                known = store.known[key] = _load(key, facts, order)
+                known = store.known[name] = _kernel(_load(key, facts, order), order)
             return known
     finally:
         with store.lock:
@@ -429,7 +477,13 @@ def _remembered(root: Path, facts: Any, find: Callable[[], Any]) -> Any:
     return known
 
 
-def _load(key: str, facts: dict[str, Any], order: _Order) -> Kernel:
+def load_ptx(order: Order) -> tuple[str, str]:
+    """Return source and PTX of an order, from disk or compiled."""
+    artifact = _load(*_identity(order), order)
+    return artifact.text("kernel.cu"), artifact.text("kernel.ptx")
+
+
+def _load(key: str, facts: dict[str, Any], order: Order) -> Artifact:
     cache = _cache(default_root())
     artifact = cache.get(key)
     if artifact is None:
@@ -437,10 +491,10 @@ def _load(key: str, facts: dict[str, Any], order: _Order) -> Kernel:
             artifact = cache.get(key)
             if artifact is None:
                 artifact = cache.put(key, _compile(cache, key, facts, order))
-    return _kernel(artifact, order)
+    return artifact
 
 
-def _compile(cache: Cache, key: str, facts: dict[str, Any], order: _Order) -> dict[str, bytes]:
+def _compile(cache: Cache, key: str, facts: dict[str, Any], order: Order) -> dict[str, bytes]:
     """Return the files of a new artifact.
 
     Raises CompileError if ptxas serializes the wgmmas of one of cudatma's templates.
@@ -448,7 +502,12 @@ def _compile(cache: Cache, key: str, facts: dict[str, Any], order: _Order) -> di
     source = order.source()
     with hinting(source, order.target, not order.is_plain):
         result = compile_source(
-            source, order.target, options=order.options, keep=lambda files: cache.keep_failure(key, files)
+            source,
+            order.target,
+            name=order.file,
+            options=order.options,
+            keep=lambda files: cache.keep_failure(key, files),
+            folder=order.folder,
         )
     _store().compile_seconds += result.seconds
     losses = performance_losses(result.log)
@@ -456,9 +515,10 @@ def _compile(cache: Cache, key: str, facts: dict[str, Any], order: _Order) -> di
         folder = cache.keep_failure(key, {"kernel.cu": source.encode(), "log.txt": result.log.encode()})
         message = f"{order.entry} for {order.target.name} would be slow: {losses[0]}. Choose another configuration"
         raise CompileError(message, result.log, source, None if folder is None else str(folder))
-    entry = _choose_entry(result.ptx, order.entry)
-    record = facts | {"entry": entry, "target": order.target.name, "seconds": round(result.seconds, 3)}
+    record = facts | {"target": order.target.name, "seconds": round(result.seconds, 3)}
     record.pop("source", None)
+    if order.is_plain and order.file != _NO_FILE:  # so that the text says whose lines it has
+        source = f'#line 1 "{line_name(order.file)}"\n{source}'
     return {
         "kernel.cu": source.encode(),
         "kernel.ptx": result.ptx.encode(),
@@ -492,20 +552,23 @@ def _primitive_hint(error: CompileError, target: Target) -> str:
 
 def _choose_entry(ptx: str, named: str | None) -> str:
     known = list(entries(ptx))
-    if named is None and len(known) == 1:
-        return known[0]
-    if named not in known:
-        remedy = 'kernels are found by their extern "C" name' if known else 'write extern "C" __global__ void name(..)'
-        raise ArgumentError("entry", named, ", ".join(known) or "none: the source has no kernel", remedy)
-    return str(named)
+    if not known:
+        remedy = 'write extern "C" __global__ void name(..), or instantiate a template explicitly'
+        raise ArgumentError("entry", named, "none: the source has no kernel", remedy)
+    if named in known:
+        return str(named)
+    from cudatma.emulator.ptx.names import find_name  # slow to import
+
+    return find_name(named or "", known, "entry", "kernels")
 
 
-def _kernel(artifact: Artifact, order: _Order) -> Kernel:
+def _kernel(artifact: Artifact, order: Order) -> Kernel:
+    ptx = artifact.text("kernel.ptx")
     return Kernel(
         artifact.read("kernel.cubin"),
-        json.loads(artifact.read("config.json"))["entry"],
+        _choose_entry(ptx, order.entry),
         order.target,
-        ptx=artifact.text("kernel.ptx"),
+        ptx=ptx,
         source=artifact.text("kernel.cu"),
         log=artifact.text("log.txt"),
         folder=artifact.folder,

@@ -1,12 +1,13 @@
-"""Compilation of one self-contained CUDA C++ source with NVRTC to PTX, cubin and log.
+"""Compilation of one CUDA C++ source with NVRTC to PTX, cubin and log, or with nvcc if the source has host code.
 
-The source includes no file, because render() has inserted the primitives. The text and the options therefore determine
-the result. The architecture is always real, never virtual, so NVRTC assembles the cubin itself, and a driver older than
-NVRTC does not need to compile PTX. Source: NVRTC documentation, "Supported Compile Options".
+The text, the options and the included files determine the result. The architecture is always real, never virtual, so
+NVRTC assembles the cubin itself, and a driver older than NVRTC does not need to compile PTX. Source: NVRTC
+documentation, "Supported Compile Options".
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -15,8 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cudatma.build.headers import missing_header_remedy
+from cudatma.build.includes import STANDARD_FLAG, Includes, includes_of, option_values
+from cudatma.build.nvcc import compile_with_nvcc, host_line, is_host_header
 from cudatma.errors import INSTALL_CUDA, ArgumentError, ArgumentTypeError, CompileError, DriverError, TargetError, check
-from cudatma.runtime.compiler_log import excerpt, log_warnings
+from cudatma.runtime.compiler_log import excerpt, log_warnings, shortened
 from cudatma.target import Target
 
 #: PTX ISA version -> the first CUDA release whose NVRTC writes it [PTX ISA, "Release Notes"].
@@ -32,19 +36,23 @@ _CUDA_OF_PTX_ISA: dict[tuple[int, int], tuple[int, int]] = {
 #: spills and barriers of each kernel into the log. Diagnostic 177, "declared but never referenced", is off: constants
 #: at the top of a generated kernel document it, whether or not this instance uses each. The option --diag-warn=177
 #: brings it back.
-_FIXED_FLAGS = ("--std=c++17", "--generate-line-info", "--ptxas-options=-v", "--diag-suppress=177")
-#: Options that would make the result depend on other files, or replace the cubin by another kind of output.
+_FIXED_FLAGS = ("--generate-line-info", "--ptxas-options=-v", "--diag-suppress=177")
+#: Headers such as cuda.h declare functions of the host, which are an error for NVRTC without this option.
+_HEADER_FLAG = "--device-as-default-execution-space"
+#: Options that would choose another target, or replace the cubin by another kind of output.
 _REFUSED_OPTIONS = (
-    *("-arch", "--gpu-architecture", "-I", "--include-path", "-include", "--pre-include", "--pch", "-pch"),
+    *("-arch", "--gpu-architecture", "--pch", "-pch"),
     *("-dlto", "--dlink-time-opt", "-rdc=true", "--relocatable-device-code=true", "-dc", "--device-c"),
     *("--create-pch", "-create-pch", "--use-pch", "-use-pch", "-optix-ir", "--optix-ir", "-time", "--time"),
 )
 #: Folders of NVRTC in NVIDIA's wheels of CUDA 13 and 12, below site-packages.
 _WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib")
-#: NVRTC puts the working directory in front of a relative name and writes it into the PTX; "/" prevents that.
-_NAME_PREFIX = "/"
-_MISSING_HEADER = re.compile(r'could not open source file "([^"]*)"')
-_PREFIXED_PLACE = re.compile(r"^/(?=[^\n(]+\(\d+\): )", re.MULTILINE)
+_MISSING_HEADER = re.compile(
+    r'^(?P<file>.*?)\((?P<line>\d+)\): .*(?:cannot|could not) open source file "(?P<name>[^"]*)"', re.MULTILINE
+)
+#: NVRTC's messages about host code.
+_HOST_CODE = re.compile(r"^(?P<file>.*?)\((?P<line>\d+)\): .*not allowed in JIT mode", re.MULTILINE)
+_PLACE = re.compile(r"^/(?P<path>[^\n(]+)(?=\(\d+\): )", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,23 +121,47 @@ def nvrtc_fingerprint() -> tuple[tuple[str, int, int], ...]:
     return tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in (*libraries, *bindings))
 
 
-def compile_flags(target: Target, options: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the NVRTC options for a compilation, which are part of the cache key.
+def source_options(
+    options: Sequence[str] = (),
+    include_dirs: Sequence[str | os.PathLike[str]] = (),
+    defines: Mapping[str, object] | Sequence[str] = (),
+) -> tuple[str, ...]:
+    """Return the compiler's options for include folders and macros, followed by ``options``.
 
-    Raises ArgumentTypeError unless the caller's options are strings, and ArgumentError for an option that names another
-    architecture, reads other files, or changes the kind of output.
+    ``defines`` is a mapping from names to values, or a sequence of "NAME" and "NAME=VALUE". Raises ArgumentTypeError.
     """
+    if isinstance(include_dirs, str | os.PathLike) or not all(isinstance(at, str | os.PathLike) for at in include_dirs):
+        raise ArgumentTypeError("include_dirs", include_dirs, "a sequence of paths")
+    if isinstance(defines, Mapping):
+        defines = [f"{name}={int(value) if isinstance(value, bool) else value}" for name, value in defines.items()]
+    if isinstance(defines, str) or not all(isinstance(define, str) for define in defines):
+        raise ArgumentTypeError("defines", defines, "a mapping, or a sequence of 'NAME=VALUE'")
+    _check_options(options)
+    folders = (f"--include-path={os.fspath(folder)}" for folder in include_dirs)
+    return (*folders, *(f"--define-macro={define}" for define in defines), *options)
+
+
+def _check_options(options: Sequence[str]) -> None:
     if not isinstance(options, Sequence) or isinstance(options, str) or not all(isinstance(o, str) for o in options):
         raise ArgumentTypeError("options", options, "a sequence of strings")
     for index, option in enumerate(options):
         _require_utf8(f"options[{index}]", option)
-        # Covers `-I/path`, `--include-path=/path` and `-I /path`.
-        if option.split("=")[0] in _REFUSED_OPTIONS or option in _REFUSED_OPTIONS or option.startswith("-I"):
-            remedy = "name the target with target=, and bring code in with //% include"
+        if option.split("=")[0] in _REFUSED_OPTIONS or option in _REFUSED_OPTIONS:
             raise ArgumentError(
-                f"options[{index}]", option, "an option that keeps source and target as they are", remedy
+                f"options[{index}]", option, "an option that keeps target and output", "name the target with target="
             )
-    return (f"--gpu-architecture={target.name}", *_FIXED_FLAGS, *options)
+
+
+def compile_flags(target: Target, options: Sequence[str] = (), includes: Includes | None = None) -> tuple[str, ...]:
+    """Return the NVRTC options for a compilation, which are part of the cache key.
+
+    Raises ArgumentTypeError unless the caller's options are strings, and ArgumentError for an option that names another
+    architecture or changes the kind of output.
+    """
+    _check_options(options)
+    standard = () if option_values(options, "-std", "--std") else (STANDARD_FLAG,)
+    headers = (_HEADER_FLAG, *(f"--include-path={folder}" for folder in includes.folders)) if includes else ()
+    return (f"--gpu-architecture={target.name}", *standard, *_FIXED_FLAGS, *options, *headers)
 
 
 def _require_utf8(field: str, text: str) -> None:
@@ -160,45 +192,75 @@ def compile_source(
     name: str = "kernel.cu",
     options: Sequence[str] = (),
     keep: Callable[[Mapping[str, bytes]], Path | None] | None = None,
+    folder: str = "/",
 ) -> Compiled:
     """Compile one source for one architecture.
 
-    ``source`` is CUDA C++ text without #include, and ``name`` is the file name for errors. If the compilation fails,
-    ``keep`` receives the artifacts by file name (source, log, PTX if there is any) and returns the folder that holds
-    them. Raises TargetError if this NVRTC does not support the target, CompileError if NVRTC rejects the source, and
-    DriverError if NVRTC is missing.
+    ``source`` is CUDA C++ text, ``name`` is the file name for errors, and ``folder`` is where ``#include "..."``
+    searches first. nvcc compiles a source with host code. If the compilation fails, ``keep`` receives the artifacts by
+    file name (source, log, PTX if there is any) and returns the folder that holds them. Raises TargetError if this
+    NVRTC does not support the target, CompileError if the compiler rejects the source or nvcc is needed and missing,
+    and DriverError if NVRTC is missing.
     """
     if "\0" in source:
         raise ArgumentError("source", "a text with a NUL character", "CUDA C++ text")
     _require_utf8("source", source)
     version = nvrtc_version()
     require_nvrtc_for(target, version)
-    flags = compile_flags(target, options)
-    began = time.perf_counter()
-    code, log, ptx, cubin = _run(_nvrtc(), source, _NAME_PREFIX + name, flags)
-    # Remove the prefix of the name, and of the names in #line directives (render.line_name).
-    log = _PREFIXED_PLACE.sub("", log.replace(_NAME_PREFIX + name, name))
-    if int(code) != 0 or not cubin:
+    includes = includes_of(source, options, folder, version[0])
+    began, compiler = time.perf_counter(), f"NVRTC {version[0]}.{version[1]}"
+    log, ptx, cubin = _run(source, os.path.join(folder, name), compile_flags(target, options, includes), includes)
+    log = _own_names(log, folder, name)
+    if not cubin and (place := _host_place(source, name, log)):
+        compiler = "nvcc"
+        log, ptx, cubin = compile_with_nvcc(source, target, options, name, folder, place)
+        log = _own_names(log, folder, name)
+    if not cubin:
         kept = None
         if keep is not None:
             kept = keep({"kernel.cu": source.encode(), "kernel.ptx": ptx.encode(), "log.txt": log.encode()})
         errors = (line for line in log.splitlines() if "error" in line)
-        cause = next(errors, getattr(code, "name", str(code)))
-        message = f"NVRTC {version[0]}.{version[1]} refused {name} for {target.name}: {cause}"
+        message = f"{compiler} refused {name} for {target.name}: {shortened(next(errors, 'no message'))}"
         if missing := _MISSING_HEADER.search(log):
+            searched = [*option_values(options, "-I", "--include-path"), *(includes.folders if includes else ())]
+            where = f"is in none of {', '.join(searched)}" if searched else "no folder has"
             message = (
-                f"{name} includes {missing[1]}, and cudatma compiles without header folders. Compile the file with "
-                f"`nvcc -ptx -lineinfo -arch={target.name}` and emulate the .ptx file; a template includes cudatma's "
-                f"primitives with //% include\n{message}"
+                f"{_place(missing)} includes {missing['name']}, which {where}; "
+                f"{missing_header_remedy(missing['name'], version[0])}\n{message}"
             )
         shown = excerpt(log, source, name, ptx)
         raise CompileError(message, log, source, None if kept is None else str(kept), shown)
     return Compiled(ptx, cubin, log, version, time.perf_counter() - began)
 
 
-def _run(nvrtc: Any, source: str, name: str, flags: Sequence[str]) -> tuple[Any, str, str, bytes]:
-    """Create, compile and destroy a program. Return result code, log, PTX, and the cubin (empty after an error)."""
-    program = check(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []), "nvrtcCreateProgram")
+def _host_place(source: str, name: str, log: str) -> str:
+    """Return "file:line" of the host code because of which NVRTC fails, or "" if it fails for another reason."""
+    if (line := host_line(source)) is not None:
+        return f"{name}:{line}"
+    missing = _MISSING_HEADER.search(log)
+    match = missing if missing and is_host_header(missing["name"]) else _HOST_CODE.search(log)
+    return _place(match) if match else ""
+
+
+def _place(match: re.Match[str]) -> str:
+    """Return "file:line" for the compiler's "file(line)"."""
+    return f"{match['file']}:{match['line']}"
+
+
+def _own_names(log: str, folder: str, name: str) -> str:
+    """Remove the folder from the source's name, and the prefix of the names in #line directives (render.line_name)."""
+    log = log.replace(os.path.join(folder, name), name)
+    return _PLACE.sub(lambda match: match[0] if os.path.isfile(match[0]) else match["path"], log)
+
+
+def _run(source: str, name: str, flags: Sequence[str], includes: Includes | None) -> tuple[str, str, bytes]:
+    """Create, compile and destroy a program. Return the log, the PTX, and the cubin (empty after an error)."""
+    nvrtc = _nvrtc()
+    standard = includes.standard if includes else ()
+    names, texts = [name.encode() for name, _ in standard], [text.encode() for _, text in standard]
+    program = check(
+        nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), len(names), texts, names), "nvrtcCreateProgram"
+    )
     try:
         code = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])[0]
         log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
@@ -207,7 +269,10 @@ def _run(nvrtc: Any, source: str, name: str, flags: Sequence[str]) -> tuple[Any,
         cubin = _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program) if int(code) == 0 else b""
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    return code, _text(log).strip(), _text(ptx), cubin
+    text = _text(log).strip()
+    if int(code) != 0 and "error" not in text:
+        text = f"{text}\nerror: {getattr(code, 'name', code)}".strip()
+    return text, _text(ptx), cubin
 
 
 def _fetch(size_of: Any, get: Any, program: Any) -> bytes:

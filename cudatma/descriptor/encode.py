@@ -361,6 +361,16 @@ class TensorMap:
         shown = ", ".join(f"{name}={extent}" for name, extent in in_array_order.items())
         return f"{type(self).__name__}({spec.dtype.name}, {shown}, swizzle={spec.swizzle.label!r})"
 
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook displays."""
+        from cudatma import pages
+
+        spec = self._spec
+        rows: list[tuple[str, object]] = [("map", repr(self)), ("address", hex(self.address))]
+        rows += [("bytes of a box", spec.expected_bytes), ("alignment in shared memory", spec.smem_alignment_bytes)]
+        rows += [("encoded by", self.encoder + (f" for {self.target.name}" if self.target else ""))]
+        return pages.fragment(pages.table(rows))
+
     def compare(self) -> Comparison:
         """Compare the driver's 128 bytes with the codec's, bit by bit.
 

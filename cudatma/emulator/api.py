@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -14,13 +16,15 @@ from cudatma.emulator.errors import EmulatorError, ResidencyError, StepLimitErro
 from cudatma.emulator.hazards.checks import checks_of
 from cudatma.emulator.hazards.findings import Findings, StopRun, lines_of, report_deadlock, trapped_at
 from cudatma.emulator.hazards.global_memory import prepare
-from cudatma.emulator.hazards.report import CAUSES, Report
+from cudatma.emulator.hazards.report import CAUSES
+from cudatma.emulator.hazards.sources import Lines, Sources
+from cudatma.emulator.hazards.variables import SharedVariables
 from cudatma.emulator.instructions import unsupported
 from cudatma.emulator.machine.arguments import pack_arguments, register_array
 from cudatma.emulator.machine.events import Observer
 from cudatma.emulator.machine.launch import GridLaunch, Setup
 from cudatma.emulator.machine.memory import GlobalMemory
-from cudatma.emulator.machine.program import Image
+from cudatma.emulator.machine.program import Image, Program
 from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.machine.scheduler import Deadlock
 from cudatma.emulator.machine.state import MAX_LOCAL_BYTES, Cluster
@@ -28,11 +32,10 @@ from cudatma.emulator.progress import progress_line
 from cudatma.emulator.ptx.names import Variables
 from cudatma.emulator.ptx.parser import parse
 from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.report import Report
 from cudatma.emulator.trace import Trace
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, HazardError
 from cudatma.target import TARGETS, Target, get_target
-
-Lines = Mapping[str, Mapping[int, str]]
 
 #: Default maximum number of segments in a schedule. A kernel with short segments takes minutes to reach it.
 STEP_LIMIT = 5_000_000
@@ -42,7 +45,7 @@ MAX_PARAM_BYTES = 32764
 MAX_SHARED_BYTES = 227 << 10
 
 
-def load(ptx: str, *, lines: Lines | None = None) -> EmulatedModule:
+def load(ptx: str, *, lines: Lines | None = None, smem_layout: Sequence[tuple[str, int, int]] = ()) -> EmulatedModule:
     """Parse PTX and prepare its kernels for the CPU.
 
     Parameters
@@ -51,6 +54,8 @@ def load(ptx: str, *, lines: Lines | None = None) -> EmulatedModule:
         PTX text.
     lines : mapping, optional
         Sources of the PTX, as file name -> line number -> text. Reports quote these lines.
+    smem_layout : sequence of tuple, optional
+        (name, offset, bytes) of each part of dynamic shared memory, for reports.
 
     Returns
     -------
@@ -89,7 +94,7 @@ def load(ptx: str, *, lines: Lines | None = None) -> EmulatedModule:
     >>> x
     array([0, 2, 4, 6], dtype=int32)
     """
-    return EmulatedModule(ptx, lines=lines)
+    return EmulatedModule(ptx, lines=lines, smem_layout=smem_layout)
 
 
 class EmulatedModule:
@@ -103,12 +108,18 @@ class EmulatedModule:
         PTX text.
     lines : mapping, optional
         Sources of the PTX, as file name -> line number -> text.
+    smem_layout : sequence of tuple, optional
+        (name, offset, bytes) of each part of dynamic shared memory.
     """
 
-    def __init__(self, ptx: str, *, lines: Lines | None = None) -> None:
+    def __init__(
+        self, ptx: str, *, lines: Lines | None = None, smem_layout: Sequence[tuple[str, int, int]] = ()
+    ) -> None:
         self.image = Image(parse(ptx))
         self.module = self.image.module
-        self._lines = lines or {}
+        paths = {path.rsplit("/", 1)[-1]: path for path in self.module.files.values()}
+        self.sources = Sources(ptx, lines or {}, paths)
+        self._smem_layout = tuple(smem_layout)
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -149,6 +160,7 @@ class EmulatedModule:
         replay: int | None = None,
         hazards: str = "raise",
         arrays: Sequence[Any] = (),
+        names: Sequence[str] = (),
         programmatic: bool = False,
         produced_by_previous: Sequence[Any] = (),
         target: str | Target | None = None,
@@ -185,6 +197,9 @@ class EmulatedModule:
             Whether to raise a HazardError with all hazards, return the hazards in the report, or skip the checks.
         arrays : sequence of ndarray, optional
             Additional arrays that the kernel accesses through addresses stored in memory.
+        names : sequence of str, optional
+            Names in messages for each element of `args` and then of `arrays`. Default: the parameters' names in the
+            source or the PTX if they are known, otherwise "args[0]", "arrays[0]", ...
         programmatic : bool, default False
             Whether to check the kernel as a programmatic dependent launch. The previous grid may still run in such a
             launch, so all writes to global memory and all reads of `produced_by_previous` must follow
@@ -249,14 +264,15 @@ class EmulatedModule:
             raise ArgumentTypeError("trace", type(trace).__name__, "a Trace, or None")
         memory = GlobalMemory()
         self.image.map_into(memory)
-        if not isinstance(arrays, Sequence):
-            raise ArgumentTypeError("arrays", type(arrays).__name__, "a sequence of arrays")
-        for position, array in enumerate(arrays):
+        arg_names, array_names = _names(names, args, arrays)
+        for label, array in zip(array_names, arrays, strict=True):
             if isinstance(array, np.ndarray):
-                memory.add(array, f"arrays[{position}]")
+                memory.add(array, label)
             else:
-                register_array(array, f"arrays[{position}]", memory)
-        parameters = pack_arguments(program, args, memory)
+                register_array(array, label, memory)
+        parameters = pack_arguments(program, args, memory, arg_names)
+        if not names:
+            _name_regions(memory, self.sources, program)
         self.image.check(program.function.name)
         shape = _shape("cluster", cluster if cluster is not None else _own_cluster(program.function.directives))
         setup = Setup(
@@ -275,7 +291,8 @@ class EmulatedModule:
         setup.extra.update(_dependence(memory, programmatic, produced_by_previous), track_all=replay is not None)
         setup.extra["target"] = _target_of(target, self.module.target)
         setup.extra["names_cluster"] = cluster is not None or "reqnctapercluster" in program.function.directives
-        findings = Findings(program.function.name, stop_at, self._lines)
+        variables = SharedVariables.of(self.image, program.function.name, self._smem_layout)
+        findings = Findings(program.function.name, stop_at, self.sources, variables)
         chosen = _target_of(target, self.module.target)
         _check_setup(setup, chosen, self.image.shared_layout(program.function.name)[1])
         if chosen is not None:
@@ -285,10 +302,12 @@ class EmulatedModule:
 
         def observe(launch: Launch, block_cluster: Cluster) -> list[Observer]:
             checks = [] if hazards == "off" else checks_of(launch, block_cluster, findings)
-            return [*checks, *traces]
+            return [*traces, *checks]
 
         setup.observe = observe
         report = Report(program.function.name, 1 if replay is not None else schedules)
+        report.sources, report.variables, report.trace = self.sources, variables, trace
+        began = time.perf_counter()
         initial = _snapshot(memory)
         display = progress_line(program.function.name, report.schedules) if progress is None else nullcontext(progress)
         with display as show:
@@ -312,9 +331,13 @@ class EmulatedModule:
             except BaseException:
                 memory.restore(initial)
                 raise
+            finally:
+                if trace is not None:
+                    trace.end()
         report.hazards, report.warnings = findings.hazards(), findings.warnings()
+        report.seconds = time.perf_counter() - began
         if hazards == "raise" and report.hazards:
-            raise HazardError(str(report), report.hazards)
+            raise HazardError(str(report), report.hazards, report)
         return report
 
     def _run_one(self, launch: GridLaunch, report: Report, findings: Findings, hazards: str) -> bool:
@@ -389,6 +412,30 @@ def _dependence(memory: GlobalMemory, programmatic: bool, produced: Sequence[Any
         if region is not None:
             bases.add(region.base)
     return {"programmatic": bool(programmatic) or bool(bases), "produced": bases}
+
+
+def _names(names: Sequence[str], args: Sequence[Any], arrays: Sequence[Any]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the names of the arguments and of the additional arrays."""
+    if not isinstance(args, Sequence) or isinstance(args, str | bytes):
+        raise ArgumentTypeError("args", type(args).__name__, "a sequence, one value for each parameter")
+    if not isinstance(arrays, Sequence):
+        raise ArgumentTypeError("arrays", type(arrays).__name__, "a sequence of arrays")
+    if not names:
+        return [f"args[{i}]" for i in range(len(args))], [f"arrays[{i}]" for i in range(len(arrays))]
+    if len(names) != len(args) + len(arrays):
+        raise ArgumentError("names", f"{len(names)} names", f"{len(args)} of args and {len(arrays)} of arrays")
+    return names[: len(args)], names[len(args) :]
+
+
+def _name_regions(memory: GlobalMemory, sources: Sources, program: Program) -> None:
+    """Name the arrays of the arguments after the kernel's parameters."""
+    entry, parameters = program.function.name, program.function.params
+    declared = [parameter.name for parameter in parameters]
+    if all(re.search(r"_param_\d+$", name) for name in declared):  # a compiler's names
+        declared = sources.parameters(entry, len(parameters)) or [f"args[{i}]" for i in range(len(parameters))]
+    names = {f"args[{position}]": name for position, name in enumerate(declared)}
+    for region in memory.regions():
+        region.name = names.get(region.name, region.name)
 
 
 def _natural(field: str, value: object, minimum: int = 0) -> int:

@@ -252,17 +252,17 @@ class Inspection:
         str
             An HTML document.
         """
-        from cudatma.inspection import page
+        from cudatma import pages
 
         parts = self._parts(coords, offsets, base, element, theme, target)
-        parts.append(("Every bit", page.table(self._bit_rows(), ("bits", "field", "value", "known from", ""))))
-        return page.page(headline(self.spec), parts, theme)
+        parts.append(("Every bit", pages.table(self._bit_rows(), ("bits", "field", "value", "known from", ""))))
+        return pages.document(headline(self.spec), pages.parts(parts), theme, script="map.js")
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook displays."""
-        from cudatma.inspection import page
+        from cudatma import pages
 
-        return page.fragment(self._parts(None, None, 0, None, "auto", None), "auto")
+        return pages.fragment(pages.parts(self._parts(None, None, 0, None, "auto", None)))
 
     def _parts(
         self,
@@ -273,7 +273,7 @@ class Inspection:
         theme: str,
         target: Target | str | None,
     ) -> list[tuple[str, str]]:
-        from cudatma.inspection import page
+        from cudatma import pages
         from cudatma.inspection.access import access_lines
         from cudatma.inspection.picture import check_theme
         from cudatma.inspection.placement import origin
@@ -281,17 +281,17 @@ class Inspection:
         check_theme(theme)
         parts: list[tuple[str, str]] = []
         try:
-            parts.append(("", self.svg(coords, offsets, base=base, element=element, theme=theme)))
+            parts.append(("", pages.figure(self.svg(coords, offsets, base=base, element=element, theme=theme))))
         except DescriptorError as error:
-            parts.append((headline(self.spec), page.table([("no picture", str(error))])))
+            parts.append((headline(self.spec), pages.table([("no picture", str(error))])))
         place = origin(self.spec) if coords is None else coords
         report = self.at(place, offsets)
         shown = ", ".join(map(str, place))
-        parts.append((f"An access at ({shown})", page.table(access_lines(self.spec, report))))
+        parts.append((f"An access at ({shown})", pages.table(access_lines(self.spec, report))))
         findings = self.lint(target=target).findings
         rows = [(f.severity, f"{f.name}: {f.message}\n{f.rule} [{f.source}]\n{f.remedy}") for f in findings]
-        parts.append(("Risks", page.table(rows) if rows else "none found"))
-        parts.append(("Fields", page.table(self.rows())))
+        parts.append(("Risks", pages.table(rows) if rows else "none found"))
+        parts.append(("Fields", pages.table(self.rows())))
         return parts
 
     def _mark(self, placed: Placement, element: tuple[int, int] | None) -> Element | None:

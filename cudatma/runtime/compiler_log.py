@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from cudatma.errors import counted
 
@@ -13,7 +15,9 @@ Lines = dict[str, dict[int, str]]
 _DIRECTIVE = re.compile(r'#line (?P<number>\d+) "(?P<file>[^"]*)"')
 _ERROR = re.compile(r"^(?P<file>\S[^(\n]*)\((?P<number>\d+)\): (?:catastrophic )?error\b.*", re.MULTILINE)
 _PTXAS_ERROR = re.compile(r"^ptxas .*?, line (?P<number>\d+); (?:error|fatal)\b.*", re.MULTILINE)
+_PTX_FILE = re.compile(r'^\s*\.file\s+\d+\s+"([^"]+)"', re.MULTILINE)
 _COMPLAINT_LINES, _AROUND = 8, 3
+_LONG_LINE = 400
 
 
 def lines_of(source: str, name: str = "kernel.cu") -> Lines:
@@ -42,6 +46,21 @@ def own_lines(source: str, name: str = "kernel.cu") -> Lines:
     return {file: lines}
 
 
+def source_lines(source: str, ptx: str, name: str = "kernel.cu") -> Lines:
+    """Return the lines of own_lines(), followed by the lines of each existing file that the PTX names."""
+    files = own_lines(source, name)
+    paths: dict[str, set[str]] = {}
+    for path in _PTX_FILE.findall(ptx):
+        paths.setdefault(path.rpartition("/")[2], set()).add(path)
+    for file, (path, *others) in paths.items():
+        # The emulator names a file without its folder.
+        if file not in files and not others:
+            with suppress(OSError):
+                text = Path(path).read_text(encoding="utf-8", errors="backslashreplace")
+                files[file] = dict(enumerate(text.splitlines(), 1))
+    return files
+
+
 def excerpt(log: str, source: str, name: str, ptx: str = "") -> str:
     """Return the first error of a log with three lines of the source before and after it, or "" without a line number.
 
@@ -58,13 +77,19 @@ def excerpt(log: str, source: str, name: str, ptx: str = "") -> str:
         number, lines = int(errors[0]["number"]), dict(enumerate(ptx.splitlines(), 1))
     end = errors[1].start() if len(errors) > 1 else len(log)
     complaint = log[errors[0].start() : end].split("\n\n", 1)[0]
-    shown = complaint.strip().splitlines()[:_COMPLAINT_LINES]
+    shown = [shortened(line) for line in complaint.strip().splitlines()[:_COMPLAINT_LINES]]
     for at in range(number - _AROUND, number + _AROUND + 1):
         if at in lines:
             shown.append(f"{'>' if at == number else ' '} {at:5d} | {lines[at]}".rstrip())
     if len(errors) > 1:
         shown.append(f"and {counted(len(errors) - 1, 'more error')}")
     return "\n".join(shown)
+
+
+def shortened(line: str) -> str:
+    """Return a line of a log without the middle of a long list of template arguments."""
+    half = _LONG_LINE // 2
+    return line if len(line) <= _LONG_LINE else f"{line[:half]} ... {line[-half:]}"
 
 
 _LOSS = "Potential Performance Loss"

@@ -22,7 +22,7 @@ from cudatma import context
 from cudatma.backend import BACKEND_VARIABLE, backend_for
 from cudatma.errors import ArgumentError, DriverError, LaunchError, check, counted
 from cudatma.library_streams import stream_handle
-from cudatma.runtime.compiler_log import log_warnings, own_lines, register_count
+from cudatma.runtime.compiler_log import log_warnings, register_count, source_lines
 from cudatma.runtime.hang import Names, is_debug_ptx
 from cudatma.runtime.launch_args import Arguments, Parameter, entries, marshal
 from cudatma.runtime.launch_config import LaunchConfig, dim3, make_config
@@ -32,6 +32,7 @@ from cudatma.target import Target
 
 if TYPE_CHECKING:
     from cudatma.emulator import EmulatedModule, Report
+    from cudatma.review import KernelReport
     from cudatma.runtime.hang.listeners import Listener, ListeningModule
 
 
@@ -256,6 +257,19 @@ class Kernel:
     def __repr__(self) -> str:
         return f"Kernel({self.entry}, {self.target.name}, {counted(len(self.parameters), 'parameter')})"
 
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook displays."""
+        from cudatma import pages
+
+        kinds = {"int": "integer", "float": "float", "bytes": "structure"}
+        rows = [("kernel", self.entry), ("target", self.target.name)]
+        for p in self.parameters:
+            kind = "pointer or integer" if p.is_pointer_wide else kinds[p.kind]
+            rows.append(("parameter", f"{p.name}: {kind}, {counted(p.size_bytes, 'byte')}"))
+        rows += [("shared memory", f"{offset}: {name}, {size} bytes") for name, offset, size in self.smem_layout]
+        rows += [("warning", warning) for warning in self.warnings]
+        return pages.fragment(pages.table(rows))
+
     def __reduce__(self) -> tuple[Any, ...]:
         kept = (self.cubin, self.entry, self.target, self.ptx, self.source, self.log, self.folder, self.smem_layout)
         return _rebuild, kept
@@ -431,12 +445,50 @@ class Kernel:
         """Module on the emulator. The module's variables keep their values between launches, as on a GPU."""
         from cudatma.emulator import load  # slow to import
 
-        lines = own_lines(self.source)
+        module = load(self.ptx, lines=source_lines(self.source, self.ptx), smem_layout=self.smem_layout)
         if not self.is_debug:
-            return load(self.ptx, lines=lines)
+            return module
         from cudatma.runtime.hang.listeners import ListeningModule
 
-        return ListeningModule(load(self.ptx, lines=lines), self._names)
+        return ListeningModule(module, self._names)
+
+    def report(self, *, threads: int | None = None, shared_bytes: int | None = None) -> KernelReport:
+        """Return what the compiled kernel contains; ``str()`` of the result is a page of text.
+
+        The report has registers, spills, shared memory, occupancy, tables of the TMA, mbarrier and tensor-core
+        instructions with their source lines, and what each loop waits for. SASS needs nvdisasm or cuobjdump
+        (``pip install cudatma[sass]``); a note says what is missing without them.
+
+        Parameters
+        ----------
+        threads : int, optional
+            Threads per CTA, which determine the occupancy. Default: from ``__launch_bounds__``.
+        shared_bytes : int, optional
+            Dynamic shared memory per CTA in bytes. Default: from the config.
+
+        Returns
+        -------
+        KernelReport
+            The report.
+
+        Examples
+        --------
+        >>> source = 'extern "C" __global__ void __launch_bounds__(128) one(int* x) { *x = 1; }'
+        >>> report = cudatma.compile(source, target="sm_90a").report()
+        >>> report.threads, report.occupancy[0].ctas, report.occupancy[0].limited_by
+        (128, 16, ('threads',))
+        """
+        from cudatma.review import Image, disassembled, reports  # slow to import
+
+        image = Image(self.entry, self.target.name, self.ptx, self.cubin, log=self.log, notes=self.warnings)
+        (result,) = reports(
+            disassembled(image),
+            entry=self.entry,
+            smem=self.smem_layout,
+            threads=threads,
+            dynamic_smem_bytes=shared_bytes,
+        )
+        return result
 
     @property
     def _names(self) -> Names:

@@ -54,6 +54,8 @@ CONTENTS: dict[str, list[str]] = {
         "/docs/howto/inspect_a_descriptor",
         "/docs/howto/compile_and_dump",
         "/docs/howto/emulate_a_kernel",
+        "/docs/howto/emulate_a_program",
+        "/docs/howto/record_and_replay",
         "/docs/howto/test_a_kernel",
         "/docs/howto/mutate_a_kernel",
         "/docs/howto/debug_a_hang",

@@ -128,8 +128,8 @@ def test_warnings_of_a_log() -> None:
 @pytest.mark.parametrize(
     "option",
     [
-        *("-arch=sm_80", "--gpu-architecture=sm_80", "--gpu-architecture", "-I/usr/include", "-I", "-I="),
-        *("--include-path=/x", "--pre-include=a.h", "-dlto", "--dlink-time-opt", "--relocatable-device-code=true"),
+        *("-arch=sm_80", "--gpu-architecture=sm_80", "--gpu-architecture"),
+        *("-dlto", "--dlink-time-opt", "--relocatable-device-code=true"),
     ],
 )
 def test_options_that_are_refused(option: str) -> None:

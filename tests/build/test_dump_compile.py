@@ -12,11 +12,12 @@ from cudatma.build.kernel import compile as compile_kernel
 from cudatma.build.render import render
 from cudatma.errors import TargetError
 from cudatma.kernels.registry import REGISTRY
+from cudatma.review.flow import successors
+from cudatma.review.programs import find_program
+from cudatma.review.sass import Code
 from cudatma.runtime.launch_args import entries
 from cudatma.target import get_target
 from tools.dump_kernels import Job, dump, jobs_for
-from tools.sass import disassemble, find_program
-from tools.sass_flow import Code, parse_encoded, successors
 
 TARGETS = ("sm_90a", "sm_120a", "sm_121a")
 
@@ -89,7 +90,9 @@ def test_sm_121a_has_the_sources_of_sm_120a() -> None:
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_kernel(job: Job, folder: Path) -> None:
     report = dump(job, folder)
-    assert report.resources is not None, "ptxas said nothing about the entry"
+    assert report.resources is not None
+    assert report.resources.spill_store_bytes is not None, "ptxas said nothing about the entry"
+    assert report.resources.spill_load_bytes is not None
     # The widest tiles keep a few addresses in local memory (docs/design/marlin.md), never accumulators.
     assert max(report.resources.spill_store_bytes, report.resources.spill_load_bytes) <= MOST_SPILL_BYTES
     assert report.resources.registers <= 255
@@ -102,7 +105,8 @@ def test_kernel(job: Job, folder: Path) -> None:
         pytest.skip("no disassembler here: the SASS was not looked at")
     assert report.sass is not None, report.notes
     assert report.release_hazards == report.wgmma_hazards == ()
-    (code,) = parse_encoded(disassemble(folder / f"{job.name}.cubin").text or "")
+    code = report.code
+    assert code is not None
     has_ring = getattr(job.config, "smem_bytes", 1) > 0 and job.entry.name not in WITHOUT_RING
     assert any(step.opcode.startswith("SYNCS.ARRIVE") for step in code.steps) == has_ring
     assert_all_is_reached(code)

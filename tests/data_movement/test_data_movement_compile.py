@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +14,11 @@ from cudatma.errors import DriverError
 from cudatma.kernels.data_movement.configs import RUN, RUN_KINDS, RunConfig, WindowConfig
 from cudatma.kernels.data_movement.transpose import TEMPLATE, TransposeConfig, choose_transpose
 from cudatma.kernels.registry import REGISTRY
+from cudatma.review.cubin import read_cubin
+from cudatma.review.programs import disassemble, find_program
+from cudatma.review.sass import count_mnemonics, parse_sass
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
-from tools.sass import count_mnemonics, disassemble, find_program, parse_ptxas, parse_sass
 
 #: Kernels whose data passes through TMA alone, and what else they may read: a table, or the ends of a run.
 BY_TMA = {
@@ -54,7 +55,7 @@ def test_no_thread_moves_data(name: str, target: str) -> None:
         assert found["ld.global"] <= BY_TMA[name]
         assert found["st.global"] <= (2 if name == "run_copy" else 0)
         assert kernel.warnings == ()
-        used = parse_ptxas(kernel.log)[config.entry]
+        used = read_cubin(kernel.cubin, "", kernel.log).kernels[config.entry]
         assert used.spill_store_bytes == used.spill_load_bytes == 0
 
 
@@ -83,23 +84,22 @@ TURNING = {1: ("LDSM", "STSM", 4), 2: ("LDSM", "STSM", 2), 4: ("LDS", "STS", 4),
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("element_bytes", TURNING)
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
-def test_a_transpose_reads_and_writes_16_bytes_a_lane(element_bytes: int, target: str, tmp_path: Path) -> None:
+def test_a_transpose_reads_and_writes_16_bytes_a_lane(element_bytes: int, target: str) -> None:
     config = choose_transpose(element_bytes, get_target(target))
     kernel = compiled(TEMPLATE, config, target)
-    used = parse_ptxas(kernel.log)[config.entry]
+    used = read_cubin(kernel.cubin, "", kernel.log).kernels[config.entry]
     assert used.spill_store_bytes == used.spill_load_bytes == 0
     assert 2 * used.registers * config.threads <= 65536
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here")
-    (tmp_path / "k.cubin").write_bytes(kernel.cubin)
-    shown = disassemble(tmp_path / "k.cubin")
+    shown = disassemble(kernel.cubin)
     assert shown.text is not None
-    instructions = parse_sass(shown.text)
-    found = count_mnemonics(instructions)
+    (code,) = parse_sass(shown.text)
+    found = count_mnemonics(code.steps)
     read, write, count = TURNING[element_bytes]
     assert found[read] == found[write] > 0
     assert found[read] % count == 0
-    plain = [each.opcode for each in instructions if each.mnemonic in ("LDS", "STS", "LDL", "STL", "LDG", "STG")]
+    plain = [each.opcode for each in code.steps if each.mnemonic in ("LDS", "STS", "LDL", "STL", "LDG", "STG")]
     assert all(opcode in ("LDS.128", "STS.128") for opcode in plain)
     assert found["UTMALDG"] > 0
     assert found["UTMASTG"] > 0

@@ -88,7 +88,7 @@ def test_every_option_of_a_command_is_listed(
 ) -> None:
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
-    shown = set(re.findall(r"^  (--?[a-z][\w-]*)", capsys.readouterr().out, re.MULTILINE)) - {"-h"}
+    shown = set(re.findall(r"^  (--?[A-Za-z][\w-]*)", capsys.readouterr().out, re.MULTILINE)) - {"-h"}
     listed = re.findall(r"^\.\. option:: (-[\w-]+)", sections[command], re.MULTILINE)
     assert set(listed) == shown
     assert len(listed) == len(shown)

@@ -103,6 +103,22 @@ def test_parameters_are_addressed_in_32_bits() -> None:
     assert out.tolist() == [1, 2, 3, 77, 4]
 
 
+def test_inline_assembly_has_the_line_of_its_call() -> None:
+    """LLVM adds the number of the line inside the assembly to that of the call."""
+    body = """
+    .loc 1 14 5
+    // begin inline asm
+    mov.u32 %r1, 0;
+    .loc 1 15 5
+    ld.global.u32 %r1, [%d1];
+    // end inline asm
+    .loc 1 16 5
+    ld.global.u32 %r2, [%d1];
+    """
+    report = kernel("mov.b64 %d1, 64;" + body, 0, '.file 1 "add.py"').launch("k", 1, 1, hazards="collect")
+    assert report.hazards[0].source == "add.py:14"
+
+
 def test_a_barrier_reduction_writes_its_register() -> None:
     """__syncthreads_count: the destination of bar.red lives on, and nothing was read before it."""
     body = """

@@ -184,7 +184,7 @@ def test_a_flag_that_nobody_sets_is_a_deadlock() -> None:
     """
     report = kernel(body, 1).launch("k", 2, 32, (np.zeros(1, np.uint32),), schedules=3, hazards="collect")
     assert report.kinds == {"deadlock"}
-    assert "polls byte 0 of args[0], which stays 0" in str(report)
+    assert "polls byte 0 of p0, which stays 0" in str(report)
     assert report.schedules == 1, "the first infinite loop ends the search"
 
 
@@ -212,3 +212,41 @@ def test_what_another_cluster_released_is_known_apart_from_ones_own() -> None:
     mine.absorb(1, theirs, own=0)
     assert mine.order.tolist() == [3, 0]
     assert mine.of(np.array([0, 2, 3, 4]), 2, 0).tolist() == [3, 4, 0, 0]
+
+
+ADD_ONE = """
+ld.param.u64 %d1, [p0]; ld.param.u64 %d2, [p1]; mul.wide.u32 %d3, %r63, 4;
+add.u64 %d4, %d1, %d3; add.u64 %d5, %d2, %d3;
+setp.eq.u32 %p1, %r63, 0; setp.lt.u32 %p2, %r63, 63; mov.u32 %r2, 0;
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds"),
+    [
+        ("ld.global.u32 %r1, [%d1]; add.u32 %r2, %r1, 1; @%p1 st.global.u32 [%d1], %r2;", set()),
+        (
+            "ld.global.u32 %r1, [%d1]; add.u32 %r2, %r1, 1; @%p1 st.global.u32 [%d1], %r2; st.global.u32 [%d5], %r2;",
+            {"global_race", "lane_race"},
+        ),
+        ("@%p2 ld.global.u32 %r1, [%d4+4]; @%p2 st.global.u32 [%d4], %r1;", {"global_race", "lane_race"}),
+        (
+            "ld.global.u32 %r1, [%d1]; setp.eq.u32 %p3, %r1, 0; @%p3 st.global.u32 [%d5], %r2; "
+            "@%p1 st.global.u32 [%d1], %r63;",
+            {"global_race", "lane_race"},
+        ),
+    ],
+    ids=["one thread stores", "each thread also stores the value", "in place", "the value decides"],
+)
+def test_a_value_that_a_thread_loads_and_does_not_use_does_not_race(body: str, kinds: set[str]) -> None:
+    """Triton loads a scalar in each thread, and stores the sum in one."""
+    module = kernel(ADD_ONE + body, 2)
+    x, y = np.arange(1, 66, dtype=np.uint32), np.zeros(64, np.uint32)
+    assert module.launch("k", 1, 64, (x, y), schedules=4, hazards="collect").kinds == kinds
+
+
+def test_two_blocks_race_even_if_one_thread_of_each_stores() -> None:
+    body = ADD_ONE + "ld.global.u32 %r1, [%d1]; add.u32 %r2, %r1, 1; @%p1 st.global.u32 [%d1], %r2;"
+    report = kernel(body, 2).launch("k", 2, 64, (np.zeros(64, np.uint32),) * 2, hazards="collect")
+    assert report.kinds == {"global_race"}
+    assert "of block (0, 0, 0) wrote" in report.hazards[0].message

@@ -87,6 +87,11 @@ POOL = """
 #ifndef CONSUMER
 #define CONSUMER "232"
 #endif
+#ifdef TWICE
+#define LEFT "32"
+#else
+#define LEFT "40"
+#endif
 #ifdef GREEDY
 #undef CONSUMER
 #define CONSUMER "240"
@@ -100,10 +105,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) k(u32* out) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");   //! THREE_WARPS
 #endif
 #if !defined(KEEPS) && !defined(THREE_WARPS)
-#ifndef TWICE
-        NAMED_SYNC(1, 128);
-#endif
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");   //! TWICE
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 " LEFT ";");   //! TWICE
 #endif
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 " CONSUMER ";");   //! GREEDY KEEPS

@@ -13,9 +13,11 @@ from test_hazard_catalogue_pipelines import CASES
 
 from cudatma.descriptor import TensorMap
 from cudatma.emulator import Report
+from cudatma.emulator.ptx.parser import parse
 from cudatma.errors import ArgumentError, HazardError
 
 RING = CASES[0]
+HEADER = ".version 8.0\n.target sm_90a\n.address_size 64\n"
 
 TILE = """
 extern "C" __global__ void k(const u32* in, u32* out) {
@@ -243,3 +245,23 @@ def test_other_uses_of_a_swizzled_tile_are_none(use: str) -> None:
     report, _ = run_swizzled(use)
     assert report.is_clean, str(report)
     assert not report.warnings
+
+
+@pytest.mark.parametrize(
+    ("callers", "source"),
+    [
+        (2, "h0.cuh:10, inlined at h1.cuh:11, inlined at user.cu:12"),
+        (12, "h0.cuh:10, inlined at user.cu:22"),
+    ],
+)
+def test_a_long_chain_of_inlined_calls_keeps_its_ends(callers: int, source: str) -> None:
+    """The kernel is in user.cu; every other function is in a header of its own."""
+    files = [f'.file {depth + 1} "/include/h{depth}.cuh"\n' for depth in range(callers)]
+    files.append(f'.file {callers + 1} "/home/user.cu"\n')
+    places = [f".loc {depth + 1} {10 + depth} 0" for depth in range(callers + 1)]
+    chain = [places[-1]]
+    for depth in reversed(range(callers)):
+        chain.append(f"{places[depth]}, function_name name, inlined_at {places[depth + 1].removeprefix('.loc ')}")
+    body = "\n".join([*chain, "add.u32 %r1, %r1, 1;"])
+    module = parse(f"{HEADER}{''.join(files)}.visible .entry k() {{ .reg .b32 %r<2>;\n{body}\nret; }}")
+    assert module.source_of(module.functions["k"].body[0]) == source

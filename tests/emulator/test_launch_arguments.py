@@ -212,3 +212,14 @@ def test_a_trap_names_its_place() -> None:
     source = 'extern "C" __global__ void stop(int n) { if (threadIdx.x == n) __trap(); }'
     with pytest.raises(TrapError, match="trap"):
         module_of(source).launch("stop", 1, 32, (3,))
+
+
+def test_messages_use_the_caller_s_names() -> None:
+    module = module_of('extern "C" __global__ void put(int* to, int** table) { to[4] = 1; table[0][2] = 1; }')
+    to, other = np.zeros(4, np.int32), np.zeros(2, np.int32)
+    table = np.array([other.ctypes.data], np.uint64)
+    names = ("to", "table", "other")
+    report = module.launch("put", 1, 1, (to, table), arrays=(other,), names=names, hazards="collect", schedules=1)
+    assert "past the end of to (16 bytes)" in str(report.hazards[0])
+    with pytest.raises(ArgumentError, match="names: got 1 names; allowed: 2 of args and 0 of arrays"):
+        module.launch("put", 1, 1, (to, table), names=("to",))

@@ -261,9 +261,9 @@ def test_traps_and_asserts() -> None:
     a = np.zeros(1, np.uint8)
     with pytest.raises(TrapError, match="trap"):
         kernel("trap;").launch("k", 1, 32, (a, a, a, a))
-    with pytest.raises(HazardError, match="past the end of args"):
+    with pytest.raises(HazardError, match="past the end of p0"):
         kernel("ld.param.u64 %d1, [p0];\nld.global.u8 %h1, [%d1+64];").launch("k", 1, 32, (a, a, a, a))
-    with pytest.raises(HazardError, match=r"access of 1 byte at 0x[0-9a-f]+, 1 byte past the end of args\[0\]"):
+    with pytest.raises(HazardError, match=r"access of 1 byte at 0x[0-9a-f]+, 1 byte past the end of p0"):
         kernel("ld.param.u64 %d1, [p0];\nld.global.u8 %h1, [%d1+2];").launch("k", 1, 32, (a, a, a, a))
     assert issubclass(TrapError, EmulatorError)
 

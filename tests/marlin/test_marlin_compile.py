@@ -22,9 +22,11 @@ from cudatma.kernels.launch_struct import size_bytes
 from cudatma.kernels.marlin.candidates import WGMMA_TILES, choose_mma_sync, dump_configs, fitted, skinny_times
 from cudatma.kernels.marlin.config import LOAD_PATHS, MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape, Problem
+from cudatma.review.cubin import read_cubin
+from cudatma.review.programs import disassemble, find_program
+from cudatma.review.sass import Step, parse_sass, uses_cluster
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
-from tools.sass import Instruction, disassemble, find_program, parse_ptxas, parse_sass, uses_cluster
 
 TARGETS = ("sm_90a", "sm_120a")
 TENSOR_MAP_BYTES = 128
@@ -42,14 +44,13 @@ def compiled(config: MarlinConfig, target: str = "sm_90a") -> Kernel:
 
 
 @lru_cache(maxsize=64)
-def instructions(config: MarlinConfig, target: str = "sm_90a") -> tuple[Instruction, ...]:
+def instructions(config: MarlinConfig, target: str = "sm_90a") -> list[Step]:
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here: the SASS was not looked at")
-    folder = compiled(config, target).folder
-    assert folder is not None
-    text = disassemble(folder / "kernel.cubin").text
+    text = disassemble(compiled(config, target).cubin).text
     assert text is not None
-    return parse_sass(text)
+    (code,) = parse_sass(text)
+    return code.steps
 
 
 def counts(config: MarlinConfig, target: str = "sm_90a") -> Counter[str]:
@@ -60,7 +61,9 @@ def check_resources(config: MarlinConfig, target: str, *, local_bytes: int = 0) 
     """Check warnings, which a log of serialized wgmmas or of an ignored setmaxnreg has, local memory and registers."""
     kernel = compiled(config, target)
     assert kernel.warnings == ()
-    used = parse_ptxas(kernel.log)[config.entry]
+    used = read_cubin(kernel.cubin, "", kernel.log).kernels[config.entry]
+    assert used.spill_store_bytes is not None
+    assert used.spill_load_bytes is not None
     assert max(used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) <= local_bytes
     assert used.registers * config.threads * config.ctas_per_sm <= 65536, "fewer CTAs on an SM than the plan has"
     assert used.static_smem_bytes == 0, "the offsets in shared memory begin at the dynamic part"

@@ -197,7 +197,7 @@ def test_imports_are_found_wherever_they_stand() -> None:
         "cudatma.target",
         "cudatma.descriptor",
         "cudatma.descriptor.spec",
-        "tools.sass",
+        "tools.checks",
     )
 
     def found(text: str, importer: str, is_package: bool = False) -> set[str]:
@@ -205,7 +205,7 @@ def test_imports_are_found_wherever_they_stand() -> None:
 
     code = "import numpy\nimport cudatma.target\ndef f():\n    from cudatma import errors, Anything\n"
     assert found(code, "tools.x") == {"cudatma.target", "cudatma.errors", "cudatma"}
-    assert found("from .sass import f", "tools.report") == {"tools.sass"}
+    assert found("from .checks import f", "tools.doctor") == {"tools.checks"}
     assert found("from . import spec", "cudatma.descriptor", True) == {"cudatma.descriptor.spec"}
     assert found("from ..target import Target", "cudatma.descriptor.spec") == {"cudatma.target"}
 

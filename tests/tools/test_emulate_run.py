@@ -332,6 +332,42 @@ def test_the_entry_has_to_name_one_kernel(
     assert capsys.readouterr().err == f"cudatma: ArgumentError: --entry: {said}\n"
 
 
+INCLUDING = """\
+#include "own.h"
+#include <factor.h>
+template <int K> concept Small = K < 9;
+extern "C" __global__ void scale(float* x) { x[threadIdx.x] *= Small<FACTOR> ? FACTOR * OWN : 0; }
+"""
+
+
+@pytest.mark.parametrize("command", ["emulate", "mutants"])
+@pytest.mark.parametrize("is_file", [False, True], ids=["options", "launch file"])
+def test_a_file_that_includes(command: str, is_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {
+        "k/scale.cu": INCLUDING,
+        "k/own.h": "#define OWN 1",
+        "inc/factor.h": "#define FACTOR (N * M)",
+        "first.h": "#define M 2",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    if is_file:  # its folders are relative to it
+        described: dict[str, Any] = {"kernel": "k/scale.cu", "block": 32, "include_dirs": ["inc"], "defines": ["N=3"]}
+        described |= {"options": ["--std=c++20", f"--pre-include={tmp_path / 'first.h'}"]}
+        described |= {"arrays": {"x": {"dtype": "float32", "shape": [32], "fill": "ones"}}, "args": [{"array": "x"}]}
+        (tmp_path / "launch.json").write_text(json.dumps(described))
+        words = [str(tmp_path / "launch.json")]
+    else:
+        monkeypatch.chdir(tmp_path)
+        words = ["k/scale.cu", "-Iinc", "-D", "N=3", "--std", "c++20", "--include", "first.h"]
+        words += ["--block", "32", "--arg", "x:float32[32]=ones"]
+    if command == "mutants":
+        assert cli.main(["mutants", *words, "--list"]) == 0
+        return
+    np.save(tmp_path / "six.npy", np.full(32, 6, np.float32))
+    assert cli.main(["emulate", *words, "--schedules", "2", "--expect", f"x={tmp_path / 'six.npy'}"]) == 0
+
+
 def test_a_file_without_a_kernel(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty.cu").write_text("__device__ int x;")
     assert emulate("empty.cu") == 2

@@ -63,12 +63,15 @@ def test_a_race_fails_with_its_line_its_cause_and_how_to_see_it_again(files: pyt
 
 def test_a_failing_launch_leaves_its_trace(files: pytest.Pytester) -> None:
     break_kernel(files)
-    result = files.runpytest_inprocess("--emulator-trace", "traces", "--emulator-seed", "3")
+    result = files.runpytest_inprocess(
+        "--emulator-trace", "traces", "--emulator-html", "traces", "--emulator-seed", "3"
+    )
     result.assert_outcomes(failed=1)
     found = {path.suffix: path for path in (files.path / "traces").iterdir()}
     assert found[".svg"].name == "test_reverse.py_test_reverse.svg"
     result.stdout.fnmatch_lines([f"wrote traces/{found['.json'].name}"])
     assert "hazard" in found[".svg"].read_text()
+    assert "// no barrier" in found[".html"].read_text()
     assert json.loads(found[".json"].read_text())["otherData"]["seed"] == 3
 
 
@@ -120,3 +123,14 @@ def test_errors(emulate):
 def test_every_form_of_a_kernel_and_wrong_calls(files: pytest.Pytester) -> None:
     files.makepyfile(test_forms=FORMS)
     files.runpytest_inprocess("test_forms.py").assert_outcomes(passed=6)
+
+
+def test_a_kernel_that_includes_a_header_of_the_tests_folder(pytester: pytest.Pytester) -> None:
+    folder = pytester.mkdir("sub")
+    (folder / "inc").mkdir()
+    (folder / "inc" / "barrier.h").write_text("#define BARRIER __syncthreads();\n")
+    (folder / "reverse.cu").write_text(f"#include <barrier.h>\n{KERNEL.replace('SYNC', 'BARRIER NOTHING')}")
+    more = '(x, y), include_dirs=["inc"], defines={"NOTHING": ""})'
+    (folder / "test_reverse.py").write_text(TEST.replace("(x, y))", more))
+    pytester.makeini("[pytest]\naddopts = -p cudatma.pytest_plugin -p no:cacheprovider")
+    pytester.runpytest_inprocess().assert_outcomes(passed=1)

@@ -21,14 +21,17 @@ PICTURE = ROOT / "docs" / "pictures" / "architecture.svg"
 #: modules that are not in a package.
 LAYERS: tuple[tuple[str, str], ...] = (
     ("facts", "errors, element types, targets, contexts, arrays of any library, shared-memory layouts, pipelines"),
+    ("pages", "HTML: templates and style of pages and notebook views"),
     ("descriptor", "tensor maps: rules, codec, driver"),
     ("emulator", "runs PTX on the CPU and reports hazards"),
+    ("review", "reports of compiled kernels: resources, SASS, differences"),
     ("runtime", "memory, streams, loaded kernels"),
     ("build", "template to CUDA source to PTX and cubin, with a cache"),
     ("inspection", "explains tensor maps"),
     ("quantization", "int4 weights: pack, import, store"),
     ("kernels", "the path of a call; marlin, gemm, attention, data_movement, all_reduce"),
     ("mutants", "plants mistakes in kernels"),
+    ("programs", "launches of Triton, Gluon, CuPy, cuda.core and cuda-python"),
     ("integrations", "torch, transformers, PEFT, vLLM"),
     ("tools", "one file for each command"),
 )

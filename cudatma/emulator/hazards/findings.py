@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.errors import TrapError
-from cudatma.emulator.hazards.report import Finding, Hazard, Place, by_cause
+from cudatma.emulator.hazards.report import Access, Finding, Hazard, Place, by_cause
 from cudatma.emulator.hazards.shared_memory import Shadow
+from cudatma.emulator.hazards.sources import Sources
+from cudatma.emulator.hazards.variables import SharedVariables
 from cudatma.emulator.machine.access import FlagWait
-from cudatma.emulator.machine.events import Observer
+from cudatma.emulator.machine.events import Copy, Observer
 from cudatma.emulator.machine.loops import Recorder, is_plain
-from cudatma.emulator.machine.memory import SHARED_START
+from cudatma.emulator.machine.memory import RANK_SHIFT, SHARED_START, SHARED_WINDOW
 from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.machine.register_pool import RegisterWait
@@ -23,6 +25,9 @@ from cudatma.emulator.machine.sync import NamedWait
 from cudatma.emulator.ptx.model import Instruction
 from cudatma.emulator.ptx.types import Array
 from cudatma.errors import counted
+
+#: (kind, function, place of the instruction) -> finding.
+_Table = dict[tuple[str, str, Any], Finding]
 
 
 class StopRun(Exception):  # noqa: N818 - not an error
@@ -41,12 +46,16 @@ class Findings:
     """
 
     def __init__(
-        self, kernel: str, stop_at: Iterable[str] = (), lines: Mapping[str, Mapping[int, str]] | None = None
+        self,
+        kernel: str,
+        stop_at: Iterable[str] = (),
+        sources: Sources | None = None,
+        variables: SharedVariables | None = None,
     ) -> None:
-        """Prepare for a kernel; ``lines`` holds its sources as file name -> line number -> text."""
-        self.kernel, self._stop_at, self._lines = kernel, frozenset(stop_at), lines or {}
-        self._hazards: dict[tuple[str, str, Any], Finding] = {}
-        self._warnings: dict[tuple[str, str, Any], Finding] = {}
+        self.kernel, self._stop_at, self._sources = kernel, frozenset(stop_at), sources or Sources()
+        self.variables = variables or SharedVariables()
+        self._hazards: _Table = {}
+        self._warnings: _Table = {}
         #: (function, instruction) -> remaining number of reads of swizzled tiles to examine.
         self.reads_to_check: dict[tuple[str, int], int] = {}
         #: The wgmma operands that swizzles.Swizzles has examined.
@@ -66,12 +75,15 @@ class Findings:
         blocks: Iterable[Dim] = (),
         is_warning: bool = False,
         cause: str = "",
+        others: Iterable[Access] = (),
+        where: str = "",
+        address: int | None = None,
     ) -> None:
         """Record a hazard, or a warning, at an instruction.
 
         Parameters
         ----------
-        places, is_derived, advice
+        places, is_derived, advice, others, where, address
             As in report.Finding and report.Hazard.
         blocks
             CTAs that the hazard concerns in addition to the warp's CTA.
@@ -79,33 +91,29 @@ class Findings:
             The cause, if it is different from the usual cause of this kind.
         """
         table = self._warnings if is_warning else self._hazards
-        known = self._add(kind, message, program, at, warp, advice, table)
+        known = self._known(kind, program, at, table)
+        if known is None:
+            more = {"advice": advice, "others": tuple(others), "where": where, "address": address}
+            known = self._add(kind, message, program, at, warp, table, more)
         known.hazard = replace(known.hazard, known_cause=cause)
         known.touch(places, is_derived)
         known.blocks.update(blocks, (warp.block.index,))
         if kind in self._stop_at and not is_warning:
             raise StopRun
 
-    def _add(
-        self,
-        kind: str,
-        message: str,
-        program: Program,
-        at: int,
-        warp: Warp,
-        advice: str,
-        table: dict[tuple[str, str, Any], Finding],
-    ) -> Finding:
-        instruction = program.instruction(at) if 0 <= at < len(program.function.body) else None
-        key = (kind, program.function.name, _place(instruction, at))
-        known = table.get(key)
+    def _known(self, kind: str, program: Program, at: int, table: _Table) -> Finding | None:
+        """Count an occurrence of a known finding and return the finding, or return None."""
+        known = table.get((kind, program.function.name, _place(_instruction(program, at), at)))
         if known is not None:
             known.hazard = replace(known.hazard, count=known.hazard.count + 1)
-            return known
-        if table is self._hazards:
-            warp.events.hazard_found(kind, warp)
+        return known
+
+    def _add(
+        self, kind: str, message: str, program: Program, at: int, warp: Warp, table: _Table, more: dict[str, Any]
+    ) -> Finding:
+        instruction = _instruction(program, at)
         source = program.module.source_of(instruction) if instruction else ""
-        known = table[key] = Finding(
+        known = table[kind, program.function.name, _place(instruction, at)] = Finding(
             Hazard(
                 kind,
                 message,
@@ -117,20 +125,13 @@ class Findings:
                 warp.index,
                 warp.launch.scheduler.schedule,
                 warp.launch.scheduler.seed,
-                advice=advice,
-                source_text=self._text(source),
+                source_text=self._sources.text(source),
+                **more,
             )
         )
+        if table is self._hazards:
+            warp.events.hazard_found(known.hazard, warp)
         return known
-
-    def _text(self, source: str) -> str:
-        """Return the text of the innermost source line in "k.cu:12, inlined at k.cu:40" that is available, or ""."""
-        for place in source.split(", inlined at "):
-            name, _, number = place.rpartition(":")
-            text = self._lines.get(name, {}).get(int(number)) if number.isdigit() else None
-            if text is not None:
-                return text.strip()
-        return ""
 
     def unsupported(self, program: Program, at: int, target: str, feature: str) -> None:
         """Record an instruction that the target lacks."""
@@ -157,7 +158,7 @@ class Findings:
 
     def warnings(self) -> list[Hazard]:
         """Return the warnings: code that is suspicious but may be intended."""
-        return [replace(finding.hazard, blocks=len(finding.blocks)) for finding in self._warnings.values()]
+        return [finding.result() for finding in self._warnings.values()]
 
 
 class Reporter(Observer):
@@ -190,6 +191,7 @@ class Reporter(Observer):
         place: int,
         indices: Array,
         read_at: int = -1,
+        copy: Copy | None = None,
         **more: Any,
     ) -> None:
         """Record a hazard in shared memory at granule ``place`` and name the last writer.
@@ -198,26 +200,23 @@ class Reporter(Observer):
         write.
         """
         address = place * shadow.granule + SHARED_START
-        others = self.read_at(read_at) + self.written_at(int(shadow.writer_at[place]))
+        copied_at = copy.at if copy is not None and copy.program is self.launch.program else -1
+        others = self.earlier(read_at, int(shadow.writer_at[place]), copied_at)
+        where = self.findings.variables.byte(address)
+        shown = "; ".join([f"shared address {address:#x}" + (f", {where}" if where else ""), *map(str, others)])
         more["places"] = [shadow.bytes_of(indices), *more.get("places", ())]
-        self.report(kind, w, at, f"{text} (shared address {address:#x}{others})", **more)
+        generic = SHARED_WINDOW | shadow.rank << RANK_SHIFT | address
+        self.report(kind, w, at, f"{text} ({shown})", others=others, where=where, address=generic, **more)
 
-    def written_at(self, origin: int) -> str:
-        """Return the position of the last write, for messages."""
-        return self._placed("last written at", origin)
-
-    def read_at(self, origin: int) -> str:
-        """Return the position and the opcode of a read, for messages."""
-        place = self._placed("read at", origin)
-        return f"{place} by `{self.body[origin].opcode}`" if place else ""
-
-    def _placed(self, what: str, origin: int) -> str:
-        """Return the position of an instruction of the kernel, or "" for one of a called function."""
-        if not 0 <= origin < len(self.body):
-            return ""
-        instruction = self.body[origin]
-        source = self.launch.program.module.source_of(instruction)
-        return f"; {what} PTX line {instruction.line}" + (f" ({source})" if source else "")
+    def earlier(self, read_at: int, written_at: int, copied_at: int = -1) -> list[Access]:
+        """Return the read, the last write and the copy at these instructions of the kernel."""
+        accesses = []
+        for verb, at in (("copied", copied_at), ("read", read_at), ("last written", written_at)):
+            if 0 <= at < len(self.body):
+                instruction = self.body[at]
+                source = self.launch.program.module.source_of(instruction)
+                accesses.append(Access(verb, instruction.line, source, instruction.text))
+        return accesses
 
     def out_of_step(self, *, by_bytes: bool) -> None:
         """Record what first put threads out of step: an mbarrier's byte count or an unordered access."""
@@ -228,6 +227,10 @@ class Reporter(Observer):
     def bytes_follow(self) -> bool:
         """True if a wrong byte count follows from an unordered access."""
         return bool(self._order_broke)
+
+
+def _instruction(program: Program, at: int) -> Instruction | None:
+    return program.instruction(at) if 0 <= at < len(program.function.body) else None
 
 
 def _place(instruction: Instruction | None, at: int) -> Any:
@@ -329,11 +332,24 @@ def report_deadlock(deadlock: Deadlock, findings: Findings) -> None:
     waits = [_wait(split) for split in blocked]
     what = "no warp can proceed and no copy is in flight" if any(waits) else "infinite loop that no other warp can end"
     message = f"{what}:\n    {shown}{more}{arrived}"
-    findings.add("deadlock", message, program, at, first.warp, blocks=blocks, cause=_cause(waits))
+    others = _waits_of(blocked, deadlock.loops, (program, at))
+    findings.add("deadlock", message, program, at, first.warp, blocks=blocks, cause=_cause(waits), others=others)
+
+
+def _waits_of(blocked: list[Split], loops: Recorder | None, without: tuple[Program, int]) -> list[Access]:
+    """Return the instructions at which splits wait, except one."""
+    positions = dict.fromkeys(_position(split, loops)[:2] for split in blocked)
+    waits = []
+    for program, at in positions:
+        if (program, at) != without:
+            instruction = program.instruction(at)
+            waits.append(Access("waits", instruction.line, program.module.source_of(instruction), instruction.text))
+    return waits
 
 
 def _arrivals(barrier: MBarrier) -> str:
     """Return which warps have arrived on an mbarrier in the current phase, for messages."""
     arrived = barrier.arrived_by
     warps = sorted({agent for agent, _ in arrived})
-    return f"{len(arrived)} threads of warps {', '.join(map(str, warps))}" if arrived else "none"
+    named = f"warp{'s' * (len(warps) > 1)} {', '.join(map(str, warps))}"
+    return f"{counted(len(arrived), 'thread')} of {named}" if arrived else "none"

@@ -7,7 +7,7 @@ Source: PTX ISA, "Memory Consistency Model" (morally strong operations, data rac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -16,20 +16,22 @@ from cudatma.descriptor.spec import TiledSpec
 from cudatma.emulator.async_copy.groups import Group
 from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.async_copy.tensor_box import Box
-from cudatma.emulator.hazards.agents import Agents, Stamp, only_lane, used_granules
+from cudatma.emulator.hazards.agents import Agents, Stamp, lanes_now, only_lane, used_granules
 from cudatma.emulator.hazards.clocks import Clock, strength_of
 from cudatma.emulator.hazards.findings import Reporter
 from cudatma.emulator.hazards.global_memory import CLOCK, LANE, PLACE, STRENGTH, WHO, GlobalShadow
 from cudatma.emulator.hazards.granules import granule_of
 from cudatma.emulator.hazards.lane_races import LaneRaces, cause_of_write
 from cudatma.emulator.hazards.memory_order import MemoryOrder
+from cudatma.emulator.hazards.unused_loads import UnusedLoads, guarded_stores, stores_of
 from cudatma.emulator.machine import access
 from cudatma.emulator.machine.events import Copy, Observer, Same, never
 from cudatma.emulator.machine.memory import Region
 from cudatma.emulator.machine.state import Warp
-from cudatma.emulator.ptx.types import SCOPES, Array
+from cudatma.emulator.ptx.types import LANES, SCOPES, Array
 
 _CHUNK = 16
+_LANE, _ALL_LANES = 63, (1 << LANES) - 1
 _NC = "ld.global.nc reads bytes that this kernel writes: the read-only path may return stale data"
 _LANE_READ = "{} of the same warp wrote these bytes, and the lanes have not synchronized since"
 _LANE_WRITE = "{} of the same warp wrote these bytes, and the lanes have not synchronized between the two writes"
@@ -44,6 +46,7 @@ class GlobalRaces(Observer):
         self._agents, self._lanes, self._order, self._reporter = agents, lanes, order, reporter
         self._launch, self._number = reporter.launch, number
         self._base = number * agents.size + 1
+        self._unused = UnusedLoads()
         self._grid = agents.agent("grid", "grid") if self._launch.setup.extra.get("programmatic") else -1
 
     # ---- the previous grid
@@ -88,6 +91,8 @@ class GlobalRaces(Observer):
         self, w: Warp, at: int, region: Region, offsets: Array, size: int, order: str, same: Same, together: bool
     ) -> None:
         """Check and record a store. A store of values that memory already contains does not race."""
+        if at in guarded_stores(w.split.frame.program):
+            self._unused.stored(w.agent, at, lanes_now(w))
         shadow = self._tracked(region)
         agents = self._agents
         indices = shadow.granules(offsets, size)
@@ -361,7 +366,12 @@ class GlobalRaces(Observer):
                 self._report(w, at, "read_before_store", shadow, place, text)
             else:
                 text = f"{self._who(int(row[WHO]))} wrote these bytes and nothing orders this read after it"
-                self._report(w, at, "global_race", shadow, place, text)
+                report = partial(self._report, w, at, "global_race", shadow, place, text)
+                if self._distance(w, int(row[WHO])) == SCOPES["cta"] and self._defer(
+                    w, w.agent, lanes_now(w), at, report
+                ):
+                    continue
+                report()
             return False
         return not proxy or self._check_proxy(w, at, shadow, indices, rows, clock, "reads")
 
@@ -421,7 +431,12 @@ class GlobalRaces(Observer):
             if self._both_strong(w, strength, reader[WHO], reader[STRENGTH]) or same():
                 continue
             text = f"{self._who(reader[WHO])} reads these bytes and nothing orders this write after it"
-            self._report(w, at, "global_race", shadow, int(indices[position]), text, reader[PLACE] // 2)
+            load = reader[PLACE] // 2
+            report = partial(self._report, w, at, "global_race", shadow, int(indices[position]), text, load)
+            agent = (reader[WHO] - 1) % self._agents.size
+            if self._distance(w, reader[WHO]) == SCOPES["cta"] and self._defer(w, agent, _ALL_LANES, load, report):
+                continue
+            report()
             return False
         return True
 
@@ -447,7 +462,19 @@ class GlobalRaces(Observer):
             read_at = int(rows[position, PLACE]) // 2 if is_read else -1
             place = int(indices[position])
             cause = "" if text is _LANE_READ else cause_of_write(indices, place)
-            self._report(w, at, "lane_race", shadow, place, message, read_at, cause)
+            report = partial(self._report, w, at, "lane_race", shadow, place, message, read_at, cause)
+            lane = int(rows[position, LANE]) & _LANE if is_read else int(stamps[position]) & _LANE
+            load = read_at if is_read else at if text is _LANE_READ else -1
+            if load < 0 or lane >= LANES or not self._defer(w, w.agent, 1 << lane, load, report):
+                report()
+
+    def _defer(self, w: Warp, agent: int, lanes: int, load: int, report: Callable[[], None]) -> bool:
+        """Leave the report of a race to UnusedLoads if only guarded stores use the load's value. Return whether so."""
+        program = w.split.frame.program
+        stores = stores_of(program, load) if 0 <= load < len(program.function.body) else None
+        if stores is not None:
+            self._unused.defer(agent, lanes, stores, report)
+        return stores is not None
 
     def _check_lane_writes(
         self, w: Warp, at: int, shadow: GlobalShadow, indices: Array, stamps: Array, same: Same
@@ -500,12 +527,14 @@ class GlobalRaces(Observer):
     ) -> None:
         """Record a hazard in a buffer, and name the last writer and the preceding read."""
         offset = shadow.byte(place)
-        others = self._reporter.read_at(read_at)
-        if shadow.writers[place, WHO]:
-            others += self._reporter.written_at(int(shadow.writers[place, PLACE]) // 2)
+        written_at = int(shadow.writers[place, PLACE]) // 2 if shadow.writers[place, WHO] else -1
+        others = self._reporter.earlier(read_at, written_at)
         region = shadow.region
-        message = f"{text} (bytes from {offset} of {region.name}, address {region.base + offset:#x}{others})"
-        self._reporter.report(kind, w, at, message, cause=cause)
+        where, address = region.element(offset), region.base + offset
+        shown = "; ".join([f"address {address:#x}, {where}", *map(str, others)])
+        self._reporter.report(
+            kind, w, at, f"{text} ({shown})", cause=cause, others=others, where=where, address=address
+        )
 
 
 def _places(indices: Array, offsets: Array) -> set[int]:

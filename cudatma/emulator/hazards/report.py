@@ -1,4 +1,4 @@
-"""Hazards, the report of a launch, and the rules by which hazards are consequences of others.
+"""Hazards, and the rules by which hazards are consequences of others.
 
 One mistake can have several effects. For example, after a read without a wait, the slot is released too early, the
 producer refills the slot while a consumer reads it, and finally both sides wait for each other. Reports list causes
@@ -63,6 +63,46 @@ CAUSES: dict[str, str] = {
 }
 
 
+#: A place: shared bytes, ("bytes", CTA rank, first, last), or an mbarrier, ("mbarrier", CTA rank, offset).
+Place = tuple[str, int, int] | tuple[str, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Another instruction of a hazard: an earlier access to the same bytes, or another wait of a deadlock.
+
+    Parameters
+    ----------
+    verb : str
+        "read", "last written", "copied" (by a copy in flight) or "waits".
+    ptx_line : int
+        Line of the instruction in the PTX text.
+    source : str
+        Source line, such as ``"file.cu:12"``, or "" if the PTX does not name one.
+    instruction : str
+        Text of the instruction.
+    """
+
+    verb: str
+    ptx_line: int
+    source: str
+    instruction: str
+
+    def __str__(self) -> str:
+        by = f" by `{opcode_of(self.instruction)}`" if self.verb == "read" else ""
+        return f"{self.verb} at {placed(self.ptx_line, self.source)}{by}"
+
+
+def opcode_of(instruction: str) -> str:
+    """Return the opcode of an instruction's text, which may begin with a guard."""
+    return next((word for word in instruction.split() if not word.startswith("@")), "").rstrip(";")
+
+
+def placed(ptx_line: int, source: str) -> str:
+    """Return the PTX line, followed by the source line if it is known."""
+    return f"PTX line {ptx_line}" + (f" ({source})" if source else "")
+
+
 @dataclass(frozen=True, slots=True)
 class Hazard:
     """A mistake in a kernel, at one instruction.
@@ -97,6 +137,16 @@ class Hazard:
         Text of the source line, if it is available.
     known_cause : str, default ""
         The cause in this case, if it is different from the usual cause.
+    others : tuple of Access
+        The earlier accesses to the same bytes, or the other waits of a deadlock, if they are known.
+    also : tuple of Hazard
+        Hazards at other places with the same cause.
+    where : str, default ""
+        Name of the first byte or element that the hazard concerns, such as ``"x[3, 17]"``, if it concerns memory.
+    address : int, optional
+        Generic address of this byte.
+    places : tuple
+        Shared bytes and mbarriers that the hazard concerns.
     """
 
     kind: str
@@ -115,6 +165,11 @@ class Hazard:
     consequences: tuple[Hazard, ...] = ()
     source_text: str = ""
     known_cause: str = ""
+    others: tuple[Access, ...] = ()
+    also: tuple[Hazard, ...] = ()
+    where: str = ""
+    address: int | None = None
+    places: tuple[Place, ...] = ()
 
     @property
     def cause(self) -> str:
@@ -138,88 +193,17 @@ class Hazard:
 
     @property
     def notes(self) -> list[str]:
-        """The missing call if it is known, and one line for each consequence."""
+        """The missing call if it is known, and one line for each place of the same cause and for each consequence."""
         missing = [f"missing: {self.advice}"] if self.advice else []
-        return missing + [f"then {c.kind} at {c.place}, {c.count} time{'s' * (c.count > 1)}" for c in self.consequences]
+        also = [f"also at {other.place}, {counted(other.count, 'time')}" for other in self.also]
+        return missing + also + [f"then {c.kind} at {c.place}, {counted(c.count, 'time')}" for c in self.consequences]
 
     @property
     def place(self) -> str:
         """The PTX line, followed by the source line if it is known."""
-        return f"PTX line {self.ptx_line}" + (f" ({self.source})" if self.source else "")
+        return placed(self.ptx_line, self.source)
 
 
-@dataclass(slots=True)
-class Report:
-    """Hazards and warnings of a launch, over all its schedules.
-
-    Parameters
-    ----------
-    kernel : str
-        Name of the kernel.
-    schedules : int
-        Number of schedules that ran.
-    hazards : list of Hazard
-        Causes, in the order in which they are reported. Their `consequences` hold the other hazards.
-    steps : int
-        Number of segments that ran.
-    printed : list of str
-        Output of vprintf in the first schedule that called it.
-    warnings : list of Hazard
-        Suspicious code that may be intended. Warnings do not affect `is_clean`.
-    unchecked : list of str
-        Parts of the kernel that were not checked, with the reasons.
-    """
-
-    kernel: str
-    schedules: int
-    hazards: list[Hazard] = field(default_factory=list)
-    steps: int = 0
-    printed: list[str] = field(default_factory=list)
-    warnings: list[Hazard] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
-
-    @property
-    def is_clean(self) -> bool:
-        """True if there are no hazards."""
-        return not self.hazards
-
-    @property
-    def findings(self) -> list[Hazard]:
-        """Each hazard, followed by its consequences."""
-        return [finding for hazard in self.hazards for finding in (hazard, *hazard.consequences)]
-
-    @property
-    def kinds(self) -> set[str]:
-        """Kinds of all hazards, including consequences."""
-        return {finding.kind for finding in self.findings}
-
-    @property
-    def hint(self) -> str:
-        """Advice on how to get source lines if there are findings without them, otherwise ""."""
-        findings = [*self.findings, *self.warnings]
-        if not findings or any(finding.source for finding in findings):
-            return ""
-        return "the PTX contains no source lines; compile with `nvcc -lineinfo` (or cudatma.compile) to see them here"
-
-    @property
-    def more(self) -> str:
-        """Command that explains the kinds of hazards and warnings, or "" if there are none."""
-        kinds = dict.fromkeys(finding.kind for finding in [*self.hazards, *self.warnings])
-        return f"cudatma explain {' '.join(kinds)}" if kinds else ""
-
-    def __str__(self) -> str:
-        lines = [str(hazard) for hazard in self.hazards]
-        if self.is_clean:
-            lines.append(f"{self.kernel}: no hazard in {counted(self.schedules, 'schedule')}")
-        lines += [f"warning: {warning}" for warning in self.warnings]
-        lines += [f"unchecked: {note}" for note in self.unchecked]
-        lines += [f"hint: {self.hint}"] if self.hint else []
-        lines += [f"more: {self.more}"] if self.more else []
-        return "\n".join(lines)
-
-
-#: A place: shared bytes, ("bytes", CTA rank, first, last), or an mbarrier, ("mbarrier", CTA rank, offset).
-Place = tuple[str, int, int] | tuple[str, int, int, int]
 #: Maximum number of places per finding.
 _MAX_PLACES = 64
 
@@ -300,6 +284,10 @@ class Finding:
             self.places.update(places)
         self.is_derived = self.is_derived and is_derived
 
+    def result(self) -> Hazard:
+        """Return the hazard with its places and the number of its CTAs."""
+        return replace(self.hazard, blocks=len(self.blocks), places=tuple(sorted(self.places, key=repr)))
+
     @property
     def tier(self) -> float:
         kind = self.hazard.kind
@@ -330,14 +318,26 @@ def by_cause(findings: list[Finding]) -> list[Hazard]:
                 continue
             if kind in _STUCK or not places or not finding.places or _meet(finding.places, places):
                 places |= finding.places
-                consequences.append(replace(finding.hazard, blocks=len(finding.blocks)))
+                consequences.append(finding.result())
                 break
         else:
             causes.append((finding, set(finding.places), []))
-    return [
-        replace(cause.hazard, blocks=len(cause.blocks), consequences=tuple(consequences))
-        for cause, _, consequences in causes
-    ]
+    return _merged(replace(cause.result(), consequences=tuple(consequences)) for cause, _, consequences in causes)
+
+
+def _merged(hazards: Iterable[Hazard]) -> list[Hazard]:
+    """Merge hazards of one kind that lack the same synchronization after the same earlier access."""
+    result: dict[object, Hazard] = {}
+    for hazard in hazards:
+        earlier = tuple((other.verb, other.source or other.ptx_line) for other in hazard.others)
+        key = (hazard.kind, earlier, hazard.advice, hazard.known_cause) if earlier else id(hazard)
+        first = result.setdefault(key, hazard)
+        if first is not hazard:
+            alone = replace(hazard, consequences=())
+            result[key] = replace(
+                first, also=(*first.also, alone), consequences=(*first.consequences, *hazard.consequences)
+            )
+    return list(result.values())
 
 
 def _meet(some: set[Place], others: set[Place]) -> bool:

@@ -153,7 +153,7 @@ class SharedRaces(Observer):
             if copy.barrier is not None and copy.barrier.phase > copy.phase:
                 self._reporter.out_of_step(by_bytes=True)
             text = "these bytes are read while the copy into them is in flight"
-            self._early(w, at, shadow, place, indices, text, _end_of(copy), proxy)
+            self._early(w, at, shadow, place, indices, text, _end_of(copy), proxy, copy)
             return
         writers = shadow.writer[indices]
         if np.count_nonzero(writers < 0):
@@ -198,7 +198,16 @@ class SharedRaces(Observer):
         return _phase_of(self._cluster.blocks[key[1]], key[2], clock - 1)
 
     def _early(
-        self, w: Warp, at: int, shadow: Shadow, place: int, indices: Array, text: str, awaited: Awaited, proxy: bool
+        self,
+        w: Warp,
+        at: int,
+        shadow: Shadow,
+        place: int,
+        indices: Array,
+        text: str,
+        awaited: Awaited,
+        proxy: bool,
+        copy: Copy | None = None,
     ) -> None:
         """Report a read without a wait for the copy that writes the bytes."""
         self._astray.add(w.agent)
@@ -213,7 +222,7 @@ class SharedRaces(Observer):
         if end:
             text += f"; the copy completes {end}"
         self._reporter.report_bytes(
-            self._early_kind(w), w, at, text, shadow, place, indices, places=awaited.places, advice=advice
+            self._early_kind(w), w, at, text, shadow, place, indices, copy=copy, places=awaited.places, advice=advice
         )
 
     def _early_kind(self, w: Warp) -> str:
@@ -292,8 +301,9 @@ class SharedRaces(Observer):
         if np.count_nonzero(flying):
             place = int(indices[int((flying != 0).argmax())])
             text = "these bytes are written while a copy into them is in flight"
+            flying_copy = self._memory.flights[int(shadow.in_flight[place])].copy
             self._reporter.report_bytes(
-                "write_race", w, at, text, shadow, place, indices, is_derived=bool(self._astray)
+                "write_race", w, at, text, shadow, place, indices, copy=flying_copy, is_derived=bool(self._astray)
             )
             return True
         writers = shadow.writer[indices]

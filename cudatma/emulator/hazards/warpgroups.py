@@ -1,7 +1,7 @@
 """Check that all four warps of a warpgroup execute the same wgmma.mma_async and setmaxnreg instructions.
 
 Source: PTX ISA, "wgmma.mma_async" (.aligned: all threads in the warpgroup must execute the same instruction),
-"setmaxnreg" (the same; all warps of the warpgroup synchronize before they execute another one).
+"setmaxnreg" (the same; all warps of the warpgroup synchronize before they change the number again).
 """
 
 from __future__ import annotations
@@ -83,17 +83,21 @@ class Warpgroups(Observer):
                     self._report(other, f"{name} is not the same in all warps of the warpgroup", "wgmma_operands")
 
     def registers_set(self, w: Warp, at: int, count: int, is_increase: bool) -> None:
-        """Check a setmaxnreg against the other warps of the warpgroup."""
+        """Check a setmaxnreg against the other warps of the warpgroup.
+
+        A setmaxnreg that leaves the number of registers as the previous one set it needs no synchronization.
+        """
         own = self._settings.setdefault(w.agent, [])
         event = _Event(w, w.split.frame.program, at, (count, is_increase), self._agents.stamp(w, 1))
         number = len(own)
+        is_change = bool(own) and own[-1].operands[0] != count
         known = self._agents.known(w)
         for other in _warpgroup(w):
             if other is w:
                 continue
             theirs = self._settings.get(other.agent, [])
             before = theirs[number - 1].stamp if 0 < number <= len(theirs) else None
-            if number and (before is None or known.order[before[0]] < before[1]):
+            if is_change and (before is None or known.order[before[0]] < before[1]):
                 text = f"nothing orders this setmaxnreg after the previous one of warp {other.index}"
                 self._report(event, f"{text}: the warps of a warpgroup have to synchronize between the two")
                 break

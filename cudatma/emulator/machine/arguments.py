@@ -17,23 +17,21 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError
 _CTYPES = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData, ctypes._Pointer)
 
 
-def pack_arguments(program: Program, args: Sequence[Any], memory: GlobalMemory) -> bytes:
+def pack_arguments(program: Program, args: Sequence[Any], memory: GlobalMemory, names: Sequence[str]) -> bytes:
     """Return the parameter buffer of a kernel and map arrays into ``memory``.
 
     A NumPy array is passed as a pointer. It is passed by value if the parameter has the size of the array and is not 8
     bytes wide. None is a null pointer. Numbers are converted to the parameter's width, and to a float if PTX declares
     one. NumPy scalars and structures (``numpy.void``), ctypes objects, bytes, and objects with ``__bytes__`` or
-    ``descriptor`` (tensor maps) are passed by value. Raises ArgumentError if the number of arguments or a size is
-    wrong, and ArgumentTypeError if a type cannot be passed.
+    ``descriptor`` (tensor maps) are passed by value. ``names`` are the names of the arguments in messages. Raises
+    ArgumentError if the number of arguments or a size is wrong, and ArgumentTypeError if a type cannot be passed.
     """
     params = program.function.params
-    if not isinstance(args, Sequence) or isinstance(args, str | bytes):
-        raise ArgumentTypeError("args", type(args).__name__, "a sequence, one value for each parameter")
     if len(args) != len(params):
         raise ArgumentError("args", f"{len(args)} arguments", f"{len(params)} for kernel {program.function.name}")
     buffer = bytearray(program.param_bytes)
-    for position, (param, value) in enumerate(zip(params, args, strict=True)):
-        raw = _encode(value, param, f"args[{position}]", memory)
+    for name, param, value in zip(names, params, args, strict=False):
+        raw = _encode(value, param, name, memory)
         offset = program.param_offsets[param.name]
         buffer[offset : offset + len(raw)] = raw
     return bytes(buffer)

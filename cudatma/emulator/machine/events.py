@@ -147,8 +147,8 @@ class Observer:
     def warning(self, kind: str, w: Any, at: int, message: str, /) -> None:
         """The machine has found code that may be intended but that PTX does not guarantee to work."""
 
-    def hazard_found(self, kind: str, w: Any) -> None:
-        """A hazard has been recorded at a new place, after an access by this warp."""
+    def hazard_found(self, hazard: Any, w: Any) -> None:
+        """A hazard (hazards.report.Hazard) has been recorded at a new place, during an access by this warp."""
 
     # ---- plain accesses and fences
 

@@ -40,6 +40,18 @@ class Region:
         #: The shadow of a global buffer (hazards.global_memory), or None before the first write.
         self.shadow: Any = None
 
+    def element(self, offset: int) -> str:
+        """Return the name of the element at a byte offset, such as "x[3, 17]", or "byte 68 of x" if there is none."""
+        array = self.owner
+        if isinstance(array, np.ndarray) and array.dtype.itemsize and array.size:
+            place, rest = divmod(offset, array.dtype.itemsize)
+            is_whole = array.size * array.dtype.itemsize == self.size and not rest
+            order = "C" if array.flags.c_contiguous else "F"
+            if is_whole and array.ndim and (array.flags.c_contiguous or array.flags.f_contiguous):
+                index = np.unravel_index(place, array.shape, order)  # type: ignore[call-overload]
+                return f"{self.name}[{', '.join(map(str, map(int, index)))}]"
+        return f"byte {offset} of {self.name}"
+
     def view(self, code: str) -> Array:
         """Return all whole elements of a type, starting at the first byte."""
         elements = self._views.get(code)

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+#: Longest chain of inlined calls that a source location names in full.
+_MAX_PLACES = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Reg:
@@ -183,10 +186,15 @@ class Module:
     files: dict[int, str] = field(default_factory=dict)
 
     def source_of(self, instruction: Instruction) -> str:
-        """Return "name.cu:12, inlined at name.cu:30" for an instruction, or "" if no .loc precedes it."""
+        """Return "name.cu:12, inlined at name.cu:30" for an instruction, or "" if no .loc precedes it.
+
+        A long chain keeps the innermost place and those in the file of the outermost place, which has the kernel.
+        """
         if not instruction.source_line:
             return ""
         places = ((instruction.file, instruction.source_line), *instruction.inlined_at)
+        if len(places) > _MAX_PLACES:
+            places = (places[0], *(place for place in places[1:] if place[0] == places[-1][0]))
         return ", inlined at ".join(f"{self._file_name(file)}:{line}" for file, line in places)
 
     def _file_name(self, file: int) -> str:

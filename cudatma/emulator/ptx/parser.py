@@ -21,6 +21,9 @@ _TRIPLES = {"maxntid", "reqntid", "reqnctapercluster", "minnctapersm", "maxnctap
 #: Maximum number of parameters. This number of one-byte parameters fills the largest parameter space; real kernels have
 #: at most about a hundred.
 _MAX_PARAMS = 4096
+#: Inline assembly, and a .loc directive in it.
+_INLINE_ASM = re.compile(r"// begin inline asm\n.*?// end inline asm", re.DOTALL)
+_LOC_LINE = re.compile(r"^[ \t]*\.loc\b.*", re.MULTILINE)
 _FLAGS = {"explicitcluster", "blocksareclusters", "noreturn", "unified"}
 
 
@@ -36,12 +39,17 @@ def parse(text: str) -> Module:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        return _ModuleParser(text).read()
+        return _ModuleParser(_INLINE_ASM.sub(_without_locs, text)).read()
     except RecursionError:
         raise PtxError("scopes nested too deeply") from None
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _without_locs(assembly: re.Match[str]) -> str:
+    """Return inline assembly without its .loc directives, to whose lines LLVM adds the line inside the assembly."""
+    return _LOC_LINE.sub("", assembly[0])
 
 
 class _ModuleParser:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cudatma.emulator.trace.chrome import chrome_trace
 from cudatma.emulator.trace.picture import picture
 from cudatma.emulator.trace.recording import Recording
+from cudatma.pages import figure, fragment
 
 
 class Trace(Recording):
@@ -58,3 +59,7 @@ class Trace(Recording):
             If the window is empty or the picture is too narrow.
         """
         return picture(self, width, blocks, window, title)
+
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook displays."""
+        return fragment(figure(self.to_svg(width=1080)), style="report.css")

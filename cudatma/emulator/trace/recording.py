@@ -1,24 +1,33 @@
 """Record the events of one schedule: copies in flight, waits, barrier phases and tensor-core instructions.
 
-A Recording is the last observer of each cluster. Its clock is the scheduler's step counter.
+A Recording is the first observer of each cluster, so that it knows an access when a check reports it. Its clock is the
+scheduler's step counter.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from cudatma.emulator.async_copy.groups import Group
 from cudatma.emulator.async_copy.mbarrier import MBarrier
-from cudatma.emulator.machine.events import Copy, Observer
+from cudatma.emulator.hazards.report import Hazard
+from cudatma.emulator.machine.events import Copy, Observer, Same
+from cudatma.emulator.machine.memory import SHARED_WINDOW, Region
+from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Dim, Launch
-from cudatma.emulator.machine.state import Split, Warp
-from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.machine.state import Block, Split, Warp
+from cudatma.emulator.ptx.types import Array, lane_bits
 
 #: Kinds of copies that are recorded. st.async and other kinds move too few bytes.
 _COPIES = ("cp.async", "cp.async.bulk", "cp.async.bulk.tensor")
 #: Maximum number of events. Further events are dropped.
 MAX_EVENTS = 200_000
+#: Number of the last accesses among which the accesses of a hazard are looked up.
+_MAX_ACCESSES = 20_000
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +39,7 @@ class Event:
     kind
         "copy" (into shared memory, on an mbarrier), "cp.async" (a group of ``count`` instructions), "store" (out of
         shared memory), "wait", "acquire" (a wait that passed), "phase" (of an mbarrier), "mma" or "wgmma" (``count``
-        instructions in a row), "hazard", or "warp" (its lifetime).
+        instructions in a row), "access" (an access of a hazard), "hazard", or "warp" (its lifetime).
     block
         The CTA of the event. For a copy, this is the destination.
     end
@@ -43,6 +52,8 @@ class Event:
         The (block, warp) that issued a copy.
     tensor_map
         Address of the tensor map, or 0 if the copy uses none.
+    lane
+        The lane of an access, or -1 if it is not known.
     """
 
     kind: str
@@ -60,6 +71,37 @@ class Event:
     count: int = 1
     issuer: tuple[Dim, int] | None = None
     tensor_map: int = 0
+    lane: int = -1
+
+
+@dataclass(slots=True)
+class _Accessed:
+    """An access to memory: the bytes from ``base + offsets[i]`` to ``+ size`` for each lane or piece."""
+
+    verb: str
+    step: int
+    block: Dim
+    warp: int
+    program: Program
+    at: int
+    lanes: int
+    base: int
+    offsets: Array
+    size: int
+
+    def covers(self, address: int) -> bool:
+        first = address - self.base
+        return bool(np.any((self.offsets <= first) & (first < self.offsets + self.size)))
+
+    def lane(self, address: int) -> int:
+        """Return the first lane that accesses an address, or -1 if the pieces do not belong to lanes."""
+        active = [lane for lane in range(32) if self.lanes >> lane & 1]
+        if len(active) == 1:
+            return active[0]
+        if self.offsets.shape != (len(active),):
+            return -1
+        first = address - self.base
+        return active[int(np.argmax((self.offsets <= first) & (first < self.offsets + self.size)))]
 
 
 class Recording(Observer):
@@ -74,17 +116,21 @@ class Recording(Observer):
         self.events: list[Event] = []
         self.dropped = 0
         self._clock: Any = None
+        self._steps = 0
         self._waits: dict[Split, Event] = {}
         self._products: dict[Warp, Event] = {}
         self._groups: dict[Group, Event] = {}
         self._copies: dict[Copy, Event] = {}
         self._lives: dict[Warp, Event] = {}
         self._phase_begin: dict[tuple[Dim, int], int] = {}
+        self._accesses: deque[_Accessed] = deque(maxlen=_MAX_ACCESSES)
+        #: (kind, PTX line) of each hazard -> the accesses that it names, and the hazard, in order.
+        self.histories: dict[tuple[str, int], list[Event]] = {}
 
     @property
     def steps(self) -> int:
         """Number of steps so far."""
-        return int(self._clock.steps) if self._clock is not None else 0
+        return int(self._clock.steps) if self._clock is not None else self._steps
 
     def begin(self, launch: Launch) -> None:
         """Start to record a schedule and discard the previous one."""
@@ -93,7 +139,14 @@ class Recording(Observer):
         self.dropped = 0
         for collection in (
             *(self.events, self._waits, self._products, self._groups, self._copies, self._lives, self._phase_begin),
+            *(self._accesses, self.histories),
         ):
+            collection.clear()
+
+    def end(self) -> None:
+        """Drop everything of the launch except its events, so that a trace does not keep the launch's memory alive."""
+        self._steps, self._clock = self.steps, None
+        for collection in (self._waits, self._products, self._groups, self._copies, self._lives, self._accesses):
             collection.clear()
 
     def _add(self, event: Event) -> Event:
@@ -114,6 +167,7 @@ class Recording(Observer):
     # ---- copies
 
     def copy_issued(self, copy: Copy) -> None:
+        self._access("issues a copy into", copy.w, copy.at, _base_of(copy.block), copy.offsets, copy.size)
         if copy.what in _COPIES:
             self._copies[copy] = self._group(copy) if copy.group is not None else self._copy(copy)
 
@@ -208,5 +262,76 @@ class Recording(Observer):
         if w in self._lives:
             self._lives[w].end = self.steps
 
-    def hazard_found(self, kind: str, w: Warp) -> None:
-        self._add(Event("hazard", kind, w.block.index, w.index, self.steps, self.steps))
+    # ---- accesses and hazards
+
+    def _access(self, verb: str, w: Warp, at: int, base: int, offsets: Array, size: int) -> None:
+        lanes = lane_bits(w.split.mask if w.guard is None else w.split.mask & w.guard)
+        program = w.split.frame.program
+        self._accesses.append(
+            _Accessed(verb, self.steps, w.block.index, w.index, program, at, lanes, base, offsets, size)
+        )
+
+    def shared_read(
+        self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool
+    ) -> None:
+        self._access("reads", w, at, _base_of(block), offsets, size)
+
+    def shared_write(
+        self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool, same: Same
+    ) -> None:
+        self._access("writes", w, at, _base_of(block), offsets, size)
+
+    def shared_atomic(self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str) -> None:
+        self._access("updates", w, at, _base_of(block), offsets, size)
+
+    def shared_source(self, w: Warp, at: int, block: Block, offsets: Array, end: Any) -> None:
+        self._access("issues a copy out of", w, at, _base_of(block), offsets, 16)
+
+    def wgmma_operand(
+        self, w: Warp, at: int, position: int, bits: int, offsets: Array, shape: tuple[int, int, bool], group: int
+    ) -> None:
+        self._access("reads", w, at, _base_of(w.block), offsets, 16)
+
+    def global_read(self, w: Warp, at: int, region: Region, offsets: Array, size: int, order: str) -> None:
+        self._access("reads", w, at, region.base, offsets, size)
+
+    def global_write(self, w: Warp, at: int, region: Region, offsets: Array, size: int, order: str, same: Same) -> None:
+        self._access("writes", w, at, region.base, offsets, size)
+
+    def bulk_target(self, w: Warp, at: int, region: Region, offsets: Array, group: Any, is_reduction: bool) -> None:
+        self._access("issues a copy into", w, at, region.base, offsets, 16)
+
+    def tensor_target(
+        self, w: Warp, at: int, box: Any, written: Array, operation: str, group: Any, is_repeat: bool
+    ) -> None:
+        self._access("issues a copy into", w, at, box.spec.address, box.gmem[written], 16)
+
+    def hazard_found(self, hazard: Hazard, w: Warp) -> None:
+        """Record a hazard, and the accesses that it names as far as they are among the last ones."""
+        here = self._latest(hazard.ptx_line, hazard.address, w)
+        found = [self._latest(other.ptx_line, hazard.address) for other in hazard.others]
+        event = Event("hazard", hazard.kind, w.block.index, w.index, self.steps, self.steps)
+        event.line, event.source = hazard.ptx_line, hazard.source
+        if here is not None:
+            event.begin, event.lane = here.begin, here.lane
+        history = sorted((other for other in found if other is not None), key=lambda other: other.begin)
+        self.histories[hazard.kind, hazard.ptx_line] = [*history, here or event]
+        self._add(event)
+
+    def _latest(self, line: int, address: int | None, w: Warp | None = None) -> Event | None:
+        """Return the last access to an address by the instruction in a PTX line, and by a warp if it is given."""
+        for access in reversed(self._accesses):
+            instruction = access.program.instruction(access.at)
+            if instruction.line != line or (w is not None and (access.block, access.warp) != (w.block.index, w.index)):
+                continue
+            if address is None or access.covers(address):
+                event = Event("access", access.verb, access.block, access.warp, access.step, access.step)
+                event.line, event.source = line, access.program.module.source_of(instruction)
+                event.lane = -1 if address is None else access.lane(address)
+                return event
+        return None
+
+
+def _base_of(block: Block) -> int:
+    """Return the generic address of a CTA's shared memory."""
+    return SHARED_WINDOW | block.shared_base

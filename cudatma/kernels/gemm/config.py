@@ -247,7 +247,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def releases_one_stage_late(self) -> bool:
-        """Whether a slot is released amid the products of the next stage (see tools/sass_hazards.py)."""
+        """Whether a slot is released amid the products of the next stage (see cudatma/review/release_hazards.py)."""
         return not self.has_wgmma
 
     @property

@@ -321,7 +321,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def releases_one_stage_late(self) -> bool:
-        """Whether a slot is released amid the products of the next stage (see tools/sass_hazards.py)."""
+        """Whether a slot is released amid the products of the next stage (see cudatma/review/release_hazards.py)."""
         return self.has_wgmma
 
     @property

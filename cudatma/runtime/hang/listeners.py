@@ -157,5 +157,5 @@ class ListeningModule:
             **options,
         )
         if hazards == "raise" and report.hazards:
-            raise HazardError(str(report), report.hazards)
+            raise HazardError(str(report), report.hazards, report)
         return report

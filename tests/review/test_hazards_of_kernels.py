@@ -11,12 +11,12 @@ from cudatma.build.nvrtc import compile_source
 from cudatma.build.render import render
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.registry import REGISTRY
+from cudatma.review.programs import disassemble, find_program
+from cudatma.review.release_hazards import ReleaseHazard, release_hazards
+from cudatma.review.sass import Code, parse_sass
+from cudatma.review.wgmma_hazards import wgmma_hazards
 from cudatma.target import get_target
 from tools.dump_kernels import dump, jobs_for
-from tools.sass import disassemble, find_program
-from tools.sass_flow import parse_encoded
-from tools.sass_hazards import ReleaseHazard, release_hazards
-from tools.sass_wgmma import wgmma_hazards
 
 TARGETS = ("sm_90a", "sm_120a")
 pytestmark = pytest.mark.skipif(find_program("nvdisasm") is None, reason="nvdisasm is not installed here")
@@ -45,19 +45,22 @@ extern "C" __global__ void ring(unsigned* out, unsigned count) {
 USE_AND_BRANCH = USE + ' if (value == 77) asm volatile("trap;");'
 
 
-def disassembled(source: str, target: str, folder: Path) -> str:
-    cubin = folder / "k.cubin"
-    cubin.write_bytes(compile_source(source, get_target(target)).cubin)
-    text = disassemble(cubin).text
+def disassembled(source: str, target: str) -> str:
+    text = disassemble(compile_source(source, get_target(target)).cubin).text
     assert text is not None
     return text
 
 
+def code_of(text: str) -> Code:
+    (code,) = parse_sass(text)
+    return code
+
+
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_read_that_is_used_after_the_release_is_found(target: str, tmp_path: Path) -> None:
-    text = disassembled(KERNEL.replace("FIRST", RELEASE).replace("SECOND", USE), target, tmp_path)
-    (hazard,) = release_hazards(text)
-    (code,) = parse_encoded(text)
+def test_a_read_that_is_used_after_the_release_is_found(target: str) -> None:
+    text = disassembled(KERNEL.replace("FIRST", RELEASE).replace("SECOND", USE), target)
+    code = code_of(text)
+    (hazard,) = release_hazards(code)
     opcodes = {step.address: step.opcode for step in code.steps}
     load, arrive = [
         next(address for address, opcode in opcodes.items() if opcode.startswith(name)) for name in ("LDS", "SYNCS.ARR")
@@ -67,38 +70,36 @@ def test_a_read_that_is_used_after_the_release_is_found(target: str, tmp_path: P
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_read_that_is_used_before_the_release_is_not(target: str, tmp_path: Path) -> None:
-    text = disassembled(KERNEL.replace("FIRST", USE_AND_BRANCH).replace("SECOND", RELEASE), target, tmp_path)
+def test_a_read_that_is_used_before_the_release_is_not(target: str) -> None:
+    text = disassembled(KERNEL.replace("FIRST", USE_AND_BRANCH).replace("SECOND", RELEASE), target)
     assert "SYNCS.ARRIVE" in text
-    assert release_hazards(text) == ()
+    assert release_hazards(code_of(text)) == ()
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_fence_makes_the_release_wait(target: str, tmp_path: Path) -> None:
+def test_a_fence_makes_the_release_wait(target: str) -> None:
     fence = 'asm volatile("fence.acq_rel.cta;" ::: "memory");'
-    text = disassembled(KERNEL.replace("FIRST", fence + RELEASE).replace("SECOND", USE), target, tmp_path)
+    text = disassembled(KERNEL.replace("FIRST", fence + RELEASE).replace("SECOND", USE), target)
     assert "SYNCS.ARRIVE" in text
-    assert release_hazards(text) == ()
+    assert release_hazards(code_of(text)) == ()
 
 
-def wgmma_kernel(folder: Path, tile_k: int, in_flight: int) -> str:
+def wgmma_kernel(tile_k: int, in_flight: int) -> str:
     """A group of wgmmas is a 64-deep block of a stage, so that a stage of tile_k has tile_k / 64 groups."""
     config = wgmma(
         tile_m=64, tile_n=128, tile_k=tile_k, warpgroups=2, stages=4, mmas_per_commit=4, commits_in_flight=in_flight
     )
-    return disassembled(render(config.template, config, get_target("sm_90a")), "sm_90a", folder)
+    return disassembled(render(config.template, config, get_target("sm_90a")), "sm_90a")
 
 
-def test_fragments_of_a_group_that_the_loop_leaves_in_flight_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fragments_of_a_group_that_the_loop_leaves_in_flight_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What MarlinConfig refuses: the loop has one group, of 16 registers, and the next weights go into all of them."""
     monkeypatch.setattr(MarlinConfig, "_check_groups", lambda _: None)
-    text = wgmma_kernel(tmp_path, tile_k=64, in_flight=1)
-    (code,) = parse_encoded(text)
+    text = wgmma_kernel(tile_k=64, in_flight=1)
+    code = code_of(text)
     wgmmas = [step for step in code.steps if step.mnemonic == "HGMMA"]
     first_registers = [int(step.operands.split(", ")[1].removeprefix("R")) for step in wgmmas]
-    hazards = wgmma_hazards(text)
+    hazards = wgmma_hazards(code_of(text))
     assert {hazard.operand for hazard in hazards} == {"A"}
     assert {hazard.wgmma for hazard in hazards} == {step.address for step in wgmmas}
     assert {hazard.register for hazard in hazards} == {r + i for r in first_registers for i in range(4)}
@@ -106,18 +107,18 @@ def test_fragments_of_a_group_that_the_loop_leaves_in_flight_are_found(
     assert max(hazard.write for hazard in hazards) < wgmmas[0].address
 
 
-def test_fragments_of_groups_within_the_loop_are_kept_apart(tmp_path: Path) -> None:
-    text = wgmma_kernel(tmp_path, tile_k=128, in_flight=1)
+def test_fragments_of_groups_within_the_loop_are_kept_apart() -> None:
+    text = wgmma_kernel(tile_k=128, in_flight=1)
     assert "WARPGROUP.DEPBAR.LE gsb0, 0x1" in text
-    assert wgmma_hazards(text) == ()
+    assert wgmma_hazards(code_of(text)) == ()
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("wait", ["WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.DEPBAR.LE gsb0, 0x0"])
-def test_a_real_kernel_needs_its_waits(wait: str, tmp_path: Path) -> None:
+def test_a_real_kernel_needs_its_waits(wait: str) -> None:
     """The same kernel with one kind of its waits taken away: for the next fragments, or for the accumulators."""
-    text = wgmma_kernel(tmp_path, 128, 1)
-    operands = {hazard.operand for hazard in wgmma_hazards(text.replace(wait, "NOP"))}
+    text = wgmma_kernel(128, 1)
+    operands = {hazard.operand for hazard in wgmma_hazards(code_of(text.replace(wait, "NOP")))}
     assert operands == {"A" if wait.endswith("0x1") else "D"}
 
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .sass_flow import Code, Step, parse_encoded, states_before
+from .flow import states_before
+from .sass import Code, Step
 
 #: Reads of shared memory. Their results return in the order in which a warp issued the reads.
 _READS = ("LDS", "LDSM")
@@ -44,20 +45,16 @@ class ReleaseHazard:
 Pending = Mapping[tuple[int, bool], int]
 
 
-def release_hazards(text: str, *, releases_one_stage_late: bool = False) -> tuple[ReleaseHazard, ...]:
-    """Return all hazards in the functions of an encoded disassembly (see parse_encoded), by address of the arrival.
+def release_hazards(code: Code, *, releases_one_stage_late: bool = False) -> tuple[ReleaseHazard, ...]:
+    """Return the hazards in a function, by address of the arrival.
 
     A read counts as in flight if it may be in flight on one path. An arrival that releases no slot is also reported if
     a read is in flight. Producers have no reads. Reads by wgmma and by bulk copies are not checked, because other
-    instructions wait for them. Raise ArgumentError for text without encodings.
+    instructions wait for them.
 
     ``releases_one_stage_late`` is set in the config of a kernel that releases a slot in the middle of the next stage.
     Reads after the wait for that stage then belong to another slot, if the stage's products continue after the arrival.
     """
-    return tuple(hazard for code in parse_encoded(text) for hazard in _function_hazards(code, releases_one_stage_late))
-
-
-def _function_hazards(code: Code, releases_one_stage_late: bool) -> list[ReleaseHazard]:
     by_address = {step.address: step for step in code.steps}
     nothing: Pending = {}
     pending_before = states_before(code, nothing, _issue, _merge)
@@ -69,7 +66,7 @@ def _function_hazards(code: Code, releases_one_stage_late: bool) -> list[Release
             for load in sorted(loads):
                 opcode = by_address[load].opcode
                 hazards.append(ReleaseHazard(code.function, step.address, step.opcode, load, opcode))
-    return hazards
+    return tuple(hazards)
 
 
 def _is_amid_products(code: Code, index: int) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cudatma.review.sass import Code, parse_sass
+
 
 @dataclass(frozen=True)
 class Line:
@@ -25,3 +27,9 @@ def assemble(*lines: Line) -> str:
         printed.append(f"        /*{16 * index:04x}*/                   {line.text} ;      /* 0x{0x7919:016x} */")
         printed.append(f"                                                   /* 0x{upper:016x} */")
     return "\n".join(printed) + "\n"
+
+
+def assembled(*lines: Line) -> Code:
+    """The program's code."""
+    (code,) = parse_sass(assemble(*lines))
+    return code

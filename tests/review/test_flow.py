@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sass_program import Line, assemble
+from sass_program import Line, assemble, assembled
 
 from cudatma.errors import ArgumentError
-from tools.sass import parse_sass, without_encodings
-from tools.sass_flow import parse_encoded, successors
-from tools.sass_hazards import release_hazards
+from cudatma.review.flow import natural_loops, successors
+from cudatma.review.places import loops_of
+from cudatma.review.release_hazards import release_hazards
+from cudatma.review.sass import parse_sass, without_encodings
 
 #: As nvdisasm prints it: a kernel for sm_90a in which the arrival does not wait for the load before it.
 NVDISASM = """
@@ -37,7 +38,7 @@ k:
 
 def found(*lines: Line) -> list[tuple[int, int]]:
     """(line of the arrival, line of the load) of each hazard."""
-    return [(hazard.arrive // 16, hazard.load // 16) for hazard in release_hazards(assemble(*lines))]
+    return [(hazard.arrive // 16, hazard.load // 16) for hazard in release_hazards(assembled(*lines))]
 
 
 def load(write: int = 7, *wait: int, guard: str = "") -> Line:
@@ -53,7 +54,7 @@ def use(*wait: int) -> Line:
 
 
 def test_control_bits() -> None:
-    (code,) = parse_encoded(NVDISASM)
+    (code,) = parse_sass(NVDISASM)
     assert code.function == "k"
     assert [(s.opcode, s.predicate, s.write_scoreboard, s.waits) for s in code.steps] == [
         ("LDSM.16.M88.4", "", None, 0),
@@ -64,7 +65,7 @@ def test_control_bits() -> None:
         ("EXIT", "", None, 0),
     ]
     assert successors(code) == [(1,), (2,), (3,), (4,), (2, 5), ()]
-    hazards = release_hazards(NVDISASM)
+    hazards = release_hazards(code)
     assert [(h.function, h.arrive, h.load) for h in hazards] == [("k", 0x20, 0), ("k", 0x20, 0x10)]
     assert str(hazards[1]) == "SYNCS.ARRIVE.TRANS64.A1T0 at 0x20 does not wait for LDS.128 at 0x10"
 
@@ -78,7 +79,7 @@ def test_reads_of_the_next_stage_are_of_another_slot() -> None:
     is of the slot, and so is any where no product follows."""
 
     def of_previous(*lines: Line) -> list[int]:
-        hazards = release_hazards(assemble(*lines), releases_one_stage_late=True)
+        hazards = release_hazards(assembled(*lines), releases_one_stage_late=True)
         return [hazard.load // 16 for hazard in hazards]
 
     amid = (WAIT, load(0), ARRIVE, use(0), PRODUCT, EXIT)
@@ -93,21 +94,20 @@ def test_reads_of_the_next_stage_are_of_another_slot() -> None:
 def test_text_for_readers_has_no_encodings() -> None:
     plain = without_encodings(NVDISASM)
     assert "/* 0x" not in plain
-    assert parse_sass(plain) == parse_sass(NVDISASM)
     assert len(plain.splitlines()) == len(NVDISASM.splitlines()) - 6
     with pytest.raises(ArgumentError, match="print-instruction-encoding"):
-        parse_encoded(plain)
+        parse_sass(plain)
 
 
 def test_a_text_that_is_cut_off_is_refused() -> None:
     with pytest.raises(ArgumentError, match="cut off"):
-        parse_encoded(NVDISASM[: NVDISASM.rindex("/*")])
-    assert parse_encoded("") == ()
+        parse_sass(NVDISASM[: NVDISASM.rindex("/*")])
+    assert parse_sass("") == ()
 
 
 def test_jumps_by_address_as_cuobjdump_prints_them() -> None:
     lines = assemble(Line("@P0 BRA 0x20"), Line("NOP"), EXIT).splitlines()[2:]
-    (code,) = parse_encoded("\t\tFunction : k\n" + "\n".join(lines))
+    (code,) = parse_sass("\t\tFunction : k\n" + "\n".join(lines))
     assert (code.function, successors(code)) == ("k", [(1, 2), (2,), ()])
 
 
@@ -121,6 +121,7 @@ def test_jumps_by_address_as_cuobjdump_prints_them() -> None:
         ("@P0 BRA.U.ANY `(.L_x_1)", (1, 3)),
         ("WARPSYNC.COLLECTIVE R8, `(.L_x_1)", (1, 3)),
         ("CALL.REL.NOINC `(.L_x_1)", (3,)),
+        ("CALL.ABS.NOINC R2", (1,)),
         ("BSSY B0, `(.L_x_1)", (1,)),
         ('BRX R2 -0x340 (*"BRANCH_TARGETS .L_x_1,.L_x_2"*)', (2, 3)),
         ("BRX R2 -0x340", (0, 2, 3)),
@@ -131,21 +132,21 @@ def test_jumps_by_address_as_cuobjdump_prints_them() -> None:
 )
 def test_what_follows_a_jump(jump: str, following: tuple[int, ...]) -> None:
     lines = (Line(jump), Line("NOP"), Line("NOP", label=".L_x_2"), Line("EXIT", label=".L_x_1"))
-    (code,) = parse_encoded(assemble(*lines))
+    code = assembled(*lines)
     assert successors(code)[0] == following
 
 
 def test_threads_meet_where_their_bssy_said() -> None:
     inner = (Line("BSSY B0, `(.L_x_1)"), Line("@P0 BRA `(.L_x_1)"), Line("BSYNC B0"))
-    (code,) = parse_encoded(assemble(*inner, Line("EXIT", label=".L_x_1")))
+    code = assembled(*inner, Line("EXIT", label=".L_x_1"))
     assert successors(code)[2] == (3,)
-    (code,) = parse_encoded(assemble(*inner, Line("NOP"), Line("EXIT", label=".L_x_1")))
+    code = assembled(*inner, Line("NOP"), Line("EXIT", label=".L_x_1"))
     assert successors(code)[2] == (4,)
 
 
 def test_a_return_goes_after_every_call() -> None:
     program = (Line("CALL.REL.NOINC `(f)"), Line("CALL.REL.NOINC `(f)"), EXIT, Line("RET.REL.NODEC R4 `(k)", label="f"))
-    (code,) = parse_encoded(assemble(*program))
+    code = assembled(*program)
     assert successors(code) == [(3,), (3,), (), (1, 2)]
 
 
@@ -207,3 +208,46 @@ def test_reads_end_in_order() -> None:
     assert found(load(0), load(1), use(0), ARRIVE, EXIT) == [(3, 1)]
     # The second read may not run; what it says then says nothing about the first.
     assert found(load(0), load(1, guard="@P0 "), use(1), ARRIVE, EXIT) == [(3, 0)]
+
+
+def test_loops_and_what_they_wait_for() -> None:
+    code = assembled(
+        Line("LDC R1, c[0x0][0x28]", 0),
+        Line("IADD3 R2, R2, R1, RZ", 7, (0,), ".L_x_0"),  # outer loop
+        Line("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R9", 1),
+        Line("@!P0 BRA `(.L_x_3)", 7, (1,)),  # the wait is repeated behind the loops
+        Line("LDS R3, [R2]", 2, label=".L_x_2"),
+        Line("LDG.E R4, desc[UR4][R2.64]", 3),
+        Line("FADD R5, R3, R4", 7, (2, 3)),
+        Line("@P1 BRA `(.L_x_2)"),
+        Line("@P2 BRA `(.L_x_0)"),
+        Line("EXIT"),
+        Line("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R9", 1, label=".L_x_3"),
+        Line("@!P0 BRA `(.L_x_3)", 7, (1,)),
+        Line("BRA `(.L_x_2)"),
+    )
+    outer, inner, spin = loops_of(code)
+    assert (outer.first, outer.last, outer.depth, outer.instructions) == (0x10, 0xC0, 0, 11)
+    assert outer.waits == {"mbarrier": 2, "LDC": 1}, "the inner loop's waits are its own"
+    assert (inner.first, inner.last, inner.depth, inner.classes) == (0x40, 0x70, 1, {"shared": 1, "global": 1})
+    assert inner.waits == {"LDG": 1, "LDS": 1}
+    assert (spin.first, spin.last, spin.is_spin, spin.waits) == (0xA0, 0xB0, True, {"mbarrier": 1})
+
+
+@given(st.lists(st.tuples(st.integers(0, 11), st.booleans()), min_size=2, max_size=12))
+def test_each_natural_loop_is_entered_at_its_header_only(jumps: list[tuple[int, bool]]) -> None:
+    last = len(jumps)
+    lines = [
+        Line(f"{'@P0 ' if guarded else ''}BRA `(.L_x_{target % (last + 1)})", label=f".L_x_{index}")
+        for index, (target, guarded) in enumerate(jumps)
+    ]
+    code = assembled(*lines, Line("EXIT", label=f".L_x_{last}"))
+    following = successors(code)
+    for body in natural_loops(code):
+        entered, reached, queue = {0} & body, {0} - body, [*({0} - body)]
+        while queue:
+            new = set(following[queue.pop()])
+            entered |= new & body
+            queue += new - reached - body
+            reached |= new - body
+        assert len(entered) == 1

@@ -1,23 +1,19 @@
-"""SASS and ptxas text against small samples whose counts were taken by hand, and the check of wgmma registers."""
+"""SASS text against small samples with counts taken by hand, NVIDIA's programs, and the check of wgmma registers."""
 
 from __future__ import annotations
 
-import os
 import stat
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sass_program import Line, assemble
+from sass_program import Line, assembled
 
-from cudatma.errors import ArgumentError
-from tools import sass
-from tools.report import config_fields, maxntid
-from tools.sass import without_encodings
-from tools.sass_flow import parse_encoded
-from tools.sass_wgmma import registers_written, wgmma_hazards
+from cudatma.review import programs, sass
+from cudatma.review.wgmma_hazards import registers_written, wgmma_hazards
 
 CUOBJDUMP = """
 	code for sm_90a
@@ -44,87 +40,55 @@ CUOBJDUMP = """
 """
 
 NVDISASM = """
-	.target	sm_120a
-//--------------------- .text.k                   --------------------------
 	.section	.text.k,"ax",@progbits
-	.align	128
-        .type           k,@function
 k:
 .text.k:
-        /*0000*/                   LDC R1, c[0x0][0x37c] ;
+	//## File "/src/ring.cuh", line 7 inlined at "/src/gemm.cu", line 20
+	//## File "/src/gemm.cu", line 20
+        /*0000*/                   LDC R1, c[0x0][0x37c] ;                    /* 0x00000a00ff017b82 */
+                                                                              /* 0x000fe20000000800 */
+	//## File "/src/gemm.cu", line 21
 .L_x_7:
-        /*0010*/                   UCGABAR_ARV ;
-        /*0020*/              @!UP0 ULOP3.LUT UR7, UR9, UR8, URZ, 0xc0, !UPT ;
-        /*0030*/                   LOP3.LUT R7, R2, 0x1fc, RZ, 0x3c, !PT ;
-        /*0040*/                   LDGSTS.E.BYPASS.128 [R7], desc[UR4][R2.64] ;
-        /*0050*/                   LDG.E R4, desc[UR14][R4.64] ;
-        /*0060*/               @P2 BRA.U.ANY `(.L_x_7) ;
-        /*0070*/                   STL [R1], R4 ;
-"""
-
-PTXAS = """ptxas info    : 0 bytes gmem
-ptxas info    : Compiling entry function 'first' for 'sm_90a'
-ptxas info    : Function properties for first
-ptxas         .     16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
-ptxas info    : Used 168 registers, used 3 barriers, 16 bytes cumulative stack size, 512 bytes smem
-ptxas info    : Compiling entry function 'second' for 'sm_90a'
-ptxas info    : Function properties for second
-ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 8 registers, used 0 barriers
+        /*0010*/              @!UP0 ULOP3.LUT UR7, UR9, UR8, URZ, 0xc0, !UPT ; /* 0x00000008090772b2 */
+                                                                              /* 0x000fe20000000800 */
+        /*0020*/                   LOP3.LUT R7, R2, 0x1fc, RZ, 0x3c, !PT ;    /* 0x000001fc02077812 */
+                                                                              /* 0x000fe20000000800 */
+        /*0030*/                   STL [R1], R4 ;                             /* 0x0000000401007387 */
+                                                                              /* 0x000fe20000000800 */
 """
 
 
 def test_cuobjdump_text() -> None:
-    found = sass.parse_sass(CUOBJDUMP)
-    assert [i.opcode for i in found if i.function == "copy"] == [
-        *("LDC", "SYNCS.EXCH.64", "UTMALDG.2D", "UTMALDG.2D.MULTICAST", "HMMA.16816.F32")
+    copy, other = sass.parse_sass(CUOBJDUMP)
+    assert (copy.function, other.function) == ("copy", "other")
+    assert [step.opcode for step in copy.steps] == [
+        *("LDC", "SYNCS.EXCH.64", "UTMALDG.2D", "UTMALDG.2D.MULTICAST", "HMMA.16816.F32", "NOP")
     ]
-    assert [(i.address, i.predicate) for i in found[1:4]] == [(0x10, "!P0"), (0x20, ""), (0x30, "!UP1")]
-    assert found[-1] == sass.Instruction("other", 0, "", "EXIT")
-    assert sass.count_mnemonics(found) == {"UTMALDG": 2, "EXIT": 1, "HMMA": 1, "LDC": 1, "SYNCS": 1}
-    assert sass.uses_cluster(found) == ["UTMALDG.2D.MULTICAST"]
+    assert [(step.address, step.predicate) for step in copy.steps[1:4]] == [(0x10, "!P0"), (0x20, ""), (0x30, "!UP1")]
+    assert sass.count_mnemonics([*copy.steps, *other.steps]) == {
+        "UTMALDG": 2,
+        "EXIT": 1,
+        "HMMA": 1,
+        "LDC": 1,
+        "SYNCS": 1,
+    }
+    assert sass.uses_cluster(copy.steps) == ["UTMALDG.2D.MULTICAST"]
 
 
-def test_nvdisasm_text() -> None:
-    found = sass.parse_sass(NVDISASM)
-    assert {i.function for i in found} == {"k"}
-    assert [i.mnemonic for i in found] == [*("LDC", "UCGABAR_ARV", "ULOP3", "LOP3", "LDGSTS", "LDG", "BRA", "STL")]
-    classes = sass.by_class(sass.count_mnemonics(found))
+def test_nvdisasm_text_with_lines() -> None:
+    (code,) = sass.parse_sass(NVDISASM)
+    assert (code.function, code.labels) == ("k", {".text.k": 0, ".L_x_7": 1, "k": 0})
+    assert [step.places for step in code.steps[:2]] == [(("ring.cuh", 7), ("gemm.cu", 20)), (("gemm.cu", 21),)]
+    classes = sass.by_class(sass.count_mnemonics(code.steps))
     assert classes["arithmetic"]["LOP3"] == 2  # the uniform form is counted with the plain one
-    assert (classes["global"]["LDG"], classes["global"]["LDGSTS"]) == (1, 1)
     assert classes["local"] == {"LDL": 0, "STL": 1}
-    assert sass.uses_cluster(found) == ["UCGABAR_ARV"]
+    assert [sass.class_of(name) for name in ("ULOP3", "UTMALDG", "NOP")] == ["arithmetic", "TMA", ""]
 
 
 def test_no_mnemonic_is_counted_twice() -> None:
     members = [mnemonic for counts in sass.CLASSES.values() for mnemonic in counts]
     assert len(members) == len(set(members))
     assert not {f"U{mnemonic}" for mnemonic in members} & set(members)
-
-
-@given(st.lists(st.sampled_from(["LDG.E", "UTMALDG.3D", "HMMA.16816.F32.BF16", "BAR.SYNC", "NOP"]), max_size=40))
-def test_every_instruction_is_counted(opcodes: list[str]) -> None:
-    text = "\t\tFunction : k\n" + "".join(f"        /*{16 * i:04x}*/   {op} R1 ;\n" for i, op in enumerate(opcodes))
-    found = sass.parse_sass(text)
-    assert [i.opcode for i in found] == [op for op in opcodes if op != "NOP"]
-    assert sum(sass.count_mnemonics(found).values()) == len(found)
-
-
-def test_ptxas_log() -> None:
-    found = sass.parse_ptxas(PTXAS)
-    assert found["first"] == sass.Resources("first", 168, 16, 8, 12, 512, 3)
-    assert found["second"] == sass.Resources("second", 8, 0, 0, 0, 0, 0)
-    assert sass.parse_ptxas("nothing here") == {}
-
-
-def test_threads_from_ptx() -> None:
-    assert maxntid(".visible .entry k()\n.maxntid 128, 2, 1\n{") == 256
-    assert maxntid(".maxntid 96\n") == 96
-    assert maxntid(".entry k()") is None
-
-
-def test_fields_of_something_that_is_no_config() -> None:
-    assert config_fields(object()) == {}
 
 
 def _program(path: Path, script: str) -> Path:
@@ -137,7 +101,7 @@ def _program(path: Path, script: str) -> Path:
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without disassemblers: no pip packages, no CUDA_HOME, an empty PATH."""
-    monkeypatch.setattr(sass.sysconfig, "get_paths", lambda: dict.fromkeys(("purelib", "platlib"), str(tmp_path / "s")))
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "s")])
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -145,35 +109,25 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_programs_are_searched_in_order(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sass.find_program("nvdisasm") is None
-    on_path = _program(bare / "bin" / "nvdisasm", "exit 0")
-    assert sass.find_program("nvdisasm") == on_path
+    assert programs.find_program("nvdisasm") is None
+    expected = [_program(bare / "bin" / "nvdisasm", "exit 0")]
     monkeypatch.setenv("CUDA_HOME", str(bare / "cuda"))
-    toolkit = _program(bare / "cuda" / "bin" / "nvdisasm", "exit 0")
-    assert sass.find_program("nvdisasm") == toolkit
-    package = _program(bare / "s" / "nvidia" / "cu13" / "bin" / "nvdisasm", "exit 0")
-    assert sass.find_program("nvdisasm") == package
+    for folder in ("cuda/bin", "s/triton/backends/nvidia/bin", "s/nvidia/cu13/bin"):
+        expected = [_program(bare / folder / "nvdisasm", "exit 0"), *expected]
+        assert list(programs.find_programs("nvdisasm")) == expected
 
 
 def test_a_missing_disassembler_says_what_to_install(bare: Path) -> None:
-    result = sass.disassemble(bare / "k.cubin")
+    result = programs.disassemble(b"")
     assert result.text is None
     assert "pip install nvidia-cuda-nvdisasm" in result.note
 
 
 def test_a_disassembler_that_refuses_is_quoted_and_the_next_one_asked(bare: Path) -> None:
     old = _program(bare / "bin" / "nvdisasm", "echo 'unknown architecture' >&2; exit 1")
-    assert f"{old}: unknown architecture" in sass.disassemble(bare / "k.cubin").note
+    assert f"{old}: unknown architecture" in programs.disassemble(b"").note
     _program(bare / "bin" / "cuobjdump", "echo 'Function : k'")
-    assert sass.disassemble(bare / "k.cubin") == sass.Disassembly("Function : k\n")
-
-
-def test_the_installed_disassembler_is_executable() -> None:
-    for name in ("nvdisasm", "cuobjdump"):
-        program = sass.find_program(name)
-        if program is None:
-            pytest.skip(f"{name} is not installed here")
-        assert os.access(program, os.X_OK)
+    assert programs.disassemble(b"").text == "Function : k\n"
 
 
 EXIT = Line("EXIT")
@@ -196,17 +150,15 @@ def write(register: int, label: str = "") -> Line:
 
 def found(*lines: Line) -> list[tuple[int, int]]:
     """(line of the write, line of the wgmma) of each hazard."""
-    return [(hazard.write // 16, hazard.wgmma // 16) for hazard in wgmma_hazards(assemble(*lines))]
+    return [(hazard.write // 16, hazard.wgmma // 16) for hazard in wgmma_hazards(assembled(*lines))]
 
 
 def test_what_a_hazard_says() -> None:
-    program = assemble(wgmma(56), write(59), Line("LDS.128 R22, [R2]"), EXIT)
+    program = assembled(wgmma(56), write(59), Line("LDS.128 R22, [R2]"), EXIT)
     fragment, accumulators = wgmma_hazards(program)
     assert (fragment.function, fragment.write, fragment.register, fragment.operand) == ("k", 0x10, 59, "A")
     assert str(fragment) == "HADD2 at 0x10 writes R59, operand A of HGMMA.64x16x16.F32 at 0x0"
     assert str(accumulators) == "LDS.128 at 0x20 writes R24, operand D of HGMMA.64x16x16.F32 at 0x0"
-    with pytest.raises(ArgumentError, match="print-instruction-encoding"):
-        wgmma_hazards(without_encodings(program))
 
 
 def test_a_wgmma_may_write_the_accumulators_of_another_one() -> None:
@@ -265,8 +217,7 @@ def test_a_group_in_flight_over_the_back_edge() -> None:
     ],
 )
 def test_which_registers_an_instruction_writes(text: str, written: list[int]) -> None:
-    (code,) = parse_encoded(assemble(Line(text)))
-    assert list(registers_written(code.steps[0])) == written
+    assert list(registers_written(assembled(Line(text)).steps[0])) == written
 
 
 def hazards_on_paths(program: Sequence[Line]) -> set[tuple[int, int]]:

@@ -12,7 +12,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .sass_flow import Code, Step, parse_encoded, states_before
+from .flow import states_before
+from .sass import Code, Step
 
 _WGMMAS = ("HGMMA", "IGMMA", "QGMMA", "BGMMA")
 #: Number of registers of operand A, which for any type has 64 rows of 32 bytes in the registers of 128 threads.
@@ -60,20 +61,16 @@ class WgmmaHazard:
 InFlight = Mapping[int, int]
 
 
-def wgmma_hazards(text: str) -> tuple[WgmmaHazard, ...]:
-    """Return all hazards in the functions of an encoded disassembly (see parse_encoded), by address of the write.
+def wgmma_hazards(code: Code) -> tuple[WgmmaHazard, ...]:
+    """Return the hazards in a function, by address of the write.
 
     A wgmma counts as in flight if it may be in flight on one path. A wgmma may write the accumulators of another wgmma,
     because they run in order. If a write affects several registers of an operand, the hazard names the first one. Reads
-    of accumulators are not checked. Raise ArgumentError for text without encodings.
+    of accumulators are not checked.
     """
-    return tuple(hazard for code in parse_encoded(text) for hazard in _function_hazards(code))
-
-
-def _function_hazards(code: Code) -> list[WgmmaHazard]:
     wgmmas = {step.address: step for step in code.steps if step.mnemonic in _WGMMAS}
     if not wgmmas:
-        return []
+        return ()
     nothing: InFlight = {}
     hazards = []
     for step, in_flight in zip(code.steps, states_before(code, nothing, _issue, _merge), strict=True):
@@ -85,7 +82,7 @@ def _function_hazards(code: Code) -> list[WgmmaHazard]:
                 if both := set(written) & set(registers):
                     at = (min(both), address, wgmma.opcode, operand)
                     hazards.append(WgmmaHazard(code.function, step.address, step.opcode, *at))
-    return hazards
+    return tuple(hazards)
 
 
 def _merge(left: InFlight, right: InFlight) -> InFlight:

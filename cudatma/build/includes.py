@@ -1,0 +1,231 @@
+"""Search for the files that a source includes. The cache key digests them.
+
+NVRTC does not report the files that it reads. The scanner therefore follows every #include, even if a condition
+disables it, and considers every file that a name could mean. It finds too many files rather than too few.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from cudatma.build.files import file_state
+from cudatma.build.headers import cuda_headers
+
+#: Language standard, unless the caller's options name one.
+STANDARD_FLAG = "--std=c++17"
+
+_GAP = rb"(?:[ \t\f\v]|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/)*"
+_SPLICE = re.compile(rb"\\[ \t]*\r?\n")
+_HASH = rb"#" + _GAP
+_FILE = rb'(?:<(?P<angle>[^>\n]+)>|"(?P<quoted>[^"\n]+)"'
+#: An #include of a file or a macro. Comments are not skipped. Each pattern begins with a literal, which is fast.
+_INCLUDE = re.compile(
+    _HASH + rb"(?:include(?:_next)?|import)\b" + _GAP + _FILE + rb"|(?P<macro>[A-Za-z_][^\n]*))",
+)
+_HAS_INCLUDE = re.compile(rb"has_include\w*\s*\(" + _GAP + _FILE + rb")", re.IGNORECASE)
+#: What precedes a directive in its line.
+_BEFORE = re.compile(rb"(?:.*\*/)?" + _GAP)
+_MACRO = re.compile(r"(?P<name>\w+)\s*(?:\((?P<argument>[^()]*)\))?\s*(?://.*|/\*.*)?", re.DOTALL)
+_BODY = re.compile(r"""<(?P<angle>[^>]+)>|"(?P<quoted>[^"]+)\"""")
+#: C headers -> their C++ names.
+_C_HEADERS = {f"{name}.h": f"c{name}" for name in (
+    *("assert", "float", "inttypes", "limits", "math", "stddef", "stdint", "stdio", "stdlib", "string", "time"),
+)}  # fmt: skip
+#: Headers whose functions NVRTC knows without a declaration, such as printf and memcpy.
+_EMPTY = ("cstdio", "cstdlib", "cstring", "cassert", "ctime", "cinttypes")
+_CCCL = ("cuda", "cub", "thrust", "nv")
+_STANDARD = "#pragma once\n#include <cuda/std/{}>\nnamespace std {{ using namespace ::cuda::std; }}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Includes:
+    """Files that a source includes.
+
+    files: (path, digest) of each file. folders: CUDA's include folders. standard: (name, text) of the headers that
+    replace headers of the host's C++ standard library. is_complete: whether the source can include no other file.
+    """
+
+    files: tuple[tuple[str, str], ...]
+    folders: tuple[str, ...]
+    standard: tuple[tuple[str, str], ...]
+    is_complete: bool
+
+
+def option_values(options: Sequence[str], short: str, long: str) -> list[str]:
+    """Return the values of an option, in any spelling: ``-Ix``, ``-I x``, ``-I=x``, ``--include-path=x``."""
+    values, rest = [], iter(options)
+    for option in rest:
+        if option in (short, long):
+            values.append(next(rest, ""))
+        elif option.startswith(f"{long}="):
+            values.append(option[len(long) + 1 :])
+        elif option.startswith(short) and not option.startswith("--"):
+            values.append(option[len(short) :].removeprefix("="))
+    return values
+
+
+def includes_of(source: str, options: Sequence[str], folder: str, major: int) -> Includes | None:
+    """Return what a source in a folder includes, with CUDA's headers of a major version; None if it includes nothing.
+
+    ``options`` are the compiler's.
+    """
+    text = source.encode(errors="surrogatepass")  # the compiler's error names a lone surrogate
+    directives, first = _Directives(text), option_values(options, "-include", "--pre-include")
+    if not (first or directives.names or directives.macros):
+        return None
+    folders = cuda_headers(major)
+    search = [os.path.abspath(path) for path in option_values(options, "-I", "--include-path") if path]
+    scan = _Scan(folder, [*search, *folders], folders)
+    scan.follow(directives, folder)
+    scan.follow_names(((name, True) for name in first), os.getcwd())
+    is_complete = scan.follow_macros(text, option_values(options, "-D", "--define-macro"))
+    return Includes(tuple(sorted(scan.files.items())), folders, tuple(sorted(scan.standard.items())), is_complete)
+
+
+class _Directives:
+    """The includes of a text: (name, is quoted) of each file, and the macros that name files."""
+
+    __slots__ = ("digest", "macros", "names")
+
+    def __init__(self, text: bytes) -> None:
+        self.digest = hashlib.sha256(text).hexdigest()
+        text = _SPLICE.sub(b"", text).replace(b"%:", b"#")
+        self.names: set[tuple[str, bool]] = set()
+        self.macros: set[str] = set()
+        for match in itertools.chain(_INCLUDE.finditer(text), _HAS_INCLUDE.finditer(text)):
+            if name := match["angle"] or match["quoted"]:
+                self.names.add((os.fsdecode(name.strip()), match["angle"] is None))
+            elif _BEFORE.fullmatch(text, text.rfind(b"\n", 0, match.start()) + 1, match.start()):
+                self.macros.add(os.fsdecode(match["macro"].strip()))
+
+
+@lru_cache(maxsize=16384)
+def _directives(path: str, *state: int) -> _Directives:
+    """Return the includes of a file. ``state`` changes when the file does."""
+    del state
+    with open(path, "rb") as file:
+        return _Directives(file.read())
+
+
+class _Scan:
+    """Files found so far. ``search`` holds all include folders, and ``cuda`` the include folders of CUDA."""
+
+    def __init__(self, folder: str, search: Sequence[str], cuda: Sequence[str]) -> None:
+        self.files: dict[str, str] = {}
+        self.standard: dict[str, str] = {}
+        self._folder, self._search, self._cuda = folder, search, cuda
+        self._macros: set[str] = set()
+        self._real: dict[str, str] = {}
+        self._followed: set[tuple[str, str, bool]] = set()
+
+    def follow(self, directives: _Directives, folder: str) -> None:
+        """Add the files that a text in a folder includes, and the files that these include."""
+        self._macros |= directives.macros
+        self.follow_names(directives.names, folder)
+
+    def follow_names(self, names: Iterable[tuple[str, bool]], folder: str) -> None:
+        """Add the files that (name, is quoted) can mean in a folder, and the files that these include."""
+        waiting = [(name, is_quoted, folder, False) for name, is_quoted in names]
+        while waiting:
+            name, is_quoted, folder, is_cccl = waiting.pop()
+            here = folder if is_quoted else ""
+            if (name, here, is_cccl) in self._followed:
+                continue
+            self._followed.add((name, here, is_cccl))
+            paths = list(self._paths(name, here))
+            for path in paths:
+                if path not in self.files:
+                    directives = _directives(path, *file_state(path))
+                    self.files[path] = directives.digest
+                    self._macros |= directives.macros
+                    waiting += [(*other, os.path.dirname(path), self._is_cccl(path)) for other in directives.names]
+            if not paths and not is_cccl and (text := self._standard(name)) is not None:
+                self.standard[name] = text
+                waiting += [(*other, "/", True) for other in _Directives(text.encode()).names]
+
+    def _is_cccl(self, path: str) -> bool:
+        """Return whether a file belongs to libcu++, CUB or Thrust, which need no standard library."""
+        return any(path.startswith(f"{root}/{part}/") for root in self._cuda for part in _CCCL)
+
+    def _paths(self, name: str, folder: str) -> Iterator[str]:
+        """Yield every file that a name can mean."""
+        for place in dict.fromkeys([folder, self._folder if folder else "", *self._search]):
+            path = os.path.join(place, name)
+            if place and os.path.isfile(path):
+                # Not normpath(), which changes the meaning of ".." after a symbolic link.
+                above, _, file = path.rpartition("/")
+                if above not in self._real:
+                    self._real[above] = os.path.realpath(above)
+                yield f"{self._real[above]}/{file}"
+
+    def _standard(self, name: str) -> str | None:
+        """Return the text of a header of the standard library, or None if neither CUDA nor NVRTC has its content."""
+        plain = _C_HEADERS.get(name, name)
+        if "/" not in plain and any(os.path.isfile(f"{root}/cuda/std/{plain}") for root in self._cuda):
+            return _STANDARD.format(plain)
+        return "" if plain in _EMPTY else None
+
+    def follow_macros(self, text: bytes, defines: Sequence[str]) -> bool:
+        """Add the files that macros name, and return whether the values of all these macros are known.
+
+        ``defines`` holds NAME=VALUE from the compiler's options.
+        """
+        given = "".join(f"#define {define.replace('=', ' ', 1)}\n" for define in defines).encode()
+        done: set[str] = set()
+        is_complete = True
+        while macros := self._macros - done:
+            done |= macros
+            definitions = _definitions({_name(macro) for macro in macros}, [text, given, *map(_read, self.files)])
+            for macro in macros:
+                names = _macro_names(macro, definitions)
+                is_complete = is_complete and bool(names)
+                # The macro may be used in a file of any folder.
+                for folder in {os.path.dirname(path) for path in self.files} | {self._folder}:
+                    self.follow_names(names, folder)
+        return is_complete
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _name(macro: str) -> str:
+    """Return the name of the macro in ``NAME(argument)``."""
+    return re.match(r"\w*", macro)[0]  # type: ignore[index]
+
+
+def _definitions(names: Iterable[str], texts: Iterable[bytes]) -> dict[str, list[tuple[str, str]]]:
+    """Return (parameter, body) of each definition of the macros in the texts."""
+    definitions: dict[str, list[tuple[str, str]]] = {name: [] for name in names}
+    patterns = {
+        name: re.compile(_HASH + rb"define" + _GAP + name.encode() + rb"(?:\((\w*)\))?[ \t]([^\n]*)")
+        for name in definitions
+    }
+    for text in texts:
+        for name, pattern in patterns.items():
+            if name.encode() in text:
+                found = pattern.finditer(_SPLICE.sub(b"", text))
+                definitions[name] += [(os.fsdecode(match[1] or b""), os.fsdecode(match[2]).strip()) for match in found]
+    return definitions
+
+
+def _macro_names(macro: str, definitions: Mapping[str, list[tuple[str, str]]]) -> list[tuple[str, bool]]:
+    """Return (name, is quoted) for each value of a macro in an #include; none if a value is not a file's name."""
+    match = _MACRO.fullmatch(macro)
+    names: list[tuple[str, bool]] = []
+    argument = (match["argument"] or "").strip() if match else ""
+    for parameter, body in definitions[_name(macro)] if match else ():
+        if parameter:
+            body = re.sub(rf"\b{parameter}\b", lambda _: argument, body)
+        value = _BODY.match(body)
+        if value is None:
+            return []
+        names.append((value["angle"] or value["quoted"], value["angle"] is None))
+    return names

@@ -1,0 +1,266 @@
+"""The report of a launch, and how it is shown: as text, as a page, and as SARIF for code scanning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cudatma.emulator.hazards.report import Hazard
+from cudatma.emulator.hazards.sources import Sources
+from cudatma.emulator.hazards.variables import SharedVariables
+from cudatma.emulator.sarif import sarif_log, sarif_results
+from cudatma.emulator.trace import Trace
+from cudatma.emulator.views import HazardView, view
+from cudatma.errors import counted, duration
+from cudatma.pages import document, figure, fragment, render
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Result of comparing an array with its expected value.
+
+    Parameters
+    ----------
+    name : str
+        Name of the array.
+    error : float
+        ||difference|| / ||expected||.
+    tolerance : float
+        Maximum error.
+    """
+
+    name: str
+    error: float
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is within the tolerance."""
+        return self.error <= self.tolerance
+
+
+@dataclass(slots=True)
+class Report:
+    """Hazards and warnings of a launch, over all its schedules.
+
+    Parameters
+    ----------
+    kernel : str
+        Name of the kernel.
+    schedules : int
+        Number of schedules that ran.
+    hazards : list of Hazard
+        Causes, in the order in which they are reported. Their `consequences` hold the other hazards.
+    steps : int
+        Number of segments that ran.
+    printed : list of str
+        Output of vprintf in the first schedule that called it.
+    warnings : list of Hazard
+        Suspicious code that may be intended. Warnings do not affect `is_clean`.
+    unchecked : list of str
+        Parts of the kernel that were not checked, with the reasons.
+    seconds : float
+        Time that the launch took.
+    title, place : str
+        Heading of the report, and the line of the program that launches the kernel. Callers may set them.
+    compared : list of Comparison
+        Comparisons of arrays with expected values. Callers may add to them.
+    trace : Trace, optional
+        The trace of the launch. `to_html` shows its pipeline and the order of events.
+    sources : Sources
+        PTX and source lines that the report quotes.
+    variables : SharedVariables
+        Names of places in shared memory.
+    """
+
+    kernel: str
+    schedules: int
+    hazards: list[Hazard] = field(default_factory=list)
+    steps: int = 0
+    printed: list[str] = field(default_factory=list)
+    warnings: list[Hazard] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    title: str = ""
+    place: str = ""
+    compared: list[Comparison] = field(default_factory=list)
+    trace: Trace | None = field(default=None, repr=False, compare=False)
+    sources: Sources = field(default_factory=Sources, repr=False, compare=False)
+    variables: SharedVariables = field(default_factory=SharedVariables, repr=False, compare=False)
+
+    @property
+    def is_clean(self) -> bool:
+        """True if there are no hazards."""
+        return not self.hazards
+
+    @property
+    def findings(self) -> list[Hazard]:
+        """Each hazard, followed by the other places of its cause and by its consequences."""
+        return [finding for hazard in self.hazards for finding in (hazard, *hazard.also, *hazard.consequences)]
+
+    @property
+    def kinds(self) -> set[str]:
+        """Kinds of all hazards, including consequences."""
+        return {finding.kind for finding in self.findings}
+
+    @property
+    def hint(self) -> str:
+        """Advice on how to get source lines if there are findings without them, otherwise ""."""
+        findings = [*self.findings, *self.warnings]
+        if not findings or any(finding.source for finding in findings):
+            return ""
+        return "the PTX contains no source lines; compile with `nvcc -lineinfo` (or cudatma.compile) to see them here"
+
+    @property
+    def more(self) -> str:
+        """Command that explains the kinds of hazards and warnings, or "" if there are none."""
+        kinds = dict.fromkeys(finding.kind for finding in [*self.hazards, *self.warnings])
+        return f"cudatma explain {' '.join(kinds)}" if kinds else ""
+
+    def __str__(self) -> str:
+        lines = [str(hazard) for hazard in self.hazards]
+        if self.is_clean:
+            lines.append(f"{self.kernel}: no hazard in {counted(self.schedules, 'schedule')}")
+        lines += [f"warning: {warning}" for warning in self.warnings]
+        lines += [f"unchecked: {note}" for note in self.unchecked]
+        lines += [f"hint: {self.hint}"] if self.hint else []
+        lines += [f"more: {self.more}"] if self.more else []
+        return "\n".join(lines)
+
+    @property
+    def passed(self) -> bool:
+        """True if there are no hazards and all compared arrays are as expected."""
+        return self.is_clean and all(comparison.passed for comparison in self.compared)
+
+    def to_html(self) -> str:
+        """Return the report as an HTML page that needs no other file.
+
+        Returns
+        -------
+        str
+            The hazards with their source lines, the order of events and the pipeline if the launch had a trace, and
+            the results.
+        """
+        return report_page([self])
+
+    def save_html(self, path: str | Path) -> None:
+        """Write the report as an HTML page that needs no other file.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file.
+        """
+        Path(path).write_text(self.to_html(), encoding="utf-8")
+
+    def to_sarif(self) -> str:
+        """Return the hazards and warnings in SARIF 2.1.0, for code scanning.
+
+        Returns
+        -------
+        str
+            JSON text.
+        """
+        return report_sarif([self])
+
+    def save_sarif(self, path: str | Path) -> None:
+        """Write the hazards and warnings in SARIF 2.1.0, for code scanning.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file.
+        """
+        Path(path).write_text(self.to_sarif(), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook displays."""
+        return fragment(
+            render("report.html.j2", launches=[_LaunchView(self, 1)], is_page=False, title=""), style="report.css"
+        )
+
+
+def report_page(reports: Sequence[Report], title: str = "") -> str:
+    """Return one HTML page for the reports of several launches.
+
+    Parameters
+    ----------
+    reports : sequence of Report
+        The reports, in the order of the launches.
+    title : str, optional
+        Heading of the page. Default: the title or the kernel of the first report.
+
+    Returns
+    -------
+    str
+        An HTML document that needs no other file.
+    """
+    launches = [_LaunchView(report, number) for number, report in enumerate(reports, 1)]
+    sections: dict[object, int] = {}
+    for launch in launches if len(launches) > 1 else ():
+        launch.section = sections.setdefault(launch.content, launch.number) if launch.content else 0
+    if not title:
+        title = launches[0].title if len(launches) == 1 else f"{len(launches)} launches"
+    body = render("report.html.j2", launches=launches, is_page=True, title=title)
+    return document(title, body, style="report.css")
+
+
+def report_sarif(reports: Sequence[Report]) -> str:
+    """Return the hazards and warnings of several launches in SARIF 2.1.0, for code scanning.
+
+    Parameters
+    ----------
+    reports : sequence of Report
+        The reports. A hazard that occurs in several of them is one result.
+
+    Returns
+    -------
+    str
+        JSON text.
+    """
+    results = [
+        result for report in reports for result in sarif_results(report.hazards, report.warnings, report.sources)
+    ]
+    return sarif_log(results)
+
+
+class _LaunchView:
+    """A report as its page shows it."""
+
+    def __init__(self, report: Report, number: int) -> None:
+        self.report, self.number = report, number
+        #: Number of the launch whose section shows this report: an equal one, this one, or 0 for none.
+        self.section = number
+        self.title = report.title or report.kernel
+        self.seconds = duration(report.seconds)
+        self.verdict = counted(len(report.hazards), "hazard") if report.hazards else "no hazard"
+        self.wrong = [comparison.name for comparison in report.compared if not comparison.passed]
+
+    @property
+    def content(self) -> tuple[object, ...]:
+        """The content of the section, without numbers. It is empty if a row of the table is enough."""
+        report = self.report
+        found = [(h.kind, h.ptx_line, h.source) for h in (*report.hazards, *report.warnings)]
+        results = [(comparison.name, comparison.error) for comparison in report.compared]
+        parts = (found, results, report.printed, report.unchecked)
+        return (self.title, repr(parts)) if any(parts) else ()
+
+    def _views(self, hazards: list[Hazard]) -> list[HazardView]:
+        report = self.report
+        return [view(hazard, report.sources, report.variables, report.trace) for hazard in hazards]
+
+    @property
+    def hazards(self) -> list[HazardView]:
+        return self._views(self.report.hazards)
+
+    @property
+    def warnings(self) -> list[HazardView]:
+        return self._views(self.report.warnings)
+
+    @property
+    def picture(self) -> str:
+        """The pipeline as HTML, or "" if no trace has recorded a pipeline."""
+        trace = self.report.trace
+        is_drawn = trace is not None and any(event.kind in ("copy", "cp.async", "wait") for event in trace.events)
+        return figure(trace.to_svg(width=1080)) if trace is not None and is_drawn else ""

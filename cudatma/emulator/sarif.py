@@ -1,0 +1,98 @@
+"""Write hazards as SARIF, which code-scanning services show next to the source.
+
+Source: OASIS, "Static Analysis Results Interchange Format (SARIF) Version 2.1.0".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from cudatma.emulator.hazards.report import CAUSES, Hazard
+from cudatma.emulator.hazards.sources import Sources, places
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def sarif_results(hazards: Iterable[Hazard], warnings: Iterable[Hazard], sources: Sources) -> list[dict[str, Any]]:
+    """Return the results of one launch: each place of a hazard, with its consequences in the message."""
+    return [
+        _result(place, hazard, level, sources)
+        for level, found in (("error", hazards), ("warning", warnings))
+        for hazard in found
+        for place in (hazard, *hazard.also)
+    ]
+
+
+def sarif_log(results: Sequence[dict[str, Any]]) -> str:
+    """Return a SARIF log with these results. Equal results are written once."""
+    distinct = list({result["partialFingerprints"]["cudatma/v1"]: result for result in reversed(results)}.values())
+    distinct.reverse()
+    kinds = list(dict.fromkeys(result["ruleId"] for result in distinct))
+    for result in distinct:
+        result["ruleIndex"] = kinds.index(result["ruleId"])
+    driver = {"name": "cudatma", "rules": [_rule(kind) for kind in kinds]}
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": distinct}
+    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
+
+
+def _rule(kind: str) -> dict[str, Any]:
+    text = f"Usual cause: {CAUSES[kind]}."
+    return {
+        "id": kind,
+        "shortDescription": {"text": kind.replace("_", " ")},
+        "fullDescription": {"text": text},
+        "help": {"text": text, "markdown": f"{text}\n\n`cudatma explain {kind}` shows a broken and a fixed kernel."},
+        "properties": {"tags": ["cuda", "synchronization"]},
+    }
+
+
+def _result(place: Hazard, hazard: Hazard, level: str, sources: Sources) -> dict[str, Any]:
+    lines = [place.message, *hazard.notes[: bool(hazard.advice)], f"usual cause: {hazard.cause}"]
+    lines += [f"again: seed {place.seed}, schedule {place.schedule}"]
+    others = [
+        {
+            "id": number,
+            "message": {"text": other.verb},
+            **_location(other.source, other.ptx_line, place.kernel, sources),
+        }
+        for number, other in enumerate(place.others)
+    ]
+    text = [place.kind, place.kernel, place.source_text or place.instruction]
+    text += [sources.text(other.source) or other.instruction for other in place.others]
+    location = _location(place.source, place.ptx_line, place.kernel, sources)
+    return {
+        "ruleId": place.kind,
+        "level": level,
+        "message": {"text": "\n".join(lines)},
+        "locations": [{**location, "logicalLocations": [{"name": place.kernel, "kind": "function"}]}],
+        "relatedLocations": others,
+        "partialFingerprints": {"cudatma/v1": hashlib.sha256("\0".join(text).encode()).hexdigest()[:32]},
+    }
+
+
+def _location(source: str, ptx_line: int, kernel: str, sources: Sources) -> dict[str, Any]:
+    """Return the source line, or the line in the PTX if the source is not known."""
+    place = sources.locate(source) or next(iter(places(source)), None)
+    file, line = place or ("", max(1, ptx_line))
+    path = sources.paths.get(file) or file or f"{kernel}.ptx"
+    region: dict[str, Any] = {"startLine": max(1, line)}
+    snippet = sources.lines.get(file, {}).get(line)
+    if snippet is not None:
+        region["snippet"] = {"text": snippet}
+    return {"physicalLocation": {"artifactLocation": {"uri": _uri(path)}, "region": region}}
+
+
+def _uri(path: str) -> str:
+    """Return a path relative to the working directory if it is below it, as code scanning expects, else as a URI."""
+    if not os.path.isabs(path) or not os.path.isfile(path):  # NVRTC puts a name without a folder into the root
+        return quote(path.lstrip("/"))
+    try:
+        return quote(Path(path).relative_to(Path.cwd()).as_posix())
+    except ValueError:
+        return Path(path).as_uri()

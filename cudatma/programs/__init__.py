@@ -1,0 +1,20 @@
+"""Run the kernel launches of other libraries' programs on the emulator: Triton, Gluon, CuPy, cuda.core, cuda-python."""
+
+from cudatma.programs.launch import ProgramLaunch
+from cudatma.programs.log import LaunchEntry, LaunchLog, emulate_launches
+from cudatma.programs.recorder import Recorder, record
+from cudatma.programs.recording import Comparison, RecordedLaunch, Recording, Replay, read_recording
+
+__all__ = [
+    "Comparison",
+    "LaunchEntry",
+    "LaunchLog",
+    "ProgramLaunch",
+    "RecordedLaunch",
+    "Recorder",
+    "Recording",
+    "Replay",
+    "emulate_launches",
+    "read_recording",
+    "record",
+]

@@ -1,0 +1,176 @@
+"""Host memory as the memory of an emulated device: allocations, and the arrays of the program."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from cudatma.arrays import ArrayInfo, describe
+from cudatma.emulator.ptx.types import Array
+from cudatma.errors import ArgumentError
+
+#: Alignment of cuMemAlloc.
+_ALIGNMENT = 512
+#: Allocations begin with NaNs, so that a kernel that reads memory before it is written has a conspicuous result.
+_FILL = 0xFF
+_POINTER_BYTES = 8
+
+
+def bytes_at(address: int, size: int) -> Array:
+    """Return the bytes at a host address without a copy. The caller keeps the memory alive."""
+    return np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)), np.uint8)
+
+
+def host_array(value: object) -> Array | None:
+    """Return an array or tensor in host memory as a NumPy array without a copy, or None for any other object."""
+    if isinstance(value, np.ndarray):
+        return value
+    if not type(value).__module__.startswith("torch"):
+        return None
+    info = array_info(value)
+    if info is None or info.device is not None:
+        return None
+    torch: Any = sys.modules["torch"]
+    tensor: Any = value
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[info.dtype.itemsize]
+    plain: Array = tensor.detach().view(words).numpy().view(info.dtype)
+    return plain
+
+
+def array_info(value: object) -> ArrayInfo | None:
+    """Return the description of an array of any library, or None for any other object."""
+    if isinstance(value, int | float | str | bytes) or value is None:
+        return None
+    try:
+        return describe(value)
+    except Exception:  # of a library whose objects are not ordinary arrays, such as torch's fake tensors
+        return None
+
+
+def callers_arrays() -> Iterator[tuple[str, ArrayInfo]]:
+    """Yield the names and descriptions of the arrays in the variables of the calling functions, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    modules = set()
+    while frame is not None:
+        is_ours = str(frame.f_globals.get("__name__", "")).startswith("cudatma.programs")
+        scopes = [] if is_ours else [frame.f_locals]
+        if not is_ours and id(frame.f_globals) not in modules and frame.f_locals is not frame.f_globals:
+            modules.add(id(frame.f_globals))
+            scopes.append(frame.f_globals)
+        for scope in scopes:
+            for name, value in list(scope.items()):
+                yield from _arrays_in(name, value)
+        frame = frame.f_back
+
+
+def _arrays_in(name: str, value: object) -> Iterator[tuple[str, ArrayInfo]]:
+    items: Iterable[tuple[str, object]] = [(name, value)]
+    if isinstance(value, list | tuple) and len(value) <= 64:
+        items = [(f"{name}[{index}]", item) for index, item in enumerate(value)]
+    elif isinstance(value, dict) and len(value) <= 64:
+        items = [(f"{name}[{key!r}]", item) for key, item in value.items()]
+    for label, item in items:
+        if hasattr(type(item), "__dlpack__") or hasattr(type(item), "__cuda_array_interface__"):
+            info = array_info(item)
+            if info is not None:
+                yield label, info
+
+
+class HostMemory:
+    """The allocations of an emulated device, which are NumPy arrays at their own addresses."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, Array] = {}
+
+    @property
+    def blocks(self) -> tuple[Array, ...]:
+        """The live allocations."""
+        return tuple(self._blocks.values())
+
+    def allocate(self, size: int) -> int:
+        """Return the address of new memory."""
+        room = np.full(size + _ALIGNMENT, _FILL, np.uint8)
+        start = -room.ctypes.data % _ALIGNMENT
+        block = room[start : start + size]
+        self._blocks[block.ctypes.data] = block
+        return int(block.ctypes.data)
+
+    def free(self, address: int, call: str) -> None:
+        """Free an allocation."""
+        if address and self._blocks.pop(address, None) is None:
+            raise ArgumentError(
+                f"{call}: pointer", hex(address), "the address of a live allocation, as cuMemAlloc returned it"
+            )
+
+    def find(self, address: int) -> tuple[int, int] | None:
+        """Return base and size of the allocation that contains an address."""
+        for base, block in self._blocks.items():
+            if base <= address < base + max(1, block.size):
+                return base, block.size
+        return None
+
+    def range(self, address: int, size: int, field: str) -> Array:
+        """Return bytes of an allocation, or of an array in a variable of a caller. Raise ArgumentError otherwise."""
+        known = self.find(address)
+        if known is None:
+            arrays = ((info.extent[0], info.extent[1] - info.extent[0]) for _, info in callers_arrays())
+            known = next((place for place in arrays if place[0] <= address < sum(place)), None)
+        if known is None:
+            raise ArgumentError(
+                field, hex(address), "an address from cuMemAlloc, or array.ctypes.data of a NumPy array"
+            )
+        base, length = known
+        if address + size > base + length:
+            got = f"{size} bytes at byte {address - base} of an allocation of {length} bytes"
+            raise ArgumentError(field, got, "bytes inside the allocation")
+        return bytes_at(address, size)
+
+    def reached(self, words: Iterable[int]) -> dict[str, Array]:
+        """Return by name the callers' arrays outside the allocations that contain one of some addresses.
+
+        Raises ArgumentError for an address of this process that belongs to none of them.
+        """
+        arrays: dict[str, Array] = {}
+        spans: list[tuple[int, int]] = []
+        known: list[tuple[str, ArrayInfo]] | None = None
+        for word in words:
+            if word < 1 << 16 or self.find(word) or any(low <= word < high for low, high in spans):
+                continue
+            known = list(callers_arrays()) if known is None else known
+            for name, info in known:
+                array = host_array(info.owner)
+                if array is not None and info.extent[0] <= word < info.extent[1]:
+                    arrays[name] = array
+                    spans.append(info.extent)
+                    break
+            else:
+                if _is_mapped(word):
+                    raise ArgumentError(
+                        "args",
+                        hex(word),
+                        "an address from cuMemAlloc, or of a NumPy array in a variable of the program",
+                        "nothing tells how much memory this address has",
+                    )
+        return arrays
+
+
+def words_of(parameters: Iterable[bytes]) -> Iterator[int]:
+    """Yield the aligned 64-bit words of kernel parameters, which may be addresses."""
+    for raw in parameters:
+        for at in range(0, len(raw) - _POINTER_BYTES + 1, _POINTER_BYTES):
+            yield int.from_bytes(raw[at : at + _POINTER_BYTES], "little")
+
+
+def _is_mapped(address: int) -> bool:
+    """Return whether an address is one of this process. Return False where the system cannot tell."""
+    try:
+        with open("/proc/self/maps", encoding="ascii", errors="replace") as maps:
+            spans = [line.split(" ", 1)[0].split("-") for line in maps]
+    except OSError:
+        return False
+    return any(int(low, 16) <= address < int(high, 16) for low, high in spans)

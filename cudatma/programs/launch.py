@@ -1,0 +1,158 @@
+"""One kernel launch of a program, without the types of the library that made it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from cudatma.emulator import EmulatedModule, Hazard, Report, load
+from cudatma.errors import HazardError
+
+Dim = tuple[int, int, int]
+
+#: A file that PTX names: `.file 1 "path"`.
+_FILE = re.compile(r'^\s*\.file\s+\d+\s+"((?:[^"\\]|\\.)*)"', re.MULTILINE)
+#: Number of parsed modules that stay in memory.
+_MAX_MODULES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ProgramLaunch:
+    """A kernel launch, with everything that the emulator needs to run it.
+
+    Parameters
+    ----------
+    ptx : str
+        PTX of the module.
+    entry : str
+        Name of the kernel in the PTX.
+    grid, block : tuple of int
+        Number of CTAs along each axis of the grid, and number of threads along each axis of a CTA.
+    args : tuple
+        One value for each kernel parameter, as for `EmulatedModule.launch`.
+    library : str
+        Library that launched the kernel, such as "triton".
+    cluster : tuple of int, optional
+        Number of CTAs along each axis of a cluster. Default: the cluster that the kernel declares, or one CTA.
+    shared_bytes : int, default 0
+        Number of bytes of dynamic shared memory per CTA.
+    programmatic : bool, default False
+        Whether the launch is a programmatic dependent launch.
+    arrays : tuple of ndarray
+        Arrays that the kernel reaches through addresses in memory.
+    names : tuple of str
+        Names of `args`, then of `arrays`, for reports.
+    place : str, default ""
+        Where the program launches the kernel, such as "file.py:12".
+    sources : tuple of (str, str)
+        Names and texts of source files that reports quote. Default: the files that the PTX names, if they exist.
+    registers : int, optional
+        Registers per thread, as in the cubin.
+    from_compiler : tuple of (str, str)
+        Kinds of hazards, each with an opcode, that the library's compiler causes. The program cannot avoid them, so
+        they are warnings.
+    """
+
+    ptx: str = field(repr=False)
+    entry: str
+    grid: Dim
+    block: Dim
+    args: tuple[Any, ...] = field(default=(), repr=False)
+    library: str
+    cluster: Dim | None = None
+    shared_bytes: int = 0
+    programmatic: bool = False
+    arrays: tuple[Any, ...] = field(default=(), repr=False)
+    names: tuple[str, ...] = ()
+    place: str = ""
+    sources: tuple[tuple[str, str], ...] | None = field(default=None, repr=False)
+    registers: int | None = None
+    from_compiler: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def module(self) -> EmulatedModule:
+        """The parsed module. Launches of the same PTX share it, and its variables keep their values between them."""
+        return module_of(self.ptx, self.sources)
+
+    def run(self, **options: Any) -> Report:
+        """Run the launch on the emulator.
+
+        Parameters
+        ----------
+        **options
+            Options of `EmulatedModule.launch`, such as `schedules`.
+
+        Returns
+        -------
+        Report
+            Hazards and warnings of all schedules.
+
+        Raises
+        ------
+        HazardError
+            If there are hazards, unless `hazards` is "collect" or "off".
+        """
+        is_raising = options.get("hazards", "raise") == "raise"
+        report = self.module.launch(
+            self.entry,
+            self.grid,
+            self.block,
+            self.args,
+            cluster=self.cluster,
+            shared_bytes=self.shared_bytes,
+            programmatic=self.programmatic,
+            arrays=self.arrays,
+            names=self.names,
+            registers=self.registers,
+            **options | ({"hazards": "collect"} if is_raising else {}),
+        )
+        report.warnings += [hazard for hazard in report.hazards if self._is_from_compiler(hazard)]
+        report.hazards = [hazard for hazard in report.hazards if not self._is_from_compiler(hazard)]
+        if is_raising and report.hazards:
+            raise HazardError(str(report), report.hazards)
+        return report
+
+    def _is_from_compiler(self, hazard: Hazard) -> bool:
+        return not hazard.consequences and any(
+            hazard.kind == kind and opcode in hazard.instruction for kind, opcode in self.from_compiler
+        )
+
+
+@lru_cache(maxsize=_MAX_MODULES)
+def module_of(ptx: str, sources: tuple[tuple[str, str], ...] | None) -> EmulatedModule:
+    texts = files_of(ptx) if sources is None else sources
+    lines = {name: dict(enumerate(text.splitlines(), 1)) for name, text in texts}
+    return load(ptx, lines=lines)
+
+
+def files_of(ptx: str, without: str = "\0") -> tuple[tuple[str, str], ...]:
+    """Return the names and texts of the source files that PTX names and that exist, except those in a folder."""
+    return read_sources(name for name in dict.fromkeys(_FILE.findall(ptx)) if not name.startswith(without))
+
+
+def read_sources(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Return the names and texts of the files that exist. Reports name files without their folders."""
+    return tuple(
+        (os.path.basename(path), Path(path).read_text(encoding="utf-8", errors="replace"))
+        for path in paths
+        if os.path.isfile(path)
+    )
+
+
+def calling_place(*packages: str) -> str:
+    """Return "file:line" of the innermost caller outside this package and the named packages."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in ("cudatma", *packages) and frame.f_code.co_filename != "<string>":  # generated code
+            break
+        frame = frame.f_back
+    path = frame.f_code.co_filename
+    relative = os.path.relpath(path) if os.path.isabs(path) else path
+    return f"{path if relative.startswith(os.pardir) else relative}:{frame.f_lineno}"

@@ -1,0 +1,272 @@
+"""Run a program's kernel launches on the emulator, and keep their reports."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any, Protocol, overload
+
+from cudatma.build.kernel import default_target
+from cudatma.emulator import Hazard, Report, Trace
+from cudatma.errors import ArgumentError, CudaTmaError, HazardError, counted, duration
+from cudatma.programs.launch import ProgramLaunch
+from cudatma.target import Target, get_target
+
+
+class Interceptor(Protocol):
+    """Sends the launches of one library to a log."""
+
+    def install(self, log: LaunchLog) -> None:
+        """Redirect the library's launches to ``log.run``. The library has been imported."""
+
+    def remove(self) -> None:
+        """Undo ``install``."""
+
+
+#: Number of SMs that programs see. With few SMs, the CTAs of persistent kernels process several tiles each.
+SM_COUNT = 4
+
+#: Module of a library -> the Interceptor class for its launches, as "module:class". An interceptor is installed when
+#: the program imports the library's module, so that a program pays only for libraries that it uses.
+INTERCEPTORS: dict[str, str] = {
+    "torch": "cudatma.programs.torch:TorchInterceptor",
+    "triton": "cudatma.programs.triton:TritonInterceptor",
+    "cutlass.cute.runtime": "cudatma.programs.cute_dsl:CuteDslInterceptor",
+    "cupy": "cudatma.programs.cupy:CupyInterceptor",
+    "cuda.core": "cudatma.programs.cuda_core:CoreInterceptor",
+    "cuda.bindings.driver": "cudatma.programs.driver:DriverInterceptor",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchEntry:
+    """A launch and what the emulator found.
+
+    Parameters
+    ----------
+    launch : ProgramLaunch
+        The launch, without its arguments, so that the log does not keep the program's arrays alive.
+    report : Report
+        Hazards and warnings.
+    seconds : float
+        Time that the emulator took.
+    is_checked : bool, default True
+        False for a launch that `only` excludes.
+    """
+
+    launch: ProgramLaunch
+    report: Report
+    seconds: float
+    is_checked: bool = True
+
+    def __str__(self) -> str:
+        launch, report = self.launch, self.report
+        if not self.is_checked:
+            result = "not checked"
+        elif report.is_clean:
+            result = f"no hazard in {counted(report.schedules, 'schedule')}"
+        else:
+            result = f"{counted(len(report.hazards), 'hazard')}: {', '.join(sorted(report.kinds))}"
+        grid = "x".join(map(str, launch.grid))
+        return f"{launch.place}: {launch.entry} ({launch.library}), grid {grid}: {result}, {duration(self.seconds)}"
+
+
+@contextmanager
+def naming(library: str, entry: str, place: str) -> Iterator[None]:
+    """Put the library, the kernel and the place of a launch in front of an error's message."""
+    try:
+        yield
+    except CudaTmaError as error:
+        error.args = (f"{library} launch of {entry} at {place}: {error}",)
+        raise
+
+
+class LaunchLog(Sequence[LaunchEntry]):
+    """The launches of a program that ran on the emulator, in order. `emulate_launches` creates it.
+
+    Parameters
+    ----------
+    target : Target
+        Architecture that kernels are compiled for.
+    options : dict
+        Options of `EmulatedModule.launch` for checked launches.
+    hazards, only, on_launch, trace : see emulate_launches
+        What is checked, what happens after a launch, and whether reports hold traces.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: Target,
+        options: dict[str, Any],
+        hazards: str,
+        only: str | None,
+        on_launch: Callable[[LaunchEntry], None] | None,
+        trace: bool = False,
+    ) -> None:
+        self.target, self._trace = target, trace
+        self._options, self._hazards, self._only, self._on_launch = options, hazards, only, on_launch
+        self._entries: list[LaunchEntry] = []
+
+    @overload
+    def __getitem__(self, index: int) -> LaunchEntry: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LaunchEntry]: ...
+    def __getitem__(self, index: int | slice) -> LaunchEntry | Sequence[LaunchEntry]:
+        return self._entries[index]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def hazards(self) -> list[Hazard]:
+        """Hazards of all launches."""
+        return [hazard for entry in self for hazard in entry.report.hazards]
+
+    @property
+    def is_clean(self) -> bool:
+        """True if there are no hazards."""
+        return not self.hazards
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self), *map(str, self.hazards)]) or "no launches"
+
+    def run(self, launch: ProgramLaunch) -> Report:
+        """Run a launch, and add it to the log.
+
+        Parameters
+        ----------
+        launch : ProgramLaunch
+            The launch.
+
+        Returns
+        -------
+        Report
+            Hazards and warnings.
+
+        Raises
+        ------
+        HazardError
+            If there are hazards and `hazards` is "raise". The arrays hold the results.
+        """
+        is_checked = self._hazards != "off" and (self._only is None or self._only in launch.entry)
+        options = self._options if is_checked else self._options | {"schedules": 1}
+        options = options | {"trace": Trace()} if self._trace and is_checked else options
+        started = time.perf_counter()
+        with naming(launch.library, launch.entry, launch.place):
+            report = launch.run(hazards="collect" if is_checked else "off", **options)
+        seconds = time.perf_counter() - started
+        report.title, report.place = f"{launch.entry} ({launch.library})", launch.place
+        if report.is_clean:
+            report.trace = None
+        entry = LaunchEntry(replace(launch, args=(), arrays=()), report, seconds, is_checked)
+        self._entries.append(entry)
+        if self._on_launch is not None:
+            self._on_launch(entry)
+        if self._hazards == "raise" and report.hazards:
+            raise HazardError("\n".join(map(str, [entry, *report.hazards])), report.hazards, report)
+        return report
+
+
+@contextmanager
+def emulate_launches(
+    *,
+    target: str | Target | None = None,
+    schedules: int = 2,
+    seed: int = 0,
+    replay: int | None = None,
+    hazards: str = "raise",
+    only: str | None = None,
+    on_launch: Callable[[LaunchEntry], None] | None = None,
+    trace: bool = False,
+) -> Iterator[LaunchLog]:
+    """Run kernel launches of Triton, Gluon, CuPy, cuda.core and cuda-python on the emulator, without a GPU.
+
+    Parameters
+    ----------
+    target : str or Target, optional
+        Architecture that kernels are compiled for. Default: $CUDATMA_TARGET if it is set, otherwise the target of the
+        GPU, or sm_90a without a GPU.
+    schedules : int, default 2
+        Number of schedules for each launch.
+    seed : int, default 0
+        Seed of the random schedules.
+    replay : int, optional
+        Run only the schedule with this number.
+    hazards : {"raise", "collect", "off"}, default "raise"
+        Whether a launch with hazards raises HazardError, its hazards are only collected in the log, or the checks are
+        skipped. In all cases the launch writes its results.
+    only : str, optional
+        Check only kernels whose name contains this text. Other launches run in one schedule without checks.
+    on_launch : callable, optional
+        Function that is called with the LaunchEntry of each launch.
+    trace : bool, default False
+        Whether the report of a launch with hazards holds a trace, which its page shows. Launches then take longer.
+
+    Yields
+    ------
+    LaunchLog
+        The launches so far.
+
+    Raises
+    ------
+    HazardError
+        From a launch in the ``with`` block, if it has hazards and `hazards` is "raise".
+    """
+    if hazards not in ("raise", "collect", "off"):
+        raise ArgumentError("hazards", hazards, "raise, collect, off")
+    chosen = default_target() if target is None else get_target(target)
+    options = {"schedules": schedules, "seed": seed, "replay": replay}
+    log = LaunchLog(target=chosen, options=options, hazards=hazards, only=only, on_launch=on_launch, trace=trace)
+    with intercepting(INTERCEPTORS, log):
+        yield log
+
+
+@contextmanager
+def intercepting(interceptors: Mapping[str, str], sink: Any) -> Iterator[None]:
+    """Install the interceptor of each library that the program has imported, and of others when it imports them."""
+    with ExitStack() as stack:
+
+        def install(name: str) -> None:
+            module, _, kind = interceptors[name].partition(":")
+            interceptor: Interceptor = getattr(importlib.import_module(module), kind)()
+            interceptor.install(sink)
+            stack.callback(interceptor.remove)
+
+        imported = [name for name in interceptors if name in sys.modules]
+        hook = _ImportHook(set(interceptors) - set(imported), install)
+        sys.meta_path.insert(0, hook)
+        stack.callback(sys.meta_path.remove, hook)
+        for name in imported:
+            install(name)
+        yield
+
+
+class _ImportHook(importlib.abc.MetaPathFinder):
+    """Calls a function after the first import of each of some modules."""
+
+    def __init__(self, names: set[str], then: Callable[[str], None]) -> None:
+        self._names, self._then = names, then
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
+        if name not in self._names:
+            return None
+        self._names.remove(name)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return None
+        execute, then = spec.loader.exec_module, self._then
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            then(name)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,455 @@
+"""Record the launches of a program on a machine with a GPU.
+
+Launches are seen where Python code makes them: in Triton's compiled kernels, CuPy's RawKernel, cuda.core's launch,
+cuda-python's cuLaunchKernel and cudatma's launch plans. Before and after each launch the recorder waits for the GPU and
+copies the allocations that the kernel's parameters point to.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from cudatma.arrays import ArrayInfo, is_torch
+from cudatma.context import Runtime, using_runtime
+from cudatma.descriptor import codec
+from cudatma.emulator.machine.arguments import pack_arguments
+from cudatma.emulator.machine.memory import GlobalMemory
+from cudatma.emulator.ptx.types import Array
+from cudatma.errors import ArgumentError, CudaTmaError, DriverError, check
+from cudatma.programs.host_memory import array_info, bytes_at, callers_arrays
+from cudatma.programs.launch import ProgramLaunch, calling_place
+from cudatma.programs.log import intercepting
+from cudatma.programs.recording import (
+    FILE,
+    TYPES,
+    Pointer,
+    RecordedLaunch,
+    RecordedMemory,
+    RecordedParameter,
+    describe_recording,
+    write_memory,
+    write_text,
+)
+from cudatma.target import Target, target_for
+
+_Result = TypeVar("_Result")
+
+#: Module of a library -> the class that records its launches, as "module:class".
+RECORDERS: dict[str, str] = {
+    "torch": "cudatma.programs.recorders:TorchRecorder",
+    "torch._inductor.config": "cudatma.programs.recorders:InductorConfigRecorder",
+    "torch._inductor.runtime.triton_heuristics": "cudatma.programs.recorders:InductorRecorder",
+    "triton": "cudatma.programs.recorders:TritonRecorder",
+    "cupy": "cudatma.programs.recorders:CupyRecorder",
+    "cuda.core": "cudatma.programs.recorders:CoreRecorder",
+    "cuda.bindings.driver": "cudatma.programs.recorders:DriverRecorder",
+    "cudatma.runtime.launch": "cudatma.programs.recorders:CudatmaRecorder",
+}
+DEFAULT_LIMIT_MIB = 256
+#: Smaller numbers cannot be addresses.
+_LOWEST_ADDRESS = 1 << 16
+_TENSOR_MAP_BYTES = 128
+_POINTER_BYTES = 8
+#: Maximum length of the name of another library's kernel.
+_MAX_NAME = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An allocation on a device or on the host."""
+
+    base: int
+    size: int
+    dtype: str | None
+    on_host: bool
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a launch reaches, before it runs."""
+
+    launch: ProgramLaunch
+    parameters: tuple[RecordedParameter, ...]
+    places: list[_Place]
+    names: list[str]
+
+
+class Recorder:
+    """Writes launches to a folder. `record` creates it.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder to write to.
+    limit_bytes : int
+        Maximum number of bytes that a launch may reach.
+    only : str or None
+        Part of the names of the kernels to record.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int, only: str | None) -> None:
+        self.folder = folder
+        self._limit, self._only = limit_bytes, only
+        self._launches: list[RecordedLaunch] = []
+        self._refused: Counter[tuple[str, str]] = Counter()
+        self._is_paused = False
+        self.other_kernels: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._launches)
+
+    def __str__(self) -> str:
+        from cudatma.programs.recording import read_recording
+
+        return str(read_recording(self.folder))
+
+    @cached_property
+    def target(self) -> Target:
+        """Target for sources that are compiled again to PTX."""
+        driver = _driver()
+        names, device = driver.CUdevice_attribute, _device(driver)
+        major, minor = (
+            int(check(driver.cuDeviceGetAttribute(name, device), "cuDeviceGetAttribute"))
+            for name in (
+                names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            )
+        )
+        return target_for((major, minor))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Record nothing in this block, for example while a library measures candidates."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
+
+    def around(
+        self,
+        describe: Callable[[], ProgramLaunch],
+        execute: Callable[[], _Result],
+        *,
+        entry: str,
+        library: str,
+        stream: int = 0,
+    ) -> _Result:
+        """Execute a launch, and record what it reads and writes.
+
+        ``describe`` returns the launch with the program's own arguments. Nothing that goes wrong here disturbs the
+        program: the launch is listed with the reason instead.
+        """
+        if self._is_paused or (self._only is not None and self._only not in entry):
+            return execute()
+        what = f"{entry} ({library}) at {calling_place('triton', 'torch', 'cupy', 'cuda')}"
+        with self.paused():
+            try:
+                found = self._find(describe(), stream)
+                before = self._read(found.places)
+            except Exception as error:  # of any library
+                self.refuse(what, error)
+                return execute()
+            result = execute()
+            try:
+                self._write(found, before, self._read(found.places))
+            except Exception as error:
+                self.refuse(what, error)
+            return result
+
+    def refuse(self, what: str, reason: object) -> None:
+        """List a launch that is not recorded."""
+        first_line = (str(reason) or type(reason).__name__).splitlines()[0]
+        self._refused[what, first_line] += 1
+
+    def finish(self) -> None:
+        """Write the file that describes the launches."""
+        refused = [
+            (what if count == 1 else f"{what}, {count} times", why) for (what, why), count in self._refused.items()
+        ]
+        recorded = {launch.entry for launch in self._launches}
+        others = Counter[str]()
+        for kernel, count in self.other_kernels.items():
+            name = _plain_name(kernel)
+            if not any(name == entry or (entry.startswith("_Z") and name in entry) for entry in recorded):
+                others[name] += count
+        text = describe_recording(self._launches, _device_name(), refused, others)
+        (self.folder / FILE).write_text(text, encoding="utf-8")
+
+    def _find(self, launch: ProgramLaunch, stream: int) -> _Found:
+        """Return the parameters of a launch with the allocations that they point to."""
+        driver = _driver()
+        if int(check(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing")):
+            raise ArgumentError("stream", "a stream that captures a CUDA graph", "a launch outside of captures")
+        program = launch.module.image.entry(launch.entry)
+        declared = program.function.params
+        infos = [array_info(value) for value in (*launch.args, *launch.arrays)]
+        known = [info for info in infos if info is not None]
+        known += [info for _, info in callers_arrays()]
+        args = [
+            info.pointer if info is not None and parameter.size_bytes == _POINTER_BYTES else value
+            for info, parameter, value in zip(infos, declared, launch.args, strict=False)
+        ]
+        names = launch.names[: len(args)] or [f"args[{index}]" for index in range(len(args))]
+        buffer = pack_arguments(program, args if len(args) == len(launch.args) else launch.args, GlobalMemory(), names)
+        found = _Found(launch, (), [], [])
+        parameters = []
+        for name, parameter in zip(names, declared, strict=True):
+            at = program.param_offsets[parameter.name]
+            raw = buffer[at : at + parameter.size_bytes]
+            parameters.append(RecordedParameter(name, raw, tuple(self._pointers(found, name, raw, known))))
+        found.parameters = tuple(parameters)
+        size = sum(place.size for place in found.places)
+        if size > self._limit:
+            remedy = f"raise --limit-mib (limit_mib) from {self._limit >> 20}"
+            raise ArgumentError("memory", f"{size / 2**20:.1f} MiB", f"at most {self._limit >> 20} MiB", remedy)
+        return found
+
+    def _pointers(self, found: _Found, name: str, raw: bytes, known: Sequence[ArrayInfo]) -> Iterator[Pointer]:
+        offsets: Sequence[int] = range(0, len(raw) - _POINTER_BYTES + 1, _POINTER_BYTES)
+        map_type = _tensor_map_type(raw)
+        if map_type is not None:
+            offsets = [0]
+        for at in offsets:
+            address = int.from_bytes(raw[at : at + _POINTER_BYTES], "little")
+            if address < _LOWEST_ADDRESS:
+                continue
+            place = next((p for p in found.places if p.base <= address < p.base + p.size), None)
+            if place is None:
+                place = _place_of(address, known, map_type)
+                if place is None:
+                    continue
+                found.places.append(place)
+                found.names.append(name)
+            yield Pointer(at, found.places.index(place), address - place.base)
+
+    def _read(self, places: Sequence[_Place]) -> list[Array]:
+        """Wait for the GPU, and return the contents of allocations."""
+        driver = _driver()
+        check(driver.cuCtxSynchronize(), "cuCtxSynchronize")
+        contents = []
+        for place in places:
+            if place.on_host:
+                contents.append(bytes_at(place.base, place.size).copy())
+                continue
+            data = np.empty(place.size, np.uint8)
+            check(driver.cuMemcpyDtoH(data.ctypes.data, driver.CUdeviceptr(place.base), place.size), "cuMemcpyDtoH")
+            contents.append(data)
+        return contents
+
+    def _write(self, found: _Found, before: Sequence[Array], after: Sequence[Array]) -> None:
+        launch = found.launch
+        memory = [
+            RecordedMemory(
+                name, place.size, place.dtype, write_memory(self.folder, old), write_memory(self.folder, new)
+            )
+            for name, place, old, new in zip(found.names, found.places, before, after, strict=True)
+        ]
+        parameters = list(found.parameters)
+        for index, (parameter, value) in enumerate(zip(parameters, launch.args, strict=True)):
+            if isinstance(value, Scratch):
+                memory.append(RecordedMemory(parameter.name, value.size, None, None, None))
+                pointer = Pointer(0, len(memory) - 1, 0)
+                parameters[index] = RecordedParameter(parameter.name, bytes(_POINTER_BYTES), (pointer,))
+        sources = launch.sources if launch.sources is not None else ()
+        self._launches.append(
+            RecordedLaunch(
+                folder=self.folder,
+                library=launch.library,
+                entry=launch.entry,
+                place=launch.place,
+                module=write_text(self.folder, launch.ptx),
+                grid=launch.grid,
+                block=launch.block,
+                cluster=launch.cluster,
+                shared_bytes=launch.shared_bytes,
+                programmatic=launch.programmatic,
+                parameters=tuple(parameters),
+                memory=tuple(memory),
+                sources=tuple((name, write_text(self.folder, text)) for name, text in dict(sources).items()),
+                from_compiler=launch.from_compiler,
+                registers=launch.registers,
+            )
+        )
+
+
+class Scratch(bytes):
+    """A null pointer in the place of memory that a library allocates for a launch, with the size of this memory."""
+
+    size: int
+
+    def __new__(cls, size: int) -> Scratch:
+        """Return a null pointer for memory of ``size`` bytes."""
+        made = super().__new__(cls, _POINTER_BYTES)
+        made.size = size
+        return made
+
+
+@contextmanager
+def record(folder: str | Path, *, limit_mib: int = DEFAULT_LIMIT_MIB, only: str | None = None) -> Iterator[Recorder]:
+    """Record the kernel launches in a block, with the memory that they read and write, in a folder.
+
+    Launches of Triton, Gluon, torch.compile, CuPy's RawKernel, cuda.core, cuda-python and cudatma are recorded. Kernels
+    that other libraries launch, such as cuBLAS's, are listed by name if the program uses torch.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Folder to write to. It must be empty or not exist.
+    limit_mib : int, default 256
+        Maximum memory in MiB that a launch may reach. A launch above it is listed, and not recorded.
+    only : str, optional
+        Record only kernels whose name contains this text.
+
+    Yields
+    ------
+    Recorder
+        The recording. ``str()`` of it lists the launches after the block.
+
+    Raises
+    ------
+    ArgumentError
+        If the folder is not empty, or the limit is not positive.
+    DriverError
+        If there is no GPU.
+
+    Notes
+    -----
+    torch.compile must compile the function inside the block. Launches that measure candidates for autotuning are not
+    recorded. Memory that a kernel reaches only through pointers in memory is not recorded, and CUDA graphs are not.
+
+    Examples
+    --------
+    >>> with cudatma.record("softmax.rec"):  # doctest: +SKIP
+    ...     softmax[(rows,)](x, y, columns)
+    >>> cudatma.read_recording("softmax.rec")[0].run().passes(tolerance=1e-6)  # doctest: +SKIP
+    True
+    """
+    path = Path(folder)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ArgumentError("folder", str(folder), "a folder that is empty or does not exist")
+    if isinstance(limit_mib, bool) or not isinstance(limit_mib, int) or limit_mib < 1:
+        raise ArgumentError("limit_mib", limit_mib, "an integer, at least 1")
+    _require_gpu()
+    path.mkdir(parents=True, exist_ok=True)
+    recorder = Recorder(path, limit_mib << 20, only)
+    try:
+        # A new Runtime has no plans that were made without the recorder.
+        with using_runtime(Runtime()), intercepting(RECORDERS, recorder):
+            yield recorder
+    finally:
+        recorder.finish()
+
+
+def _tensor_map_type(raw: bytes) -> str | None:
+    """Return the NumPy element type of a tensor map, or None if these bytes are not a tensor map."""
+    if len(raw) != _TENSOR_MAP_BYTES:
+        return None
+    try:
+        decoded = codec.decode(raw)
+    except CudaTmaError:
+        return None
+    return None if decoded.unknown else str(decoded.spec.dtype.numpy or "uint8")
+
+
+def _place_of(address: int, known: Sequence[ArrayInfo], dtype: str | None) -> _Place | None:
+    """Return the allocation that contains an address, or None if it is not an address."""
+    arrays = [info for info in known if info.extent[0] <= address < info.extent[1]]
+    names = [str(info.dtype) for info in sorted(arrays, key=lambda info: info.dtype.itemsize == 1)]
+    dtype = next((name for name in ([dtype] if dtype else []) + names if name in TYPES), None)
+    spans = [span for span in map(_storage, arrays) if span[0] <= address < span[0] + span[1]]
+    if spans:
+        base, size = max(spans, key=lambda span: span[1])
+        return _Place(base, size, dtype, arrays[0].device is None)
+    block = _torch_block(address)
+    if block is not None:
+        return _Place(*block, dtype, False)
+    driver = _driver()
+    result = driver.cuMemGetAddressRange(address)
+    if int(result[0]) != 0:
+        return None
+    return _Place(int(result[1]), int(result[2]), dtype, False)
+
+
+def _storage(info: ArrayInfo) -> tuple[int, int]:
+    """Return address and size of the memory that an array is a view of."""
+    owner: Any = info.owner
+    if is_torch(owner):
+        storage = owner.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    if info.kind == "cupy":
+        return owner.data.mem.ptr, owner.data.mem.size
+    while isinstance(owner, np.ndarray) and isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, np.ndarray):
+        info = array_info(owner) or info
+    low, high = info.extent
+    return low, high - low
+
+
+def _torch_block(address: int) -> tuple[int, int] | None:
+    """Return address and requested size of the block of torch's allocator that contains an address."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
+        return None
+    for segment in torch.cuda.memory_snapshot():
+        base = segment["address"]
+        if base <= address < base + segment["total_size"]:
+            for block in segment["blocks"]:
+                if base <= address < base + block["size"]:
+                    return base, block.get("requested_size") or block["size"]
+                base += block["size"]
+    return None
+
+
+def _require_gpu() -> None:
+    """Raise DriverError if there is no GPU."""
+    try:
+        from cuda.bindings import driver
+
+        check(driver.cuInit(0), "cuInit")
+    except (ImportError, RuntimeError) as error:
+        if isinstance(error, DriverError):
+            raise
+        remedy = "record on a machine with a GPU; emulate_launches() runs the launches without one"
+        raise DriverError("cuInit", None, f"no CUDA driver on this machine ({error})", remedy) from error
+
+
+def _driver() -> Any:
+    """Return the driver module of cuda.bindings, with a current context."""
+    from cuda.bindings import driver
+
+    if int(check(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")) == 0:
+        context = check(driver.cuDevicePrimaryCtxRetain(_device(driver)), "cuDevicePrimaryCtxRetain")
+        check(driver.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+    return driver
+
+
+def _device(driver: Any) -> Any:
+    return check(driver.cuDeviceGet(0), "cuDeviceGet")
+
+
+def _device_name() -> str:
+    from cuda.bindings import driver
+
+    name: bytes = check(driver.cuDeviceGetName(100, _device(driver)), "cuDeviceGetName")
+    return name.partition(b"\0")[0].decode()
+
+
+def _plain_name(kernel: str) -> str:
+    """Return a profiler's name of a kernel without template arguments, parameters and result type."""
+    name = re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0].removeprefix("void ")
+    return name[:_MAX_NAME]
+
+
+__all__ = ["Recorder", "Scratch", "record"]

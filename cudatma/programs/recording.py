@@ -1,0 +1,631 @@
+"""Folders with the launches of a program: what a launch reads and writes, and how to run it again on the emulator.
+
+A folder contains `launches.json`, and the PTX, sources and memory that it refers to, in files that are named by the
+digest of their content:
+
+    launches.json
+    text/DIGEST.txt      PTX of modules, and sources that reports quote
+    memory/DIGEST.npz    bytes of an allocation, before or after a launch
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import ml_dtypes
+import numpy as np
+
+from cudatma.emulator import Report
+from cudatma.emulator.machine.memory import address_of
+from cudatma.emulator.ptx.types import Array
+from cudatma.errors import RecordingError
+from cudatma.programs.launch import Dim, ProgramLaunch
+
+FILE = "launches.json"
+_FORMAT, _VERSION = "cudatma-recording", 1
+_DIGEST = re.compile(r"[0-9a-f]{40}")
+_MAX_PARAMETER_BYTES = 1 << 16
+_MAX_MEMORY_BYTES = 1 << 40
+_MAX_LINES = 10
+_POINTER_BYTES = 8
+#: Name of the array in an archive, and maximum size of its header.
+_MEMBER, _HEADER_BYTES = "data.npy", 4096
+#: Alignment of memory in a replay: that of cuMemAlloc, which kernels rely on.
+_ALIGNMENT = 512
+_CUSTOM_TYPES = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
+TYPES = _CUSTOM_TYPES | {
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+}
+
+
+def numpy_type(name: str) -> np.dtype[Any]:
+    """Return the NumPy dtype for a name in a recording."""
+    return np.dtype(getattr(ml_dtypes, name) if name in _CUSTOM_TYPES else name)
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """An address in a parameter: bytes ``at`` .. ``at + 8`` are the address of byte ``offset`` of a memory."""
+
+    at: int
+    memory: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedParameter:
+    """A kernel parameter: its name, its bytes, and which of them are addresses."""
+
+    name: str
+    data: bytes
+    pointers: tuple[Pointer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedMemory:
+    """An allocation that a launch reaches.
+
+    name: name of the first parameter that points to it. before, after: digests of its contents; None for scratch
+    memory, which begins with zeros and has no result. dtype: element type, if the program names one.
+    """
+
+    name: str
+    size_bytes: int
+    dtype: str | None
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The result of the emulator in one memory, compared with the recorded one.
+
+    Parameters
+    ----------
+    name : str
+        Name of the memory: that of the parameter that points to it.
+    dtype : str or None
+        Element type. None: unknown, so that bytes were compared.
+    elements, different : int
+        Number of elements, and of those that differ.
+    max_difference : float or None
+        Maximum absolute difference. None: not finite, or of unknown type.
+    relative : float or None
+        ``||difference|| / ||expected||``. None as for `max_difference`.
+    """
+
+    name: str
+    dtype: str | None
+    elements: int
+    different: int
+    max_difference: float | None
+    relative: float | None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether only equal results are right: integers, and bytes of unknown type."""
+        return self.dtype is None or numpy_type(self.dtype).kind in "biu"
+
+    def passes(self, tolerance: float) -> bool:
+        """Return whether the result is right for a maximum of `relative`.
+
+        Parameters
+        ----------
+        tolerance : float
+            Maximum of `relative` for floating-point results. Integers must be equal.
+
+        Returns
+        -------
+        bool
+            Whether the result is right.
+        """
+        if not self.different:
+            return True
+        return not self.is_exact and self.relative is not None and self.relative <= tolerance
+
+    def __str__(self) -> str:
+        kind = f"{self.dtype}s" if self.dtype else "bytes of unknown type"
+        if not self.different:
+            return f"{self.name}: {self.elements} {kind}, equal to the recording"
+        text = f"{self.name}: {self.different} of {self.elements} {kind} differ from the recording"
+        if self.max_difference is None or self.relative is None:
+            return text
+        return f"{text}, by at most {self.max_difference:.3g} (relative to the norm {self.relative:.2e})"
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A recorded launch that ran on the emulator.
+
+    Parameters
+    ----------
+    launch : ProgramLaunch
+        The launch, with the results in its arrays.
+    report : Report
+        Hazards and warnings.
+    comparisons : tuple of Comparison
+        The results of each memory that the recorded launch changed, or that the emulator changed.
+    """
+
+    launch: ProgramLaunch
+    report: Report
+    comparisons: tuple[Comparison, ...]
+
+    def passes(self, tolerance: float = 0.0) -> bool:
+        """Return whether there are no hazards and all results are right.
+
+        Parameters
+        ----------
+        tolerance : float, default 0
+            Maximum of ``||difference|| / ||expected||`` for floating-point results. Integers must be equal.
+
+        Returns
+        -------
+        bool
+            Whether the launch is as recorded.
+        """
+        return self.report.is_clean and all(comparison.passes(tolerance) for comparison in self.comparisons)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLaunch:
+    """A launch in a recording. ``run`` runs it on the emulator.
+
+    Parameters
+    ----------
+    folder : Path
+        The recording.
+    library, entry, place : str
+        Library that launched the kernel, name of the kernel, and where the program launched it.
+    module : str
+        Digest of the PTX.
+    grid, block : tuple of int
+        Number of CTAs, and number of threads per CTA.
+    cluster : tuple of int or None
+        Number of CTAs per cluster.
+    shared_bytes : int
+        Dynamic shared memory per CTA in bytes.
+    programmatic : bool
+        Whether the launch is a programmatic dependent launch.
+    parameters : tuple of RecordedParameter
+        Parameters of the kernel.
+    memory : tuple of RecordedMemory
+        Allocations that the parameters point to.
+    sources : tuple of (str, str)
+        Name and digest of each source that reports quote.
+    from_compiler : tuple of (str, str)
+        As in `ProgramLaunch`.
+    registers : int or None
+        Registers per thread, if they are known.
+    """
+
+    folder: Path
+    library: str
+    entry: str
+    place: str
+    module: str
+    grid: Dim
+    block: Dim
+    cluster: Dim | None
+    shared_bytes: int
+    programmatic: bool
+    parameters: tuple[RecordedParameter, ...]
+    memory: tuple[RecordedMemory, ...]
+    sources: tuple[tuple[str, str], ...]
+    from_compiler: tuple[tuple[str, str], ...]
+    registers: int | None
+
+    def launch(self) -> ProgramLaunch:
+        """Return the launch with new copies of the recorded memory.
+
+        Returns
+        -------
+        ProgramLaunch
+            The launch, whose arrays are the memory in the order of `memory`.
+
+        Raises
+        ------
+        RecordingError
+            If a file is missing or damaged.
+        """
+        arrays = tuple(map(self._initial, self.memory))
+        args = []
+        for parameter in self.parameters:
+            raw = bytearray(parameter.data)
+            for pointer in parameter.pointers:
+                address = address_of(arrays[pointer.memory]) + pointer.offset
+                raw[pointer.at : pointer.at + _POINTER_BYTES] = address.to_bytes(_POINTER_BYTES, "little")
+            args.append(bytes(raw))
+        return ProgramLaunch(
+            ptx=_read_text(self.folder, self.module),
+            entry=self.entry,
+            grid=self.grid,
+            block=self.block,
+            cluster=self.cluster,
+            shared_bytes=self.shared_bytes,
+            programmatic=self.programmatic,
+            args=tuple(args),
+            arrays=arrays,
+            names=(*(parameter.name for parameter in self.parameters), *(memory.name for memory in self.memory)),
+            library=self.library,
+            place=self.place,
+            sources=tuple((name, _read_text(self.folder, digest)) for name, digest in self.sources),
+            from_compiler=self.from_compiler,
+            registers=self.registers,
+        )
+
+    def run(self, **options: Any) -> Replay:
+        """Run the launch on the emulator, and compare the results with the recorded ones.
+
+        Parameters
+        ----------
+        **options
+            Options of `EmulatedModule.launch`, such as `schedules`. Default of `hazards`: "collect".
+
+        Returns
+        -------
+        Replay
+            Report and comparisons.
+
+        Raises
+        ------
+        RecordingError
+            If a file is missing or damaged.
+        """
+        launch = self.launch()
+        report = launch.run(**{"hazards": "collect"} | options)
+        return Replay(launch, report, self.compare(launch.arrays))
+
+    def compare(self, arrays: Sequence[Array]) -> tuple[Comparison, ...]:
+        """Compare the memory of a launch with the recorded results.
+
+        Parameters
+        ----------
+        arrays : sequence of ndarray
+            Arrays of `launch()` after it ran.
+
+        Returns
+        -------
+        tuple of Comparison
+            One for each memory that the recorded launch or this one changed.
+        """
+        comparisons = []
+        for memory, array in zip(self.memory, arrays, strict=True):
+            if memory.before is None or memory.after is None:
+                continue
+            expected = _read_memory(self.folder, memory.after, memory.size_bytes)
+            is_input = memory.before == memory.after and bool((array == expected).all())
+            if not is_input:
+                comparisons.append(_compare(memory, array, expected))
+        return tuple(comparisons)
+
+    def _initial(self, memory: RecordedMemory) -> Array:
+        room = np.zeros(memory.size_bytes + _ALIGNMENT, np.uint8)
+        start = -address_of(room) % _ALIGNMENT
+        array: Array = room[start : start + memory.size_bytes]
+        if memory.before is not None:
+            array[:] = _read_memory(self.folder, memory.before, memory.size_bytes)
+        return array
+
+
+class Recording(Sequence[RecordedLaunch]):
+    """The launches of a program in a folder, in order.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    launches : sequence of RecordedLaunch
+        The launches.
+    device : str
+        Name of the GPU.
+    refused : sequence of (str, str)
+        Launches that are not in the recording: library, kernel and place, and the reason.
+    other_kernels : mapping of str to int
+        Names of kernels that other libraries launched, such as cuBLAS's, with the number of launches.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        launches: Sequence[RecordedLaunch],
+        device: str,
+        refused: Sequence[tuple[str, str]],
+        other_kernels: Mapping[str, int],
+    ) -> None:
+        self.folder, self._launches, self.device = folder, tuple(launches), device
+        self.refused, self.other_kernels = tuple(refused), dict(other_kernels)
+
+    @overload
+    def __getitem__(self, index: int) -> RecordedLaunch: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RecordedLaunch]: ...
+    def __getitem__(self, index: int | slice) -> RecordedLaunch | Sequence[RecordedLaunch]:
+        return self._launches[index]
+
+    def __len__(self) -> int:
+        return len(self._launches)
+
+    def __str__(self) -> str:
+        lines = [f"launches recorded on {self.device}: {len(self)}"]
+        for number, launch in enumerate(self):
+            size = sum(memory.size_bytes for memory in launch.memory) / (1 << 20)
+            grid = "x".join(map(str, launch.grid))
+            lines.append(f"{number:4} {launch.entry} ({launch.library}), grid {grid}, {size:.1f} MiB, {launch.place}")
+        return "\n".join([*lines, *self.not_recorded()])
+
+    def not_recorded(self) -> list[str]:
+        """Return lines about launches that the program made and that are not recorded: the first ten, and a count.
+
+        Returns
+        -------
+        list of str
+            The lines.
+        """
+        lines = [f"not recorded: {what}: {reason}" for what, reason in self.refused]
+        lines += [f"not recorded: {name}, {count} times" for name, count in self.other_kernels.items()]
+        more = len(lines) - _MAX_LINES
+        last = [f"not recorded: {more} more, which --json lists"] if more > 0 else []
+        return [*lines[:_MAX_LINES], *last]
+
+
+def digest_of(data: bytes) -> str:
+    """Return the digest that names a file of a recording."""
+    return hashlib.blake2b(data, digest_size=20).hexdigest()
+
+
+def write_file(folder: Path, kind: str, suffix: str, data: bytes) -> str:
+    """Write a file named by its digest, unless it exists, and return the digest."""
+    digest = digest_of(data)
+    path = folder / kind / f"{digest}{suffix}"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_suffix(".part")
+        aside.write_bytes(data)
+        aside.replace(path)
+    return digest
+
+
+def write_text(folder: Path, text: str) -> str:
+    """Store PTX or a source, and return its digest."""
+    return write_file(folder, "text", ".txt", text.encode("utf-8", "surrogateescape"))
+
+
+def write_memory(folder: Path, data: Array) -> str:
+    """Store bytes of memory, and return the digest."""
+    plain, file = io.BytesIO(), io.BytesIO()
+    np.save(plain, data, allow_pickle=False)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr(zipfile.ZipInfo(_MEMBER), plain.getvalue(), zipfile.ZIP_DEFLATED)  # ZipInfo has a fixed date
+    return write_file(folder, "memory", ".npz", file.getvalue())
+
+
+def describe_recording(
+    launches: Sequence[RecordedLaunch],
+    device: str,
+    refused: Sequence[tuple[str, str]],
+    other_kernels: Mapping[str, int],
+) -> str:
+    """Return the text of launches.json."""
+    return json.dumps(
+        {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "device": device,
+            "launches": list(map(_describe_launch, launches)),
+            "refused": [list(pair) for pair in refused],
+            "other_kernels": dict(other_kernels),
+        },
+        indent=1,
+    )
+
+
+def _describe_launch(launch: RecordedLaunch) -> dict[str, Any]:
+    nested = ("folder", "parameters", "memory")
+    return {name: getattr(launch, name) for name in RecordedLaunch.__slots__ if name not in nested} | {
+        "parameters": [
+            {"name": p.name, "data": p.data.hex(), "pointers": [[q.at, q.memory, q.offset] for q in p.pointers]}
+            for p in launch.parameters
+        ],
+        "memory": [{name: getattr(m, name) for name in RecordedMemory.__slots__} for m in launch.memory],
+    }
+
+
+def read_recording(folder: str | Path) -> Recording:
+    """Read the launches that `record` wrote.
+
+    Parameters
+    ----------
+    folder : str or Path
+        The folder.
+
+    Returns
+    -------
+    Recording
+        The launches. Memory is read when a launch runs.
+
+    Raises
+    ------
+    RecordingError
+        If a file is missing or damaged, or has another version.
+
+    Examples
+    --------
+    >>> for launch in cudatma.read_recording("attention.rec"):  # doctest: +SKIP
+    ...     print(launch.entry, launch.run().passes(tolerance=1e-3))
+    """
+    path = Path(folder)
+    try:
+        content = json.loads((path / FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecordingError("folder", str(folder), f"a folder with {FILE}, as `cudatma record` writes it") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecordingError(FILE, str(error), "the JSON file of a recording", "record the program again") from None
+    top = _Reader(FILE, content)
+    if top.get("format", str) != _FORMAT or top.get("version", int) != _VERSION:
+        got = f"{content.get('format')!r} version {content.get('version')!r}"
+        raise RecordingError(FILE, got, f"{_FORMAT!r} version {_VERSION}", "read it with the cudatma that wrote it")
+    launches = [_read_launch(path, reader) for reader in top.readers("launches")]
+    others = top.get("other_kernels", dict)
+    if not all(type(count) is int for count in others.values()):
+        raise top.error("other_kernels", others, "a number of launches for each name")
+    return Recording(path, launches, top.get("device", str), top.pairs("refused"), others)
+
+
+class _Reader:
+    """A JSON object and its place in the file, for errors."""
+
+    def __init__(self, place: str, content: Any) -> None:
+        self.place = place
+        if not isinstance(content, dict):
+            raise RecordingError(place, type(content).__name__, "an object", "record the program again")
+        self._content = content
+
+    def error(self, name: str, got: object, allowed: str) -> RecordingError:
+        return RecordingError(f"{self.place}: {name}", got, allowed, "the recording is damaged; record it again")
+
+    def get(self, name: str, kind: type, minimum: int = 0, maximum: int = 1 << 63) -> Any:
+        value: Any = self._content.get(name)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise self.error(name, type(value).__name__ if name in self._content else "nothing", f"a {kind.__name__}")
+        if kind is int and not minimum <= value <= maximum:
+            raise self.error(name, value, f"{minimum} to {maximum}")
+        return value
+
+    def readers(self, name: str) -> Iterator[_Reader]:
+        for number, content in enumerate(self.get(name, list)):
+            yield _Reader(f"{self.place}: {name}[{number}]", content)
+
+    def integers(self, name: str, values: Any, length: int, minimum: int) -> tuple[int, ...]:
+        if (
+            not isinstance(values, list)
+            or len(values) != length
+            or not all(type(v) is int and v >= minimum for v in values)
+        ):
+            raise self.error(name, values, f"{length} integers of at least {minimum}")
+        return tuple(values)
+
+    def pairs(self, name: str) -> tuple[tuple[str, str], ...]:
+        pairs = self.get(name, list)
+        for number, pair in enumerate(pairs):
+            if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+                raise self.error(f"{name}[{number}]", pair, "two texts")
+        return tuple((first, second) for first, second in pairs)
+
+    def dim(self, name: str) -> Dim:
+        x, y, z = self.integers(name, self._content.get(name), 3, 1)
+        return x, y, z
+
+    def has(self, name: str) -> bool:
+        return self._content.get(name) is not None
+
+    def digest(self, name: str, value: Any = None) -> str:
+        value = self._content.get(name) if value is None else value
+        if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+            raise self.error(name, value, "a digest of 40 hexadecimal digits")
+        return value
+
+
+def _read_launch(folder: Path, reader: _Reader) -> RecordedLaunch:
+    memory = tuple(map(_read_memory_entry, reader.readers("memory")))
+    return RecordedLaunch(
+        folder=folder,
+        library=reader.get("library", str),
+        entry=reader.get("entry", str),
+        place=reader.get("place", str),
+        module=reader.digest("module"),
+        grid=reader.dim("grid"),
+        block=reader.dim("block"),
+        cluster=reader.dim("cluster") if reader.has("cluster") else None,
+        shared_bytes=reader.get("shared_bytes", int),
+        programmatic=reader.get("programmatic", bool),
+        parameters=tuple(_read_parameter(part, memory) for part in reader.readers("parameters")),
+        memory=memory,
+        sources=tuple((name, reader.digest("sources", digest)) for name, digest in reader.pairs("sources")),
+        from_compiler=reader.pairs("from_compiler"),
+        registers=reader.get("registers", int) if reader.has("registers") else None,
+    )
+
+
+def _read_memory_entry(reader: _Reader) -> RecordedMemory:
+    dtype = reader.get("dtype", str) if reader.has("dtype") else None
+    if dtype is not None and dtype not in TYPES:
+        raise reader.error("dtype", dtype, ", ".join(sorted(TYPES)))
+    return RecordedMemory(
+        name=reader.get("name", str),
+        size_bytes=reader.get("size_bytes", int, 0, _MAX_MEMORY_BYTES),
+        dtype=dtype,
+        before=reader.digest("before") if reader.has("before") else None,
+        after=reader.digest("after") if reader.has("after") else None,
+    )
+
+
+def _read_parameter(reader: _Reader, memory: Sequence[RecordedMemory]) -> RecordedParameter:
+    text = reader.get("data", str)
+    if len(text) > 2 * _MAX_PARAMETER_BYTES or not re.fullmatch(r"(?:[0-9a-f]{2})*", text):
+        raise reader.error("data", text[:40], f"at most {_MAX_PARAMETER_BYTES} bytes in hexadecimal")
+    data, pointers = bytes.fromhex(text), []
+    for number, values in enumerate(reader.get("pointers", list)):
+        at, index, offset = reader.integers(f"pointers[{number}]", values, 3, 0)
+        if at + _POINTER_BYTES > len(data) or index >= len(memory) or offset > memory[index].size_bytes:
+            allowed = f"a place in the {len(data)} bytes, the number of a memory, and an offset in it"
+            raise reader.error(f"pointers[{number}]", values, allowed)
+        pointers.append(Pointer(at, index, offset))
+    return RecordedParameter(reader.get("name", str), data, tuple(pointers))
+
+
+def _read_file(folder: Path, name: str, digest: str) -> bytes:
+    try:
+        data = (folder / name).read_bytes()
+    except OSError as error:
+        raise RecordingError(name, error.strerror, "a file of the recording", "copy the whole folder") from None
+    if digest_of(data) != digest:
+        raise RecordingError(name, "other bytes than were recorded", "the recorded file", "copy the folder again")
+    return data
+
+
+def _read_text(folder: Path, digest: str) -> str:
+    return _read_file(folder, f"text/{digest}.txt", digest).decode("utf-8", "surrogateescape")
+
+
+def _read_memory(folder: Path, digest: str, size: int) -> Array:
+    name = f"memory/{digest}.npz"
+    data = _read_file(folder, name, digest)
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive, archive.open(_MEMBER) as member:
+            array = np.load(io.BytesIO(member.read(size + _HEADER_BYTES)), allow_pickle=False)
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise RecordingError(name, str(error), f"an archive with an array of {size} bytes") from None
+    if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.shape != (size,):
+        raise RecordingError(name, f"{array.dtype}{array.shape}", f"{size} bytes, as {FILE} states")
+    return array
+
+
+def _compare(memory: RecordedMemory, array: Array, expected: Array) -> Comparison:
+    dtype = None if memory.dtype is None else numpy_type(memory.dtype)
+    if dtype is None or memory.size_bytes % dtype.itemsize:
+        different = int((array != expected).sum())
+        return Comparison(memory.name, None, memory.size_bytes, different, None, None)
+    got, right = array.view(dtype), expected.view(dtype)
+    words = f"u{dtype.itemsize}" if dtype.itemsize in (1, 2, 4, 8) else None
+    same_bits = array.view(words) == expected.view(words) if words else got == right
+    kind = np.complex128 if dtype.kind == "c" else np.float64
+    with np.errstate(all="ignore"):
+        wide_got, wide_right = got.astype(kind), right.astype(kind)
+        difference = np.where(same_bits | (np.isnan(wide_got) & np.isnan(wide_right)), 0, np.abs(wide_got - wide_right))
+        difference = np.where(np.isnan(difference), np.inf, difference)
+        norm = float(np.linalg.norm(np.where(np.isfinite(wide_right), wide_right, 0)))
+        distance = float(np.linalg.norm(difference))
+    different, largest = int((difference != 0).sum()), float(difference.max(initial=0))
+    if not np.isfinite(largest) or (distance and not norm):
+        return Comparison(memory.name, memory.dtype, got.size, different, None, None)
+    return Comparison(memory.name, memory.dtype, got.size, different, largest, distance / norm if norm else 0.0)

@@ -1,0 +1,382 @@
+"""Launches of Triton and Gluon kernels.
+
+Triton reaches a GPU only through the active driver. The driver here reports the target, keeps the cubin unloaded, and
+converts each launch to a ProgramLaunch. Works with Triton 3.6 and later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from cudatma.arrays import is_torch
+from cudatma.descriptor import Swizzle, TensorMap, TiledSpec
+from cudatma.dtypes import TMA_TYPES
+from cudatma.emulator.machine.memory import address_of
+from cudatma.errors import ArgumentTypeError
+from cudatma.programs.launch import ProgramLaunch, calling_place, files_of, read_sources
+from cudatma.programs.log import SM_COUNT, LaunchLog, naming
+from cudatma.programs.patches import Patches
+from cudatma.review.cubin import read_cubin
+
+_LIBRARY = "triton"
+_WARP = 32
+#: Hazards of code that the compiler generates. Triton and Gluon initialize mbarriers without a fence. Triton 3.6 has no
+#: proxy fence between cp.async and wgmma; in Gluon, this fence is part of the program.
+_FROM_COMPILER = (("missing_init_fence", "mbarrier.init"),)
+_FROM_TRITON = (*_FROM_COMPILER, ("missing_proxy_fence", "wgmma.mma_async"))
+#: Element types by the number that tensormap.replace and Triton's metadata use.
+_TMA_TYPE = {t.descriptor_format: t for t in TMA_TYPES.values() if t.name not in ("tfloat32", "tfloat32_ftz")}
+
+
+class TritonInterceptor:
+    """Makes Triton compile for the log's target, and sends its launches to the log."""
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+        self._tuners: list[Any] = []
+
+    def install(self, log: LaunchLog) -> None:
+        """Activate the driver, and make benchmarks return without running anything."""
+        import triton.testing
+        from triton.runtime import driver
+        from triton.runtime.autotuner import Autotuner
+        from triton.runtime.jit import JITFunction
+
+        run, prune = JITFunction.run, Autotuner.prune_configs
+
+        def run_wrapped(jit: Any, *args: Any, **kwargs: Any) -> Any:
+            return run(jit, *map(_wrapped, args), **{name: _wrapped(value) for name, value in kwargs.items()})
+
+        def first_config(tuner: Any, kwargs: dict[str, Any]) -> Sequence[Any]:
+            return self._first_config(tuner, prune(tuner, kwargs), kwargs)
+
+        self._patches.set(driver, "_active", _Driver(log))
+        self._patches.set(JITFunction, "run", run_wrapped)
+        self._patches.set(Autotuner, "prune_configs", first_config)
+        self._patches.set(Autotuner, "_bench", lambda *args, **options: [1.0])  # Triton 3.6 measures even one config
+        for name in ("do_bench", "do_bench_cudagraph"):
+            self._patches.set(triton.testing, name, _no_benchmark)
+        self._patches.set(triton.testing.Mark, "run", lambda *args, **options: None)  # the plots of perf_report
+
+    def remove(self) -> None:
+        """Reactivate the previous driver."""
+        self._patches.undo()
+        for tuner in self._tuners:
+            tuner.cache.clear()
+
+    def _first_config(self, tuner: Any, configs: Sequence[Any], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """Return the first config that compiles and fits the target; the emulator cannot compare speeds."""
+        from triton.compiler.errors import CompileTimeAssertionFailure
+        from triton.runtime.errors import OutOfResources, PTXASError
+
+        self._tuners.append(tuner)
+        for config in configs:
+            values = {**tuner.nargs, **kwargs, **config.all_kwargs()}
+            if config.pre_hook is not None:
+                config.pre_hook(values)
+            try:
+                tuner.fn.run(**{**values, "warmup": True})._init_handles()
+            except (OutOfResources, CompileTimeAssertionFailure, PTXASError):
+                continue
+            return [config]
+        return configs
+
+
+def _no_benchmark(function: Any, *args: Any, quantiles: Sequence[float] | None = None, **options: Any) -> Any:
+    """Return 1 ms for each quantile, without calling the function."""
+    return [1.0] * len(quantiles) if quantiles else 1.0
+
+
+class _Pointer:
+    """A NumPy array as a kernel argument: Triton reads `dtype` and `data_ptr()`."""
+
+    __slots__ = ("array", "dtype")
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array, self.dtype = array, array.dtype
+
+    def data_ptr(self) -> int:
+        return address_of(self.array)
+
+
+def _wrapped(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return _Pointer(value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+class _Driver:
+    """The active driver of Triton. Its device is a name, so that Triton keeps its kernels apart from a GPU's."""
+
+    def __init__(self, log: LaunchLog) -> None:
+        self.log = log
+        self.launcher_cls = _Launcher
+        properties = {
+            "max_shared_mem": log.target.smem_per_block_bytes,
+            "max_num_regs": 65536,
+            "multiprocessor_count": SM_COUNT,
+            "warpSize": _WARP,
+            "sm_clock_rate": 1_000_000,
+            "mem_clock_rate": 1_000_000,
+            "mem_bus_width": 1024,
+        }
+        self.utils = SimpleNamespace(
+            get_device_properties=lambda device: properties,
+            load_binary=_load_binary,
+            unload_module=lambda module: None,
+        )
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        major, minor = self.log.target.compute_capability
+        return GPUTarget("cuda", 10 * major + minor, _WARP)
+
+    def get_current_device(self) -> str:
+        return f"emulator {self.log.target.name}"
+
+    def set_current_device(self, device: Any) -> None: ...
+
+    def get_current_stream(self, device: Any) -> int:
+        return 0
+
+    def get_device_capability(self, device: Any = None) -> tuple[int, int]:
+        return self.log.target.compute_capability
+
+    def get_active_torch_device(self) -> Any:
+        import torch
+
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> Any:
+        import torch
+
+        return torch.cuda
+
+    def get_benchmarker(self) -> Any:
+        return _no_benchmark
+
+    def get_empty_cache_for_benchmark(self) -> None: ...
+
+    def clear_cache(self, cache: Any) -> None: ...
+
+
+def _load_binary(name: str, cubin: bytes, shared_bytes: int, device: Any) -> tuple[None, str, int, int, int]:
+    """Return what Triton's driver returns: module, function, registers, spills and the maximum number of threads."""
+    return None, name, read_cubin(cubin, name).kernels[name].registers, 0, 1024
+
+
+class _Launcher:
+    """Launches of one compiled kernel."""
+
+    def __init__(self, src: Any, metadata: Any) -> None:
+        from triton.runtime.cache import get_cache_manager
+
+        self._src, self._metadata = src, metadata
+        path = get_cache_manager(metadata.hash).get_file(f"{src.name[:150]}.ptx")
+        with open(path, encoding="utf-8") as file:
+            self._ptx = file.read()
+        self._sources = sources_of(self._ptx, src)
+
+    def __call__(
+        self,
+        grid_x: int,
+        grid_y: int,
+        grid_z: int,
+        stream: Any,
+        function: Any,
+        packed: Any,
+        launch_metadata: Any,
+        enter_hook: Any,
+        exit_hook: Any,
+        *args: Any,
+    ) -> None:
+        from triton.runtime import driver
+
+        log, metadata = driver.active.log, self._metadata
+        place = calling_place("triton")
+        if min(grid_x, grid_y, grid_z) < 1:
+            return
+        with naming(_LIBRARY, metadata.name, place):
+            values = Arguments(getattr(metadata, "tensordesc_meta", None) or ())
+            grid = grid_x, grid_y, grid_z
+            launch = describe_launch(self._ptx, self._src, metadata, grid, args, values, _aligned)
+        log.run(replace(launch, place=place, sources=self._sources))
+
+
+def sources_of(ptx: str, src: Any) -> tuple[tuple[str, str], ...]:
+    """Return the names and texts of the program's files with a kernel."""
+    import triton
+
+    files = files_of(ptx, without=os.path.dirname(triton.__file__))
+    function = getattr(src, "fn", None)
+    # Triton's cache may have the PTX of the same kernel in another folder.
+    return files if function is None else (*files, *read_sources([function.fn.__code__.co_filename]))
+
+
+def describe_launch(
+    ptx: str,
+    src: Any,
+    metadata: Any,
+    grid: tuple[int, int, int],
+    args: Sequence[Any],
+    values: Arguments,
+    allocate: Callable[[int, int], Any],
+) -> ProgramLaunch:
+    """Return a launch of a compiled kernel, whose Python source or IR is ``src``.
+
+    ``values`` converts the arguments. ``allocate`` returns scratch memory for a size and an alignment.
+    """
+    ctas = metadata.num_ctas
+    function = getattr(src, "fn", None)  # None for a kernel that was compiled from IR
+    is_gluon = function is not None and function.is_gluon()
+    for (name, kind), value in zip(src.signature.items(), args, strict=True):
+        values.add(str(name), kind, value)
+    blocks = grid[0] * grid[1] * grid[2] * ctas
+    for scratch in ("global_scratch", "profile_scratch"):
+        size, alignment = getattr(metadata, f"{scratch}_size"), getattr(metadata, f"{scratch}_align")
+        values.append(scratch, allocate(blocks * size, alignment))
+    return ProgramLaunch(
+        ptx=ptx,
+        entry=metadata.name,
+        grid=(grid[0] * ctas, grid[1], grid[2]),
+        block=(_WARP * metadata.num_warps, 1, 1),
+        args=tuple(values.args),
+        library=_LIBRARY,
+        cluster=(ctas, 1, 1) if ctas > 1 else None,
+        shared_bytes=metadata.shared,
+        programmatic=bool(metadata.launch_pdl),
+        arrays=tuple(values.arrays.values()),
+        names=(*values.names, *(name for name, _ in values.arrays)),
+        from_compiler=_FROM_COMPILER if is_gluon else _FROM_TRITON,
+    )
+
+
+def _aligned(size: int, alignment: int) -> np.ndarray[Any, Any] | None:
+    """Return zeros at an aligned address, or None for no bytes."""
+    if not size:
+        return None
+    data = np.zeros(size + alignment, np.uint8)
+    start = -address_of(data) % alignment
+    return data[start : start + size]
+
+
+class Arguments:
+    """The kernel parameters of a launch, flattened as in Triton's launcher.
+
+    A tensor descriptor becomes a tensor map, followed by its shape and strides. Tuples become their elements. Constants
+    are not parameters.
+    """
+
+    def __init__(self, maps: Sequence[dict[str, Any]]) -> None:
+        self._maps: Iterator[dict[str, Any]] = iter(maps)
+        self.names: list[str] = []
+        self.args: list[Any] = []
+        #: Storage of torch tensors, by name and address.
+        self.arrays: dict[tuple[str, int], np.ndarray[Any, Any]] = {}
+
+    def append(self, name: str, value: Any) -> None:
+        self.names.append(name)
+        self.args.append(value)
+
+    def add(self, name: str, kind: Any, value: Any) -> None:
+        """Add an argument of a type of Triton's signature."""
+        if isinstance(kind, tuple):
+            labels = [f".{field}" for field in getattr(value, "_fields", ())] or [f"[{i}]" for i in range(len(kind))]
+            for label, part, element in zip(labels, kind, value, strict=True):
+                self.add(name + label, part, element)
+        elif kind.startswith("tensordesc"):
+            self._add_descriptor(name, value)
+        elif kind[0] == "*":
+            self._add_pointer(name, value)
+        elif kind != "constexpr":
+            self.append(name, _number(kind, value))
+
+    def _add_pointer(self, name: str, value: Any) -> None:
+        address, memory = self.memory(name, value)
+        self.append(name, memory if isinstance(value, _Pointer) else address)
+
+    def _add_descriptor(self, name: str, value: Any) -> None:
+        fields = next(self._maps)
+        if fields.get("is_im2col"):
+            raise ArgumentTypeError(name, "an im2col descriptor", "a tiled descriptor")
+        dtype = TMA_TYPES["tfloat32"] if getattr(value, "round_f32_to_tf32", False) else _TMA_TYPE[fields["elem_type"]]
+        address, memory = self.memory(name, value.base)
+        shape, strides = list(value.shape), list(value.strides)
+        spec = TiledSpec.from_strided(
+            address,
+            [*shape[:-1], shape[-1] * (2 if fields["fp4_padded"] else 1)],
+            strides_bytes=[stride * fields["elem_size"] for stride in strides],
+            dtype=dtype,
+            box=fields["block_size"],
+            axes=range(len(shape))[::-1],
+            swizzle=Swizzle(fields["swizzle"]),
+            l2_promotion="128B",
+            oob_fill="nan" if value.padding == "nan" else "zeros",
+        )
+        self.append(name, TensorMap(spec, owner=memory, encoder="codec"))
+        for field, kind, extents in (("shape", "i32", shape), ("strides", "i64", strides)):
+            for axis, extent in enumerate(extents):
+                self.append(f"{name}.{field}[{axis}]", _number(kind, extent))
+
+    def memory(self, name: str, value: Any) -> tuple[int, np.ndarray[Any, Any] | None]:
+        """Return an address, and the array in host memory that contains it."""
+        if isinstance(value, int) or value is None:
+            return value or 0, None
+        if isinstance(value, _Pointer):
+            return value.data_ptr(), value.array
+        tensor = getattr(value, "base", value)  # triton.reinterpret
+        if not is_torch(tensor) or tensor.device.type != "cpu":
+            got = f"a tensor on {tensor.device}" if is_torch(tensor) else type(value).__name__
+            raise ArgumentTypeError(name, got, "a NumPy array or a torch tensor on the CPU")
+        return tensor.data_ptr(), self._storage(name, tensor)
+
+    def _storage(self, name: str, tensor: Any) -> np.ndarray[Any, Any] | None:
+        """Return the memory of a torch tensor, which becomes one of the launch's arrays."""
+        storage = tensor.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+        known = [array for (_, base), array in self.arrays.items() if base == address]
+        if known or not size:
+            return known[0] if known else None
+        memory = np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+        if size % tensor.element_size() == 0:  # reports name elements
+            memory = memory.view(f"V{tensor.element_size()}")
+        if tensor.is_contiguous() and tensor.numel() == memory.size:
+            memory = memory.reshape(tuple(tensor.shape))
+        self.arrays[name, address] = memory
+        if str(tensor.dtype) in ("torch.int64", "torch.uint64"):
+            self._add_pointees(name, memory[: size - size % 8].view(np.uint64))
+        return memory
+
+    def _add_pointees(self, name: str, table: np.ndarray[Any, Any]) -> None:
+        """Add the tensors whose addresses a table contains, as the pointers of a grouped GEMM."""
+        addresses = np.unique(table[(table >> 32 != 0) & (table >> 48 == 0)])
+        if not addresses.size:
+            return
+        torch = sys.modules["torch"]
+        for tensor in gc.get_objects():
+            is_tensor = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            if is_tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided:
+                start = tensor.data_ptr()
+                first = np.searchsorted(addresses, start)
+                if first < addresses.size and addresses[first] < start + max(tensor.nbytes, 1):
+                    self._storage(f"{name}[...]", tensor)
+
+
+def _number(kind: str, value: Any) -> Any:
+    """Return a number as the NumPy scalar of a type such as "i32" or "fp16"."""
+    if kind in ("fp32", "f32", "fp64", "fp16"):
+        return np.dtype(f"float{kind.lstrip('fp')}").type(value)
+    if kind == "bf16":  # Triton truncates
+        return np.uint16(np.float32(value).view(np.uint32) >> 16)
+    size = max(int(kind[1:]) // 8, 1)
+    return np.frombuffer(int(value).to_bytes(size, "little", signed=value < 0), f"{kind[0]}{size}")[0]

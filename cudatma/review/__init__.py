@@ -1,0 +1,11 @@
+"""Reports of compiled kernels and comparison of two builds.
+
+A report contains resources, occupancy, instructions with their source lines, loops, and hazards that only machine code
+shows.
+"""
+
+from cudatma.review.difference import Difference, compare
+from cudatma.review.images import Image, assembled, disassembled, read
+from cudatma.review.report import KernelReport, reports
+
+__all__ = ["Difference", "Image", "KernelReport", "assembled", "compare", "disassembled", "read", "reports"]

@@ -1,0 +1,229 @@
+"""Compiled modules from PTX, cubins, fatbins, host files with embedded kernels, and folders such as Triton's cache.
+
+Source: Triton 3.9, ``triton/compiler/compiler.py`` for the files of its cache.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cudatma.errors import ArgumentError, TargetError
+from cudatma.review.cubin import AMD_MACHINE, CUDA_MACHINE, ELF_MAGIC, machine_of, read_cubin
+from cudatma.review.programs import SASS_PACKAGES, assemble, disassemble, extract
+
+#: Maximum size of a file in bytes.
+MAX_BYTES = 1 << 30
+#: Oldest architecture that NVIDIA's current programs read.
+_OLDEST = 75
+_FATBIN_MAGIC = b"\x50\xed\x55\xba"
+_ALLOWED = "a .cu, .j2, .ptx, .cubin or .fatbin file, an ELF file with kernels, or a folder of .ptx and .cubin files"
+_VERSION = re.compile(r"^\s*\.version\s+\d", re.MULTILINE)
+_TARGET = re.compile(r"^\s*\.target\s+(sm_\d+[af]?)", re.MULTILINE)
+#: Options of Triton that a report shows.
+_TRITON_OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "triton_version")
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A compiled module for one target.
+
+    Parameters
+    ----------
+    name : str
+        Name for reports and files.
+    target : str
+        Architecture, such as ``"sm_90a"``.
+    ptx, cubin : str, bytes
+        PTX and machine code, or empty.
+    sass : str or None
+        Encoded disassembly of the cubin, or None if it was not disassembled.
+    log : str
+        Log of ptxas with ``-v``, or "".
+    compiler : str
+        Compiler and its version, or "".
+    compile_seconds : float or None
+        Time of the compilation.
+    options : mapping of str to object
+        Options of the compilation, for example Triton's ``num_warps``.
+    dynamic_smem_bytes : int or None
+        Dynamic shared memory of a launch, or None if the files do not state it.
+    notes : tuple of str
+        What is missing, and why.
+    """
+
+    name: str
+    target: str
+    ptx: str = ""
+    cubin: bytes = b""
+    sass: str | None = None
+    log: str = ""
+    compiler: str = ""
+    compile_seconds: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    dynamic_smem_bytes: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def read(path: str | Path) -> tuple[Image, ...]:
+    """Return the modules in a file or folder.
+
+    Parameters
+    ----------
+    path : str or Path
+        A .ptx, .cubin or .fatbin file, an ELF file with embedded kernels, or a folder: Triton's cache, one of its
+        entries, or the output of ``cudatma dump``.
+
+    Returns
+    -------
+    tuple of Image
+        At least one module. PTX is not assembled, and nothing is disassembled.
+
+    Raises
+    ------
+    ArgumentError
+        If the file is corrupt or of another kind, or the folder contains no kernel.
+    TargetError
+        If the code is for a GPU that NVIDIA's current programs do not support.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _read_folder(path)
+    data = _content(path)
+    if data.startswith(ELF_MAGIC):
+        if (machine := machine_of(data)) == CUDA_MACHINE:
+            return (_of_cubin(path.stem, data, path.name),)
+        if machine == AMD_MACHINE:
+            raise ArgumentError("file", f"{path.name}, an AMD code object", _ALLOWED)
+        return _extracted(path)
+    if data.startswith(_FATBIN_MAGIC):
+        length = int.from_bytes(data[6:8], "little") + int.from_bytes(data[8:16], "little")
+        if len(data) < max(16, length):
+            raise ArgumentError("file", f"{path.name}, {len(data)} bytes", f"the {length} bytes that its header states")
+        return _extracted(path)
+    return (_of_ptx(path.stem, data, path.name),)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if path.exists() and not path.is_file():
+            raise ArgumentError("file", ascii(str(path)), "a regular file")
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise ArgumentError("file", f"{path.name}, {size} bytes", f"at most {MAX_BYTES} bytes")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError("file", ascii(str(path)), "a file that can be read", str(error)) from error
+
+
+def _of_cubin(name: str, data: bytes, file: str) -> Image:
+    target = read_cubin(data, file).target
+    _check_target(target, file)
+    return Image(name, target, cubin=data)
+
+
+def _of_ptx(name: str, data: bytes, file: str) -> Image:
+    text = data.rstrip(b"\0").decode("utf-8", "backslashreplace")
+    if not _VERSION.search(text):
+        raise ArgumentError("file", f"{file}, of another kind", _ALLOWED)
+    target = _TARGET.search(text)
+    if target is None:
+        raise ArgumentError("file", f"{file}, PTX without a .target", "complete PTX")
+    _check_target(target[1], file)
+    return Image(name, target[1], ptx=text)
+
+
+def _check_target(target: str, file: str) -> None:
+    if int(target.removeprefix("sm_").rstrip("af")) < _OLDEST:
+        raise TargetError("target", f"{target} in {file}", f"sm_{_OLDEST} and later", "compile it for a newer GPU")
+
+
+def _extracted(path: Path) -> tuple[Image, ...]:
+    """Return the modules of a fatbin or of a host's ELF file, which cuobjdump extracts."""
+    cubins, texts, note = extract(path)
+    images = []
+    for file, data in cubins.items():
+        image = _of_cubin(file.removesuffix(".cubin"), data, file)
+        text = texts.pop(f"{image.name}.ptx", None)
+        images.append(replace(image, ptx=_of_ptx(image.name, text, file).ptx) if text else image)
+    images += [_of_ptx(file.removesuffix(".ptx"), text, file) for file, text in texts.items()]
+    if not images:
+        remedy = note if "not found" not in note else f"{note}; it reads such files: pip install {SASS_PACKAGES}"
+        raise ArgumentError("file", f"{path.name}, in which cuobjdump finds no kernel", _ALLOWED, remedy)
+    return tuple(images)
+
+
+def _read_folder(folder: Path) -> tuple[Image, ...]:
+    """Return the modules of a folder and of its subfolders, one for each stem of .ptx and .cubin files."""
+    files = [path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.suffix in (".ptx", ".cubin")]
+    images = []
+    for stem in sorted({path.with_suffix("") for path in files}):
+        cubin, ptx, about = (stem.with_name(f"{stem.name}.{ending}") for ending in ("cubin", "ptx", "json"))
+        found = [_of_cubin(stem.name, _content(cubin), cubin.name)] if cubin in files else []
+        found += [_of_ptx(stem.name, _content(ptx), ptx.name)] if ptx in files else []
+        image = replace(found[0], target=found[-1].target, ptx=found[-1].ptx)  # PTX states the complete target
+        images.append(_with_metadata(image, about) if about.is_file() else image)
+    if not images:
+        raise ArgumentError("file", f"{folder}, a folder without .ptx and .cubin files", _ALLOWED)
+    return tuple(images)
+
+
+def _with_metadata(image: Image, path: Path) -> Image:
+    """Add the options and the shared memory that Triton's JSON file states."""
+    try:
+        about = json.loads(_content(path))
+    except ValueError as error:
+        raise ArgumentError("file", f"{path.name}, not JSON", "Triton's metadata", str(error)) from error
+    if not isinstance(about, dict) or not isinstance(about.get("shared"), int):
+        return image
+    options = {name: about[name] for name in _TRITON_OPTIONS if about.get(name) is not None}
+    return replace(image, compiler="Triton", options=options, dynamic_smem_bytes=about["shared"])
+
+
+def assembled(image: Image) -> Image:
+    """Return an image with a cubin. If it has only PTX, ptxas assembles the cubin.
+
+    Without a ptxas that supports the target, the result is the image with a note.
+
+    Parameters
+    ----------
+    image : Image
+        A module.
+
+    Returns
+    -------
+    Image
+        The module with its cubin, log and compiler.
+    """
+    if image.cubin:
+        return image
+    cubin, output = assemble(image.ptx, image.target)
+    if output.text is None:
+        return replace(image, notes=(*image.notes, f"no registers, shared memory and SASS: {output.note}"))
+    warnings = (line.strip() for line in output.log.splitlines() if "warning" in line)
+    return replace(image, cubin=cubin, log=output.log, compiler="ptxas", notes=(*image.notes, *warnings))
+
+
+def disassembled(image: Image) -> Image:
+    """Return an image with its SASS, or with a note if no disassembler supports the cubin.
+
+    Parameters
+    ----------
+    image : Image
+        A module.
+
+    Returns
+    -------
+    Image
+        The module with its SASS.
+    """
+    if not image.cubin or image.sass is not None:
+        return image
+    output = disassemble(image.cubin)
+    notes = image.notes if output.text is not None else (*image.notes, f"no SASS: {output.note}")
+    return replace(image, sass=output.text, notes=notes)

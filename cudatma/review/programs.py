@@ -1,0 +1,114 @@
+"""NVIDIA's command-line programs: where they are, and what they make of a cubin, a fatbin or PTX."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+#: pip packages of the disassemblers; the extra ``sass`` of pyproject.toml lists them too.
+SASS_PACKAGES = "nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump"
+#: Folders below site-packages that contain the programs: NVIDIA's wheels, and Triton's.
+_WHEEL_FOLDERS = ("nvidia/*/bin", "triton/backends/nvidia/bin")
+#: Other names of a program. Triton's wheel has a newer ptxas for Blackwell.
+_OTHER_NAMES = {"ptxas": ("ptxas-blackwell",)}
+_TIMEOUT_S = 300
+_CAUSE = re.compile(r"\b(?:error|fatal)\b")
+
+
+def find_programs(name: str) -> Iterator[Path]:
+    """Yield the paths of a program in the pip packages, in CUDA_HOME/bin and on PATH, in this order."""
+    sites = dict.fromkeys(Path(place) for place in sys.path if place)
+    folders = [folder for site in sites for pattern in _WHEEL_FOLDERS for folder in sorted(site.glob(pattern))]
+    folders += [Path(home) / "bin" for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
+    for each in (name, *_OTHER_NAMES.get(name, ())):
+        yield from (folder / each for folder in folders if os.access(folder / each, os.X_OK))
+        if on_path := shutil.which(each):
+            yield Path(on_path)
+
+
+def find_program(name: str) -> Path | None:
+    """Return the first path that find_programs() yields, or None."""
+    return next(find_programs(name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Output of the first program that succeeded: its stdout and stderr. Otherwise None, and a note with the reason."""
+
+    text: str | None
+    log: str = ""
+    note: str = ""
+
+
+def _first_success(name: str, arguments: Sequence[str], folder: str) -> Output:
+    """Run each program of this name in a folder until one succeeds. Programs fail if they are older than the target."""
+    failures = []
+    for program in find_programs(name):
+        try:
+            done = subprocess.run(
+                [str(program), *arguments],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                timeout=_TIMEOUT_S,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            failures.append(f"{program}: {error}")
+            continue
+        if done.returncode == 0:
+            return Output(done.stdout, done.stderr)
+        words = (done.stderr.strip() or done.stdout.strip()).splitlines() or [f"exit status {done.returncode}"]
+        failures.append(f"{program}: {next(filter(_CAUSE.search, words), words[-1])}")
+    return Output(None, "", "; ".join(failures))
+
+
+def disassemble(cubin: bytes) -> Output:
+    """Disassemble a cubin with encodings, by nvdisasm with source lines, otherwise by cuobjdump without them."""
+    failures = []
+    options = ("--print-code", "--print-instruction-encoding", "--print-line-info-inline")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "kernel.cubin").write_bytes(cubin)
+        for name, arguments in (("nvdisasm", options), ("cuobjdump", ("--dump-sass",))):
+            output = _first_success(name, (*arguments, "kernel.cubin"), folder)
+            if output.text is not None:
+                return output
+            failures += [output.note] if output.note else []
+    if failures:
+        note = f"{'; '.join(failures)}. A newer one comes with: pip install --upgrade {SASS_PACKAGES}"
+        return Output(None, note=note)
+    note = f"neither nvdisasm nor cuobjdump was found. Install them: pip install {SASS_PACKAGES}"
+    return Output(None, note=note)
+
+
+def assemble(ptx: str, target: str) -> tuple[bytes, Output]:
+    """Assemble PTX with ptxas. Return the cubin, which is empty after a failure, and the output."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "kernel.ptx").write_text(ptx, encoding="utf-8")
+        arguments = ("-v", "-lineinfo", f"-arch={target}", "kernel.ptx", "-o", "kernel.cubin")
+        output = _first_success("ptxas", arguments, folder)
+        if output.text is not None:
+            return (Path(folder) / "kernel.cubin").read_bytes(), output
+    note = output.note or "no ptxas was found in CUDA_HOME, on PATH or in Triton's wheel"
+    return b"", Output(None, note=note)
+
+
+def extract(path: Path) -> tuple[dict[str, bytes], dict[str, bytes], str]:
+    """Return the cubins and the PTX texts in a fatbin or in a host's ELF file by name, and a note after a failure."""
+    found: list[dict[str, bytes]] = []
+    failures = []
+    for option, ending in (("--extract-elf", "*.cubin"), ("--extract-ptx", "*.ptx")):
+        with tempfile.TemporaryDirectory() as folder:
+            output = _first_success("cuobjdump", (option, "all", str(path.resolve())), folder)
+            found.append({each.name: each.read_bytes() for each in sorted(Path(folder).glob(ending))})
+            failures += [output.note] if output.note else []
+    note = "; ".join(dict.fromkeys(failures)) or ("" if find_program("cuobjdump") else "cuobjdump was not found")
+    return found[0], found[1], note

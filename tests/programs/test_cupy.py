@@ -1,0 +1,91 @@
+"""CuPy's RawKernel and RawModule on the emulator, without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cudatma
+from cudatma.errors import ArgumentError, CompileError, LaunchError
+
+cupy: Any = pytest.importorskip("cupy")
+
+ADD = """
+#include <cuda_fp16.h>
+template <typename T> __global__ void add(T* x, T value, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = x[i] + value;
+}
+extern "C" __global__ void scale(float* x, float factor, long long n) {
+    extern __shared__ float tile[];
+    tile[threadIdx.x] = x[threadIdx.x];
+    if (threadIdx.x < n) x[threadIdx.x] = SIGN * tile[threadIdx.x] * factor;
+}
+"""
+OPTIONS = ("-std=c++17", "-DSIGN=-1")
+NAMES = ["add<float>", "add<__half>"]
+#: A kernel that exists before the emulator takes over.
+EARLY = cupy.RawKernel(ADD, "scale", OPTIONS)
+
+
+def test_kernels_of_a_module_are_named_as_in_the_source() -> None:
+    x, y = np.zeros(100, np.float32), np.zeros(64, np.float16)
+    with cudatma.emulate_launches() as log:
+        module = cupy.RawModule(code=ADD, options=OPTIONS, name_expressions=NAMES)
+        module.get_function("add<float>")((2,), (64,), (x, np.float32(2), 100))
+        module.get_function("add<__half>")((1,), (64,), (y, np.float16(3), np.int32(64)))
+    assert (x == 2).all()
+    assert (y == 3).all()
+    assert [(entry.launch.library, entry.launch.grid) for entry in log] == [("cupy", (2, 1, 1)), ("cupy", (1, 1, 1))]
+
+
+def test_a_kernel_in_a_variable_of_a_module_launches_on_the_emulator() -> None:
+    before, x = EARLY, np.arange(32, dtype=np.float32)
+    with cudatma.emulate_launches():
+        EARLY((1,), (32,), (x, np.float32(2), 30), shared_mem=128)
+    assert (x == np.where(np.arange(32) < 30, -2, 1) * np.arange(32)).all()
+    assert EARLY is before
+
+
+def test_a_torch_tensor_is_an_array() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.ones(32)
+    with cudatma.emulate_launches():
+        EARLY((1,), (32,), (x, np.float32(2), 32), shared_mem=128)
+    assert (x == -2).all()
+
+
+def test_ptx_of_a_file_runs(tmp_path: Path) -> None:
+    kernel = cudatma.compile('extern "C" __global__ void one(float* x) { x[threadIdx.x] = 1; }', target="sm_90a")
+    (tmp_path / "one.ptx").write_text(kernel.ptx)
+    x = np.zeros(32, np.float32)
+    with cudatma.emulate_launches():
+        cupy.RawModule(path=str(tmp_path / "one.ptx")).get_function("one")((1,), (32,), (x,))
+    assert (x == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda x: EARLY((1,), (32,), (x, 2.0, 32)), ArgumentError, r"args\[1\] of scale: got 2.0.*numpy.float32"),
+        (lambda x: EARLY((1,), (32,), (x, np.float32(2), np.int32(32))), ArgumentError, "allowed: a value of 8 bytes"),
+        (lambda x: EARLY((1,), (32,), (x,)), ArgumentError, "got 1 arguments; allowed: 3 for kernel scale"),
+        (lambda x: cupy.RawKernel("void", "f")((1,), (1,), ()), CompileError, "NVRTC refused raw_kernel.cu for sm_90a"),
+        (lambda x: cupy.RawKernel(ADD, "add", OPTIONS)((1,), (1,), ()), ArgumentError, "name_expressions"),
+        (lambda x: cupy.zeros(3), LaunchError, "cupy: got a CuPy array; allowed: RawKernel and RawModule with NumPy"),
+    ],
+)
+def test_mistakes_are_named(call: Any, error: type[Exception], text: str) -> None:
+    with cudatma.emulate_launches(), pytest.raises(error, match=text):
+        call(np.ones(32, np.float32))
+
+
+def test_an_error_of_cupy_says_what_works() -> None:
+    with (
+        pytest.raises(Exception, match="Without a device, CuPy can only launch a RawKernel"),
+        cudatma.emulate_launches(),
+    ):
+        cupy.cuda.runtime.getDevice()

@@ -1,0 +1,70 @@
+"""Compare two builds of kernels: registers, spills, shared memory, instructions, loops, and the changed places.
+
+A and B are files or folders as for `cudatma dump`, or names of kernels of the registry as `cudatma dump --list --json`
+lists them. If A and B have one kernel each, their names may differ. Several kernels are matched by name and target.
+
+The exit status is 0 if the builds are equal, 1 if they differ, and 2 if the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # run the subcommand, even if the checkout is not installed
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from cudatma.cli import main as cudatma_main
+
+    raise SystemExit(cudatma_main(["diff", *sys.argv[1:]]))
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cudatma.build.kernel import default_target
+from cudatma.errors import ArgumentError
+from cudatma.kernels.registry import REGISTRY
+from cudatma.review import KernelReport, compare, disassembled, reports
+from cudatma.target import Target, get_target
+
+from .command_line import DEFAULT_TARGET, Parser, add_source_options, source_arguments
+from .dump_kernels import dump, jobs_for
+from .review_files import images_of, is_file
+
+EXAMPLES = """examples:
+  cudatma diff before.cubin after.cubin
+  cudatma diff out_before out_after                         folders that cudatma dump has written
+  cudatma diff kernel_v1.cu kernel_v2.cu --target sm_120a   both are compiled
+  cudatma diff ~/.triton/cache/A... ~/.triton/cache/B...    two versions of a Triton kernel
+  cudatma diff gemm_v4_f16_rc_64x64x128_w1_s6_sm_90a gemm_v4_bf16_rc_linear_64x64x64_w1_s8_sm_90a
+"""
+
+
+def reports_of(argument: str, target: Target, source: Mapping[str, Any]) -> list[KernelReport]:
+    """Return the reports of the kernels in a file or folder, or of a kernel of the registry."""
+    for entry in REGISTRY.values():
+        for job in jobs_for(entry, target, {}) if argument.startswith(entry.name) else ():
+            if argument == job.name:
+                with tempfile.TemporaryDirectory() as folder:
+                    return [dump(job, Path(folder))]
+    if not is_file(argument):
+        allowed = f"a file, a folder, or a kernel that `cudatma dump --list --json --target {target.name}` lists"
+        raise ArgumentError("A or B", argument, allowed)
+    return [report for image in images_of(argument, [target], source) for report in reports(disassembled(image))]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``cudatma diff`` and return the exit status."""
+    parser = Parser("cudatma diff", __doc__, EXAMPLES)
+    parser.add_argument("before", metavar="A", help="file, folder or kernel")
+    parser.add_argument("after", metavar="B", help="file, folder or kernel")
+    parser.add_argument("--target", metavar="NAME", help=f"architecture of kernels and sources ({DEFAULT_TARGET})")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_source_options(parser)
+    options = parser.parse_args(argv)
+    target = get_target(options.target) if options.target else default_target()
+    before, after = (reports_of(name, target, source_arguments(options)) for name in (options.before, options.after))
+    difference = compare(before, after)
+    print(json.dumps(difference.as_dict(), indent=2) if options.json else difference)
+    return 0 if difference.equal else 1

@@ -1,0 +1,108 @@
+"""Run the launches of a recording on the emulator, and compare the results: `cudatma emulate FOLDER`.
+
+`cudatma record` writes the folder. The exit status is 0 if there is no hazard and all results are right.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cudatma.emulator import Comparison, Report, Trace
+from cudatma.errors import ArgumentError, CudaTmaError, duration
+from cudatma.programs import RecordedLaunch, Recording, Replay, read_recording
+
+from .command_line import Parser
+from .emulate_run import add_report_options, hazard_data, write_reports
+
+
+def run_recording(words: Sequence[str]) -> int:
+    """Run launches of a recording, print a line for each, and return the exit status."""
+    options = _parser().parse_args(words)
+    recording = read_recording(options.folder)
+    launches = _selected(recording, options.launch)
+    settings = {"schedules": options.schedules, "seed": options.seed, "replay": options.replay}
+    results, reports, failures = [], list[Report](), len(launches) == 0
+    for number, launch in launches:
+        started = time.perf_counter()
+        try:
+            replay = launch.run(**settings, trace=Trace() if options.html else None)
+        except CudaTmaError as error:
+            failures = True
+            results.append(_describe(number, launch) | {"passed": False, "error": str(error)})
+            _say(options.json, f"{number}: {launch.entry} ({launch.library}): {error}")
+            continue
+        seconds, passed = time.perf_counter() - started, replay.passes(options.tolerance)
+        reports.append(_report(launch, replay, options.tolerance))
+        failures |= not passed
+        results.append(_describe(number, launch) | _result(replay, passed, seconds))
+        verdict = "ok" if passed else "FAILED"
+        lines = [f"{number}: {launch.entry} ({launch.library}), {launch.place}: {verdict}, {duration(seconds)}"]
+        lines += [f"  {line}" for hazard in replay.report.hazards for line in str(hazard).splitlines()]
+        lines += [f"  {comparison}" for comparison in replay.comparisons] or ["  the launch changed no memory"]
+        _say(options.json, *lines)
+    written = write_reports(reports, options)
+    if options.json:
+        refused = [{"launch": what, "reason": reason} for what, reason in recording.refused]
+        data = {"passed": not failures, "launches": results, "refused": refused, "other": recording.other_kernels}
+        print(json.dumps(data, indent=2))
+    else:
+        for line in (*recording.not_recorded(), *(f"wrote {path}" for path in written)):
+            print(line)
+    return int(failures)
+
+
+def _parser() -> Parser:
+    parser = Parser("cudatma emulate", __doc__)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder that `cudatma record` wrote")
+    parser.add_argument("--launch", type=int, metavar="N", help="run only the launch with this number (default: all)")
+    parser.add_argument("--schedules", type=int, default=2, metavar="N", help="number of schedules (default: 2)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the random schedules (default: 0)")
+    parser.add_argument("--replay", type=int, metavar="K", help="run only schedule K of the seed")
+    tolerance = "maximum ||difference|| / ||expected|| of floating-point results (default: 0)"
+    parser.add_argument("--tolerance", type=float, default=0.0, metavar="E", help=tolerance)
+    add_report_options(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _report(launch: RecordedLaunch, replay: Replay, tolerance: float) -> Report:
+    """Return the report of a launch with its place and its results, for a page."""
+    report = replay.report
+    report.title, report.place = f"{launch.entry} ({launch.library})", launch.place
+    for result in replay.comparisons:
+        error = result.relative if result.relative is not None else float(result.different > 0)
+        report.compared.append(Comparison(result.name, error, 0.0 if result.is_exact else tolerance))
+    return report
+
+
+def _selected(recording: Recording, number: int | None) -> list[tuple[int, RecordedLaunch]]:
+    if number is None:
+        return list(enumerate(recording))
+    if not 0 <= number < len(recording):
+        allowed = f"0 to {len(recording) - 1}" if recording else "none: no launch is recorded"
+        raise ArgumentError("--launch", number, allowed)
+    return [(number, recording[number])]
+
+
+def _describe(number: int, launch: RecordedLaunch) -> dict[str, Any]:
+    fields = ("library", "entry", "place", "grid", "block", "cluster", "shared_bytes")
+    return {"number": number} | {name: getattr(launch, name) for name in fields}
+
+
+def _result(replay: Replay, passed: bool, seconds: float) -> dict[str, Any]:
+    return {
+        "passed": passed,
+        "seconds": round(seconds, 3),
+        "hazards": [hazard_data(hazard) for hazard in replay.report.hazards],
+        "comparisons": [asdict(comparison) for comparison in replay.comparisons],
+    }
+
+
+def _say(is_json: bool, *lines: str) -> None:
+    if not is_json:
+        print(*lines, sep="\n")
