@@ -253,10 +253,10 @@ def summary_table(cells: Sequence[Cell]) -> Table:
         floors = [c["floor_us"] for c in cells if (c["k"], c["n"]) == (k, n) and c.get("floor_us") is not None]
         rows.append((f"{k} x {n}", shown(min(floors, default=None), 1), *(value(k, n, m) for m in m_values)))
     note = (
-        "Microseconds, in brackets the speed-up over cuBLAS in the same run (torch.mm or the fastest algorithm of "
-        "cuBLASLt, the better of both weight orientations); weights cold in L2, group 128, symmetric. Below M = 256 "
-        "the GPU rests before each turn; from there on, where power bounds it, both alternate in blocks. F: the "
-        "time to merely stream the int4 weights and scales."
+        "Times are microseconds, and the number in brackets is the speed-up over cuBLAS in the same run (the fastest "
+        "of torch.mm and cuBLASLt's algorithms, with the weight in either orientation). Weights are cold in L2, group "
+        "128, symmetric. Below M = 256 the GPU is idle before each turn. For larger M, where power is the limit, both "
+        "kernels alternate in blocks. F is the time to read the int4 weights and scales."
     )
     return Table(("K x N", "F", *(f"M = {m}" for m in m_values)), tuple(rows), note)
 
