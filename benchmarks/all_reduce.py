@@ -251,7 +251,8 @@ def all_reduce_table(cells: Sequence[Cell]) -> Table:
             times = (shown(cell.get(f"{name}_us")) for name in names)
             over = (shown(ratio(cell.get(f"{name}_us"), cell["cudatma_us"])) for name in ("nccl", "torch"))
             rows.append((cell["m"], *times, *over))
-    note = "Microseconds per layer in CUDA graphs, on the slower rank. Over: time divided by the time of AllReduce."
+    note = "Microseconds of a layer in CUDA graphs, on the slower rank. "
+    note += '"over" is the time divided by the time with AllReduce.'
     return Table(("M", *names.values(), "over NCCL", "over torch"), tuple(rows), note)
 
 

@@ -277,7 +277,7 @@ def attention_table(cells: Sequence[Cell]) -> Table:
         rates = [shown(tflops(cell, name), 0) for name in names]
         rows.append((*facts, *rates, shown(times_as_fast(with_best(cell, RIVALS), BEST), 3)))
     columns = ("head dim", "heads", "mask", "dtype", "batch x length", *names, f"{AUTO} / {BEST}")
-    return Table(columns, tuple(rows), "TFLOP/s; a causal call counts as half the operations")
+    return Table(columns, tuple(rows), "TFLOP/s; causal calls count half of the operations")
 
 
 def rates_line(cell: Cell, beginning: str) -> str:

@@ -234,8 +234,8 @@ def data_movement_table(cells: Sequence[Cell]) -> Table:
         for cell in cells
     ]
     note = (
-        "Median microseconds, and terabytes per second read and written; each is the better of a graph and single "
-        "calls. Host us: host time of a call without synchronization."
+        "Times are medians in microseconds, the better of a graph and of single calls. TB/s counts the bytes read and "
+        'written. "host us" is the host time of a call, without synchronization.'
     )
     columns = ("operation", "us", "TB/s", "CuPy us", "CuPy TB/s", "times CuPy", "ways", "host us")
     return Table(columns, tuple(rows), note)

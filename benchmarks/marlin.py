@@ -259,10 +259,10 @@ def summary_table(cells: Sequence[Cell]) -> Table:
         floors = [c["floor_us"] for c in cells if (c["k"], c["n"]) == (k, n) and c.get("floor_us") is not None]
         rows.append((f"{k} x {n}", shown(min(floors, default=None), 1), *(value(k, n, m) for m in m_values)))
     note = (
-        "Microseconds and, in brackets, the speedup over cuBLAS in the same run (torch.mm or the fastest algorithm of "
-        "cuBLASLt, with the better of the two weight orientations). Weights are cold in L2, symmetric, with groups of "
-        "128. Below M = 256, the GPU is idle before each turn; from M = 256, power is the limit, and the two kernels "
-        "alternate in blocks. F: the time to only stream the int4 weights and scales."
+        "Times are microseconds, and the number in brackets is the speed-up over cuBLAS in the same run (the fastest "
+        "of torch.mm and cuBLASLt's algorithms, with the weight in either orientation). Weights are cold in L2, group "
+        "128, symmetric. Below M = 256 the GPU is idle before each turn. For larger M, where power is the limit, both "
+        "kernels alternate in blocks. F is the time to read the int4 weights and scales."
     )
     return Table(("K x N", "F", *(f"M = {m}" for m in m_values)), tuple(rows), note)
 

@@ -72,7 +72,7 @@ LEVELS = (
         BLUE,
         (
             _CALLS,
-            Note("run", ("finds the plan by the key", "without the free sizes")),
+            Note("run", ("finds the plan by the key", "without the leading sizes")),
             Message("run", "operation", "resized(): Problem"),
             Message("run", "operation", "configure(): Config"),
             Message("operation", "table", "M"),
