@@ -37,7 +37,7 @@ EXAMPLES = """examples:
   cudatma diff out_before out_after                         folders that cudatma dump has written
   cudatma diff kernel_v1.cu kernel_v2.cu --target sm_120a   both are compiled
   cudatma diff ~/.triton/cache/A... ~/.triton/cache/B...    two versions of a Triton kernel
-  cudatma diff gemm_v4_f16_rc_64x64x128_w1_s6_sm_90a gemm_v4_bf16_rc_linear_64x64x64_w1_s8_sm_90a
+  cudatma diff marlin_skinny_f16_g128_1x32x1024_k8_s3_d_sm_90a marlin_skinny_f16_g128_1x64x512_k4_s4_d_sm_90a
 """
 
 

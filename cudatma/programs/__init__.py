@@ -2,16 +2,15 @@
 
 from cudatma.programs.launch import ProgramLaunch
 from cudatma.programs.log import LaunchEntry, LaunchLog, emulate_launches
-from cudatma.programs.recorder import Recorder, record
-from cudatma.programs.recording import Comparison, RecordedLaunch, Recording, Replay, read_recording
+from cudatma.programs.recorder import record
+from cudatma.programs.recording import MemoryComparison, RecordedLaunch, Recording, Replay, read_recording
 
 __all__ = [
-    "Comparison",
     "LaunchEntry",
     "LaunchLog",
+    "MemoryComparison",
     "ProgramLaunch",
     "RecordedLaunch",
-    "Recorder",
     "Recording",
     "Replay",
     "emulate_launches",

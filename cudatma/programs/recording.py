@@ -86,7 +86,7 @@ class RecordedMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class MemoryComparison:
     """The result of the emulator in one memory, compared with the recorded one.
 
     Parameters
@@ -152,13 +152,13 @@ class Replay:
         The launch, with the results in its arrays.
     report : Report
         Hazards and warnings.
-    comparisons : tuple of Comparison
+    comparisons : tuple of MemoryComparison
         The results of each memory that the recorded launch changed, or that the emulator changed.
     """
 
     launch: ProgramLaunch
     report: Report
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[MemoryComparison, ...]
 
     def passes(self, tolerance: float = 0.0) -> bool:
         """Return whether there are no hazards and all results are right.
@@ -285,7 +285,7 @@ class RecordedLaunch:
         report = launch.run(**{"hazards": "collect"} | options)
         return Replay(launch, report, self.compare(launch.arrays))
 
-    def compare(self, arrays: Sequence[Array]) -> tuple[Comparison, ...]:
+    def compare(self, arrays: Sequence[Array]) -> tuple[MemoryComparison, ...]:
         """Compare the memory of a launch with the recorded results.
 
         Parameters
@@ -295,7 +295,7 @@ class RecordedLaunch:
 
         Returns
         -------
-        tuple of Comparison
+        tuple of MemoryComparison
             One for each memory that the recorded launch or this one changed.
         """
         comparisons = []
@@ -614,11 +614,11 @@ def _read_memory(folder: Path, digest: str, size: int) -> Array:
     return array
 
 
-def _compare(memory: RecordedMemory, array: Array, expected: Array) -> Comparison:
+def _compare(memory: RecordedMemory, array: Array, expected: Array) -> MemoryComparison:
     dtype = None if memory.dtype is None else numpy_type(memory.dtype)
     if dtype is None or memory.size_bytes % dtype.itemsize:
         different = int((array != expected).sum())
-        return Comparison(memory.name, None, memory.size_bytes, different, None, None)
+        return MemoryComparison(memory.name, None, memory.size_bytes, different, None, None)
     got, right = array.view(dtype), expected.view(dtype)
     words = f"u{dtype.itemsize}" if dtype.itemsize in (1, 2, 4, 8) else None
     same_bits = array.view(words) == expected.view(words) if words else got == right
@@ -631,5 +631,5 @@ def _compare(memory: RecordedMemory, array: Array, expected: Array) -> Compariso
         distance = float(np.linalg.norm(difference))
     different, largest = int((difference != 0).sum()), float(difference.max(initial=0))
     if not np.isfinite(largest) or (distance and not norm):
-        return Comparison(memory.name, memory.dtype, got.size, different, None, None)
-    return Comparison(memory.name, memory.dtype, got.size, different, largest, distance / norm if norm else 0.0)
+        return MemoryComparison(memory.name, memory.dtype, got.size, different, None, None)
+    return MemoryComparison(memory.name, memory.dtype, got.size, different, largest, distance / norm if norm else 0.0)

@@ -243,11 +243,11 @@ def test_a_real_triton_cache(
     from triton.compiler import ASTSource
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    (tmp_path / "kernels.py").write_text(TRITON)
+    (tmp_path / "cached_triton_kernels.py").write_text(TRITON)
     monkeypatch.syspath_prepend(str(tmp_path))
-    import kernels
+    import cached_triton_kernels
 
-    source = ASTSource(kernels.add_one, {"x": "*fp32", "size": "constexpr"}, {"size": 256})
+    source = ASTSource(cached_triton_kernels.add_one, {"x": "*fp32", "size": "constexpr"}, {"size": 256})
     triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 2})
     (report,) = dumped(tmp_path / "cache", tmp_path / "out", capsys)
     assert (report["entry"], report["threads"], report["config"]["num_warps"]) == ("add_one", 64, 2)
