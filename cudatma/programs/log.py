@@ -138,6 +138,11 @@ class LaunchLog(Sequence[LaunchEntry]):
     def __str__(self) -> str:
         return "\n".join([*map(str, self), *map(str, self.hazards)]) or "no launches"
 
+    def _add(self, entry: LaunchEntry) -> None:
+        self._entries.append(entry)
+        if self._on_launch is not None:
+            self._on_launch(entry)
+
     def run(self, launch: ProgramLaunch) -> Report:
         """Run a launch, and add it to the log.
 
@@ -158,7 +163,8 @@ class LaunchLog(Sequence[LaunchEntry]):
         """
         is_checked = self._hazards != "off" and (self._only is None or self._only in launch.entry)
         options = self._options if is_checked else self._options | {"schedules": 1}
-        options = options | {"trace": Trace()} if self._trace and is_checked else options
+        logs = list(dict.fromkeys([*_active, self]))
+        options = options | {"trace": Trace()} if is_checked and any(log._trace for log in logs) else options
         started = time.perf_counter()
         with naming(launch.library, launch.entry, launch.place):
             report = launch.run(hazards="collect" if is_checked else "off", **options)
@@ -167,12 +173,15 @@ class LaunchLog(Sequence[LaunchEntry]):
         if report.is_clean:
             report.trace = None
         entry = LaunchEntry(replace(launch, args=(), arrays=()), report, seconds, is_checked)
-        self._entries.append(entry)
-        if self._on_launch is not None:
-            self._on_launch(entry)
+        for log in logs:
+            log._add(entry)
         if self._hazards == "raise" and report.hazards:
             raise HazardError("\n".join(map(str, [entry, *report.hazards])), report.hazards, report)
         return report
+
+
+#: Logs of the blocks that are being executed, outermost first. A launch is added to all of them.
+_active: list[LaunchLog] = []
 
 
 @contextmanager
@@ -219,6 +228,10 @@ def emulate_launches(
     ------
     HazardError
         From a launch in the ``with`` block, if it has hazards and `hazards` is "raise".
+
+    Notes
+    -----
+    Blocks can be nested. The options of the innermost block apply, and the logs of all blocks contain the launch.
     """
     if hazards not in ("raise", "collect", "off"):
         raise ArgumentError("hazards", hazards, "raise, collect, off")
@@ -226,7 +239,11 @@ def emulate_launches(
     options = {"schedules": schedules, "seed": seed, "replay": replay}
     log = LaunchLog(target=chosen, options=options, hazards=hazards, only=only, on_launch=on_launch, trace=trace)
     with intercepting(INTERCEPTORS, log):
-        yield log
+        _active.append(log)
+        try:
+            yield log
+        finally:
+            _active.remove(log)
 
 
 @contextmanager

@@ -134,3 +134,13 @@ def test_the_mistake_of_an_example_is_found(
     printed = capsys.readouterr().out
     assert f"\n{kind}: " in printed
     assert line in printed
+
+
+def test_logs_of_nested_blocks_contain_a_launch() -> None:
+    x, total = np.ones(256, np.float32), np.zeros(1, np.float32)
+    with cudatma.emulate_launches() as outer:
+        with cudatma.emulate_launches(hazards="collect", schedules=3) as inner:
+            kernels.total_kernel[2,](x, total, BLOCK=128)
+        kernels.total_kernel[1,](x, total, BLOCK=128)
+    assert [entry.report.schedules for entry in outer] == [3, 2]
+    assert (list(inner), inner.is_clean) == ([outer[0]], False)
