@@ -143,20 +143,21 @@ def _history(hazard: Hazard, trace: Recording | None) -> list[Event]:
 
 def _marks(hazard: Hazard, history: list[Event]) -> list[tuple[int, str, str, str]]:
     """Return (PTX line, source, mark, note) of each access of a hazard."""
-    is_one = len({event.block for event in history}) == 1
-    recorded = {
-        event.line: f"step {event.begin}: {_who(event, with_cta=not is_one)} {event.name} {hazard.where}"
-        for event in history
-        if event.kind == "access"
-    }
+    is_one, earlier = len({event.block for event in history}) == 1, history[:-1]
 
-    def note(line: int, what: str, instruction: str) -> str:
-        return recorded.get(line) or f"{what} ({opcode_of(instruction)})"
+    def note(line: int, what: str, instruction: str, events: list[Event]) -> str:
+        for event in reversed(events):
+            if event.kind == "access" and event.line == line:
+                return f"step {event.begin}: {_who(event, with_cta=not is_one)} {event.name} {hazard.where}"
+        return f"{what} ({opcode_of(instruction)})"
 
     this = "waits here" if hazard.kind == "deadlock" else f"here{': ' * bool(hazard.where)}{hazard.where}"
     return [
-        (hazard.ptx_line, hazard.source, "this", note(hazard.ptx_line, this, hazard.instruction)),
-        *((o.ptx_line, o.source, "other", note(o.ptx_line, f"{o.verb} here", o.instruction)) for o in hazard.others),
+        (hazard.ptx_line, hazard.source, "this", note(hazard.ptx_line, this, hazard.instruction, history[-1:])),
+        *(
+            (o.ptx_line, o.source, "other", note(o.ptx_line, f"{o.verb} here", o.instruction, earlier))
+            for o in hazard.others
+        ),
         *((a.ptx_line, a.source, "this", f"also here ({opcode_of(a.instruction)})") for a in hazard.also),
     ]
 

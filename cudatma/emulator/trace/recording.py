@@ -309,19 +309,27 @@ class Recording(Observer):
     def hazard_found(self, hazard: Hazard, w: Warp) -> None:
         """Record a hazard, and the accesses that it names as far as they are among the last ones."""
         here = self._latest(hazard.ptx_line, hazard.address, w)
-        found = [self._latest(other.ptx_line, hazard.address) for other in hazard.others]
+        earlier = [
+            # The same instruction, for example in an earlier iteration. Lanes of one instruction race at the same time.
+            self._latest(other.ptx_line, hazard.address, before=here.begin)
+            if here is not None and other.ptx_line == hazard.ptx_line and hazard.kind != "lane_race"
+            else self._latest(other.ptx_line, hazard.address)
+            for other in hazard.others
+        ]
         event = Event("hazard", hazard.kind, w.block.index, w.index, self.steps, self.steps)
         event.line, event.source = hazard.ptx_line, hazard.source
         if here is not None:
             event.begin, event.lane = here.begin, here.lane
-        history = sorted((other for other in found if other is not None), key=lambda other: other.begin)
+        history = sorted((other for other in earlier if other is not None), key=lambda other: other.begin)
         self.histories[hazard.kind, hazard.ptx_line] = [*history, here or event]
         self._add(event)
 
-    def _latest(self, line: int, address: int | None, w: Warp | None = None) -> Event | None:
-        """Return the last access to an address by the instruction in a PTX line, and by a warp if it is given."""
+    def _latest(self, line: int, address: int | None, w: Warp | None = None, before: int | None = None) -> Event | None:
+        """Return the last access to an address by a PTX line, of a warp and before a step if they are given."""
         for access in reversed(self._accesses):
             instruction = access.program.instruction(access.at)
+            if before is not None and access.step >= before:
+                continue
             if instruction.line != line or (w is not None and (access.block, access.warp) != (w.block.index, w.index)):
                 continue
             if address is None or access.covers(address):
