@@ -116,7 +116,7 @@ class FieldError(CudaTmaError):
         # Only a name that the user has typed can be misspelled.
         meant = similar(str(got), allowed.split(", ")) if is_typed else ""
         text = f"{field}: got {_given(got)}{f' (did you mean {meant}?)' if meant else ''}; allowed: {allowed}"
-        super().__init__(f"{text}. {remedy}" if remedy else text)
+        super().__init__(f"{text}; {remedy}" if remedy else text)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.field, self.got, self.allowed, self.remedy))
@@ -308,7 +308,7 @@ class PeerTimeout(CudaTmaError, RuntimeError):  # noqa: N818
 
 def no_driver(call: str, error: Exception) -> NoReturn:
     """Raise a DriverError that replaces the exception with which cuda.bindings reports a missing library."""
-    remedy = "install NVIDIA's driver, or compute on the CPU: NumPy arrays and backend='emulator'"
+    remedy = "install NVIDIA's driver, or compute on the CPU by passing NumPy arrays and backend='emulator'"
     raise DriverError(call, None, f"no CUDA driver on this machine ({error})", remedy) from error
 
 

@@ -28,7 +28,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError, ch
 #: Number of words in a dump -> number of bytes per word.
 WIDTHS = {16: 8, 32: 4, 64: 2, 128: 1}
 _COUNTS = "16 words of 8 bytes, 32 of 4, 64 of 2 or 128 of 1"
-_PRINT_IT = "print it with x/16gx or x/32wx"
+_PRINT_IT = "print the tensor map with x/16gx or x/32wx"
 _PROMPT = re.compile(r"^[^\S\n]*(?:>>>|\((?:cuda-)?gdb\))[^\n]*$", re.MULTILINE)
 #: An item of a dump without white space: an address with its symbol, or a word.
 _ITEM = re.compile(r"0x(?P<digits>(?:(?!0x)[0-9a-fA-F])+)(?P<address>(?:<[^:]*(?:::[^:]*)*>)?:)?")
@@ -95,7 +95,7 @@ def _parse_array(inside: str) -> bytes:
     for part in inside.split(","):
         entry = _ENTRY.fullmatch(part.strip())
         if entry is None:
-            raise DescriptorError("dump", ascii(part.strip()[:20]), "words, or words <repeats N times>", _PRINT_IT)
+            raise DescriptorError("dump", ascii(part.strip()[:20]), "hexadecimal words, each optionally followed by <repeats N times>", _PRINT_IT)
         times = int(entry["times"] or 1) if len(entry["times"] or "") < 4 else DESCRIPTOR_BYTES + 1
         # int() rejects thousands of digits, and no word is that long.
         if len(entry["word"]) > 20 or len(words) + times > DESCRIPTOR_BYTES:

@@ -146,7 +146,7 @@ def test_wrong_results_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"limit_mib": 1}, "memory: got 1.5 MiB; allowed: at most 1 MiB. raise --limit-mib (limit_mib) from 1")],
+    [({"limit_mib": 1}, "memory: got 1.5 MiB; allowed: at most 1 MiB; raise --limit-mib (limit_mib) from 1")],
 )
 def test_a_launch_that_is_too_large_is_listed(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
     def large() -> None:
@@ -218,7 +218,7 @@ def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
         ),
         (damage(lambda launch: launch["parameters"][0].update(pointers=[[0, 7, 0]])), "the number of a memory"),
         (lambda folder: next(folder.glob("memory/*")).unlink(), "No such file or directory"),
-        (lambda folder: next(folder.glob("text/*")).write_text("x"), "other bytes than were recorded"),
+        (lambda folder: next(folder.glob("text/*")).write_text("x"), "contents that differ from the recording"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, change: Callable[[Path], None], text: str) -> None:

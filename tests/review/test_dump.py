@@ -114,7 +114,7 @@ def test_a_config_option_that_is_refused(config: str, words: str, tmp_path: Path
 
 def test_a_refused_config_names_the_values_that_serve_with_the_rest(tmp_path: Path) -> None:
     words = ["attention_mma_sync", "--target", "sm_120a", "--config", "stages=1", "--out", str(tmp_path)]
-    with pytest.raises(ArgumentError, match=r"stages: got 1; allowed: 2(, [3-7])*\. these serve on sm_120a with"):
+    with pytest.raises(ArgumentError, match=r"stages: got 1; allowed: 2(, [3-7])*; these serve on sm_120a with"):
         dump_kernels.main(words)
 
 

@@ -89,7 +89,7 @@ def _float_bytes(value: float, size: int, name: str) -> bytes:
     try:
         return struct.pack({2: "<e", 4: "<f", 8: "<d"}[size], value)
     except OverflowError:
-        raise ArgumentError(name, value, f"a number in the range of a float of {size} bytes") from None
+        raise ArgumentError(name, value, f"a number that fits in a {size}-byte float") from None
 
 
 def _attribute(value: Any, name: str) -> Any:

@@ -217,7 +217,7 @@ def plan_im2col(
     channel_boxes = -(-channels // channel_box)
     boxes = -(-pixels // pixel_box) * taps * channel_boxes
     if boxes >= _INT32:
-        raise ArgumentError("src.shape", f"{boxes} boxes", "below 2**31", "process the images in parts")
+        raise ArgumentError("src.shape", f"{boxes} boxes", "fewer than 2**31", "process the images in parts")
     config = Im2colCopyConfig(len(src.shape), *usual_ring(limits.target))
     axes = zip(
         *(reversed(each) for each in (conv.out, conv.taps, conv.stride, conv.padding, conv.dilation)), strict=True

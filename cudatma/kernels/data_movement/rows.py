@@ -228,7 +228,7 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, limits: Launch
     column_boxes = -(-columns // width)
     boxes = -(-rows // BOX_ROWS) * column_boxes
     if max(outside, boxes) >= _INT32:
-        raise DescriptorError("rows", f"{outside} rows, {boxes} boxes", "below 2**31", "process them in parts")
+        raise DescriptorError("rows", f"{outside} rows, {boxes} boxes", "fewer than 2**31", "process them in parts")
     config = RowsConfig(op, *usual_ring(limits.target))
     sizes = (rows, outside, width, column_boxes, 4 * width * itemsize, boxes)
     return Arguments(TEMPLATE, config, (load, store, At("index"), *sizes), Sizes(min(limits.ctas, boxes)))
