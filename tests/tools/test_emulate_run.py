@@ -321,7 +321,7 @@ def test_wrong_calls_are_one_line(
     [
         ([], "got none; allowed: reverse, other; the PTX has 2 kernels; name one"),
         (["--entry", "revers_"], "got revers_ (did you mean reverse?); allowed: reverse, other"),
-        (["--entry", "er"], "got er; allowed: reverse, other. 2 names match; give more of the name"),
+        (["--entry", "er"], "got er; allowed: reverse, other; 2 names match; give more of the name"),
         (["--entry", "x"], "got x; allowed: reverse, other"),
     ],
 )
