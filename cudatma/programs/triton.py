@@ -45,8 +45,9 @@ class TritonInterceptor:
         self._tuners: list[Any] = []
 
     def install(self, log: LaunchLog) -> None:
-        """Activate the driver, and make benchmarks return without running anything."""
+        """Activate the driver, and make benchmarks call their function once, or not at all."""
         import triton.testing
+        from triton._C.libtriton import nvidia
         from triton.runtime import driver
         from triton.runtime.autotuner import Autotuner
         from triton.runtime.jit import JITFunction
@@ -64,7 +65,8 @@ class TritonInterceptor:
         self._patches.set(Autotuner, "prune_configs", first_config)
         self._patches.set(Autotuner, "_bench", lambda *args, **options: [1.0])  # Triton 3.6 measures even one config
         for name in ("do_bench", "do_bench_cudagraph"):
-            self._patches.set(triton.testing, name, _no_benchmark)
+            self._patches.set(triton.testing, name, _call_once)
+        self._patches.set(nvidia.cublas, "CublasLt", _CublasLt)
         self._patches.set(triton.testing.Mark, "run", lambda *args, **options: None)  # the plots of perf_report
 
     def remove(self) -> None:
@@ -91,9 +93,25 @@ class TritonInterceptor:
         return configs
 
 
-def _no_benchmark(function: Any, *args: Any, quantiles: Sequence[float] | None = None, **options: Any) -> Any:
-    """Return 1 ms for each quantile, without calling the function."""
+def _call_once(
+    function: Callable[[], Any],
+    *args: Any,
+    quantiles: Sequence[float] | None = None,
+    **options: Any,
+) -> Any:
+    """Call the function once, and return 1 ms for each quantile."""
+    function()
     return [1.0] * len(quantiles) if quantiles else 1.0
+
+
+class _CublasLt:
+    """Triton's interface to cuBLAS, with which programs compare their results and speed."""
+
+    def __init__(self, workspace: Any) -> None: ...
+
+    def matmul(self, a: Any, b: Any, out: Any) -> None:
+        """Write the product of a and the transpose of b."""
+        out.copy_(a.float() @ b.float().T)
 
 
 class _Pointer:
@@ -163,7 +181,7 @@ class _Driver:
         return torch.cuda
 
     def get_benchmarker(self) -> Any:
-        return _no_benchmark
+        return _call_once
 
     def get_empty_cache_for_benchmark(self) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from cudatma.errors import ArgumentTypeError, HazardError
 triton = pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 kernels = importlib.import_module("program_kernels")
+nvidia = importlib.import_module("triton._C.libtriton").nvidia
 TensorDescriptor = importlib.import_module("triton.tools.tensor_descriptor").TensorDescriptor
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
@@ -96,16 +98,20 @@ def test_a_table_of_addresses_gives_access_to_the_tensors() -> None:
 
 
 def test_programs_for_a_gpu_run_on_the_cpu() -> None:
-    with cudatma.emulate_launches(target="sm_120a"):
+    with cudatma.emulate_launches(target="sm_120a") as log:
         assert torch.cuda.is_available()
         assert torch.cuda.get_device_capability() == (12, 0)
         x = torch.arange(64.0, device="cuda", pin_memory=True).to(torch.device("cuda:0"))
         assert x.is_cuda
         assert x.device == triton.runtime.driver.active.get_active_torch_device()
         y = torch.empty_like(x).cuda()
-        kernels.scale_kernel[1,](x, y, 2, 64, BLOCK=64)
         torch.cuda.synchronize()
-        assert triton.testing.do_bench(lambda: 1 / 0, quantiles=[0.5, 0.9]) == [1.0, 1.0]
+        launch = functools.partial(kernels.scale_kernel[1,], x, y, 2, 64, BLOCK=64)
+        assert triton.testing.do_bench(launch, quantiles=[0.5, 0.9]) == [1.0, 1.0]
+        product = torch.zeros(8, 8, device="cuda", dtype=torch.float16)
+        nvidia.cublas.CublasLt(x).matmul(x.view(8, 8), x.view(8, 8), product)
+    torch.testing.assert_close(product, (x.view(8, 8) @ x.view(8, 8).T).half())
+    assert len(log) == 1
     assert not x.is_cuda
     assert y.tolist() == (2 * x).tolist()
 
