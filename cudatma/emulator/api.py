@@ -37,7 +37,7 @@ from cudatma.emulator.trace import Trace
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, HazardError
 from cudatma.target import TARGETS, Target, get_target
 
-#: Default maximum number of segments in a schedule. A kernel with short segments takes minutes to reach it.
+#: Default maximum number of segments in a schedule. A kernel with short segments needs minutes to reach this limit.
 STEP_LIMIT = 5_000_000
 MAX_THREADS = 1024
 MAX_GRID, MAX_BLOCK = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
@@ -405,7 +405,7 @@ def _located(launch: Launch, error: TrapError) -> TrapError:
 
 
 def _dependence(memory: GlobalMemory, programmatic: bool, produced: Sequence[Any]) -> dict[str, Any]:
-    """Return the facts about the previous grid that hazard checks need, or raise ArgumentError."""
+    """Return the facts about the previous grid that hazard checks need. Raise ArgumentError for invalid arguments."""
     bases = set()
     for position, array in enumerate(produced):
         region = memory.find(memory.add(array, f"produced_by_previous[{position}]"))
@@ -428,7 +428,7 @@ def _names(names: Sequence[str], args: Sequence[Any], arrays: Sequence[Any]) -> 
 
 
 def _name_regions(memory: GlobalMemory, sources: Sources, program: Program) -> None:
-    """Name the arrays of the arguments after the kernel's parameters."""
+    """Name the array arguments after the kernel's parameters."""
     entry, parameters = program.function.name, program.function.params
     declared = [parameter.name for parameter in parameters]
     if all(re.search(r"_param_\d+$", name) for name in declared):  # a compiler's names

@@ -71,7 +71,7 @@ class ResidencyError(EmulatorError):
     live : int
         Number of live CTAs.
     live_bytes, max_bytes : int
-        Bytes of emulated state that they occupy, and that they may occupy.
+        Number of bytes of emulated state that live CTAs occupy, and the maximum.
     """
 
     def __init__(self, live: int, live_bytes: int, max_bytes: int) -> None:

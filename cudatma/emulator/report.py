@@ -230,7 +230,7 @@ class _LaunchView:
 
     def __init__(self, report: Report, number: int) -> None:
         self.report, self.number = report, number
-        #: Number of the launch whose section shows this report: an equal one, this one, or 0 for none.
+        #: Number of the launch whose section shows this report: this launch or an equal one, or 0 if no section does.
         self.section = number
         self.title = report.title or report.kernel
         self.seconds = duration(report.seconds)

@@ -25,7 +25,7 @@ from cudatma.errors import DescriptorError, counted
 from cudatma.inspection.fields import WIDE_NOTE
 from cudatma.inspection.placement import Placement, check_size
 
-#: Maximum rows in the list of overwritten bytes.
+#: Maximum number of rows in the list of overwritten bytes.
 MAX_ROWS = 16
 _TRAPS = "illegal instruction; the context is lost"
 
@@ -54,11 +54,11 @@ class AccessReport:
     """The effect of accesses at ``coords`` (TMA order).
 
     load_refusal, store_refusal: why a load or a store is illegal, or None. expected_bytes: number of bytes that the
-    mbarrier counts for a load. elements, inside, outside: number of elements of the box in a load, in all, inside the
-    tensor and outside it. fill: the value of the elements outside, or None if there are none. gmem_range: offsets of
+    mbarrier counts for a load. elements, inside, outside: number of elements that a load covers in total, inside the
+    tensor, and outside it. fill: the value of the elements outside, or None if there are none. gmem_range: offsets of
     the first byte in the tensor and of the byte after the last, from the tensor's base, or None. stored: number of
     elements that a store writes, without im2col offsets. overwrites, overwritten_rows, overwritten_bytes: the first
-    overwrites past row ends by a store, and the number of rows and bytes in all. reductions: the legal reductions for
+    overwrites past row ends by a store, and the total number of rows and bytes. reductions: the legal reductions for
     the element type. note: what is not known.
     """
 
@@ -93,7 +93,7 @@ class AccessReport:
 def access_at(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | None = None) -> AccessReport:
     """Return the effect of accesses at ``coords``.
 
-    ``offsets`` apply only to im2col loads, W first. Raises DescriptorError if coordinates or offsets are not integers,
+    ``offsets`` apply only to im2col loads, W first. Raise DescriptorError if coordinates or offsets are not integers,
     or if there are too few or too many.
     """
     place = _well_formed(spec, coords, offsets)
@@ -156,7 +156,7 @@ def _rule(error: DescriptorError) -> str:
 
 
 def _refusal(check: Callable[[], object], trap: Callable[[], object]) -> Refusal | None:
-    """Return the rule that ``check`` reports as broken. If ``trap`` raises too, the access was measured to trap."""
+    """Return the rule that ``check`` reports as broken, or None. If ``trap`` also raises, measurements show a trap."""
     try:
         check()
     except DescriptorError as error:
@@ -179,7 +179,7 @@ def _check_direction(spec: AnySpec, place: Sequence[int]) -> None:
 
 
 def _overwrites(placed: Placement) -> tuple[int, list[Overwrite]]:
-    """Return the number of rows past whose end a store writes, because it moves 16-byte chunks, and these bytes."""
+    """Return the number of rows past whose end a store writes (it moves 16-byte chunks), and the overwritten bytes."""
     box = placed.box
     past = np.where((box.valid > 0) & (box.valid < box.unit_bytes), box.unit_bytes - box.valid, 0)
     rows = np.nonzero(past.any(axis=1))[0].tolist()

@@ -152,7 +152,8 @@ class Inspection:
         Parameters
         ----------
         target : Target or str, optional
-            Architecture for which the map is checked. Default: all; an error means that no target can use the map.
+            Architecture for which the map is checked. Default: all targets. An error then means that no target can use
+            the map.
 
         Returns
         -------

@@ -150,7 +150,7 @@ def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
         yield Finding(
             "allocation-bit",
             "warning",
-            f"bit {ALLOCATION_BIT} is set, as drivers for sm_100 and up do",
+            f"bit {ALLOCATION_BIT} is set, as by drivers for sm_100 and up",
             "for allocations below 128 KiB that are not dense the bit must be cleared, or accesses may fault",
             _RELEASE_NOTES,
             "clear it for memory of this kind, or use a fixed driver; do not copy the map to another address",

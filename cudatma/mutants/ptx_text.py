@@ -54,7 +54,7 @@ def without_comments(ptx: str) -> str:
 
 
 def sites_of(ptx: str) -> list[Site]:
-    """Return every instruction in the functions of a module, in the order of the text. Raises PtxError."""
+    """Return every instruction in the functions of a module, in the order of the text. Raise PtxError."""
     text = without_comments(ptx)
     begins = [0] + [newline.end() for newline in re.finditer("\n", text)]
     searched: dict[int, int] = {}

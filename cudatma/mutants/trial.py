@@ -14,8 +14,9 @@ from cudatma.mutants.launch_mutants import mutants_of_call
 from cudatma.mutants.mutant import Call, Mutant
 from cudatma.mutants.operators import OPERATORS, mutants_of
 
-#: Verdict on a mutant: a hazard of an expected kind was reported; only other kinds were reported; nothing was reported,
-#: but another instruction gives the same order, or no warp reaches the instruction; nothing was reported.
+#: Verdicts on a mutant, in order: an expected kind of hazard was reported; only other kinds were reported; nothing was
+#: reported because another instruction gives the same order or no warp reaches the instruction; nothing was reported
+#: for no known reason.
 REPORTED, WRONG_KIND, EXEMPT, SURVIVED = "reported", "wrong_kind", "exempt", "survived"
 _GUARD = re.compile(r"@\s*!?\s*[\w$%]+\s*")
 #: A mutant counts as an infinite loop after this multiple of the original kernel's steps.
@@ -84,7 +85,7 @@ def _try_one(
 
 
 def _is_reached(ptx: str, mutant: Mutant, run: Runner) -> bool:
-    """Return whether a warp executes the mutant's instruction in schedule 0. Tries a trap in its place."""
+    """Return whether a warp executes the mutant's instruction in schedule 0. The test puts a trap in its place."""
     if mutant.at < 0 or len(mutant.edits) != 1:
         return True
     start, end, _ = mutant.edits[0]

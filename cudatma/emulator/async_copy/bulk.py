@@ -101,7 +101,7 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
 
 
 def targets_of(w: Warp, at: int, to: int, bar: int, multicast: int | None) -> list[tuple[int, int]]:
-    """Return pairs of (destination, barrier) addresses: one pair, or one per CTA of a multicast at equal offsets."""
+    """Return pairs of (destination, barrier) addresses: one, or one per CTA of a multicast, at equal offsets."""
     if (to | bar) >> 60:
         to, bar = access.as_shared(w, at, to), access.as_shared(w, at, bar)
     if multicast is None:

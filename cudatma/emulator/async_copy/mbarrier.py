@@ -122,7 +122,7 @@ def _place(w: Warp, at: int, address: int, remote: bool) -> tuple[Block, int]:
 
 
 def find(w: Warp, at: int, address: int, what: str, remote: bool = True) -> MBarrier:
-    """Return the barrier at an address, or report and trap.
+    """Return the barrier at an address. If there is none, report a hazard and trap.
 
     ``remote`` means that the instruction can access barriers in other CTAs, as the .shared::cluster form does.
     """

@@ -89,7 +89,7 @@ def _box(w: Warp, at: int, spec: MapSpec, coords: Sequence[int], offsets: Sequen
 def _region(w: Warp, at: int, box: Box) -> Region | None:
     """Return the memory that holds the box's elements, or None if the box is outside the tensor.
 
-    Traps if the elements are not in mapped memory.
+    Trap if the elements are not in mapped memory.
     """
     if not box.valid.any():
         return None

@@ -52,7 +52,7 @@ def join_clocks(mine: dict[Any, Clock], theirs: dict[Any, Clock]) -> None:
 
 
 class Far:
-    """The part of a clock that goes beyond happens-before inside a cluster.
+    """The part of a clock that goes beyond the happens-before order inside a cluster.
 
     Vectors in this object are replaced, never modified.
 

@@ -319,7 +319,7 @@ class GlobalRaces(Observer):
     def _seen(
         self, clock: Clock, through_proxy: bool = False, performed: bool = False
     ) -> Callable[[Array, Array], Array]:
-        """Return a function that decides which accesses a clock includes. The flags are those of Clock.of."""
+        """Return a function that decides which accesses a clock includes. The flags are as for Clock.of()."""
         size, number = self._agents.size, self._number
 
         def seen(who: Array, when: Array) -> Array:
@@ -472,7 +472,7 @@ class GlobalRaces(Observer):
                 report()
 
     def _defer(self, w: Warp, agent: int, lanes: int, load: int, report: Callable[[], None]) -> bool:
-        """Leave the report of a race to UnusedLoads if only guarded stores use the load's value. Return whether so."""
+        """Leave a race to UnusedLoads if only guarded stores use the load's value. Return whether the race was left."""
         program = w.split.frame.program
         stores = stores_of(program, load) if 0 <= load < len(program.function.body) else None
         if stores is not None:

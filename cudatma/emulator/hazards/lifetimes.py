@@ -1,4 +1,4 @@
-"""Check that CTAs do not exit, and mbarriers are not invalidated, while still in use.
+"""Check that CTAs do not exit, and that mbarriers are not invalidated, while they are still in use.
 
 A CTA's shared memory is lost when its last thread exits. Accesses by another CTA must happen before the exit of at
 least one of its threads. The check uses the clocks of the threads at their exit, so the result does not depend on the

@@ -68,7 +68,7 @@ class Awaited:
 def _refill_advice(is_copy: bool, reader: str) -> str:
     """Return the missing synchronization between a read and the write that refills the bytes."""
     if is_copy and reader == "wgmma":
-        return f"{_ARRIVALS}, which they do {_AFTER_WGMMA}; or __syncthreads {_AFTER_WGMMA} and before the copy"
+        return f"{_ARRIVALS}, which must come {_AFTER_WGMMA}; or __syncthreads {_AFTER_WGMMA} and before the copy"
     if is_copy:
         return f"{_ARRIVALS}, or __syncthreads between the last read and the copy"
     return (

@@ -136,7 +136,7 @@ class Swizzles(Observer):
     ) -> None:
         boxes = self._boxes[block.rank]
         if boxes.has_misaligned and (boxes.mode[offsets // CHUNK] >= _MISALIGNED).any():
-            message = "ordinary loads read a swizzled tile that does not begin at a multiple of its pattern"
+            message = "ordinary loads read a swizzled tile that does not begin at a multiple of its pattern's size"
             self._reporter.report("swizzle_alignment", w, at, message)
         elif boxes.has_swizzled and not together:
             self._note_linear(w, at, boxes, offsets)

@@ -276,7 +276,7 @@ def call(w: Warp, program: Program, arguments: list[str], results: list[str], re
 def meet(w: Warp, at: int) -> int:
     """Synchronize the lanes of a warp for an instruction that all of them must execute.
 
-    Returns 0 to continue, BLOCK to wait, or SWITCH if the running split has grown and starts the segment again. The
+    Return 0 to continue, BLOCK to wait, or SWITCH if the running split has grown and starts the segment again. The
     result is 0 if all lanes have arrived, or if the missing lanes cannot arrive. In the latter case, the instruction
     reports a hazard.
     """
@@ -301,7 +301,7 @@ Met = tuple[Array | None, tuple[Array, ...]]
 def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, following: int) -> int | Met:
     """Synchronize the lanes in a member mask. Each lane may execute a different instruction of the same kind.
 
-    Returns an int if the running split must wait or has changed. ``following`` is the segment after the instruction.
+    Return an int if the running split must wait or has changed. ``following`` is the segment after the instruction.
     """
     split = w.split
     met: Met | None = split.token
@@ -344,7 +344,7 @@ def _complete_meeting(w: Warp, at: int, what: str, groups: list[sync.Group], spl
 def _hold(w: Warp, wait: Wait) -> int | list[Wait]:
     """Let the running split wait for the missing lanes.
 
-    Returns a scheduler code if the split blocks or was merged, otherwise the waits to release.
+    Return a scheduler code if the split blocks or was merged, otherwise the waits to release.
     """
     split = wait.split
     w.waiting[:] = [known for known in w.waiting if known.split is not split]

@@ -62,7 +62,7 @@ class Region:
         return elements
 
     def inside(self, addresses: Array, size: int) -> Array | None:
-        """Return the int64 byte offsets of aligned accesses of ``size`` bytes, or None if any is outside the region.
+        """Return the int64 byte offsets of ``size``-byte accesses, or None if any is misaligned or outside the region.
 
         Addresses below the region wrap to large offsets. The bitwise OR of all offsets is an upper bound on the largest
         offset.
@@ -112,8 +112,8 @@ def in_units(offsets: Array, shift: int) -> Array:
 def bytes_of(array: Any, name: str = "array") -> Array:
     """Return the bytes of a NumPy array as (n,) uint8 without a copy.
 
-    For a view with gaps, returns the bytes of the contiguous array that contains the view. Raises ArgumentError if
-    there is no such array.
+    For a view with gaps, return the bytes of the contiguous array that contains the view. Raise ArgumentError if there
+    is no such array.
     """
     if not isinstance(array, np.ndarray):
         raise ArgumentError(name, type(array).__name__, "a NumPy array")

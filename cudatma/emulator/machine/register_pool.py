@@ -28,9 +28,9 @@ _IGNORED = "register_pool: ptxas ignores setmaxnreg in this kernel; its log says
 class RegisterPool:
     """The register pool of a CTA.
 
-    ``start`` is the number of registers per thread when the kernel starts, and ``source`` says where this number comes
-    from. ``owned`` maps a warp to its current number of registers per thread. ``freed`` is the number of registers that
-    .dec has returned, and ``taken`` is the number that .inc has taken.
+    ``start`` is the number of registers per thread when the kernel starts, and ``source`` is a text that says where
+    this number comes from. ``owned`` maps a warp to its current number of registers per thread. ``freed`` is the number
+    of registers that .dec has returned, and ``taken`` is the number that .inc has taken.
     """
 
     start: int

@@ -176,7 +176,7 @@ class Scheduler:
     # ---- the loop
 
     def run(self) -> None:
-        """Run until every cluster is done. Raises Deadlock, StepLimitError, TrapError, and exceptions from programs."""
+        """Run until every cluster is done. Raise Deadlock, StepLimitError, TrapError, and exceptions from programs."""
         idle, seen, admitted_at = 0, -1, 0
         rate = self.random.choice((0.02, 0.15, 0.5))
         launch = self.launch
@@ -211,8 +211,8 @@ class Scheduler:
     def _look_for_loops(self) -> None:
         """Raise Deadlock if all ready splits are in infinite loops and no other event is possible.
 
-        If there was no progress since the last check, records the next steps until all splits have returned to their
-        states or one of them fails to return. A failure doubles the time to the next check.
+        If there has been no progress since the last check, record the next steps until all splits have returned to
+        their states or one of them fails to return. A failure doubles the time to the next check.
         """
         self.launch.show_steps(self.steps)
         if self.progress != self._idle_progress:
@@ -232,7 +232,7 @@ class Scheduler:
         self._next_look = self.steps + (self._look_period if self._recorder is None else RECORD_PERIOD)
 
     def _admit_more(self) -> bool:
-        """Double the number of live clusters, because the others may wait for them. Return whether one has started."""
+        """Double the number of live clusters because they may wait for new ones. Return whether one has started."""
         started = [self.launch.admit() for _ in range(len(self.launch.resident))]
         return any(started) or self.launch.admit_beyond()
 
@@ -263,7 +263,7 @@ class Scheduler:
     def _release_parked(self) -> bool:
         """Let lanes that wait at a reconvergence point continue while the others poll.
 
-        Returns whether there are such lanes.
+        Return whether there are such lanes.
 
         Every thread must make progress. For example, a lane that holds a lock must be able to release it while other
         lanes of its warp still try to take it. Source: CUDA C++ Programming Guide, "Independent Thread Scheduling".

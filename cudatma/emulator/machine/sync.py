@@ -155,7 +155,7 @@ def groups_of(members: Array, here: Array) -> list[Group]:
 def meet(w: Warp, at: int, what: str, groups: list[Group]) -> None:
     """Synchronize the lanes of each member mask.
 
-    Reports a mask that omits executing lanes, or that names live lanes that do not execute the instruction. PTX ISA,
+    Report a mask that omits executing lanes, or that names live lanes that do not execute the instruction. PTX ISA,
     "shfl.sync": the behavior is undefined if the executing thread is not in the membermask.
     """
     alive = lane_bits(w.alive)
@@ -219,7 +219,7 @@ def cluster_arrive(w: Warp, at: int, release: bool) -> None:
 
 
 def _cluster_phases(w: Warp) -> Array:
-    """Return, for each lane, the phase of the cluster barrier on which the lane has arrived but not waited, or -1."""
+    """Return for each lane the phase of the cluster barrier on which it has arrived but not waited, or -1 if none."""
     phases: Array = w.async_state.setdefault("cluster_phases", np.full(LANES, -1, np.int64))
     return phases
 

@@ -142,7 +142,7 @@ class BodyParser:
                 self.used_bytes = int(used[1], 0)
 
     def _location(self) -> None:
-        """Read ``.loc file line column``. For inlined code, it also names the .loc of the call."""
+        """Read ``.loc file line column``. For inlined code, the directive also names the .loc of the call."""
         cursor = self.cursor
         place = cursor.integer(), cursor.integer(), cursor.integer()
         self.file, self.source_line = place[:2]

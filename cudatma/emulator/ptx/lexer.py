@@ -53,7 +53,7 @@ _make = Token._make
 def tokenize(text: str) -> list[Token]:
     """Return all tokens of a module, followed by an "end" token.
 
-    Raises PtxError if the text is too large or if no token starts with one of its characters.
+    Raise PtxError if the text is too large or if no token starts with one of its characters.
     """
     if len(text) > MAX_CHARS:
         raise PtxError(f"the text has {len(text)} characters; at most {MAX_CHARS} are allowed")

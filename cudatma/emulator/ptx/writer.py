@@ -266,7 +266,7 @@ class SegmentWriter:
     def write(self) -> str:
         """Return the source of the segment's function ``segment``: (warp, registers, mask) -> next segment.
 
-        Raises PtxError if an instruction is unknown or its operands do not fit it.
+        Raise PtxError if an instruction is unknown or its operands do not fit it.
         """
         try:
             return self._write()

@@ -180,7 +180,7 @@ def quad_mma(
 ) -> Array:
     """Compute mma.m8n8k4 of f16: four matrix products, each by four lanes of both half-warps.
 
-    Returns the raw bits of D = A B + C, shape (registers, 32). ``kinds`` are the types of D and C. ``c`` holds raw bits
+    Return the raw bits of D = A B + C, shape (registers, 32). ``kinds`` are the types of D and C. ``c`` holds raw bits
     in the same shape.
     """
     left, right = _operand(a, not columns_of_a), _operand(b, columns_of_b)
