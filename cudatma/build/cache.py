@@ -58,7 +58,7 @@ _PRUNE_TO = 0.9
 
 
 def canonical(value: Any) -> Any:
-    """Return a value as JSON that is the same in every process.
+    """Return JSON text for a value. The text is the same in every process.
 
     A dataclass becomes its class and init fields, an enum or dtype becomes its name, a set becomes a sorted list, and
     bytes become their digest. Raise ArgumentTypeError for a type without a stable text.

@@ -71,8 +71,8 @@ def _content(path: str, *version: int) -> bytes:
 _POLL_SECONDS = 0.005
 #: Error numbers from file systems without flock.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
-#: Descriptors of the lock files that this process has open. They are not part of a Runtime, because a fork keeps them
-#: open.
+#: Descriptors of the lock files that this process has open. These descriptors are not part of a Runtime, because a fork
+#: keeps them open.
 _held: set[int] = set()
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-#: A header of each part of CUDA: the runtime, libcu++, CUB, Thrust and the compiler.
+#: One header from each part of CUDA: the runtime, libcu++, CUB, Thrust and the compiler.
 _PARTS = ("cuda_runtime_api.h", "cuda/std/version", "cub/version.cuh", "thrust/version.h", "crt/mma.h")
 #: Include folders of NVIDIA's wheels of CUDA 12, below site-packages.
 _WHEELS_OF_12 = ("nvidia/cuda_runtime/include", "nvidia/cuda_nvcc/include", "nvidia/cuda_cccl/include")

@@ -1,7 +1,8 @@
 """Search for the files that a source includes. The cache key digests them.
 
 NVRTC does not report the files that it reads. The scanner therefore follows every #include, even if a condition
-disables it, and considers every file to which a name could refer. It finds too many files rather than too few.
+disables it, and considers every file to which a name could refer. The scanner thus finds too many files rather than too
+few.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ class _Scan:
             for macro in macros:
                 names = _macro_names(macro, definitions)
                 is_complete = is_complete and bool(names)
-                # The macro may be used in a file of any folder.
+                # The macro may be used in a file in any folder.
                 for folder in {os.path.dirname(path) for path in self.files} | {self._folder}:
                     self.follow_names(names, folder)
         return is_complete

@@ -172,7 +172,7 @@ def compiled(order: tuple[str, str, str]) -> Compiled | CompileError:
 
 
 def _refusal(order: tuple[str, Any], target: str, debug: bool) -> CompileError | None:
-    """Compile one kernel or find it in the cache, and return the compiler's error or None."""
+    """Compile one kernel or find it in the cache. Return the compiler's error, or None after success."""
     template, config = order
     try:
         load_kernel(template, config, target, debug=debug)

@@ -290,7 +290,7 @@ def template_files(template: str) -> tuple[Path, ...]:
 
 
 def _library_files() -> frozenset[str]:
-    """Return the names of the files whose primitives templates use; none in a folder without a library."""
+    """Return the names of the files whose primitives templates use. A folder without a library has none."""
     root = template_root()
     return frozenset(_references(content(f"{root}/{LIBRARY}"))) if (root / LIBRARY).is_file() else frozenset()
 

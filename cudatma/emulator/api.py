@@ -142,7 +142,7 @@ class EmulatedModule:
         Returns
         -------
         ndarray
-            The variable's bytes, shape (n,), dtype uint8. Writing to it changes the variable.
+            The variable's bytes, shape (n,), dtype uint8. Writing to this array changes the variable.
         """
         return self.globals[name]
 
@@ -194,7 +194,7 @@ class EmulatedModule:
         replay : int, optional
             Run only the schedule with this number.
         hazards : {"raise", "collect", "off"}, default "raise"
-            Whether to raise a HazardError with all hazards, return the hazards in the report, or skip the checks.
+            Whether to raise a HazardError with all hazards, to return the hazards in the report, or to skip the checks.
         arrays : sequence of ndarray, optional
             Additional arrays that the kernel accesses through addresses stored in memory.
         names : sequence of str, optional
@@ -219,8 +219,8 @@ class EmulatedModule:
             Trace that records the events of the last schedule, or of the first schedule with a hazard.
         progress : callable, optional
             Function that is called with the number of finished schedules and the number of steps of the running
-            schedule. It is called after each schedule and regularly during long schedules. Default: launches that take
-            longer than 5 seconds show their progress on stderr if stderr is a terminal.
+            schedule. The function is called after each schedule and regularly during long schedules. Default: launches
+            that take longer than 5 seconds show their progress on stderr if stderr is a terminal.
         stop_at : iterable of str, optional
             Kinds of hazards. The first hazard of one of these kinds ends the schedule, possibly before the kernel has
             written its results.

@@ -53,13 +53,13 @@ class Overwrite:
 class AccessReport:
     """The effect of accesses at ``coords`` (TMA order).
 
-    load_refusal, store_refusal: why a load or a store is illegal, or None. expected_bytes: number of bytes that the
-    mbarrier counts for a load. elements, inside, outside: number of elements that a load covers in total, inside the
-    tensor, and outside it. fill: the value of the elements outside, or None if there are none. gmem_range: offsets of
-    the first byte in the tensor and of the byte after the last, from the tensor's base, or None. stored: number of
-    elements that a store writes, without im2col offsets. overwrites, overwritten_rows, overwritten_bytes: the first
-    overwrites past row ends by a store, and the total number of rows and bytes. reductions: the legal reductions for
-    the element type. note: what is not known.
+    load_refusal, store_refusal: why a load or a store is illegal, or None if it is legal. expected_bytes: number of
+    bytes that the mbarrier counts for a load. elements, inside, outside: number of elements that a load covers in
+    total, inside the tensor, and outside it. fill: the value of the elements outside, or None if there are none.
+    gmem_range: offsets of the first byte in the tensor and of the byte after the last, from the tensor's base, or None
+    if the box is outside the tensor. stored: number of elements that a store writes, without im2col offsets.
+    overwrites, overwritten_rows, overwritten_bytes: the first overwrites past row ends by a store, and the total
+    numbers of rows and bytes. reductions: the legal reductions for the element type. note: what is not known.
     """
 
     coords: tuple[int, ...]
@@ -139,7 +139,7 @@ def access_at(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | Non
 
 
 def _well_formed(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | None) -> tuple[int, ...]:
-    """Return coordinates as ints; raise DescriptorError if no instruction can take them.
+    """Return coordinates as ints. Raise DescriptorError if no instruction can take them.
 
     If the instruction can take the coordinates but traps, the report says so and no error is raised.
     """
@@ -156,7 +156,8 @@ def _rule(error: DescriptorError) -> str:
 
 
 def _refusal(check: Callable[[], object], trap: Callable[[], object]) -> Refusal | None:
-    """Return the rule that ``check`` reports as broken, or None. If ``trap`` also raises, measurements show a trap."""
+    """Return the rule that an access breaks according to ``check``, if any. The trap was measured if ``trap``
+    raises."""
     try:
         check()
     except DescriptorError as error:

@@ -14,7 +14,7 @@ from cudatma.descriptor.spec import AnySpec, TiledSpec
 from cudatma.dtypes import tma_type
 from cudatma.layout import WARP_LANES, Interleave, Swizzle, required_alignment, swizzle, wavefronts
 
-#: Number of chunk columns to try; the pattern repeats after eight.
+#: Number of chunk columns to try, because the pattern repeats after eight.
 _COLUMNS = 8
 
 

@@ -1,7 +1,7 @@
 """Readers for the 128 bytes of a tensor map as bytes, hex digits, a debugger's dump or a Python literal.
 
 The readers execute nothing, and they reject a pickle because loading it can run code. Every invalid input raises a
-DescriptorError of one line.
+one-line DescriptorError.
 
 A dump (``x/16gx &map``, ``x/32wx``, ``x/64hx``, ``x/128bx``, ``p/x map``) may contain addresses, symbols, prompts and
 line breaks, even inside a word. The word size follows from the number of words. Addresses must increase with the words,

@@ -48,7 +48,7 @@ def try_mutants(
 ) -> Iterator[Outcome]:
     """Run each mutant under schedules 0, 1, ... until one reports an expected kind.
 
-    ``known`` are the kinds that the unchanged kernel reports. They do not count.
+    ``known`` are the kinds of hazards in the unchanged kernel. These kinds do not count.
 
     ``run`` is ``lambda text, mutant, schedule: emulator.load(text).launch(..., replay=schedule, hazards="collect")``.
     """
@@ -106,7 +106,7 @@ class Trial:
         self._step_limit = 0
         #: Kinds of hazards that the unchanged kernel reports.
         self._known: frozenset[str] = frozenset()
-        #: The module of the last run, and the values of its variables when it was loaded.
+        #: The module of the last run, and the initial values of the module's variables.
         self._last: tuple[str, EmulatedModule, dict[str, bytes]] | None = None
 
     def unchanged(self, schedules: int, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> Report:

@@ -153,7 +153,7 @@ def to_ue8m0(a: Array, mode: str, saturates: bool) -> Array:
 
 @runtime
 def from_ue8m0(a: Array) -> Array:
-    """Convert to float32 powers of two; 255 becomes NaN."""
+    """Convert to float32 powers of two. 255 becomes NaN."""
     return np.where(a == 255, np.nan, np.ldexp(1.0, a.astype(np.int64) - 127)).astype(np.float32)
 
 

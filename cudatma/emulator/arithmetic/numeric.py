@@ -88,7 +88,7 @@ def flush(a: Array) -> Array:
 
 @runtime
 def clamp01(a: Array) -> Array:
-    """Clamp to 0..1 (.sat); NaN and -0 become +0."""
+    """Clamp to the range 0 to 1 (.sat). NaN and -0 become +0."""
     zero = a.dtype.type(0)
     result: Array = np.where(a > zero, np.minimum(a, a.dtype.type(1)), zero)
     return result
@@ -96,7 +96,7 @@ def clamp01(a: Array) -> Array:
 
 @runtime
 def relu(a: Array) -> Array:
-    """Replace values of at most 0 with +0 (.relu); NaNs do not change."""
+    """Replace values of at most 0 with +0 (.relu). NaNs do not change."""
     return np.where(a <= 0, a.dtype.type(0), a)
 
 

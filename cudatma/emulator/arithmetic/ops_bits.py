@@ -249,7 +249,7 @@ def bit_mask(start: Array, length: Array, wrap: bool) -> Array:
 
 @runtime
 def find_nth_set(mask: Array, base: Array, offset: Array) -> Array:
-    """Compute fns: the position of the n-th set bit up (or down) from ``base``, or 0xFFFFFFFF."""
+    """Compute fns: the position of the n-th set bit up (or down) from ``base``, or 0xFFFFFFFF if none."""
     out = []
     for m, b, n in zip(mask.tolist(), base.tolist(), offset.tolist(), strict=True):
         b &= 31

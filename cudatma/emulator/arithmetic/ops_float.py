@@ -33,7 +33,8 @@ def rounding(i: Instruction) -> str:
 class Values:
     """The operands and the result of a float instruction as expressions in the type of its arithmetic.
 
-    f16 is computed in float16 and bf16 in float32. Packed types become vectors of all their parts.
+    f16 values are computed in float16, and bf16 values are computed in float32. Packed types become vectors of all
+    their parts.
     """
 
     def __init__(self, e: SegmentWriter, i: Instruction) -> None:

@@ -29,7 +29,7 @@ def chunks_of(offset: int, size: int) -> Array:
 
 
 def shared_run(w: Warp, at: int, address: int, size: int, what: str) -> tuple[Any, int]:
-    """Return (block, offset) of a run of shared bytes; trap if the run exceeds the memory."""
+    """Return (block, offset) of a run of shared bytes. Trap if the run exceeds the memory."""
     vector = np.array([address], np.uint64)
     block, offsets = access.shared_offsets(w, at, vector, max(size, 1), True)
     return block, int(offsets[0])

@@ -40,7 +40,7 @@ class Group:
     is_part: bool = False
 
     def begin(self, lanes: Array) -> list[Group]:
-        """Record the start of a cp.async by these lanes, and return the list of groups that must count its completion.
+        """Record that these lanes start a cp.async. Return the list of groups that must count its completion.
 
         The list grows if the lanes diverge later.
         """

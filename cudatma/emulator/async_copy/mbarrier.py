@@ -29,8 +29,8 @@ _TOKEN_SHIFT = 20
 class MBarrier:
     """An mbarrier.
 
-    ``phase`` is the number of completed phases. ``tx`` is the number of pending bytes; it is negative if too many bytes
-    have arrived.
+    ``phase`` is the number of completed phases. ``tx`` is the number of pending bytes, which is negative if too many
+    bytes have arrived.
     """
 
     block: Block

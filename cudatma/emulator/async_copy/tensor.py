@@ -103,7 +103,7 @@ def _region(w: Warp, at: int, box: Box) -> Region | None:
 
 
 def _smem_offsets(w: Warp, at: int, box: Box, block: Any) -> Array:
-    """Return the offsets of the box's chunks in the CTA's shared memory; trap if they exceed that memory."""
+    """Return the offsets of the box's chunks in the CTA's shared memory. Trap if any is outside that memory."""
     offsets = box.smem - (block.shared_base & LOW)
     past = int(offsets.max()) + CHUNK - block.shared.size
     if past > 0:
@@ -217,7 +217,8 @@ def _store_region(w: Warp, at: int, box: Box, mask: Array) -> Region:
 
 
 def _origin(region: Region | None, spec: MapSpec) -> tuple[Array, int]:
-    """Return the bytes that hold the tensor and the tensor's offset in them, or no bytes if the box is outside."""
+    """Return the bytes that hold the tensor, or no bytes if the box is outside, and the tensor's offset in the
+    bytes."""
     return (_NOTHING, 0) if region is None else (region.data, spec.address - region.base)
 
 

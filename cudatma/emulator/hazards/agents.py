@@ -89,7 +89,7 @@ class Agents(Observer):
         return agent
 
     def key_of(self, agent: int) -> Any:
-        """Return the key of an agent that is not a warp, or None."""
+        """Return the key of an agent, or None if the agent is a warp."""
         return next((key for key, number in self._agents.items() if number == agent), None)
 
     def barrier_agent(self, barrier: MBarrier) -> int:

@@ -213,7 +213,8 @@ class Clock:
         """Return the clock of each agent in ``who``.
 
         ``who`` is cluster number * size + agent. If ``through_proxy`` is true, the result covers accesses that are
-        visible to the asynchronous proxy. If ``performed`` is true, it covers accesses that have been performed.
+        visible to the asynchronous proxy. If ``performed`` is true, the result covers accesses that have been
+        performed.
         """
         number, agent = np.divmod(who, size)
         far = self.far

@@ -253,7 +253,7 @@ def _wait(split: Split) -> Any:
 
 
 def _cause(waits: list[Any]) -> str:
-    """Return the cause of a deadlock that involves no mbarriers, or ""."""
+    """Return the cause of a deadlock that involves no mbarriers, or "" if it is unknown."""
     if any(hasattr(getattr(wait, "barrier", None), "tx") for wait in waits):
         return ""
     if None in waits:

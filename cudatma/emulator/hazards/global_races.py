@@ -330,7 +330,7 @@ class GlobalRaces(Observer):
         return seen
 
     def _both_strong(self, w: Warp, strength: int, who: int, other: int) -> bool:
-        """Return whether two accesses are morally strong: their scopes include each other's thread."""
+        """Return whether two accesses are morally strong, that is, whether their scopes include each other's thread."""
         weaker = min(strength, other)
         return weaker > 0 and weaker - 1 >= self._distance(w, who)
 
@@ -551,7 +551,7 @@ def _map_chunks(offset: int) -> Array:
 
 
 def _regions(w: Warp, at: int, addresses: Array, size: int) -> Iterable[tuple[Region, Array]]:
-    """Return (region, indices of lanes) of addresses in global memory; trap on others."""
+    """Return (region, indices of lanes) for addresses in global memory. Trap on other addresses."""
     whole = access.global_region(w, at, addresses, size)
     return access.regions_of(w, at, addresses, size) if whole is None else [(whole, np.arange(addresses.size))]
 

@@ -64,7 +64,7 @@ class Use:
 
 
 class PeerUses(Observer):
-    """Hazard check of uses of a CTA's shared memory and mbarriers by other CTAs.
+    """Hazard check for uses of a CTA's shared memory and mbarriers by other CTAs.
 
     The check keeps the latest use by each agent.
     """
@@ -141,7 +141,7 @@ class PeerUses(Observer):
 
 
 class Lifetimes(Observer):
-    """Hazard check of invalidated mbarriers that are still in use, and of bulk stores of exiting warps.
+    """Hazard check for invalidated mbarriers that are still in use, and for bulk stores of exiting warps.
 
     The check keeps the latest use of each mbarrier by each agent.
     """

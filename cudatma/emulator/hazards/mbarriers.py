@@ -98,7 +98,7 @@ class BarrierRecords:
 
 
 class MBarriers(Observer):
-    """Hazard check of every use of an mbarrier in one cluster."""
+    """Hazard check for every use of an mbarrier in one cluster."""
 
     def __init__(
         self,

@@ -21,8 +21,8 @@ from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import Array
 
-#: Maximum number of recorded reads of unwritten bytes. They are recorded in case a copy into these bytes is issued
-#: later.
+#: Maximum number of recorded reads of unwritten bytes. Such reads are recorded because a copy into these bytes may be
+#: issued later.
 _MAX_UNWRITTEN = 256
 #: Advice for a read without a wait for a cp.async.
 COPY_WAIT = "cp.async.wait_group by the threads that copied, then a barrier with the threads that read (__syncthreads)"
@@ -268,7 +268,7 @@ class SharedRaces(Observer):
             Function that returns whether the write leaves the bytes unchanged. Ordinary writes of equal values do not
             race.
         copy
-            The asynchronous operation that writes, or None.
+            The asynchronous operation that writes, or None for an ordinary write.
         strong
             1 + the scope of a strong write. A volatile, relaxed or releasing store does not race with threads in its
             scope. An asynchronous reduction does not race with reductions and strong accesses through the same proxy.
@@ -365,7 +365,7 @@ class SharedRaces(Observer):
         )
 
     def check_atomic(self, w: Warp, at: int, shadow: Shadow, indices: Array, order: str) -> None:
-        """Check one lane's atomic operation. It does not race with atomic operations and strong stores in its scope."""
+        """Check one lane's atomic operation, which does not race with other atomics and strong stores in its scope."""
         strength = strength_of(order)
         is_relaxed = (shadow.strength[indices] > 0) | (_reduced(shadow, indices, False) & (strength > 1))
         if not is_relaxed.all() or self._narrow_writers(w, shadow, indices, strength).any():

@@ -1,4 +1,4 @@
-"""Names of the places in a CTA's shared memory, from the variables of the PTX."""
+"""Names of the places in a CTA's shared memory, from the PTX variables."""
 
 from __future__ import annotations
 

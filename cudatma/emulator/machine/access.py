@@ -93,7 +93,7 @@ def _offsets(region: Region, addresses: Array) -> Array:
 
 
 def memory_of(w: Warp, address: int) -> str:
-    """Return the name of the memory that a generic address points into, or ""."""
+    """Return the name of the memory into which a generic address points, or "" if it points nowhere."""
     window = address >> 60
     if window:
         return {SHARED_WINDOW >> 60: "shared memory", LOCAL_WINDOW >> 60: "local memory"}.get(window, "")
@@ -107,7 +107,7 @@ def is_shared_offset(w: Warp, address: int) -> bool:
 
 
 def check_window(w: Warp, at: int, address: int, allowed: str) -> None:
-    """Trap if an address points into a memory that the instruction cannot access; ``allowed`` is for the message."""
+    """Trap if an address points into a memory that the instruction cannot access. ``allowed`` is for the message."""
     memory = memory_of(w, address)
     if memory:
         trap(w, at, f"{address:#x} is a generic address of {memory}; allowed: {allowed}", "ILLEGAL_ADDRESS")

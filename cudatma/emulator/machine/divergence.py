@@ -169,7 +169,8 @@ def _resume(w: Warp, join: Join, lanes: Array) -> None:
 def _release(w: Warp, lanes: Array) -> Array:
     """Let parked lanes leave their joins if other lanes wait for them, and return the released lanes.
 
-    This is allowed because the lanes of a warp run independently. A join only saves work; no lane must wait there.
+    Lanes may leave a join early because the lanes of a warp run independently. A join only saves work; no lane must
+    wait there.
     """
     released = np.zeros_like(lanes)
     joins = {id(join): join for split in w.splits for join in _ancestors(split.join)}

@@ -312,7 +312,7 @@ class Observer:
         """
 
     def arrivals_over(self, w: Any, program: Program, at: int, barrier: Any, number: int, expects: bool, /) -> None:
-        """More threads arrive than are pending.
+        """More threads arrive than arrivals are pending.
 
         number: the number of arrivals by this instruction. expects: whether the instruction has .expect_tx.
         """
@@ -324,7 +324,7 @@ class Observer:
         """
 
     def bytes_expected(self, w: Any, at: int, barrier: Any, /) -> None:
-        """An instruction has added to the bytes that the current phase expects."""
+        """An instruction has increased the number of bytes that the current phase expects."""
 
     def phase_ended(self, barrier: Any, /) -> None:
         """A phase has ended, and ``barrier.phase`` includes it. Waiters have not been woken yet."""

@@ -104,7 +104,7 @@ class Recorder:
         )
 
     def loop(self, warp: Warp) -> Loop | None:
-        """Return the instructions that a warp has executed more than once, or None."""
+        """Return the instructions that a warp has executed more than once, or None if there are none."""
         visits = [place for place, count in self._visits.get(warp, {}).items() if count > 1]
         if not visits:
             return None

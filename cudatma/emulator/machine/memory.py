@@ -101,7 +101,7 @@ _LANE_SHIFTS: list[Array] = [np.full(LANES, shift, np.int64) for shift in range(
 
 
 def in_units(offsets: Array, shift: int) -> Array:
-    """Convert nonnegative int64 byte offsets to units of 2 ** shift bytes (shift 0..5)."""
+    """Convert nonnegative int64 byte offsets to units of 2 ** shift bytes (shift 0 to 5)."""
     if not shift:
         return offsets
     shifts = _LANE_SHIFTS[shift]
@@ -194,7 +194,7 @@ class GlobalMemory:
             self._regions[base].data[:] = data
 
     def find(self, address: int) -> Region | None:
-        """Return the region that contains an address, or None."""
+        """Return the region that contains an address, or None if there is none."""
         position = bisect_right(self._bases, address) - 1
         if position < 0:
             return None

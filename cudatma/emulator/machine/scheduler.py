@@ -1,6 +1,6 @@
 """Decide which split runs next and when asynchronous work completes, according to a seeded, adversarial schedule.
 
-Schedule 0 is in order: each warp runs as long as it can, copies complete at once, and CTAs start one after another.
+Schedule 0 is in order: each warp runs as long as it can, copies complete immediately, and CTAs start one after another.
 Schedule 1 delays as much as possible: copies complete only when no split can run, each try_wait times out once before
 it blocks, and the last CTAs start first. All other schedules draw these decisions from the seed.
 """
@@ -26,7 +26,7 @@ WIDTHS = (1, 2, 4, 8)
 PATIENCE = 20000
 #: Number of steps between two checks for progress, and between two checks of a recording.
 LOOK_PERIOD, RECORD_PERIOD = 10_000, 1000
-#: Maximum time slice during a recording. It lets every split run.
+#: Maximum time slice during a recording. A limited slice lets every split run.
 RECORD_SLICE = 256
 #: Maximum number of loops that an error names.
 MAX_LOOPS = 4
@@ -237,7 +237,7 @@ class Scheduler:
         return any(started) or self.launch.admit_beyond()
 
     def _release_once(self) -> bool:
-        """Let blocked waits time out once until the next progress, and return whether there are any."""
+        """Let blocked waits time out, at most once before the next progress. Return whether there are any."""
         is_new = self._released_at != self.progress
         self._released_at = self.progress
         return is_new and self._release_suspended()

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from cudatma.emulator.errors import PtxError
 from cudatma.emulator.ptx.model import Imm
 
-#: Maximum length of the PTX text. It bounds the memory that hostile input can use.
+#: Maximum length of the PTX text. This limit bounds the memory that hostile input can use.
 MAX_CHARS = 64 << 20
-#: Maximum number of tokens; about 25 MB of compiler output has this many.
+#: Maximum number of tokens, which corresponds to about 25 MB of compiler output.
 MAX_TOKENS = 1 << 22
 
 #: Matches newlines, comments, strings, numbers, words, directives, and any other single character except blanks.

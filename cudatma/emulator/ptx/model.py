@@ -112,7 +112,7 @@ class Instruction:
 
     @property
     def members(self) -> Operand | None:
-        """Return the member mask, which names the lanes that execute the instruction together, or None."""
+        """Return the member mask (the lanes that execute the instruction together), or None if there is none."""
         parts = self.parts
         if parts[:2] == ("bar", "warp") or (parts[0] in MEMBERS and "sync" in parts):
             return self.operands[-1] if self.operands else None

@@ -19,7 +19,7 @@ from cudatma.errors import ArgumentError, counted
 
 MIN_WIDTH, LEFT, RIGHT = 480, 150, 22
 WARP_ROW, STAGE_ROW, LANE_GAP, GROUP_GAP, BYTES_ROW = 22, 24, 5, 26, 44
-#: Maximum number of stage fills, and of bars of one warp, in the default window; more would not be readable.
+#: Maximum number of stage fills, and of bars per warp, in the default window. More would not be readable.
 MAX_FILLS, MAX_BARS = 30, 70
 AXIS_TITLE = "scheduler steps: the order of events in the emulator, not time"
 #: Font sizes of a bar's label and of the axis labels.

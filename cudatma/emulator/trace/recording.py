@@ -144,7 +144,7 @@ class Recording(Observer):
             collection.clear()
 
     def end(self) -> None:
-        """Drop everything of the launch except its events, so that a trace does not keep the launch's memory alive."""
+        """Drop references to everything but the events, so that a trace does not keep the launch's memory alive."""
         self._steps, self._clock = self.steps, None
         for collection in (self._waits, self._products, self._groups, self._copies, self._lives, self._accesses):
             collection.clear()
