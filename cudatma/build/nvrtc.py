@@ -33,9 +33,9 @@ _CUDA_OF_PTX_ISA: dict[tuple[int, int], tuple[int, int]] = {
     (9, 0): (13, 0),
 }
 #: Line information keeps PTX and SASS readable next to the source and does not change the code; -v puts registers,
-#: spills and barriers of each kernel into the log. Diagnostic 177, "declared but never referenced", is off: constants
-#: at the top of a generated kernel document the kernel, even if this instance does not use all of them. The option
-#: --diag-warn=177 brings it back.
+#: spills and barriers of each kernel into the log. Diagnostic 177, "declared but never referenced", is off, because
+#: constants at the top of a generated kernel document the kernel even if this instance does not use all of them. The
+#: option --diag-warn=177 brings it back.
 _FIXED_FLAGS = ("--generate-line-info", "--ptxas-options=-v", "--diag-suppress=177")
 #: Headers such as cuda.h declare host functions, which NVRTC rejects without this option.
 _HEADER_FLAG = "--device-as-default-execution-space"

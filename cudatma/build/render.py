@@ -247,7 +247,7 @@ def render(
         raise TemplateError(_explain(shown, error, folder)) from error
     finally:
         running.reset(token)
-    if library and name is not None:  # begin the user's file again
+    if library and name is not None:  # continue at line 1 of the user's file
         library = f'#line 1 "{line_name(name)}"\n\n{library}'
     body = f"{library}\n{body}".strip("\n")
     if name is None:  # with directives, blank lines count

@@ -78,7 +78,7 @@ class ResidencyError(EmulatorError):
         self.live, self.live_bytes, self.max_bytes = live, live_bytes, max_bytes
         super().__init__(
             f"grid: {live} live CTAs occupy {live_bytes >> 20} MiB and all wait for CTAs that have not started; "
-            f"live CTAs may occupy {max_bytes >> 20} MiB. Wait only for CTAs that a GPU keeps resident simultaneously"
+            f"live CTAs may occupy {max_bytes >> 20} MiB. Wait only for CTAs that are co-resident on a GPU"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -156,8 +156,10 @@ def _rule(error: DescriptorError) -> str:
 
 
 def _refusal(check: Callable[[], object], trap: Callable[[], object]) -> Refusal | None:
-    """Return the rule that an access breaks according to ``check``, if any. The trap was measured if ``trap``
-    raises."""
+    """Return the rule that an access breaks according to ``check``, if any.
+
+    If ``trap`` raises too, the access was measured to trap.
+    """
     try:
         check()
     except DescriptorError as error:

@@ -119,8 +119,7 @@ def _release_follows(known: Exemptions, graph: Graph, at: int) -> str:
 
 
 def _fence_comes_before(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a relaxed write after a fence (a release pattern) and a relaxed read before a fence (an acquire
-    pattern)."""
+    """Exempt a relaxed write after a fence, and a relaxed read before a fence: release and acquire patterns."""
     instruction = graph.body[at]
     if instruction.parts[0] not in ("st", "atom", "red"):
         return ""

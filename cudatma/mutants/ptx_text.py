@@ -246,7 +246,7 @@ class Graph:
         return last
 
     def main_path_before(self, at: int) -> Iterator[Instruction]:
-        """Yield the instructions that run before another in its loop, along back edges, otherwise in text order."""
+        """Yield the instructions before another one, nearest first, along a loop's back edge where there is one."""
         seen: set[int] = set()
         while self.before[at] and at not in seen:
             seen.add(at)

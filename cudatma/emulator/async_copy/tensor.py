@@ -217,8 +217,7 @@ def _store_region(w: Warp, at: int, box: Box, mask: Array) -> Region:
 
 
 def _origin(region: Region | None, spec: MapSpec) -> tuple[Array, int]:
-    """Return the bytes that hold the tensor, or no bytes if the box is outside, and the tensor's offset in the
-    bytes."""
+    """Return the bytes that hold the tensor (none if the box is outside), and the tensor's offset in these bytes."""
     return (_NOTHING, 0) if region is None else (region.data, spec.address - region.base)
 
 

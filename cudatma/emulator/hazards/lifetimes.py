@@ -29,8 +29,8 @@ from cudatma.emulator.machine.state import Block, Warp
 from cudatma.emulator.ptx.types import Array
 
 _SYNC = (
-    "after the access (after a wait for its mbarrier, if it is a copy) barrier.cluster.arrive and .wait by all threads "
-    "of the cluster (cluster.sync()), or an arrival on an mbarrier of block {block}, which waits for it before it exits"
+    "after the access (or the wait on the mbarrier of a copy), barrier.cluster.arrive and .wait by all threads of the "
+    "cluster (cluster.sync()), or an arrival on an mbarrier on which block {block} waits before it exits"
 )
 
 
@@ -160,7 +160,7 @@ class Lifetimes(Observer):
         for use in self._uses.pop(id(barrier), {}).values():
             if not use.is_known(performed, self._records):
                 who = self._agents.who(use.agent)
-                message = f"mbarrier.inval of {barrier.name}, and nothing orders it after its use by {who}"
+                message = f"nothing orders mbarrier.inval of {barrier.name} after the use of the barrier by {who}"
                 self._reporter.report("barrier_uninitialised", w, at, message, places=[barrier.place])
 
     def warp_ended(self, w: Warp) -> None:

@@ -33,8 +33,8 @@ PROXY_COPY_WAIT = (
 )
 #: Advice for a read without a wait if the copies complete on an mbarrier.
 _COPY_ARRIVALS = (
-    "a wait for the mbarrier of cp.async.mbarrier.arrive by the threads that read; mbarrier.init counts every thread "
-    "that arrives there with .noinc"
+    "a wait on the mbarrier of cp.async.mbarrier.arrive by the threads that read; the count of mbarrier.init must "
+    "include every thread that arrives with .noinc"
 )
 PROXY_FENCE = "fence.proxy.async by the threads that stored, then a barrier before the wgmma or the copy"
 _ARRIVALS = (
@@ -46,8 +46,8 @@ _AFTER_WGMMA = "after wgmma.wait_group in the warps that read"
 LAP_WAIT = f"{_ARRIVALS}, or a reader's wait for the previous copy (consumer_wait) before its arrival"
 #: Advice for a write to the source of a copy between CTAs.
 COPY_MESSAGE = (
-    "before the write, have a thread of the destination CTA wait for the copy's mbarrier and arrive on one of this "
-    "CTA, and wait for that; or use barrier.cluster"
+    "before the write, a wait for the arrival of a thread of the destination CTA that has waited on the copy's "
+    "mbarrier; or barrier.cluster"
 )
 #: Advice for an arrive or a wait of CTA scope between two CTAs.
 CLUSTER_SCOPE = (

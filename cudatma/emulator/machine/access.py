@@ -140,7 +140,10 @@ def outside(w: Warp, at: int, address: int, size: int) -> NoReturn:
         check_window(w, at, address, "an address of global memory")
     message = f"access of {counted(size, 'byte')} at {address:#x}, {w.launch.memory.nearest(address)}"
     if is_shared_offset(w, address):
-        message += ". In the .shared state space this is an address of shared memory: cvta.shared makes it generic"
+        message += (
+            ". In the .shared state space, this is an address of shared memory; "
+            "cvta.shared converts it to a generic address"
+        )
     w.events.violation("out_of_bounds", w, at, message)
     trap(w, at, message, "ILLEGAL_ADDRESS")
 

@@ -144,7 +144,7 @@ def arrive(w: Warp, split: Split) -> None:
 
 
 def count_down(w: Warp, join: Join) -> None:
-    """Count down the splits and inner joins for which a join waits. Continue after the last one."""
+    """Count down the splits and inner joins for which a join waits. When none is left, resume at the join."""
     join.missing -= 1
     if join.missing:
         return
@@ -278,8 +278,8 @@ def meet(w: Warp, at: int) -> int:
     """Synchronize the lanes of a warp for an instruction that all of them must execute.
 
     Return 0 to continue, BLOCK to wait, or SWITCH if the running split has grown and starts the segment again. The
-    result is 0 if all lanes have arrived, or if the missing lanes cannot arrive. In the latter case, the instruction
-    reports a hazard.
+    result is 0 if all lanes have arrived, or if the missing lanes cannot arrive. If the missing lanes cannot arrive,
+    the instruction reports a hazard.
     """
     split = w.split
     if split.token is not None:  # the barrier has released this split

@@ -21,7 +21,7 @@ _UNKNOWN = (
     "register_pool: the initial number of registers per thread is unknown, so the waits of setmaxnreg.inc cannot be "
     "checked; add __launch_bounds__ to the kernel, or pass registers= to the launch"
 )
-_IGNORED = "register_pool: ptxas ignores setmaxnreg in this kernel; its log says why"
+_IGNORED = "register_pool: ptxas ignores setmaxnreg in this kernel; the ptxas log says why"
 
 
 @dataclass(slots=True)

@@ -52,7 +52,7 @@ def _arrive(w: Warp, at: int, number: Array, count: Array | None, aligned: bool)
     lane = int(here.argmax())
     index = int(number[lane])
     if index > 15:
-        raise TrapError(f"barrier {index} does not exist; allowed: 0..15")
+        raise TrapError(f"barrier {index} does not exist; allowed: 0 to 15")
     barrier = w.block.barriers[index]
     w.meetings += 1
     if aligned and not (here == w.alive).all():
@@ -66,7 +66,9 @@ def _arrive(w: Warp, at: int, number: Array, count: Array | None, aligned: bool)
         raise TrapError(f"bar.sync {index} for {expected} threads; the count must be a multiple of 32")
     others = barrier.expected if barrier.arrived else None
     if expected is not None and others is not None and expected != others:
-        message = f"barrier {index} is used with {expected} threads, but by other warps with {others} in the same phase"
+        message = (
+            f"barrier {index} is used with {expected} threads here, but with {others} by other warps in the same phase"
+        )
         w.events.violation("barrier_count", w, at, message)
     if expected is not None:
         barrier.expected = expected

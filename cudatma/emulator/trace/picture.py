@@ -312,7 +312,7 @@ class _Picture:
                 heights.append((step, following, list(flying)))
         max_bytes = max([sum(sizes) for _, _, sizes in heights], default=1)
         y = self._lane("bytes in flight", BYTES_ROW)
-        about = f"up to {size_text(max_bytes)}" if heights else "they land at once"
+        about = f"up to {size_text(max_bytes)}" if heights else "they land immediately"
         self.out.text(26, y + BYTES_ROW - 3, about, size=10.5, fill=svg.FAINT_INK)
         for begin, end, sizes in heights:
             bottom = y + BYTES_ROW
