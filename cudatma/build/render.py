@@ -250,7 +250,7 @@ def render(
     if library and name is not None:  # continue at line 1 of the user's file
         library = f'#line 1 "{line_name(name)}"\n\n{library}'
     body = f"{library}\n{body}".strip("\n")
-    if name is None:  # with directives, blank lines count
+    if name is None:  # with #line directives, each blank line counts
         body = re.sub(r"\n{3,}", "\n\n", body)
     opening, body = _opening_comment(shown, config, chosen, debug), f"\n{body}\n"
     # Keep a user's text unchanged, line by line.

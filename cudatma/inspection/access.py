@@ -158,7 +158,7 @@ def _rule(error: DescriptorError) -> str:
 def _refusal(check: Callable[[], object], trap: Callable[[], object]) -> Refusal | None:
     """Return the rule that an access breaks according to ``check``, if any.
 
-    If ``trap`` raises too, the access was measured to trap.
+    If ``trap`` also raises, a measurement has shown that the access traps.
     """
     try:
         check()

@@ -169,7 +169,7 @@ class Observer:
         """One lane executes atom or red. Each lane is a separate event."""
 
     def matrices_read(self, w: Any, at: int, block: Any, offsets: Array, /) -> None:
-        """ldmatrix reads rows of matrices, eight offsets for each. This event comes after its ``shared_read``."""
+        """ldmatrix reads matrix rows, with eight offsets per matrix. This event comes after its ``shared_read``."""
 
     def global_read(self, w: Any, at: int, region: Region, offsets: Array, size: int, order: str, /) -> None:
         """Lanes read ``size`` bytes each of one region."""

@@ -10,7 +10,7 @@ from cudatma.emulator.machine.retries import state_of
 from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.model import Instruction
 
-#: Limits of a recording: maximum number of visits of a split to its first place, and of steps of all splits.
+#: Limits of a recording: the maximum number of visits of a split to its first place, and the total number of steps.
 _MAX_COMPARED, _MAX_STEPS = 100, 200_000
 #: Maximum number of lines that the description of a loop names.
 _MAX_LINES = 6

@@ -32,7 +32,7 @@ RECORD_SLICE = 256
 MAX_LOOPS = 4
 #: Number of steps after the step limit during which loops are recorded.
 LAST_STEPS = 4096
-#: Number of segments that one poll of an unchanged flag adds to the count for PATIENCE.
+#: Number of segments for which one poll of an unchanged flag counts toward PATIENCE.
 SPIN = 200
 
 
