@@ -1,17 +1,17 @@
-"""Artifact cache in one private folder with a subfolder for each key, safe for many processes at once.
+"""Cache of build artifacts in one private folder, which many processes may use at the same time.
 
 ::
 
     root/                    0700, $CUDATMA_CACHE_DIR or $XDG_CACHE_HOME/cudatma or ~/.cache/cudatma
       entries/<key>/         kernel.cu kernel.ptx kernel.cubin log.txt config.json manifest.json
-      failed/<key>/          artifacts of failed compilations, the newest few
+      failed/<key>/          artifacts of the latest failed compilations
       facts/<key>/           small facts that are slow to determine
       locks/<key>            exists while a process builds the key
       tmp/                   entries that are being written or discarded
 
-An entry is written to tmp/ and renamed into place, so that it is either complete or absent. The manifest holds the size
-and the SHA-256 of each file; an entry that does not match its manifest is a miss. Locks are flock(2) locks, which end
-with the process. If the folder cannot be written, the cache is kept in the memory of the process.
+An entry is written to tmp/ and renamed into place, so that every entry is either complete or absent. The manifest holds
+the size and the SHA-256 of each file; an entry that does not match its manifest is a miss. Locks are flock(2) locks,
+which end with the process. If the folder cannot be written, the cache is kept in the memory of the process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DIRECTORY_VARIABLE, SIZE_VARIABLE = "CUDATMA_CACHE_DIR", "CUDATMA_CACHE_SIZE_MB"
 _DEFAULT_SIZE_MB = 1024
 _ROOMS = ("entries", "failed", "facts", "locks", "tmp")
 _MANIFEST, _FACT = "manifest.json", "fact.json"
-# Errors of a rename onto an existing folder or file.
+# Errors that a rename onto an existing folder or file raises.
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 _STORE_TURNS = 16
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -53,15 +53,15 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 #: Files in tmp/ that are older than this number of seconds belong to killed processes.
 _ABANDONED_SECONDS = 3600
 _FAILURES_KEPT = 16
-#: Pruning stops at this fraction of the limit, so that it does not run at every put.
+#: Pruning stops at this fraction of the limit, so that not every put() has to prune.
 _PRUNE_TO = 0.9
 
 
 def canonical(value: Any) -> Any:
-    """Return a value as JSON that is the same in every process.
+    """Return JSON text for a value. The text is the same in every process.
 
     A dataclass becomes its class and init fields, an enum or dtype becomes its name, a set becomes a sorted list, and
-    bytes become their digest. Raises ArgumentTypeError for a type without a stable text.
+    bytes become their digest. Raise ArgumentTypeError for a type without a stable text.
     """
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
         return value
@@ -90,25 +90,25 @@ def canonical(value: Any) -> Any:
 
 
 def digest(parts: Mapping[str, Any]) -> str:
-    """Return the key of an entry: the SHA-256 of the canonical JSON of ``parts``, as 64 hex digits."""
+    """Return an entry's key: the SHA-256 hash of the canonical JSON of ``parts``, as 64 hexadecimal digits."""
     text = json.dumps(canonical(parts), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A cache entry with its key, its folder (None in memory), and the verified contents of its files."""
+    """A cache entry with its key, its folder (None if it is in memory), and the verified contents of its files."""
 
     key: str
     folder: Path | None
     files: Mapping[str, bytes] = field(repr=False)
 
     def text(self, name: str) -> str:
-        """Return a file as text. Raises CacheError if the entry lacks it."""
+        """Return a file as text. Raise CacheError if the entry lacks it."""
         return self.read(name).decode()
 
     def read(self, name: str) -> bytes:
-        """Return a file's bytes. Raises CacheError if the entry lacks it."""
+        """Return a file's bytes. Raise CacheError if the entry lacks it."""
         if name not in self.files:
             raise CacheError(f"entry {self.key} has no {name}, only {', '.join(sorted(self.files))}")
         return self.files[name]
@@ -117,7 +117,7 @@ class Artifact:
 def default_root() -> Path:
     """Return the default folder of the cache.
 
-    It is $CUDATMA_CACHE_DIR if this variable is set, otherwise $XDG_CACHE_HOME/cudatma or ~/.cache/cudatma. Raises
+    It is $CUDATMA_CACHE_DIR if this variable is set, otherwise $XDG_CACHE_HOME/cudatma or ~/.cache/cudatma. Raise
     CacheError for a relative path.
     """
     named = os.environ.get(DIRECTORY_VARIABLE)
@@ -132,9 +132,9 @@ def default_root() -> Path:
 
 
 def size_limit_bytes() -> int:
-    """Return $CUDATMA_CACHE_SIZE_MB in bytes, by default 1024 MB.
+    """Return the size limit of the cache in bytes: $CUDATMA_CACHE_SIZE_MB, by default 1024 MB.
 
-    Raises CacheError unless it is a number of at least 0.
+    Raise CacheError if the variable is not a number of at least 0.
     """
     text = os.environ.get(SIZE_VARIABLE, "").strip() or str(_DEFAULT_SIZE_MB)
     if not text.isdecimal() or len(text) > 12:
@@ -192,8 +192,8 @@ class Cache:
     def put(self, key: str, files: Mapping[str, bytes]) -> Artifact:
         """Store an entry, and prune the cache to its limit.
 
-        A complete entry with this key stays; a damaged entry is replaced. Without space or permission, the entry
-        is kept in memory and a RuntimeWarning is issued.
+        An existing complete entry with this key is kept; a damaged one is replaced. If there is no space or no
+        permission, the new entry is kept in memory and a RuntimeWarning is issued.
         """
         path = self._path("entries", key)
         _check_names(files)
@@ -209,7 +209,7 @@ class Cache:
         return self._memory.setdefault(key, Artifact(key, None, dict(files)))
 
     def keep_failure(self, key: str, files: Mapping[str, bytes]) -> Path | None:
-        """Keep the artifacts of a failed compilation, and return their folder, or None if it cannot be written."""
+        """Keep the artifacts of a failed compilation. Return their folder, or None if the folder cannot be written."""
         path = self._path("failed", key)
         _check_names(files)
         if self.folder is None:
@@ -223,7 +223,7 @@ class Cache:
         return path
 
     def recall(self, key: str) -> Any:
-        """Return the fact (JSON) that remember() stored for the key, or None without such a fact."""
+        """Return the fact (JSON) that remember() stored for the key, or None if there is no such fact."""
         path = self._path("facts", key)
         files = None if self.folder is None else _read_verified(path)
         return None if files is None else json.loads(files[_FACT])
@@ -240,7 +240,7 @@ class Cache:
         """Lock a key among all processes and threads that use this folder, so that only one of them builds the entry.
 
         The lock ends with the process that holds it. The function does nothing if the cache is in memory or if the file
-        system does not support locks. Raises CacheError after ``timeout_s``.
+        system does not support locks. Raise CacheError after ``timeout_s``.
         """
         path = self._path("locks", key)
         if self.folder is None:
@@ -286,7 +286,7 @@ class Cache:
         shutil.rmtree(grave, ignore_errors=True)
 
     def _prune(self, spare: Path) -> None:
-        """Discard the least recently used entries until the rest fits, and the remains of killed processes."""
+        """Discard the least recently used entries until the others fit, and discard the remains of killed processes."""
         now = time.time()
         for left in _oldest_first(self.root / "tmp"):
             if now - _modified(left) > _ABANDONED_SECONDS:
@@ -326,7 +326,7 @@ def _holders(own: Sequence[Path]) -> Iterator[Path]:
 
 
 def _require_safe(folder: Path, root: Path) -> None:
-    """Raise CacheError if users besides root and this one own the folder, or can replace this user's files in it."""
+    """Raise CacheError if another user except root owns the folder or can replace this user's files in it."""
     status = folder.stat()
     if status.st_uid not in (0, os.geteuid()):
         owner = f"{folder}, which contains {root}, belongs to user {status.st_uid}, not to user {os.geteuid()} or root"
@@ -340,7 +340,7 @@ def _require_safe(folder: Path, root: Path) -> None:
 
 
 def _is_own_group(group: int) -> bool:
-    """Return whether this user is the only member of a group, as in distributions with a umask of 002."""
+    """Return whether this user is the only member of a group, as is usual in distributions with a umask of 002."""
     try:
         name = pwd.getpwuid(os.geteuid()).pw_name
         entry = grp.getgrgid(group)

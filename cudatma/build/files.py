@@ -1,4 +1,4 @@
-"""Reading of sources and of files that several processes or users share, and a lock among processes and threads.
+"""Functions that read source files and files that several processes share, and a lock for processes and threads.
 
 The lock is flock(2) on a file that the last holder unlinks. The operating system closes the files of a killed process
 and thereby releases the lock. The lock file then stays, unlocked, until the next holder removes it.
@@ -25,7 +25,7 @@ MAX_SOURCE_BYTES = 64 << 20
 
 
 def read_regular(path: Path) -> bytes:
-    """Return the bytes of a regular file, or of the target of a link to one. Raises OSError for anything else."""
+    """Return the bytes of a regular file, or of the target of a link to one. Raise OSError for anything else."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -36,7 +36,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def read_source(path: str | os.PathLike[str], field: str) -> str:
-    """Return the text of a PTX or CUDA file. Raises ArgumentError, with the name ``field``, if it cannot be read."""
+    """Return the text of a PTX or CUDA file. Raise ArgumentError, with the name ``field``, if it cannot be read."""
     name = os.fspath(path)
     try:
         if (size := os.stat(name).st_size) > MAX_SOURCE_BYTES:
@@ -50,13 +50,13 @@ def read_source(path: str | os.PathLike[str], field: str) -> str:
 
 
 def file_state(path: str) -> tuple[int, int, int]:
-    """Return numbers that change when a file does. Raises OSError or ValueError."""
+    """Return numbers that change whenever a file changes. Raise OSError or ValueError."""
     state = os.stat(path)
     return state.st_ctime_ns, state.st_size, state.st_ino
 
 
 def content(path: str) -> bytes:
-    """Return a file's bytes, and read the file again only if it changed. Raises OSError or ValueError."""
+    """Return a file's bytes, and read the file again only if it changed. Raise OSError or ValueError."""
     return _content(path, *file_state(path))
 
 
@@ -71,12 +71,13 @@ def _content(path: str, *version: int) -> bytes:
 _POLL_SECONDS = 0.005
 #: Error numbers from file systems without flock.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
-#: Descriptors of the locks of this process. They are no part of a Runtime, because a fork keeps them open.
+#: Descriptors of the lock files that this process has open. These descriptors are not part of a Runtime, because a fork
+#: keeps them open.
 _held: set[int] = set()
 
 
 def _forget_after_fork() -> None:
-    """Close the child's copies of its parent's lock files, which would keep the locks after the parent's death."""
+    """Close the child's copies of its parent's lock files. Open copies would hold the locks after the parent's end."""
     for descriptor in _held:
         with contextlib.suppress(OSError):
             os.close(descriptor)
@@ -90,7 +91,7 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 def locked(path: Path, timeout_s: float) -> Iterator[None]:
     """Hold the lock that ``path`` names. The folder of ``path`` must exist.
 
-    The block runs without a lock if the file system does not support locks, or if the file cannot be created. Raises
+    The block runs without a lock if the file system does not support locks, or if the file cannot be created. Raise
     CacheError if the lock is not free within ``timeout_s``.
     """
     descriptor = _acquire(path, time.monotonic() + timeout_s)
@@ -105,7 +106,8 @@ def locked(path: Path, timeout_s: float) -> Iterator[None]:
         # A child that was forked inside the block has closed its copy, and must not unlink its parent's file.
         if os.getpid() == owner:
             _held.discard(descriptor)
-            # Unlink before releasing, so that a process that has opened the old file sees that it is not at the path.
+            # Unlink before releasing, so that a process that has opened the old file sees that this file is no longer
+            # at the path.
             with contextlib.suppress(OSError):
                 path.unlink()
             # Release explicitly: a child that was forked outside of Python may hold a copy of the descriptor.

@@ -11,12 +11,12 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-#: A header of each part of CUDA: the runtime, libcu++, CUB, Thrust and the compiler.
+#: One header from each part of CUDA: the runtime, libcu++, CUB, Thrust and the compiler.
 _PARTS = ("cuda_runtime_api.h", "cuda/std/version", "cub/version.cuh", "thrust/version.h", "crt/mma.h")
 #: Include folders of NVIDIA's wheels of CUDA 12, below site-packages.
 _WHEELS_OF_12 = ("nvidia/cuda_runtime/include", "nvidia/cuda_nvcc/include", "nvidia/cuda_cccl/include")
 _CUPY_FOLDERS = ("libcudacxx", "cub", "thrust")
-#: Length of the part of a header that defines the version.
+#: Number of characters at the start of a header in which the version is searched.
 _HEAD_CHARACTERS = 1 << 16
 _VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
 #: Names of CUDA's headers, as programs include them.
@@ -64,7 +64,7 @@ def _candidates(major: int) -> Iterator[Path]:
 
 
 def _major(folder: Path) -> int | None:
-    """Return the major version of the CUDA runtime whose headers a folder has, or None without them."""
+    """Return the major version of the CUDA runtime headers in a folder, or None if the folder contains none."""
     try:
         with open(folder / "cuda_runtime_api.h", encoding="utf-8", errors="replace") as file:
             match = _VERSION.search(file.read(_HEAD_CHARACTERS))
@@ -74,10 +74,10 @@ def _major(folder: Path) -> int | None:
 
 
 def missing_header_remedy(name: str, major: int) -> str:
-    """Return what to do about an included file that no folder has."""
+    """Return the remedy for an included file that is in no include folder."""
     folders = cuda_headers(major)
     has_all = all(any(os.path.isfile(f"{folder}/{part}") for folder in folders) for part in _PARTS)
     if _CUDA_NAME.match(name) and not has_all:
         extra = "headers12" if major == 12 else "headers"
-        return f"pip install 'cudatma[{extra}]' brings CUDA's headers"
-    return "name its folder with -I (include_dirs= in Python)"
+        return f"pip install 'cudatma[{extra}]' installs CUDA's headers"
+    return "pass its folder with -I (include_dirs= in Python)"

@@ -1,7 +1,8 @@
 """Search for the files that a source includes. The cache key digests them.
 
 NVRTC does not report the files that it reads. The scanner therefore follows every #include, even if a condition
-disables it, and considers every file that a name could mean. It finds too many files rather than too few.
+disables it, and considers every file to which a name could refer. The scanner thus finds too many files rather than too
+few.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _INCLUDE = re.compile(
     _HASH + rb"(?:include(?:_next)?|import)\b" + _GAP + _FILE + rb"|(?P<macro>[A-Za-z_][^\n]*))",
 )
 _HAS_INCLUDE = re.compile(rb"has_include\w*\s*\(" + _GAP + _FILE + rb")", re.IGNORECASE)
-#: What precedes a directive in its line.
+#: Matches the text that may precede a directive on its line.
 _BEFORE = re.compile(rb"(?:.*\*/)?" + _GAP)
 _MACRO = re.compile(r"(?P<name>\w+)\s*(?:\((?P<argument>[^()]*)\))?\s*(?://.*|/\*.*)?", re.DOTALL)
 _BODY = re.compile(r"""<(?P<angle>[^>]+)>|"(?P<quoted>[^"]+)\"""")
@@ -71,9 +72,9 @@ def option_values(options: Sequence[str], short: str, long: str) -> list[str]:
 
 
 def includes_of(source: str, options: Sequence[str], folder: str, major: int) -> Includes | None:
-    """Return what a source in a folder includes, with CUDA's headers of a major version; None if it includes nothing.
+    """Return the files that a source in a folder includes, or None if it includes nothing.
 
-    ``options`` are the compiler's.
+    ``options`` are the compiler options. ``major`` is the preferred major version of CUDA's headers.
     """
     text = source.encode(errors="surrogatepass")  # the compiler's error names a lone surrogate
     directives, first = _Directives(text), option_values(options, "-include", "--pre-include")
@@ -89,7 +90,7 @@ def includes_of(source: str, options: Sequence[str], folder: str, major: int) ->
 
 
 class _Directives:
-    """The includes of a text: (name, is quoted) of each file, and the macros that name files."""
+    """The #include directives in a text: (name, is quoted) for each file, and the macros that name files."""
 
     __slots__ = ("digest", "macros", "names")
 
@@ -107,7 +108,7 @@ class _Directives:
 
 @lru_cache(maxsize=16384)
 def _directives(path: str, *state: int) -> _Directives:
-    """Return the includes of a file. ``state`` changes when the file does."""
+    """Return the #include directives in a file. ``state`` changes whenever the file changes."""
     del state
     with open(path, "rb") as file:
         return _Directives(file.read())
@@ -130,7 +131,7 @@ class _Scan:
         self.follow_names(directives.names, folder)
 
     def follow_names(self, names: Iterable[tuple[str, bool]], folder: str) -> None:
-        """Add the files that (name, is quoted) can mean in a folder, and the files that these include."""
+        """Add the files to which (name, is quoted) can refer in a folder, and the files that these include."""
         waiting = [(name, is_quoted, folder, False) for name, is_quoted in names]
         while waiting:
             name, is_quoted, folder, is_cccl = waiting.pop()
@@ -154,7 +155,7 @@ class _Scan:
         return any(path.startswith(f"{root}/{part}/") for root in self._cuda for part in _CCCL)
 
     def _paths(self, name: str, folder: str) -> Iterator[str]:
-        """Yield every file that a name can mean."""
+        """Yield every file to which a name can refer."""
         for place in dict.fromkeys([folder, self._folder if folder else "", *self._search]):
             path = os.path.join(place, name)
             if place and os.path.isfile(path):
@@ -185,7 +186,7 @@ class _Scan:
             for macro in macros:
                 names = _macro_names(macro, definitions)
                 is_complete = is_complete and bool(names)
-                # The macro may be used in a file of any folder.
+                # The macro may be used in a file in any folder.
                 for folder in {os.path.dirname(path) for path in self.files} | {self._folder}:
                     self.follow_names(names, folder)
         return is_complete
@@ -217,7 +218,7 @@ def _definitions(names: Iterable[str], texts: Iterable[bytes]) -> dict[str, list
 
 
 def _macro_names(macro: str, definitions: Mapping[str, list[tuple[str, str]]]) -> list[tuple[str, bool]]:
-    """Return (name, is quoted) for each value of a macro in an #include; none if a value is not a file's name."""
+    """Return (name, is quoted) for each value of a macro in an #include, or [] if a value is not a file name."""
     match = _MACRO.fullmatch(macro)
     names: list[tuple[str, bool]] = []
     argument = (match["argument"] or "").strip() if match else ""

@@ -1,6 +1,6 @@
-"""Functions that turn a template or a source into a Kernel, which they find in memory or on disk or compile with NVRTC.
+"""Functions that return the Kernel for a template or a source from memory, from disk, or compiled with NVRTC.
 
-Concurrent callers compile once.
+If several callers request a kernel at the same time, only one of them compiles it.
 
 The key of an artifact is a digest of everything on which the artifact depends: the template and all files that it
 includes, the config's class and init fields, the code of the config's properties, target, NVRTC version and options.
@@ -53,7 +53,7 @@ _TARGET_WITHOUT_GPU = "sm_90a"
 _SCHEMA = 2
 TEMPLATE_SUFFIX = ".j2"
 CUDA_SUFFIXES = (".cu", ".cuh")
-#: File name of a text.
+#: File name for CUDA text that comes from no file.
 _NO_FILE = "kernel.cu"
 #: Python files that determine the rendered text.
 _COMMON_CODE = (
@@ -148,9 +148,10 @@ def debugging(debug: bool = True) -> Iterator[None]:
 
 
 def wants_debug(debug: bool | None) -> bool:
-    """Return ``debug`` if it is given, otherwise the value of debugging() or whether $CUDATMA_DEBUG is 1.
+    """Return whether debug mode is on.
 
-    Raises ArgumentTypeError or ArgumentError for an invalid value.
+    ``debug`` decides if it is not None; otherwise the innermost debugging() context decides if there is one, and
+    $CUDATMA_DEBUG if there is none. Raise ArgumentTypeError or ArgumentError for an invalid value.
     """
     if debug is None:
         debug = debug_scope.get()
@@ -167,7 +168,7 @@ def wants_debug(debug: bool | None) -> bool:
 def load_kernel(template: str, config: Any, target: str | Target, *, debug: bool | None = None) -> Kernel:
     """Return the kernel ``config.entry`` of one of cudatma's templates for a config and a target.
 
-    ``template`` is a name below ptx_templates/. ``debug`` is as for compile(). Raises TemplateError, TargetError,
+    ``template`` is a name below ptx_templates/. ``debug`` is as for compile(). Raise TemplateError, TargetError,
     CompileError, CacheError, and DriverError if NVRTC is missing.
     """
     chosen, debug = get_target(target), wants_debug(debug)
@@ -204,15 +205,16 @@ def compile(
     Parameters
     ----------
     source_or_template : str or path
-        CUDA C++ text, the path of a .cu file, or a name that ends in ".j2", which is one of cudatma's templates or the
-        path of your own.
+        CUDA C++ text, the path of a .cu file, or a name that ends in ".j2": one of cudatma's templates, or the path of
+        your own template.
     config : dataclass instance, optional
         The frozen dataclass that a template reads as ``config``.
     target : str or Target, optional
-        Architecture. Default: $CUDATMA_TARGET if it is set, otherwise the target of the GPU, or sm_90a without a GPU.
+        Architecture. Default: $CUDATMA_TARGET if it is set, otherwise the target of the GPU, or sm_90a if there is no
+        GPU.
     entry : str, optional
-        The kernel's name, or a part of it that no other kernel has. Default: ``config.entry`` if there is a config,
-        otherwise the only kernel.
+        The kernel's name, or a part of the name that occurs in no other kernel's name. Default: ``config.entry`` if
+        there is a config, otherwise the only kernel.
     template : bool, default False
         Whether the text is a template. A ".j2" file is always a template. In a template, ``//% use "mbarrier_init"``
         selects a primitive, and ``${ config.x }`` prints a field. Other text is compiled unchanged. In both cases,
@@ -239,8 +241,8 @@ def compile(
     ArgumentError, ArgumentTypeError, TargetError
         If an argument is invalid.
     TemplateError, CompileError
-        If the template cannot be rendered, or the compiler rejects the source. nvcc compiles a source with host code;
-        without nvcc, the error names the command.
+        If the template cannot be rendered, or the compiler rejects the source. A source with host code needs nvcc; if
+        nvcc is missing, the error names the command to run.
     CacheError, DriverError
         If the cache folder is unsafe, or NVRTC is not installed.
 
@@ -285,7 +287,7 @@ def source_order(
 ) -> Order:
     """Return the request for a kernel of a CUDA text, or of a .cu or .j2 file.
 
-    Raises TemplateError, and ArgumentError with the name ``field`` for a file that cannot be read.
+    Raise TemplateError, and ArgumentError with the name ``field`` for a file that cannot be read.
     """
     text, file, folder = text_or_path, _NO_FILE, "/"
     if "\n" not in text and text.endswith((*CUDA_SUFFIXES, TEMPLATE_SUFFIX)):
@@ -303,14 +305,14 @@ def default_target() -> Target:
     """Return the target of compilations and emulations that do not name one.
 
     It is $CUDATMA_TARGET if this variable is set, otherwise the target of the current device, or sm_90a if cudatma
-    supports no device here. Raises TargetError for an unknown name in the variable.
+    supports no device here. Raise TargetError for an unknown name in the variable.
     """
     named = os.environ.get(TARGET_VARIABLE)
     if named:
         try:
             return get_target(named)
         except TargetError as error:
-            raise TargetError(TARGET_VARIABLE, named, error.allowed, "unset it for that of the GPU") from None
+            raise TargetError(TARGET_VARIABLE, named, error.allowed, "unset it to use the GPU's target") from None
     try:
         return detect(context.current_device())
     except (DriverError, LaunchError, TargetError, ImportError):  # LaunchError: a fork of a process that used CUDA
@@ -385,7 +387,7 @@ def _code_files(kind: type) -> tuple[str, ...]:
 
 
 def is_cached(template: str, config: Any, target: str | Target) -> bool:
-    """Return whether load_kernel() would find the kernel in this process or on disk, and so not compile it."""
+    """Return whether load_kernel() would find the kernel in this process or on disk instead of compiling it."""
     chosen, debug = get_target(target), wants_debug(None)
     if known_kernel(template, config, chosen) is not None:
         return True
@@ -412,7 +414,7 @@ def _locked(cache: Cache, key: str) -> Iterator[None]:
         try:
             held.enter_context(cache.lock(key))
         except CacheError as error:
-            # The worst result is that a process compiles again; the entry itself is renamed into place.
+            # At worst, a process compiles the kernel again. The entry itself is renamed into place.
             warnings.warn(f"compiling without a lock: {error}", RuntimeWarning, stacklevel=2)
         yield
 
@@ -433,12 +435,12 @@ def _include_facts(source: str, order: Order, major: int) -> dict[str, Any]:
     includes = includes_of(source, order.options, order.folder, major)
     if includes is None:
         return nvcc
-    # A source whose includes are not all known is compiled again.
+    # A source whose includes are not all known is always compiled again.
     return {"includes": includes} | nvcc | ({} if includes.is_complete else {"once": uuid.uuid4().hex})
 
 
 def _have(order: Order) -> Kernel:
-    """Return the kernel of an order: from memory, from disk, or compiled."""
+    """Return the kernel for an order from memory, from disk, or newly compiled."""
     key, facts = _identity(order)
     name, store = (key, order.entry), _store()
     known = store.known.get(name)
@@ -468,7 +470,7 @@ def _nvrtc_version(root: Path) -> tuple[int, int]:
 
 
 def _remembered(root: Path, facts: Any, find: Callable[[], Any]) -> Any:
-    """Return the result of ``find()``, which the cache folder stores for the same ``facts``. Both are JSON."""
+    """Return the result of ``find()``, which the cache folder stores for the same ``facts``. Both values are JSON."""
     key, cache = digest(facts), _cache(root)
     known = cache.recall(key)
     if known is None:
@@ -478,7 +480,7 @@ def _remembered(root: Path, facts: Any, find: Callable[[], Any]) -> Any:
 
 
 def load_ptx(order: Order) -> tuple[str, str]:
-    """Return source and PTX of an order, from disk or compiled."""
+    """Return the source and the PTX for an order, from disk or newly compiled."""
     artifact = _load(*_identity(order), order)
     return artifact.text("kernel.cu"), artifact.text("kernel.ptx")
 
@@ -497,7 +499,7 @@ def _load(key: str, facts: dict[str, Any], order: Order) -> Artifact:
 def _compile(cache: Cache, key: str, facts: dict[str, Any], order: Order) -> dict[str, bytes]:
     """Return the files of a new artifact.
 
-    Raises CompileError if ptxas serializes the wgmmas of one of cudatma's templates.
+    Raise CompileError if ptxas serializes the wgmmas of one of cudatma's templates.
     """
     source = order.source()
     with hinting(source, order.target, not order.is_plain):
@@ -517,7 +519,7 @@ def _compile(cache: Cache, key: str, facts: dict[str, Any], order: Order) -> dic
         raise CompileError(message, result.log, source, None if folder is None else str(folder))
     record = facts | {"target": order.target.name, "seconds": round(result.seconds, 3)}
     record.pop("source", None)
-    if order.is_plain and order.file != _NO_FILE:  # so that the text says whose lines it has
+    if order.is_plain and order.file != _NO_FILE:  # so that the text names the file to which its lines belong
         source = f'#line 1 "{line_name(order.file)}"\n{source}'
     return {
         "kernel.cu": source.encode(),

@@ -69,7 +69,8 @@ def _targets_with(name: str, environment: jinja2.Environment, values: dict[str, 
 def render_library(environment: jinja2.Environment, values: dict[str, Any]) -> str:
     """Return the text of the primitives that the running render() uses, with their dependencies.
 
-    The text is empty if it uses none. Raises TemplateError for a name that is not a primitive of the target.
+    The text is empty if the render uses no primitive. Raise TemplateError for a name that is not a primitive of the
+    target.
     """
     uses = running.get()
     if not uses.names and not uses.files:
@@ -171,7 +172,7 @@ class Library(Extension):
         return is_used
 
     def family(self, caller: Callable[[], str]) -> str:
-        """Return the block if any of its primitives is printed, else an empty string."""
+        """Return the block if any of its primitives is printed, otherwise an empty string."""
         uses = running.get()
         before = uses.shown
         text = caller()

@@ -1,4 +1,4 @@
-"""Compilation of a source with host code: nvcc compiles its kernels."""
+"""Compilation of the kernels in a source that also contains host code, with nvcc."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _HOST = re.compile(
 _HOST_HEADER = re.compile(
     r"[a-z_]+|(sys|bits|linux|arpa|netinet)/\w+\.h|(unistd|pthread|getopt|signal|errno|fcntl|dlfcn|omp)\.h"
 )
-#: The same as for NVRTC, which also allows constexpr functions of the host in kernels.
+#: Options that correspond to those for NVRTC, which always allows constexpr host functions in kernels.
 _FLAGS = ("-lineinfo", "-Xptxas=-v", "-diag-suppress=177", "--expt-relaxed-constexpr", "--expt-extended-lambda")
 _SHOWN_CHARACTERS = 60
 
 
 def host_line(source: str) -> int | None:
-    """Return the number of the first line with a kernel launch or main(), or None."""
+    """Return the number of the first line with a kernel launch or main(), or None if there is neither."""
     start = next((match.start() for match in _HOST.finditer(source) if match["host"]), None)
     return None if start is None else source.count("\n", 0, start) + 1
 
 
 def is_host_header(name: str) -> bool:
-    """Return whether a header is of the C++ standard library or of Linux."""
+    """Return whether a header belongs to the C++ standard library or to Linux."""
     return _HOST_HEADER.fullmatch(name) is not None
 
 
 def find_nvcc() -> str | None:
-    """Return the path of nvcc: on PATH, in NVIDIA's wheels, or in an installed toolkit."""
+    """Return the path of nvcc on PATH, in NVIDIA's wheels or in an installed toolkit, or None if nvcc is missing."""
     if path := shutil.which("nvcc"):
         return path
     with suppress(ImportError):
@@ -54,7 +54,7 @@ def find_nvcc() -> str | None:
 
 
 def nvcc_fingerprint() -> tuple[str, int, int] | None:
-    """Return path, size in bytes and modification time in ns of nvcc, or None without it."""
+    """Return nvcc's path, its size in bytes and its modification time in ns, or None if nvcc is missing."""
     path = find_nvcc()
     state = os.stat(path) if path else None
     return (str(path), state.st_size, state.st_mtime_ns) if state else None
@@ -65,7 +65,7 @@ def compile_with_nvcc(
 ) -> tuple[str, str, bytes]:
     """Compile the kernels of a source in a folder. Return the log, the PTX, and the cubin (empty after an error).
 
-    ``place`` is the "file:line" of the host code. Raises CompileError if nvcc is missing.
+    ``place`` is the "file:line" of the host code. Raise CompileError if nvcc is missing.
     """
     nvcc = find_nvcc()
     if nvcc is None:

@@ -33,13 +33,13 @@ _CUDA_OF_PTX_ISA: dict[tuple[int, int], tuple[int, int]] = {
     (9, 0): (13, 0),
 }
 #: Line information keeps PTX and SASS readable next to the source and does not change the code; -v puts registers,
-#: spills and barriers of each kernel into the log. Diagnostic 177, "declared but never referenced", is off: constants
-#: at the top of a generated kernel document it, whether or not this instance uses each. The option --diag-warn=177
-#: brings it back.
+#: spills and barriers of each kernel into the log. Diagnostic 177, "declared but never referenced", is off, because
+#: constants at the top of a generated kernel document the kernel even if this instance does not use all of them. The
+#: option --diag-warn=177 brings it back.
 _FIXED_FLAGS = ("--generate-line-info", "--ptxas-options=-v", "--diag-suppress=177")
-#: Headers such as cuda.h declare functions of the host, which are an error for NVRTC without this option.
+#: Headers such as cuda.h declare host functions, which NVRTC rejects without this option.
 _HEADER_FLAG = "--device-as-default-execution-space"
-#: Options that would choose another target, or replace the cubin by another kind of output.
+#: Options that would choose another target, or replace the cubin with another kind of output.
 _REFUSED_OPTIONS = (
     *("-arch", "--gpu-architecture", "--pch", "-pch"),
     *("-dlto", "--dlink-time-opt", "-rdc=true", "--relocatable-device-code=true", "-dc", "--device-c"),
@@ -91,7 +91,7 @@ def _no_nvrtc(error: Exception) -> NoReturn:
 def nvrtc_version() -> tuple[int, int]:
     """Return the version (major, minor) of the NVRTC that compile_source() uses.
 
-    The first call loads the library but compiles nothing. Raises DriverError if NVRTC is missing.
+    The first call loads the library but compiles nothing. Raise DriverError if NVRTC is missing.
     """
     nvrtc = _nvrtc()
     try:
@@ -105,10 +105,10 @@ def nvrtc_version() -> tuple[int, int]:
 
 
 def nvrtc_fingerprint() -> tuple[tuple[str, int, int], ...]:
-    """Return path, size in bytes and modification time in ns of the NVRTC wheels and of cuda.bindings on ``sys.path``.
+    """Return path, size in bytes and modification time in ns of NVRTC's wheels and of cuda.bindings on ``sys.path``.
 
-    While these values stay the same, nvrtc_version() does too. Loading the library would take longer than loading a
-    cached kernel. The result is empty if NVRTC does not come from a wheel.
+    As long as these values stay the same, the result of nvrtc_version() stays the same. Loading the library would take
+    longer than loading a cached kernel. The result is empty if NVRTC does not come from a wheel.
     """
     libraries: list[Path] = []
     bindings: list[Path] = []
@@ -128,7 +128,7 @@ def source_options(
 ) -> tuple[str, ...]:
     """Return the compiler's options for include folders and macros, followed by ``options``.
 
-    ``defines`` is a mapping from names to values, or a sequence of "NAME" and "NAME=VALUE". Raises ArgumentTypeError.
+    ``defines`` is a mapping from names to values, or a sequence of "NAME" and "NAME=VALUE". Raise ArgumentTypeError.
     """
     if isinstance(include_dirs, str | os.PathLike) or not all(isinstance(at, str | os.PathLike) for at in include_dirs):
         raise ArgumentTypeError("include_dirs", include_dirs, "a sequence of paths")
@@ -155,7 +155,7 @@ def _check_options(options: Sequence[str]) -> None:
 def compile_flags(target: Target, options: Sequence[str] = (), includes: Includes | None = None) -> tuple[str, ...]:
     """Return the NVRTC options for a compilation, which are part of the cache key.
 
-    Raises ArgumentTypeError unless the caller's options are strings, and ArgumentError for an option that names another
+    Raise ArgumentTypeError unless the caller's options are strings, and ArgumentError for an option that names another
     architecture or changes the kind of output.
     """
     _check_options(options)
@@ -169,7 +169,7 @@ def _require_utf8(field: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         got = f"half of a surrogate pair, {text[error.start]!r}, at position {error.start}"
-        raise ArgumentError(field, got, "text that UTF-8 can hold", "read the file with encoding='utf-8'") from None
+        raise ArgumentError(field, got, "text that UTF-8 can encode", "read the file with encoding='utf-8'") from None
 
 
 def require_nvrtc_for(target: Target, version: tuple[int, int] | None = None) -> None:
@@ -197,10 +197,10 @@ def compile_source(
     """Compile one source for one architecture.
 
     ``source`` is CUDA C++ text, ``name`` is the file name for errors, and ``folder`` is where ``#include "..."``
-    searches first. nvcc compiles a source with host code. If the compilation fails, ``keep`` receives the artifacts by
-    file name (source, log, PTX if there is any) and returns the folder that holds them. Raises TargetError if this
-    NVRTC does not support the target, CompileError if the compiler rejects the source or nvcc is needed and missing,
-    and DriverError if NVRTC is missing.
+    searches first. A source with host code is compiled by nvcc. If the compilation fails, ``keep`` receives the
+    artifacts by file name (source, log, PTX if there is any) and returns the folder that holds them. Raise TargetError
+    if this NVRTC does not support the target, CompileError if the compiler rejects the source or nvcc is needed and
+    missing, and DriverError if NVRTC is missing.
     """
     if "\0" in source:
         raise ArgumentError("source", "a text with a NUL character", "CUDA C++ text")
@@ -220,12 +220,12 @@ def compile_source(
         if keep is not None:
             kept = keep({"kernel.cu": source.encode(), "kernel.ptx": ptx.encode(), "log.txt": log.encode()})
         errors = (line for line in log.splitlines() if "error" in line)
-        message = f"{compiler} refused {name} for {target.name}: {shortened(next(errors, 'no message'))}"
+        message = f"{compiler} rejected {name} for {target.name}: {shortened(next(errors, 'no message'))}"
         if missing := _MISSING_HEADER.search(log):
             searched = [*option_values(options, "-I", "--include-path"), *(includes.folders if includes else ())]
-            where = f"is in none of {', '.join(searched)}" if searched else "no folder has"
+            where = f"in none of {', '.join(searched)}" if searched else "in no include folder"
             message = (
-                f"{_place(missing)} includes {missing['name']}, which {where}; "
+                f"{_place(missing)} includes {missing['name']}, which is {where}; "
                 f"{missing_header_remedy(missing['name'], version[0])}\n{message}"
             )
         shown = excerpt(log, source, name, ptx)
@@ -234,7 +234,7 @@ def compile_source(
 
 
 def _host_place(source: str, name: str, log: str) -> str:
-    """Return "file:line" of the host code because of which NVRTC fails, or "" if it fails for another reason."""
+    """Return "file:line" of the host code that makes NVRTC fail, or "" if it fails for another reason."""
     if (line := host_line(source)) is not None:
         return f"{name}:{line}"
     missing = _MISSING_HEADER.search(log)
@@ -264,7 +264,7 @@ def _run(source: str, name: str, flags: Sequence[str], includes: Includes | None
     try:
         code = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])[0]
         log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-        # PTX exists even if ptxas refused it, and ptxas' messages refer to its lines.
+        # PTX exists even if ptxas rejected it, and ptxas' messages refer to its lines.
         ptx = _fetch(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
         cubin = _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program) if int(code) == 0 else b""
     finally:

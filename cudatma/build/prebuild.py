@@ -37,7 +37,7 @@ def compile_all(orders: Iterable[tuple[str, Any]], target: str | Target, jobs: i
     ``orders`` holds (template, config) as for load_kernel(); the classes of the configs must be importable, and
     duplicates count once. ``done`` is called for each compiled config, in any order, with the config and either None or
     the compiler's error. The caller's debug mode applies. After KeyboardInterrupt, no further kernel is started, and
-    the running compilations are finished. Raises ArgumentError for invalid ``jobs``, CompileError if a process dies,
+    the running compilations are finished. Raise ArgumentError for invalid ``jobs``, CompileError if a process dies,
     and any load_kernel() error that does not come from the compiler.
     """
     compile_one = partial(_refusal, target=get_target(target).name, debug=wants_debug(None))
@@ -49,7 +49,7 @@ def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iter
     """Call ``do`` for each item in ``jobs`` new processes, and yield (item, do(item)) in the order of completion.
 
     If ``jobs`` is 1, the calls run in this process and in order. ``do``, items and results must support pickling.
-    Raises ArgumentError for invalid ``jobs``, CompileError if a process dies, and any error from ``do``.
+    Raise ArgumentError for invalid ``jobs``, CompileError if a process dies, and any error from ``do``.
     """
     if jobs < 1:
         raise ArgumentError("jobs", jobs, "1 or more")
@@ -116,7 +116,7 @@ class _Worker:
         self._send(sys.path)
 
     def call(self, do: Callable[[Item], Result], item: Item) -> Result:
-        """Return do(item). Raises any error from ``do``, and _WorkerDiedError if the process has ended."""
+        """Return do(item). Raise any error from ``do``, and _WorkerDiedError if the process has ended."""
         try:
             self._send((do, item))
             succeeded, result = pickle.load(self._answers)
@@ -163,7 +163,7 @@ def _picklable(error: Exception) -> Exception:
 
 
 def compiled(order: tuple[str, str, str]) -> Compiled | CompileError:
-    """Compile (source, target, file name) and return the result or NVRTC's error. Callers pass this to each()."""
+    """Compile (source, target, file name). Return the result or NVRTC's error. Callers pass this function to each()."""
     source, target, name = order
     try:
         return compile_source(source, get_target(target), name=name)
@@ -172,7 +172,7 @@ def compiled(order: tuple[str, str, str]) -> Compiled | CompileError:
 
 
 def _refusal(order: tuple[str, Any], target: str, debug: bool) -> CompileError | None:
-    """Compile one kernel or find it in the cache, and return the compiler's error or None."""
+    """Compile one kernel or find it in the cache. Return the compiler's error, or None after success."""
     template, config = order
     try:
         load_kernel(template, config, target, debug=debug)

@@ -49,7 +49,7 @@ def ptx_source(
     ``kernel`` is PTX text, CUDA C++ text, the path of a .ptx, .cu or .j2 file, or a Kernel. ``entry`` is the kernel's
     name, or an unambiguous part of the name. ``target``, by default default_target(), is the target for which CUDA is
     compiled. ``template`` says whether CUDA text is rendered first, as by cudatma.compile(); a .j2 file is always
-    rendered. ``options``, ``include_dirs`` and ``defines`` are as for cudatma.compile(). Raises ArgumentError for a
+    rendered. ``options``, ``include_dirs`` and ``defines`` are as for cudatma.compile(). Raise ArgumentError for a
     file that cannot be read, ArgumentTypeError, TemplateError, CompileError, and DriverError if NVRTC is missing.
     """
     if isinstance(kernel, Kernel):

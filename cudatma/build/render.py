@@ -1,4 +1,4 @@
-"""The only Jinja environment, which renders a template for a config and a target as CUDA source.
+"""The project's only Jinja environment. It renders a template for a config and a target as CUDA source.
 
 Templates look like CUDA. Jinja's own delimiters collide with C++ and PTX, so these delimiters replace them:
 
@@ -35,7 +35,7 @@ from cudatma.build.library import IF_COMMENT, LIBRARY, Library, Uses, primitive_
 from cudatma.errors import TemplateError, similar
 from cudatma.target import Target, get_target
 
-#: Filters of templates. Each keeps the order of its input and prints only str and int.
+#: Filters that templates may use. Each preserves the order of its input and prints only str and int values.
 _FILTERS = ("first", "indent", "join", "last", "length", "list", "lower", "map", "replace", "reverse", "upper")
 _GLOBALS = ("range",)
 _SOURCE_NAME = "<source>"
@@ -46,13 +46,13 @@ _SOURCE_NAME = "<source>"
 _REFERENCE = re.compile(
     r"""/[/*]%[-+]?[ \t]*(?:(?:include|import|from|extends)[ \t]+(["'])(?P<name>[^"'\n]+)\1|(?:use|primitive)\b)""",
 )
-#: Syntax that templates often have and CUDA does not. A ${ in a line's comment does not count.
+#: Syntax that is common in templates and does not occur in CUDA. A ${ in a // comment does not count.
 _TEMPLATE_SYNTAX = re.compile(
     r"^[ \t]*//%[-+]?[ \t]*(?:include|import|from|use|set|if|for|macro)\b|^(?:(?!//).)*\$\{|/\*%", re.MULTILINE
 )
 
-#: The heading of a section directly after code, or code directly after a function or a struct: Jinja removes the blank
-#: lines after a line statement.
+#: Matches a section heading directly after code, and code directly after a function or a struct. The blank lines are
+#: missing because Jinja removes them after a line statement.
 _SECTION = re.compile(r"(?<!\n)\n(?=// ---- )|(?<=\n\})\n(?=[^\n}])|(?<=\n\};)\n(?=[^\n}])")
 
 
@@ -132,7 +132,7 @@ def _printable(value: Any) -> Any:
 def template_root() -> Path:
     """Return the template folder.
 
-    In a wheel it is next to the package's modules; in a checkout it is next to the package. Raises TemplateError if
+    In a wheel it is next to the package's modules; in a checkout it is next to the package. Raise TemplateError if
     neither folder exists.
     """
     package = Path(__file__).resolve().parents[1]
@@ -243,14 +243,14 @@ def render(
         library = render_library(environment, values)
     except TemplateError:
         raise
-    except Exception as error:  # any error of an expression in the template
+    except Exception as error:  # any error from an expression in the template
         raise TemplateError(_explain(shown, error, folder)) from error
     finally:
         running.reset(token)
-    if library and name is not None:  # begin the user's file again
+    if library and name is not None:  # continue at line 1 of the user's file
         library = f'#line 1 "{line_name(name)}"\n\n{library}'
     body = f"{library}\n{body}".strip("\n")
-    if name is None:  # with directives, blank lines count
+    if name is None:  # with #line directives, each blank line counts
         body = re.sub(r"\n{3,}", "\n\n", body)
     opening, body = _opening_comment(shown, config, chosen, debug), f"\n{body}\n"
     # Keep a user's text unchanged, line by line.
@@ -263,14 +263,14 @@ def primitives_of(target: Target) -> set[str]:
 
 
 def is_like_template(text: str) -> bool:
-    """Return whether a text has template syntax: an include or another statement, ``${`` or ``/*%``."""
+    """Return whether a text contains template syntax: an include or another statement, ``${`` or ``/*%``."""
     return _TEMPLATE_SYNTAX.search(text) is not None
 
 
 def template_texts(*templates: str) -> dict[str, bytes]:
     """Return the current contents of templates and of all files that they can include, which the cache key digests.
 
-    The templates come first, then the other files by name. Nothing is parsed or rendered. Raises TemplateError for a
+    The templates come first, then the other files by name. Nothing is parsed or rendered. Raise TemplateError for a
     missing file.
     """
     root, texts = str(template_root()), dict[str, bytes]()
@@ -290,7 +290,7 @@ def template_files(template: str) -> tuple[Path, ...]:
 
 
 def _library_files() -> frozenset[str]:
-    """Return the names of the files whose primitives templates use; none in a folder without a library."""
+    """Return the names of the files whose primitives templates use. A folder without a library has none."""
     root = template_root()
     return frozenset(_references(content(f"{root}/{LIBRARY}"))) if (root / LIBRARY).is_file() else frozenset()
 
@@ -356,7 +356,7 @@ def _opening_comment(name: str, config: Any, target: Target, debug: bool = False
 
 
 def _shown(value: Any, field: str) -> str:
-    """Return a config's value as text that is the same in every process. Raises TemplateError if the type has none."""
+    """Return a config's value as text that is the same in every process. Raise TemplateError if the type has none."""
     if value is None or type(value) in (bool, int, float, str, bytes):
         return repr(value)
     if isinstance(value, (Enum, np.dtype)):

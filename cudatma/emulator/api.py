@@ -37,7 +37,7 @@ from cudatma.emulator.trace import Trace
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, HazardError
 from cudatma.target import TARGETS, Target, get_target
 
-#: Default maximum number of segments in a schedule. A kernel with short segments takes minutes to reach it.
+#: Default maximum number of segments in a schedule. A kernel with short segments needs minutes to reach this limit.
 STEP_LIMIT = 5_000_000
 MAX_THREADS = 1024
 MAX_GRID, MAX_BLOCK = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
@@ -142,7 +142,7 @@ class EmulatedModule:
         Returns
         -------
         ndarray
-            The variable's bytes, shape (n,), dtype uint8. Writing to it changes the variable.
+            The variable's bytes, shape (n,), dtype uint8. Writing to this array changes the variable.
         """
         return self.globals[name]
 
@@ -194,7 +194,7 @@ class EmulatedModule:
         replay : int, optional
             Run only the schedule with this number.
         hazards : {"raise", "collect", "off"}, default "raise"
-            Whether to raise a HazardError with all hazards, return the hazards in the report, or skip the checks.
+            Whether to raise a HazardError with all hazards, to return the hazards in the report, or to skip the checks.
         arrays : sequence of ndarray, optional
             Additional arrays that the kernel accesses through addresses stored in memory.
         names : sequence of str, optional
@@ -219,8 +219,8 @@ class EmulatedModule:
             Trace that records the events of the last schedule, or of the first schedule with a hazard.
         progress : callable, optional
             Function that is called with the number of finished schedules and the number of steps of the running
-            schedule. It is called after each schedule and regularly during long schedules. Default: launches that take
-            longer than 5 seconds show their progress on stderr if stderr is a terminal.
+            schedule. The function is called after each schedule and regularly during long schedules. Default: launches
+            that take longer than 5 seconds show their progress on stderr if stderr is a terminal.
         stop_at : iterable of str, optional
             Kinds of hazards. The first hazard of one of these kinds ends the schedule, possibly before the kernel has
             written its results.
@@ -405,7 +405,7 @@ def _located(launch: Launch, error: TrapError) -> TrapError:
 
 
 def _dependence(memory: GlobalMemory, programmatic: bool, produced: Sequence[Any]) -> dict[str, Any]:
-    """Return the facts about the previous grid that hazard checks need, or raise ArgumentError."""
+    """Return the facts about the previous grid that hazard checks need. Raise ArgumentError for invalid arguments."""
     bases = set()
     for position, array in enumerate(produced):
         region = memory.find(memory.add(array, f"produced_by_previous[{position}]"))
@@ -428,7 +428,7 @@ def _names(names: Sequence[str], args: Sequence[Any], arrays: Sequence[Any]) -> 
 
 
 def _name_regions(memory: GlobalMemory, sources: Sources, program: Program) -> None:
-    """Name the arrays of the arguments after the kernel's parameters."""
+    """Name the array arguments after the kernel's parameters."""
     entry, parameters = program.function.name, program.function.params
     declared = [parameter.name for parameter in parameters]
     if all(re.search(r"_param_\d+$", name) for name in declared):  # a compiler's names

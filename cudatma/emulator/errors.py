@@ -71,14 +71,14 @@ class ResidencyError(EmulatorError):
     live : int
         Number of live CTAs.
     live_bytes, max_bytes : int
-        Bytes of emulated state that they occupy, and that they may occupy.
+        Number of bytes of emulated state that live CTAs occupy, and the maximum.
     """
 
     def __init__(self, live: int, live_bytes: int, max_bytes: int) -> None:
         self.live, self.live_bytes, self.max_bytes = live, live_bytes, max_bytes
         super().__init__(
             f"grid: {live} live CTAs occupy {live_bytes >> 20} MiB and all wait for CTAs that have not started; "
-            f"live CTAs may occupy {max_bytes >> 20} MiB. Wait only for CTAs that a GPU keeps resident simultaneously"
+            f"live CTAs may occupy {max_bytes >> 20} MiB. Wait only for CTAs that are co-resident on a GPU"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

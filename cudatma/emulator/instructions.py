@@ -100,7 +100,7 @@ def coverage(ptx: str) -> Coverage:
 
 
 def missing_feature(opcode: str, target: Target) -> str:
-    """Return the feature of `cudatma.target.FEATURES` that an opcode needs and the target lacks, or ""."""
+    """Return the feature of `cudatma.target.FEATURES` that an opcode needs and the target lacks, or "" if none."""
     parts = opcode.split(".")
     needed = []
     if parts[0] in ("wgmma", "setmaxnreg", "stmatrix"):

@@ -1,4 +1,4 @@
-"""Progress line of a long launch on a terminal."""
+"""Progress line for long launches on a terminal."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Report:
     unchecked : list of str
         Parts of the kernel that were not checked, with the reasons.
     seconds : float
-        Time that the launch took.
+        Duration of the launch in seconds.
     title, place : str
         Heading of the report, and the line of the program that launches the kernel. Callers may set them.
     compared : list of Comparison
@@ -230,7 +230,7 @@ class _LaunchView:
 
     def __init__(self, report: Report, number: int) -> None:
         self.report, self.number = report, number
-        #: Number of the launch whose section shows this report: an equal one, this one, or 0 for none.
+        #: Number of the launch whose section shows this report: this launch or an equal one, or 0 if no section does.
         self.section = number
         self.title = report.title or report.kernel
         self.seconds = duration(report.seconds)
@@ -239,7 +239,7 @@ class _LaunchView:
 
     @property
     def content(self) -> tuple[object, ...]:
-        """The content of the section, without numbers. It is empty if a row of the table is enough."""
+        """The content of the section, without numbers. The content is empty if a row of the table is enough."""
         report = self.report
         found = [(h.kind, h.ptx_line, h.source) for h in (*report.hazards, *report.warnings)]
         results = [(comparison.name, comparison.error) for comparison in report.compared]

@@ -20,7 +20,7 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def sarif_results(hazards: Iterable[Hazard], warnings: Iterable[Hazard], sources: Sources) -> list[dict[str, Any]]:
-    """Return the results of one launch: each place of a hazard, with its consequences in the message."""
+    """Return the results of one launch: one for each place of a hazard, with the consequences in its message."""
     return [
         _result(place, hazard, level, sources)
         for level, found in (("error", hazards), ("warning", warnings))
@@ -89,7 +89,7 @@ def _location(source: str, ptx_line: int, kernel: str, sources: Sources) -> dict
 
 
 def _uri(path: str) -> str:
-    """Return a path relative to the working directory if it is below it, as code scanning expects, else as a URI."""
+    """Return a relative path for a file below the working directory, as code scanning expects, otherwise a URI."""
     if not os.path.isabs(path) or not os.path.isfile(path):  # NVRTC puts a name without a folder into the root
         return quote(path.lstrip("/"))
     try:

@@ -45,7 +45,7 @@ class Excerpt:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """An event of the order that led to a hazard."""
+    """An event in the sequence that led to a hazard."""
 
     when: str
     who: str
@@ -123,7 +123,7 @@ def _sentence(text: str) -> str:
 
 
 def _short(source: str, otherwise: str, sources: Sources) -> str:
-    """Return the place in the user's source if it is known."""
+    """Return the place in the user's source if it is known, otherwise ``otherwise``."""
     place = sources.locate(source)
     return f"{place[0]}:{place[1]}" if place else otherwise
 

@@ -25,7 +25,7 @@ from cudatma.errors import DescriptorError, counted
 from cudatma.inspection.fields import WIDE_NOTE
 from cudatma.inspection.placement import Placement, check_size
 
-#: Maximum rows in the list of overwritten bytes.
+#: Maximum number of rows in the list of overwritten bytes.
 MAX_ROWS = 16
 _TRAPS = "illegal instruction; the context is lost"
 
@@ -53,13 +53,13 @@ class Overwrite:
 class AccessReport:
     """The effect of accesses at ``coords`` (TMA order).
 
-    load_refusal, store_refusal: why a load or a store is illegal, or None. expected_bytes: number of bytes that the
-    mbarrier counts for a load. elements, inside, outside: number of elements of the box in a load, in all, inside the
-    tensor and outside it. fill: the value of the elements outside, or None if there are none. gmem_range: offsets of
-    the first byte in the tensor and of the byte after the last, from the tensor's base, or None. stored: number of
-    elements that a store writes, without im2col offsets. overwrites, overwritten_rows, overwritten_bytes: the first
-    overwrites past row ends by a store, and the number of rows and bytes in all. reductions: the legal reductions for
-    the element type. note: what is not known.
+    load_refusal, store_refusal: why a load or a store is illegal, or None if it is legal. expected_bytes: number of
+    bytes that the mbarrier counts for a load. elements, inside, outside: number of elements that a load covers in
+    total, inside the tensor, and outside it. fill: the value of the elements outside, or None if there are none.
+    gmem_range: offsets of the first byte in the tensor and of the byte after the last, from the tensor's base, or None
+    if the box is outside the tensor. stored: number of elements that a store writes, without im2col offsets.
+    overwrites, overwritten_rows, overwritten_bytes: the first overwrites past row ends by a store, and the total
+    numbers of rows and bytes. reductions: the legal reductions for the element type. note: what is not known.
     """
 
     coords: tuple[int, ...]
@@ -93,7 +93,7 @@ class AccessReport:
 def access_at(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | None = None) -> AccessReport:
     """Return the effect of accesses at ``coords``.
 
-    ``offsets`` apply only to im2col loads, W first. Raises DescriptorError if coordinates or offsets are not integers,
+    ``offsets`` apply only to im2col loads, W first. Raise DescriptorError if coordinates or offsets are not integers,
     or if there are too few or too many.
     """
     place = _well_formed(spec, coords, offsets)
@@ -139,7 +139,7 @@ def access_at(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | Non
 
 
 def _well_formed(spec: AnySpec, coords: Sequence[int], offsets: Sequence[int] | None) -> tuple[int, ...]:
-    """Return coordinates as ints; raise DescriptorError if no instruction can take them.
+    """Return coordinates as ints. Raise DescriptorError if no instruction can take them.
 
     If the instruction can take the coordinates but traps, the report says so and no error is raised.
     """
@@ -156,7 +156,10 @@ def _rule(error: DescriptorError) -> str:
 
 
 def _refusal(check: Callable[[], object], trap: Callable[[], object]) -> Refusal | None:
-    """Return the rule that ``check`` reports as broken. If ``trap`` raises too, the access was measured to trap."""
+    """Return the rule that an access breaks according to ``check``, if any.
+
+    If ``trap`` also raises, a measurement has shown that the access traps.
+    """
     try:
         check()
     except DescriptorError as error:
@@ -179,7 +182,7 @@ def _check_direction(spec: AnySpec, place: Sequence[int]) -> None:
 
 
 def _overwrites(placed: Placement) -> tuple[int, list[Overwrite]]:
-    """Return the number of rows past whose end a store writes, because it moves 16-byte chunks, and these bytes."""
+    """Return the number of rows past whose end a store writes (it moves 16-byte chunks), and the overwritten bytes."""
     box = placed.box
     past = np.where((box.valid > 0) & (box.valid < box.unit_bytes), box.unit_bytes - box.valid, 0)
     rows = np.nonzero(past.any(axis=1))[0].tolist()

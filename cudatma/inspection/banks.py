@@ -14,7 +14,7 @@ from cudatma.descriptor.spec import AnySpec, TiledSpec
 from cudatma.dtypes import tma_type
 from cudatma.layout import WARP_LANES, Interleave, Swizzle, required_alignment, swizzle, wavefronts
 
-#: Number of chunk columns to try; the pattern repeats after eight.
+#: Number of chunk columns to try, because the pattern repeats after eight.
 _COLUMNS = 8
 
 
@@ -71,7 +71,7 @@ def read_costs(spec: AnySpec, base: int = 0) -> tuple[ReadCost, ...]:
 
 
 def _lines(spec: AnySpec) -> tuple[int, int, int]:
-    """Return rows, bytes of a row and pitch; with interleave a row is the slice of one pixel."""
+    """Return the number of rows, their size in bytes and their pitch. With interleave, a row is one pixel's slice."""
     layout = spec.box_layout
     if spec.interleave is Interleave.NONE:
         return layout.rows, layout.row_bytes, layout.pitch_bytes

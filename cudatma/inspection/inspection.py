@@ -89,7 +89,7 @@ class Inspection:
 
     @property
     def bits(self) -> tuple[BitRange, ...]:
-        """All 1024 bits by name; empty for a map without bytes."""
+        """All 1024 bits by name. Empty for a map without bytes."""
         return explain(self.data) if self.data is not None else ()
 
     def at(self, coords: Sequence[int], offsets: Sequence[int] | None = None) -> AccessReport:
@@ -152,7 +152,8 @@ class Inspection:
         Parameters
         ----------
         target : Target or str, optional
-            Architecture for which the map is checked. Default: all; an error means that no target can use the map.
+            Architecture for which the map is checked. Default: all targets. An error then means that no target can use
+            the map.
 
         Returns
         -------

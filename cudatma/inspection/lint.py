@@ -115,7 +115,7 @@ def outside(spec: AnySpec) -> Iterator[Finding]:
                 "tail-boxes",
                 "note",
                 f"boxes do not divide the tensor ({shown}); covering it moves {moved} elements",
-                "the last box of a dimension reaches beyond it; the rest is filled, and counted by the mbarrier",
+                "the last box of a dimension reaches beyond the tensor; the mbarrier counts the filled elements",
                 "measured on an H200",
                 "expect the same bytes from every box",
             )
@@ -124,7 +124,7 @@ def outside(spec: AnySpec) -> Iterator[Finding]:
             "nan-fill",
             "note",
             "outside the tensor, loads write 0x7FF7 into every 16 bits, for every type",
-            "NaN fill is one pattern of 16 bits",
+            "the NaN fill is one 16-bit pattern",
             "measured on an H200",
             "use zeros unless the consumer checks for this NaN",
         )
@@ -150,8 +150,8 @@ def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
         yield Finding(
             "allocation-bit",
             "warning",
-            f"bit {ALLOCATION_BIT} is set, as drivers for sm_100 and up do",
-            "for allocations below 128 KiB that are not dense the bit must be cleared, or accesses may fault",
+            f"bit {ALLOCATION_BIT} is set, as by drivers for sm_100 and up",
+            "for allocations below 128 KiB that are not dense, the bit must be cleared, or accesses may fault",
             _RELEASE_NOTES,
             "clear it for memory of this kind, or use a fixed driver; do not copy the map to another address",
         )
@@ -172,7 +172,7 @@ def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
             "warning",
             f"bits {', '.join(map(str, shown[:8]))}{more} are set and belong to no field of this map",
             "a driver of sm_90 sets none of them",
-            "20000 maps of an H200's driver",
+            "20000 maps encoded by an H200's driver",
             "list them with --bits, and check that all 128 bytes were copied in the right order",
         )
     if decoded.version:
@@ -182,14 +182,14 @@ def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
             f"version is {decoded.version}; an H200's driver writes 0",
             "other drivers may write other bits; on an H200 it changes nothing",
             "measured on an H200",
-            "make the map with the driver of its GPU",
+            "encode the map with the driver of the GPU that uses it",
         )
     expected = decode(encode(spec))
     if (decoded.smem_bytes, decoded.smem_pattern) != (expected.smem_bytes, expected.smem_pattern):
         yield Finding(
             "derived-fields",
             "note",
-            f"smem_bytes {decoded.smem_bytes} and smem_pattern {decoded.smem_pattern} are not what the driver derives, "
+            f"smem_bytes {decoded.smem_bytes} and smem_pattern {decoded.smem_pattern} differ from the driver's values, "
             f"{expected.smem_bytes} and {expected.smem_pattern}",
             "tensormap.replace does not change them, and loads ignore them",
             "measured on an H200",
@@ -432,7 +432,7 @@ def _stores(spec: AnySpec) -> Iterator[Finding]:
             "im2col-store-traps",
             "note",
             f"corners {list(spec.lower_corner)} and {list(spec.upper_corner)} reach beyond the tensor: stores trap",
-            "stores and reductions: no lower corner below 0, no upper one above 0",
+            "stores and reductions: no lower corner below 0, no upper corner above 0",
             "descriptor.access.check_write_traps, measured on an H200",
             "store through a map without padding",
         )

@@ -44,7 +44,7 @@ def number(value: float) -> str:
 
 
 def check_theme(theme: str) -> str:
-    """Return the theme; raise ArgumentError if it is not in THEMES."""
+    """Return the theme. Raise ArgumentError if it is not in THEMES."""
     if theme not in THEMES:
         raise ArgumentError("theme", theme, ", ".join(THEMES))
     return theme
@@ -243,7 +243,7 @@ _READS = {
 
 
 def picture(placed: Placement, theme: str = "auto", mark: Element | None = None) -> str:
-    """Return an SVG document; raise ArgumentError for an unknown theme.
+    """Return an SVG document. Raise ArgumentError for an unknown theme.
 
     ``theme`` is ``"light"``, ``"dark"``, or ``"auto"`` to follow the reader. ``mark`` is an element to outline.
     """

@@ -48,7 +48,7 @@ class Placement:
 
     spec: tiled or im2col. coords: coordinates as in the instruction; default: the first box. offsets: im2col offsets, W
     first. base: shared-memory address of the box, which must be a multiple of 128. Raises DescriptorError if the access
-    is illegal, if the box is larger than the shared memory of any block, or if the map is im2col wide. Raises
+    is illegal, if the box is larger than the shared memory of any block, or if the map is im2col wide. Raise
     ArgumentError if the base is not aligned.
     """
 
@@ -118,7 +118,7 @@ class Placement:
         return rows
 
     def element(self, row: int, index: int) -> Element:
-        """Return element (row, index) of the box. Raises ArgumentError if it is outside the box."""
+        """Return element (row, index) of the box. Raise ArgumentError if it is outside the box."""
         if not (0 <= row < self.rows and 0 <= index < self.row_elems):
             allowed = f"r from 0 to {self.rows - 1}, c from 0 to {self.row_elems - 1}"
             raise ArgumentError("element", f"({row}, {index})", allowed)

@@ -1,7 +1,7 @@
 """Readers for the 128 bytes of a tensor map as bytes, hex digits, a debugger's dump or a Python literal.
 
 The readers execute nothing, and they reject a pickle because loading it can run code. Every invalid input raises a
-DescriptorError of one line.
+one-line DescriptorError.
 
 A dump (``x/16gx &map``, ``x/32wx``, ``x/64hx``, ``x/128bx``, ``p/x map``) may contain addresses, symbols, prompts and
 line breaks, even inside a word. The word size follows from the number of words. Addresses must increase with the words,
@@ -49,7 +49,7 @@ def looks_like_dump(text: str) -> bool:
 def parse_dump(text: str) -> bytes:
     """Return the 128 bytes of a dump.
 
-    Raises DescriptorError if the number or width of the words is wrong, if addresses are not consecutive, or if there
+    Raise DescriptorError if the number or width of the words is wrong, if addresses are not consecutive, or if there
     is other text.
     """
     body = _PROMPT.sub("", text)
@@ -132,7 +132,7 @@ _LITERAL_WIDTHS = {128: 1, 64: 2, 32: 4, 16: 8}
 def parse_hex(text: bytes) -> bytes:
     """Return the 128 bytes that 256 hex digits in memory order encode. White space and a leading 0x are ignored.
 
-    Raises DescriptorError for any other text.
+    Raise DescriptorError for any other text.
     """
     if len(text) > MAX_INPUT_BYTES:
         raise DescriptorError("descriptor", f"more than {MAX_INPUT_BYTES} characters", f"{HEX_DIGITS} hex digits")
@@ -158,7 +158,7 @@ def parse_content(content: bytes) -> bytes:
 
     The forms are the bytes themselves; hex digits in memory order; the output of cuda-gdb for ``x/16gx``, ``x/32wx``,
     ``x/64hx``, ``x/128bx`` or ``p/x``; the repr of bytes or a bytearray; and a list of 16, 32, 64 or 128 integers.
-    Raises DescriptorError for any other form.
+    Raise DescriptorError for any other form.
     """
     if len(content) == DESCRIPTOR_BYTES:
         return content
@@ -178,13 +178,13 @@ def parse_content(content: bytes) -> bytes:
 def parse_text(text: str) -> bytes | None:
     """Return 128 bytes from a debugger's dump or a Python literal, or None for other text.
 
-    Raises DescriptorError for an invalid dump or literal.
+    Raise DescriptorError for an invalid dump or literal.
     """
     return parse_dump(text) if looks_like_dump(text) else _parse_literal(text)
 
 
 def _is_pickle(content: bytes) -> bool:
-    """Return whether the content is a pickle of protocol 2 or later, by its first bytes and its final full stop."""
+    """Return whether the first bytes and the final period identify the content as a pickle of protocol 2 or later."""
     return len(content) > 2 and content[0] == 0x80 and 2 <= content[1] <= 5 and content.endswith(b".")
 
 
@@ -221,7 +221,7 @@ def content_of(source: object, device: int | None = None) -> bytes | AnySpec:
 
     ``source`` is a TensorMap, TiledSpec, Im2colSpec or Im2colWideSpec; bytes, bytearray, memoryview or a ctypes object;
     a CuPy, torch or NumPy array of 128 bytes that holds the map; a CUtensorMap from cuda.bindings; text in any form
-    that this module reads; or a pointer (int) with ``device``, the CUDA ordinal of its memory. Raises
+    that this module reads; or a pointer (int) with ``device``, the CUDA ordinal of its memory. Raise
     ArgumentTypeError, ArgumentError, DescriptorError or DriverError.
     """
     if isinstance(source, bool) or source is None:
@@ -249,7 +249,7 @@ def content_of(source: object, device: int | None = None) -> bytes | AnySpec:
 def load_object(name: str) -> object:
     """Return the object named ``module:attribute``. The call imports the module, so name only code that you trust.
 
-    Raises ArgumentError if the name has another form, or if the module or the attribute does not exist.
+    Raise ArgumentError if the name has another form, or if the module or the attribute does not exist.
     """
     module, separator, attribute = name.partition(":")
     if not separator or not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):

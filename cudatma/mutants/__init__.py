@@ -1,5 +1,4 @@
 """Mutants of a kernel, each with one synchronization removed or changed, and the emulator's reports about them.
-%%
 
 >>> trial = Trial(ptx, lambda: Call("kernel", grid, block, (array, 64)))
 >>> for outcome in trial.outcomes(schedules=8):

@@ -119,7 +119,7 @@ def _release_follows(known: Exemptions, graph: Graph, at: int) -> str:
 
 
 def _fence_comes_before(known: Exemptions, graph: Graph, at: int) -> str:
-    """Exempt a relaxed write after a fence or a relaxed read before one, which are release and acquire patterns."""
+    """Exempt a relaxed write after a fence, and a relaxed read before a fence: release and acquire patterns."""
     instruction = graph.body[at]
     if instruction.parts[0] not in ("st", "atom", "red"):
         return ""
@@ -177,9 +177,9 @@ def _lanes_meet_anyway(known: Exemptions, graph: Graph, at: int) -> str:
     """
     after = graph.ends_on(at, True, is_meeting)
     if after:
-        return f"`{after.opcode}` after it: the lanes of the warp meet there"
+        return f"`{after.opcode}` after it: the lanes of the warp synchronize there"
     before = graph.ends_on(at, False, lambda i: is_meeting(i) and not touches_memory(i))
-    return f"`{before.opcode}` before it: the lanes of the warp have met there" if before else ""
+    return f"`{before.opcode}` before it: the lanes of the warp have synchronized there" if before else ""
 
 
 def _lanes_have_met_in_the_loop(known: Exemptions, graph: Graph, at: int) -> str:
@@ -189,7 +189,7 @@ def _lanes_have_met_in_the_loop(known: Exemptions, graph: Graph, at: int) -> str
     """
     for instruction in graph.main_path_before(at):
         if is_meeting(instruction) and not touches_memory(instruction):
-            return f"`{instruction.opcode}` before it: the lanes have met after their last access to the slot"
+            return f"`{instruction.opcode}` before it: the lanes have synchronized after their last access to the slot"
         if touches_memory(instruction):
             return ""
     return ""
@@ -215,7 +215,7 @@ def _every_lane_waits_itself(known: Exemptions, graph: Graph, at: int) -> str:
 def _cluster_barrier_follows(known: Exemptions, graph: Graph, at: int) -> str:
     """Exempt a barrier before barrier.cluster, because barrier.cluster also synchronizes the threads of a CTA."""
     barrier = graph.ends_on(at, True, lambda i: i.parts[:2] == ("barrier", "cluster") and "relaxed" not in i.parts)
-    return f"`{barrier.opcode}` after it joins the CTA's threads too" if barrier else ""
+    return f"`{barrier.opcode}` after it also synchronizes the CTA's threads" if barrier else ""
 
 
 def _other_wait(known: Exemptions, graph: Graph, at: int) -> str:

@@ -67,7 +67,7 @@ def _maps(position: int, spec: TiledSpec) -> Iterator[Mutant]:
 
 
 def _boxes(position: int, spec: TiledSpec) -> Iterator[Mutant]:
-    """Yield mutants that load one row less or more than the barrier expects. Stores keep their box."""
+    """Yield mutants that load one row fewer or more than the barrier expects. Stores keep their box."""
     outer = spec.rank - 1
     for step in (-1, 1):
         if outer and 1 <= spec.box[outer] + step <= 256:

@@ -25,7 +25,7 @@ OPERATORS: dict[str, str] = {
     "drop_init": "an mbarrier.init is removed",
     "drop_arrive": "an arrive on an mbarrier, named or cluster barrier is removed",
     "repeat_arrive": "an arrive on an mbarrier is executed twice",
-    "drop_expect": "an arrive.expect_tx arrives and expects nothing; an expect_tx is removed",
+    "drop_expect": "an arrive.expect_tx arrives but expects no bytes; an expect_tx is removed",
     "drop_wait": "a wait on an mbarrier or cluster barrier passes at once",
     "drop_barrier": "a bar.sync is removed",
     "drop_warp_sync": "a bar.warp.sync is removed",
@@ -35,13 +35,13 @@ OPERATORS: dict[str, str] = {
     "weaken_group_wait": "a wait_group leaves one more group pending",
     "relax": "an arrive, wait, flag store or flag load loses its release or acquire",
     "flip_parity": "a wait uses the other parity",
-    "expect_less": "an expect_tx announces 16 bytes less",
-    "expect_more": "an expect_tx announces 16 bytes more",
-    "count_less": "an mbarrier is initialized with one arrival less",
-    "count_more": "an mbarrier is initialized with one arrival more",
+    "expect_less": "an expect_tx announces 16 bytes too few",
+    "expect_more": "an expect_tx announces 16 bytes too many",
+    "count_less": "an mbarrier is initialized with one arrival too few",
+    "count_more": "an mbarrier is initialized with one arrival too many",
     "stages_less": "a ring wraps one slot early on one side",
     "stages_more": "a ring wraps one slot late on one side",
-    "other_barrier": "a wait uses the mbarrier 8 bytes further",
+    "other_barrier": "a wait uses the mbarrier 8 bytes after its own",
     "barrier_count": "a named barrier expects one more warp",
     "multicast_mask": "a multicast omits one CTA",
     "wgmma_swizzle": "a wgmma descriptor has another swizzle",
@@ -56,7 +56,7 @@ OPERATORS: dict[str, str] = {
 def mutants_of(ptx: str) -> list[Mutant]:
     """Return every mutant that changes the text of a PTX module, in the order of the text.
 
-    ``mutants_of_call`` returns the mutants that change the launch. Raises PtxError for text that is not valid PTX.
+    ``mutants_of_call`` returns the mutants that change the launch. Raise PtxError for text that is not valid PTX.
     """
     sites = sites_of(ptx)
     mutants = [

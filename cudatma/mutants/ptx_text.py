@@ -54,7 +54,7 @@ def without_comments(ptx: str) -> str:
 
 
 def sites_of(ptx: str) -> list[Site]:
-    """Return every instruction in the functions of a module, in the order of the text. Raises PtxError."""
+    """Return every instruction in the functions of a module, in the order of the text. Raise PtxError."""
     text = without_comments(ptx)
     begins = [0] + [newline.end() for newline in re.finditer("\n", text)]
     searched: dict[int, int] = {}
@@ -246,7 +246,7 @@ class Graph:
         return last
 
     def main_path_before(self, at: int) -> Iterator[Instruction]:
-        """Yield the instructions that run before another in its loop, along back edges, otherwise in text order."""
+        """Yield the instructions before another one, nearest first, along a loop's back edge where there is one."""
         seen: set[int] = set()
         while self.before[at] and at not in seen:
             seen.add(at)

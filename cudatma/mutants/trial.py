@@ -14,8 +14,9 @@ from cudatma.mutants.launch_mutants import mutants_of_call
 from cudatma.mutants.mutant import Call, Mutant
 from cudatma.mutants.operators import OPERATORS, mutants_of
 
-#: Verdict on a mutant: a hazard of an expected kind was reported; only other kinds were reported; nothing was reported,
-#: but another instruction gives the same order, or no warp reaches the instruction; nothing was reported.
+#: Verdicts on a mutant, in order: an expected kind of hazard was reported; only other kinds were reported; nothing was
+#: reported because another instruction gives the same order or no warp reaches the instruction; nothing was reported
+#: for no known reason.
 REPORTED, WRONG_KIND, EXEMPT, SURVIVED = "reported", "wrong_kind", "exempt", "survived"
 _GUARD = re.compile(r"@\s*!?\s*[\w$%]+\s*")
 #: A mutant counts as an infinite loop after this multiple of the original kernel's steps.
@@ -47,7 +48,7 @@ def try_mutants(
 ) -> Iterator[Outcome]:
     """Run each mutant under schedules 0, 1, ... until one reports an expected kind.
 
-    ``known`` are the kinds that the unchanged kernel reports. They do not count.
+    ``known`` are the kinds of hazards in the unchanged kernel. These kinds do not count.
 
     ``run`` is ``lambda text, mutant, schedule: emulator.load(text).launch(..., replay=schedule, hazards="collect")``.
     """
@@ -84,7 +85,7 @@ def _try_one(
 
 
 def _is_reached(ptx: str, mutant: Mutant, run: Runner) -> bool:
-    """Return whether a warp executes the mutant's instruction in schedule 0. Tries a trap in its place."""
+    """Return whether a warp executes the mutant's instruction in schedule 0. The test puts a trap in its place."""
     if mutant.at < 0 or len(mutant.edits) != 1:
         return True
     start, end, _ = mutant.edits[0]
@@ -105,7 +106,7 @@ class Trial:
         self._step_limit = 0
         #: Kinds of hazards that the unchanged kernel reports.
         self._known: frozenset[str] = frozenset()
-        #: The module of the last run, and the values of its variables when it was loaded.
+        #: The module of the last run, and the initial values of the module's variables.
         self._last: tuple[str, EmulatedModule, dict[str, bytes]] | None = None
 
     def unchanged(self, schedules: int, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> Report:

@@ -216,7 +216,7 @@ def test_a_kernel_is_named_by_a_part_of_its_mangled_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "remedy"), [("cuda_fp16.h", r"pip install 'cudatma\[headers"), ("mine.h", "name its folder with -I")]
+    ("name", "remedy"), [("cuda_fp16.h", r"pip install 'cudatma\[headers"), ("mine.h", "pass its folder with -I")]
 )
 def test_a_missing_header_is_named_with_folders_and_remedy(
     name: str, remedy: str, monkeypatch: pytest.MonkeyPatch

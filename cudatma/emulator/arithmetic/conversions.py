@@ -20,7 +20,7 @@ from cudatma.emulator.ptx.writer import runtime
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A binary float with a sign bit, ``exponent`` bits and ``mantissa`` bits.
+    """A binary floating-point format with a sign bit, ``exponent`` exponent bits and ``mantissa`` mantissa bits.
 
     ``top`` is the bit pattern of the largest finite value. ``nan`` is the NaN that conversions write, or ``top`` if the
     format has no NaN. If ``has_inf`` is true, infinity is top + 1.
@@ -153,7 +153,7 @@ def to_ue8m0(a: Array, mode: str, saturates: bool) -> Array:
 
 @runtime
 def from_ue8m0(a: Array) -> Array:
-    """Convert to float32 powers of two; 255 becomes NaN."""
+    """Convert to float32 powers of two. 255 becomes NaN."""
     return np.where(a == 255, np.nan, np.ldexp(1.0, a.astype(np.int64) - 127)).astype(np.float32)
 
 
@@ -198,7 +198,7 @@ _INTEGRAL = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 def float_to_int(a: Array, mode: str, to: str) -> Array:
     """Round (rni, rzi, rmi or rpi), and then clamp to the integer type.
 
-    NaN becomes 0, or the top bit alone if the source or the result has 64 bits.
+    NaN becomes 0, or a value with only the top bit set if the source or the result has 64 bits.
     """
     rounded = _INTEGRAL[mode](a.astype(np.float64))
     info = np.iinfo(to)

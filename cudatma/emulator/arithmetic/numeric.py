@@ -48,13 +48,13 @@ def canon16(a: Array) -> Array:
 
 @runtime
 def halves(a: Array) -> Array:
-    """Return both f16 of each 32-bit lane, or the f16 of each 16-bit lane, as float16, shape (n,)."""
+    """Return both f16 values of each 32-bit lane, or the f16 value of each 16-bit lane, as float16, shape (n,)."""
     return np.ascontiguousarray(a).view(np.float16)
 
 
 @runtime
 def singles(a: Array) -> Array:
-    """Return both f32 of each 64-bit lane."""
+    """Return both f32 values of each 64-bit lane."""
     return np.ascontiguousarray(a).view(np.float32)
 
 
@@ -66,7 +66,7 @@ def pairs(a: Array, to: type) -> Array:
 
 @runtime
 def brains(a: Array) -> Array:
-    """Return all bf16 in 16- or 32-bit lanes as float32."""
+    """Return all bf16 values in 16- or 32-bit lanes as float32."""
     return (np.ascontiguousarray(a).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
@@ -88,7 +88,7 @@ def flush(a: Array) -> Array:
 
 @runtime
 def clamp01(a: Array) -> Array:
-    """Clamp to 0..1 (.sat); NaN and -0 become +0."""
+    """Clamp to the range 0 to 1 (.sat). NaN and -0 become +0."""
     zero = a.dtype.type(0)
     result: Array = np.where(a > zero, np.minimum(a, a.dtype.type(1)), zero)
     return result
@@ -96,7 +96,7 @@ def clamp01(a: Array) -> Array:
 
 @runtime
 def relu(a: Array) -> Array:
-    """Replace values of at most 0 with +0 (.relu); NaNs do not change."""
+    """Replace values of at most 0 with +0 (.relu). NaNs do not change."""
     return np.where(a <= 0, a.dtype.type(0), a)
 
 
@@ -130,7 +130,7 @@ def round32(a: Array, mode: str) -> Array:
 
 @lru_cache(maxsize=32)
 def _rounding_masks(size: int, cut: int, min_exponent: int) -> tuple[Array, ...]:
-    """Return vectors of float64 bits: the low ``cut`` bits, half of that, all but the sign, 1, and 2**min_exponent."""
+    """Return vectors of 2**cut - 1, 2**(cut - 1), all bits but the sign, 1, and the float64 bits of 2**min_exponent."""
     values = ((1 << cut) - 1, 1 << (cut - 1), (1 << 63) - 1, 1, (1023 + min_exponent) << 52)
     return tuple(np.full(size, value, np.uint64) for value in values)
 

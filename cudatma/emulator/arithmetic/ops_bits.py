@@ -41,7 +41,7 @@ def cnot(e: SegmentWriter, i: Instruction) -> None:
 def shift(e: SegmentWriter, i: Instruction) -> None:
     """Emit code for shl and shr.
 
-    Shifts by at least the width return 0, or the sign for signed right shifts, as in NumPy.
+    As in NumPy, the result of a shift by at least the width is 0, or the sign for a signed right shift.
     """
     operands(e, i, 3)
     code = kind(e, i)
@@ -156,7 +156,7 @@ def permute_fixed(a: Array, b: Array, selector: int) -> Array:
 
 @runtime
 def permute(a: Array, b: Array, selector: Array, mode: str) -> Array:
-    """Compute prmt with one selector per lane, or in the modes f4e, b4e, rc8, ecl, ecr, rc16."""
+    """Compute prmt with one selector per lane, or in one of the modes f4e, b4e, rc8, ecl, ecr and rc16."""
     both = np.stack((a, b), axis=1).view(np.uint8)
     shifts = np.arange(4, dtype=np.uint32)
     low = (selector & 3).astype(np.int64)[:, None]
@@ -249,7 +249,7 @@ def bit_mask(start: Array, length: Array, wrap: bool) -> Array:
 
 @runtime
 def find_nth_set(mask: Array, base: Array, offset: Array) -> Array:
-    """Compute fns: the position of the n-th set bit up (or down) from ``base``, or 0xFFFFFFFF."""
+    """Compute fns: the position of the n-th set bit up (or down) from ``base``, or 0xFFFFFFFF if none."""
     out = []
     for m, b, n in zip(mask.tolist(), base.tolist(), offset.tolist(), strict=True):
         b &= 31
@@ -273,7 +273,7 @@ def count_bits(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _bits(a: Array) -> Array:
-    """Return (lanes, width) bits, the lowest first."""
+    """Return the bits of each lane, the lowest first, shape (lanes, width)."""
     return np.unpackbits(np.ascontiguousarray(a).view(np.uint8).reshape(len(a), -1), axis=1, bitorder="little")
 
 

@@ -98,7 +98,7 @@ def _to_small(e: SegmentWriter, i: Instruction, to: str, source: str) -> None:
             isinstance(vector, Vec) and len(vector.items) == 4 and _mode(i) == "rs", ".x4 needs {a, b, e, f} and .rs"
         )
         items = vector.items if isinstance(vector, Vec) else ()
-        # (first bit, number) of the random bits for each item. a and b use the upper bits.
+        # First bit and number of the random bits for each item. a and b use the upper bits.
         places = ((24, 8), (8, 8), (16, 8), (0, 8)) if name == "e2m1" else ((16, 16), (16, 16), (0, 16), (0, 16))
         codes = [
             f"encode({_relu(i, e.src(item, 'f32'))}, {name!r}, 'rs', True, {_random(e, i.operands[2], *place)})"

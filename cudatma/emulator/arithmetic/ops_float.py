@@ -33,7 +33,8 @@ def rounding(i: Instruction) -> str:
 class Values:
     """The operands and the result of a float instruction as expressions in the type of its arithmetic.
 
-    f16 is computed in float16 and bf16 in float32. Packed types become vectors of all their parts.
+    f16 values are computed in float16, and bf16 values are computed in float32. Packed types become vectors of all
+    their parts.
     """
 
     def __init__(self, e: SegmentWriter, i: Instruction) -> None:
@@ -97,7 +98,7 @@ def arithmetic(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _mixed(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for {add,sub}.f32.f16 d, a, c and fma.f32.f16 d, a, b, c, and the same with bf16."""
+    """Emit code for {add,sub}.f32.f16 d, a, c and fma.f32.f16 d, a, b, c, and for the forms with bf16."""
     convert = {"f16": "halves({}).astype(f32)", "bf16": "brains({})"}
     e.need(i.parts[-1] in convert, f"f32 cannot be mixed with .{i.parts[-1]}")
     small = [convert[i.parts[-1]].format(e.src(o, "u16")) for o in i.operands[1:-1]]

@@ -190,7 +190,7 @@ def setp(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("set")
 def set_(e: SegmentWriter, i: Instruction) -> None:
-    """Emit code for set. True is 1.0 in float results; in integer results, all bits are set."""
+    """Emit code for set. True is 1.0 in float results. In integer results, true sets all bits."""
     name, result = i.parts[-1], i.parts[-2]
     text, other = _compared(e, i), _joined(e, i)
     if name.endswith("x2"):

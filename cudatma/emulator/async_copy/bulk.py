@@ -29,7 +29,7 @@ def chunks_of(offset: int, size: int) -> Array:
 
 
 def shared_run(w: Warp, at: int, address: int, size: int, what: str) -> tuple[Any, int]:
-    """Return (block, offset) of a run of shared bytes; trap if the run exceeds the memory."""
+    """Return (block, offset) of a run of shared bytes. Trap if the run exceeds the memory."""
     vector = np.array([address], np.uint64)
     block, offsets = access.shared_offsets(w, at, vector, max(size, 1), True)
     return block, int(offsets[0])
@@ -101,7 +101,7 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
 
 
 def targets_of(w: Warp, at: int, to: int, bar: int, multicast: int | None) -> list[tuple[int, int]]:
-    """Return pairs of (destination, barrier) addresses: one pair, or one per CTA of a multicast at equal offsets."""
+    """Return pairs of (destination, barrier) addresses: one, or one per CTA of a multicast, at equal offsets."""
     if (to | bar) >> 60:
         to, bar = access.as_shared(w, at, to), access.as_shared(w, at, bar)
     if multicast is None:

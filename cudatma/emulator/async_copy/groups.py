@@ -40,7 +40,7 @@ class Group:
     is_part: bool = False
 
     def begin(self, lanes: Array) -> list[Group]:
-        """Start a cp.async of these lanes and return the list of groups that it completes.
+        """Record that these lanes start a cp.async. Return the list of groups that must count its completion.
 
         The list grows if the lanes diverge later.
         """
@@ -80,7 +80,7 @@ class Queue:
             self.closed = [group for group in self.closed if group.writing or not group.is_part]
 
     def committed(self, newest: int) -> list[Group]:
-        """Return the committed groups except the ``newest`` ones, with their parts."""
+        """Return the committed groups, with their parts, except the ``newest`` most recent groups."""
         ends = [place for place, group in enumerate(self.closed) if not group.is_part]
         last = len(ends) - newest
         return self.closed[: ends[last - 1] + 1] if last > 0 else []
@@ -178,7 +178,7 @@ def _queues(w: Warp, kind: str, mask: Array | None) -> list[Queue]:
 def wait(
     w: Warp, at: int, kind: str, newest: int, reads_only: bool, mask: Array | None, everything: bool = False
 ) -> bool:
-    """Wait until at most ``newest`` groups are pending. Return True while the split must wait.
+    """Wait until at most ``newest`` groups are pending. Return whether the split must still wait.
 
     If ``everything`` is true (cp.async.wait_all), also wait for operations that are not in a group yet.
     """

@@ -29,8 +29,8 @@ _TOKEN_SHIFT = 20
 class MBarrier:
     """An mbarrier.
 
-    ``phase`` is the number of completed phases. ``tx`` is the number of pending bytes; it is negative if too many bytes
-    have arrived.
+    ``phase`` is the number of completed phases. ``tx`` is the number of pending bytes, which is negative if too many
+    bytes have arrived.
     """
 
     block: Block
@@ -122,7 +122,7 @@ def _place(w: Warp, at: int, address: int, remote: bool) -> tuple[Block, int]:
 
 
 def find(w: Warp, at: int, address: int, what: str, remote: bool = True) -> MBarrier:
-    """Return the barrier at an address, or report and trap.
+    """Return the barrier at an address. If there is none, report a hazard and trap.
 
     ``remote`` means that the instruction can access barriers in other CTAs, as the .shared::cluster form does.
     """

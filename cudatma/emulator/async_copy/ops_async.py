@@ -293,7 +293,7 @@ def fence(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("createpolicy")
 def createpolicy(e: SegmentWriter, i: Instruction) -> None:
-    """Return a policy of zero: cache policies do not affect results."""
+    """Emit a policy of zero, because cache policies do not affect results."""
     e.dst(i.operands[0], e.splat(0, "u64"), "u64")
 
 

@@ -36,7 +36,7 @@ def _submit_write(
 
 
 def _check_places(w: Warp, at: int, what: str, block: Block, barrier: MBarrier) -> None:
-    """Report a destination and mbarrier that are not both in the same CTA of the cluster, different from this thread's.
+    """Report a destination and an mbarrier that are not together in a CTA of the cluster other than this thread's.
 
     In PTX, the behavior is undefined. An H200 does write to the thread's own CTA, so that case is only a warning.
     """
@@ -128,8 +128,8 @@ RESPONSE_BYTES = 16
 def try_cancel(w: Warp, at: int, to: Array, bar: Array, mask: Array | None, everywhere: bool) -> None:
     """Execute clusterlaunchcontrol.try_cancel: the caller takes over the work of a cluster that has not started.
 
-    The answer is 16 bytes in the shared memory of the CTA, or of all CTAs of the cluster. It holds the index of the
-    first CTA of the canceled cluster, and whether a cluster was left.
+    The answer consists of 16 bytes in the shared memory of the CTA, or of all CTAs of the cluster. These bytes hold the
+    index of the canceled cluster's first CTA, and whether a cluster was left.
     """
     access.check_aligned(w, at, access.lanes_of(to, mask), RESPONSE_BYTES)
     for lane in active_lanes(mask):

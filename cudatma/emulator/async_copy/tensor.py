@@ -89,7 +89,7 @@ def _box(w: Warp, at: int, spec: MapSpec, coords: Sequence[int], offsets: Sequen
 def _region(w: Warp, at: int, box: Box) -> Region | None:
     """Return the memory that holds the box's elements, or None if the box is outside the tensor.
 
-    Traps if the elements are not in mapped memory.
+    Trap if the elements are not in mapped memory.
     """
     if not box.valid.any():
         return None
@@ -103,7 +103,7 @@ def _region(w: Warp, at: int, box: Box) -> Region | None:
 
 
 def _smem_offsets(w: Warp, at: int, box: Box, block: Any) -> Array:
-    """Return the offsets of the box's chunks in the CTA's shared memory; trap if they exceed that memory."""
+    """Return the offsets of the box's chunks in the CTA's shared memory. Trap if any is outside that memory."""
     offsets = box.smem - (block.shared_base & LOW)
     past = int(offsets.max()) + CHUNK - block.shared.size
     if past > 0:
@@ -217,7 +217,7 @@ def _store_region(w: Warp, at: int, box: Box, mask: Array) -> Region:
 
 
 def _origin(region: Region | None, spec: MapSpec) -> tuple[Array, int]:
-    """Return the bytes that hold the tensor and the tensor's offset in them, or no bytes if the box is outside."""
+    """Return the bytes that hold the tensor (none if the box is outside), and the tensor's offset in these bytes."""
     return (_NOTHING, 0) if region is None else (region.data, spec.address - region.base)
 
 

@@ -50,7 +50,7 @@ class Box:
     flipped
         bool, whether the swizzle exchanges the halves of each chunk, or None if it exchanges none.
     unit_bytes
-        Number of bytes of global memory per chunk. It is less than 16 for packed types with gaps.
+        Number of bytes of global memory per chunk. The number is less than 16 for packed types with gaps.
     expected_bytes
         Number of bytes that the mbarrier counts.
     """
@@ -65,7 +65,7 @@ class Box:
 
     @property
     def plane_rows(self) -> int:
-        """Number of rows of the box along the tensor's second dimension. They form a two-dimensional plane."""
+        """Number of rows of the box along the tensor's second dimension. These rows form a two-dimensional plane."""
         spec = self.spec
         if not isinstance(spec, TiledSpec) or spec.rank < 2 or spec.interleave is not Interleave.NONE:
             return len(self.smem)
@@ -117,8 +117,8 @@ def gather_box(spec: TiledSpec, coords: Sequence[int], destination: int) -> Box:
 def im2col_box(spec: Im2colSpec, coords: Sequence[int], offsets: Sequence[int], destination: int) -> Box:
     """Return the layout of an im2col copy.
 
-    ``coords`` are (c, w, (h, (d,)) n). With interleave, they are (w, (h, (d,)) c, n). ``offsets`` are the position in
-    the filter, w first.
+    ``coords`` are (c, w, (h, (d,)) n). With interleave, ``coords`` are (w, (h, (d,)) c, n). ``offsets`` give the
+    position in the filter, w first.
     """
     spatial, interleaved = spec.rank - 2, spec.interleave is not Interleave.NONE
     first = first_pixel_dim(spec)

@@ -86,7 +86,7 @@ def shared_chunks(memory: Array) -> Array:
 def written_chunks(box: Box) -> Array:
     """Return which chunks a store or reduction writes, shape (rows, chunks).
 
-    It writes all 16 bytes of each chunk that begins in the tensor.
+    The hardware writes all 16 bytes of each chunk that begins in the tensor.
     """
     return box.valid > 0
 

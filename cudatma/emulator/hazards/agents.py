@@ -89,7 +89,7 @@ class Agents(Observer):
         return agent
 
     def key_of(self, agent: int) -> Any:
-        """Return the key of an agent that is not a warp, or None."""
+        """Return the key of an agent, or None if the agent is a warp."""
         return next((key for key, number in self._agents.items() if number == agent), None)
 
     def barrier_agent(self, barrier: MBarrier) -> int:
@@ -188,7 +188,7 @@ class Agents(Observer):
         return slice(_OWN_AGENTS * self.warps + w.agent, self._own, self.warps)
 
     def count_acquire(self, w: Warp) -> None:
-        """Record that a lane has acquired. Accesses of different lanes before and after this point are not checked."""
+        """Record that a lane has acquired. Earlier accesses are not compared with later ones of other lanes."""
         self._acquired[w.agent] = self._acquired.get(w.agent, 0) + 1
 
     def epoch(self, w: Warp) -> int:
@@ -238,7 +238,7 @@ class Agents(Observer):
     def learners(self, w: Warp) -> list[Clock]:
         """Return the clocks to update when the executing lanes acquire.
 
-        Other lanes acquire the same when the warp synchronizes.
+        The remaining lanes gain this ordering when the warp synchronizes.
         """
         parted = self._parted.get(w.agent)
         if parted is not None and parted.meetings != w.meetings:
@@ -256,7 +256,7 @@ class Agents(Observer):
         return parted.learners(lanes_now(w), lane_bits(w.alive))
 
     def atomic(self, w: Warp, at: int, addresses: Array, space: str, size: int, order: str, returns: bool) -> None:
-        """Advance the clock at a releasing atomic operation. The operation publishes the accesses before it."""
+        """Advance the clock at a releasing atomic operation. Such an operation publishes all earlier accesses."""
         if releases(order):
             self.advance(w)
 
@@ -275,8 +275,9 @@ class Agents(Observer):
     def stamp(self, w: Warp, lanes: int, together: bool = False) -> tuple[int, int]:
         """Return the (agent, clock) of an access by ``lanes`` lanes.
 
-        A release by a single lane publishes accesses of several independent lanes only after these lanes have
-        synchronized. It always publishes accesses of one lane and of one warp-wide instruction (``together``).
+        A release by a single lane publishes accesses by several independent lanes only after these lanes have
+        synchronized. Such a release always publishes accesses by one lane or by one warp-wide instruction
+        (``together``).
         """
         clock = self.clocks[w.agent]
         if lanes == 1 or together:

@@ -52,7 +52,7 @@ def join_clocks(mine: dict[Any, Clock], theirs: dict[Any, Clock]) -> None:
 
 
 class Far:
-    """The part of a clock that goes beyond happens-before inside a cluster.
+    """The part of a clock that goes beyond the happens-before order inside a cluster.
 
     Vectors in this object are replaced, never modified.
 
@@ -213,7 +213,8 @@ class Clock:
         """Return the clock of each agent in ``who``.
 
         ``who`` is cluster number * size + agent. If ``through_proxy`` is true, the result covers accesses that are
-        visible to the asynchronous proxy. If ``performed`` is true, it covers accesses that have been performed.
+        visible to the asynchronous proxy. If ``performed`` is true, the result covers accesses that have been
+        performed.
         """
         number, agent = np.divmod(who, size)
         far = self.far

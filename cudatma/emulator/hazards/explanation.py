@@ -31,9 +31,9 @@ class HazardExplanation:
     group : str
         Subject under which lists show the kind.
     meaning : str
-        What a report of this kind says about a kernel.
+        The meaning of the hazard, as a phrase.
     text : str
-        What the mistake is, what it does on a GPU, and how to repair it, as Markdown.
+        What the mistake is, what effect it has on a GPU, and how to repair it, as Markdown.
     launch : str
         Options of ``cudatma emulate`` that launch the kernel.
     diff : str
@@ -60,12 +60,12 @@ class HazardExplanation:
 
     @property
     def file(self) -> str:
-        """Name for a file with a version of the kernel, which is PTX or a template."""
+        """Name for a file that contains one version of the kernel, as PTX or as a template."""
         return f"{self.kind}.ptx" if ".entry" in self.diff else f"{self.kind}.cu.j2"
 
     @property
     def cause(self) -> str:
-        """The usual cause, which reports name."""
+        """The usual cause, as reports state it."""
         return CAUSES[self.kind]
 
     def as_dict(self) -> dict[str, str]:
@@ -98,7 +98,7 @@ class HazardExplanation:
 
 
 def groups() -> dict[str, list[HazardExplanation]]:
-    """Return the explanations of all kinds by their group."""
+    """Return the explanations of all kinds, by group."""
     found: dict[str, list[HazardExplanation]] = {}
     for kind in CAUSES:
         explanation = explain(kind)

@@ -34,7 +34,7 @@ class StopRun(Exception):  # noqa: N818 - not an error
     """Raised to end a schedule at the first hazard of a kind in ``stop_at``."""
 
 
-#: Kinds of unordered accesses. They can make the byte count of an mbarrier wrong.
+#: Kinds of unordered accesses. Such accesses can make the byte count of an mbarrier wrong.
 _OUT_OF_ORDER = {"overwritten_while_read", "write_race", "store_source_reused", "data_race", "global_race", "lane_race"}
 
 
@@ -253,13 +253,13 @@ def _wait(split: Split) -> Any:
 
 
 def _cause(waits: list[Any]) -> str:
-    """Return the cause of a deadlock that involves no mbarriers, or ""."""
+    """Return the cause of a deadlock that involves no mbarriers, or "" if it is unknown."""
     if any(hasattr(getattr(wait, "barrier", None), "tx") for wait in waits):
         return ""
     if None in waits:
         return "the condition that ends the loop never comes true"
     if any(isinstance(wait, NamedWait) for wait in waits):
-        return "fewer threads than its thread count reach the barrier: the count is wrong, or a branch skips it"
+        return "too few threads reach the barrier: its thread count is wrong, or a branch skips the barrier"
     if any(isinstance(wait, FlagWait) for wait in waits):
         return "no thread sets the flag, or the thread that should set it is waiting itself"
     return ""
@@ -337,7 +337,7 @@ def report_deadlock(deadlock: Deadlock, findings: Findings) -> None:
 
 
 def _waits_of(blocked: list[Split], loops: Recorder | None, without: tuple[Program, int]) -> list[Access]:
-    """Return the instructions at which splits wait, except one."""
+    """Return the instructions at which splits wait, except the instruction ``without``."""
     positions = dict.fromkeys(_position(split, loops)[:2] for split in blocked)
     waits = []
     for program, at in positions:

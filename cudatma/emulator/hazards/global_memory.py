@@ -81,8 +81,8 @@ class GlobalShadow:
     ) -> None:
         """Record a read.
 
-        It replaces the reader in the first slot if that is the same agent or is ordered before the read, otherwise the
-        reader in the second slot.
+        The read replaces the reader in the first slot if that reader is the same agent or is ordered before the read.
+        Otherwise, the read replaces the reader in the second slot.
         """
         if self._readers is None:
             self._readers = np.zeros((self.count, 2, 5), np.int64)

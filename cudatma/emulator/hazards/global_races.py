@@ -319,7 +319,7 @@ class GlobalRaces(Observer):
     def _seen(
         self, clock: Clock, through_proxy: bool = False, performed: bool = False
     ) -> Callable[[Array, Array], Array]:
-        """Return a function that decides which accesses a clock includes. The flags are those of Clock.of."""
+        """Return a function that decides which accesses a clock includes. The flags are as for Clock.of()."""
         size, number = self._agents.size, self._number
 
         def seen(who: Array, when: Array) -> Array:
@@ -330,7 +330,7 @@ class GlobalRaces(Observer):
         return seen
 
     def _both_strong(self, w: Warp, strength: int, who: int, other: int) -> bool:
-        """Return whether two accesses are morally strong: their scopes include each other's thread."""
+        """Return whether two accesses are morally strong, that is, whether their scopes include each other's thread."""
         weaker = min(strength, other)
         return weaker > 0 and weaker - 1 >= self._distance(w, who)
 
@@ -472,7 +472,7 @@ class GlobalRaces(Observer):
                 report()
 
     def _defer(self, w: Warp, agent: int, lanes: int, load: int, report: Callable[[], None]) -> bool:
-        """Leave the report of a race to UnusedLoads if only guarded stores use the load's value. Return whether so."""
+        """Leave a race to UnusedLoads if only guarded stores use the load's value. Return whether the race was left."""
         program = w.split.frame.program
         stores = stores_of(program, load) if 0 <= load < len(program.function.body) else None
         if stores is not None:
@@ -551,7 +551,7 @@ def _map_chunks(offset: int) -> Array:
 
 
 def _regions(w: Warp, at: int, addresses: Array, size: int) -> Iterable[tuple[Region, Array]]:
-    """Return (region, indices of lanes) of addresses in global memory; trap on others."""
+    """Return (region, indices of lanes) for addresses in global memory. Trap on other addresses."""
     whole = access.global_region(w, at, addresses, size)
     return access.regions_of(w, at, addresses, size) if whole is None else [(whole, np.arange(addresses.size))]
 

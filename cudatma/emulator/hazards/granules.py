@@ -10,7 +10,8 @@ from functools import lru_cache
 from cudatma.emulator.machine.protocols import Launch
 
 _MAX_BYTES = 16
-#: Narrowest access to shared memory by other instructions, in bytes. Rows of matrices and copies by TMA have 16 bytes.
+#: Narrowest access to shared memory by other instructions, in bytes. Matrix rows and TMA copies consist of 16-byte
+#: chunks.
 _SHARED_BYTES = {"mbarrier": 8, "wmma": 4, "tensormap": 4}
 _SPACES = {"shared", "global", "local", "param", "const"}
 _WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}

@@ -109,7 +109,7 @@ class LaneRaces(Observer):
         return known[1] if known is not None and known[0] == self._agents.epoch(w) else None
 
     def conflict(self, w: Warp, known: Array, stamps: Array) -> int:
-        """Return the position of an access by another lane that has not synchronized with this lane since, or -1."""
+        """Return the position of another lane's access that no synchronization follows, or -1 if there is none."""
         difference = known ^ stamps
         late = (difference > 0) & (difference < 1 << _COUNT_BITS + _LANE_BITS)
         if not np.count_nonzero(late):

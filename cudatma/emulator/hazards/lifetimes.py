@@ -1,4 +1,4 @@
-"""Check that CTAs do not exit, and mbarriers are not invalidated, while still in use.
+"""Check that CTAs do not exit, and that mbarriers are not invalidated, while they are still in use.
 
 A CTA's shared memory is lost when its last thread exits. Accesses by another CTA must happen before the exit of at
 least one of its threads. The check uses the clocks of the threads at their exit, so the result does not depend on the
@@ -29,8 +29,8 @@ from cudatma.emulator.machine.state import Block, Warp
 from cudatma.emulator.ptx.types import Array
 
 _SYNC = (
-    "after the access (after a wait for its mbarrier, if it is a copy) barrier.cluster.arrive and .wait by all threads "
-    "of the cluster (cluster.sync()), or an arrival on an mbarrier of block {block}, which waits for it before it exits"
+    "after the access (or the wait on the mbarrier of a copy), barrier.cluster.arrive and .wait by all threads of the "
+    "cluster (cluster.sync()), or an arrival on an mbarrier on which block {block} waits before it exits"
 )
 
 
@@ -64,7 +64,7 @@ class Use:
 
 
 class PeerUses(Observer):
-    """Hazard check of uses of a CTA's shared memory and mbarriers by other CTAs.
+    """Hazard check for uses of a CTA's shared memory and mbarriers by other CTAs.
 
     The check keeps the latest use by each agent.
     """
@@ -141,7 +141,7 @@ class PeerUses(Observer):
 
 
 class Lifetimes(Observer):
-    """Hazard check of invalidated mbarriers that are still in use, and of bulk stores of exiting warps.
+    """Hazard check for invalidated mbarriers that are still in use, and for bulk stores of exiting warps.
 
     The check keeps the latest use of each mbarrier by each agent.
     """
@@ -160,7 +160,7 @@ class Lifetimes(Observer):
         for use in self._uses.pop(id(barrier), {}).values():
             if not use.is_known(performed, self._records):
                 who = self._agents.who(use.agent)
-                message = f"mbarrier.inval of {barrier.name}, and nothing orders it after its use by {who}"
+                message = f"nothing orders mbarrier.inval of {barrier.name} after the use of the barrier by {who}"
                 self._reporter.report("barrier_uninitialised", w, at, message, places=[barrier.place])
 
     def warp_ended(self, w: Warp) -> None:

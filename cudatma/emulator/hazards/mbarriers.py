@@ -31,7 +31,8 @@ class BarrierRecord:
     agent, clock
         The init as an access. A thread whose clock includes this entry is ordered after the init.
     own_agent, own_clock
-        The same for inits by these lanes alone. If ``Clock.proxy`` includes this entry, a fence covers the init.
+        The agent and clock for inits by these lanes alone. If ``Clock.proxy`` includes this entry, a fence covers the
+        init.
     is_fenced
         Whether a fence by the same warp covers the init.
     expected, expected_before
@@ -83,7 +84,7 @@ class BarrierRecords:
     def fence(self, w: Warp, epoch: int = -1) -> list[int]:
         """Mark inits as fenced: those by the fence's own threads, and those by the warp before ``epoch``.
 
-        Returns the agents of the warp's inits that the fence does not cover.
+        Return the agents of the warp's inits that the fence does not cover.
         """
         lanes = lanes_now(w)
         left = []
@@ -97,7 +98,7 @@ class BarrierRecords:
 
 
 class MBarriers(Observer):
-    """Hazard check of every use of an mbarrier in one cluster."""
+    """Hazard check for every use of an mbarrier in one cluster."""
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class MBarriers(Observer):
         inits = known.far.fenced.get(INITS) if known.far is not None else None
         if inits is None or record.clock > inits.order[record.agent]:
             who = self._agents.who(record.agent)
-            message = f"{what} on {barrier.name}, and nothing orders it after mbarrier.init by {who}"
+            message = f"nothing orders {what} on {barrier.name} after mbarrier.init by {who}"
             self._reporter.report("missing_init_sync", w, at, message, places=[barrier.place])
 
     # ---- arrivals, waits and copies
@@ -226,7 +227,7 @@ class MBarriers(Observer):
     def _check_loads(self, barrier: MBarrier, what: str, w: Warp | None = None, at: int = -1) -> None:
         """Report that a barrier ends while a copy may be in flight because no warp has waited for the last copy.
 
-        Not reported if a missing or early wait on this barrier is known, because this hazard is then a consequence.
+        Report nothing if a missing or early wait on this barrier is known, because this hazard is then a consequence.
         ``w`` and ``at`` are the warp and instruction that end the barrier, if an instruction ends it.
         """
         record, is_filling = self._records.of(barrier), self._memory.is_filling(barrier)

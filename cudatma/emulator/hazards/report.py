@@ -13,50 +13,53 @@ from dataclasses import dataclass, field, replace
 from cudatma.errors import counted
 
 CAUSES: dict[str, str] = {
-    "deadlock": "an arrive is missing on one path, expect_tx does not match the delivered bytes, a parity is wrong, or "
-    "a flag is never set",
+    "deadlock": "an arrival is missing on one path, expect_tx does not match the delivered bytes, a parity is wrong, "
+    "or a flag is never set",
     "byte_count": "expect_tx does not match the bytes that the copies deliver (is it a number of elements?)",
     "arrival_overflow": "more threads arrive than mbarrier.init expects, or one thread arrives twice in a phase",
-    "barrier_limit": "at most 2^20 - 1 bytes per phase; a token must be of the current or previous phase; .noComplete "
-    "must not complete a phase",
-    "barrier_uninitialised": "mbarrier.init is missing, mbarrier.inval came too early, or another address is used",
-    "barrier_reinitialised": "mbarrier.init runs again while the barrier is in use; invalidate it first",
+    "barrier_limit": "a phase expects more than 2^20 - 1 bytes, a token is older than the previous phase, or "
+    ".noComplete completes a phase",
+    "barrier_uninitialised": "mbarrier.init is missing, mbarrier.inval came too early, or the address is wrong",
+    "barrier_reinitialised": "mbarrier.init runs again while the barrier is in use; execute mbarrier.inval first",
     "barrier_misaligned": "the barrier is not aligned to 8 bytes",
-    "barrier_overwritten": "ordinary stores or copies hit the 8 bytes of a live mbarrier",
+    "barrier_overwritten": "ordinary stores or copies overwrite the 8 bytes of a live mbarrier",
     "missing_init_fence": "fence.mbarrier_init (or fence.proxy.async) is missing between mbarrier.init and the copies",
-    "missing_init_sync": "other threads use the barrier, and no CTA or cluster barrier follows mbarrier.init",
-    "read_before_load": "the wait on the load's mbarrier is missing, or it let the reader through in an earlier phase",
+    "missing_init_sync": "no CTA or cluster barrier separates mbarrier.init from other threads that use the mbarrier",
+    "read_before_load": "the wait on the load's mbarrier is missing, or the wait passed because of an earlier phase",
     "wrong_parity": "the wait's parity does not match the phase that the load completes, so the wait returns early",
-    "overwritten_while_read": "the slot is refilled before its readers arrived on the empty barrier, or without a wait",
-    "write_race": "two writers of the same bytes are not ordered by a barrier",
+    "overwritten_while_read": "the slot is refilled without a wait for all readers to arrive on the empty barrier",
+    "write_race": "no barrier orders two writers of the same bytes",
     "missing_proxy_fence": "fence.proxy.async is missing between plain stores and an asynchronous access",
-    "store_source_reused": "the source of a bulk copy is written before the copy has certainly read it: use "
+    "store_source_reused": "the source of a bulk copy is written while the copy may still read it: use "
     "cp.async.bulk.wait_group.read for a store, or a synchronization with the destination CTA for a copy between CTAs",
     "exit_with_pending_store": "the kernel ends without cp.async.bulk.wait_group.read for its bulk stores",
     "exit_with_pending_load": "no thread waits for the copy's phase before the CTA ends or the mbarrier is invalidated",
     "uncommitted_group": "bulk stores are issued but never committed with cp.async.bulk.commit_group",
     "wgmma_registers": "accumulators or fragments are accessed before wgmma.wait_group",
-    "wgmma_missing_fence": "wgmma.fence is missing before the first wgmma after registers were written",
+    "wgmma_missing_fence": "wgmma.fence is missing between register writes and the next wgmma",
     "wgmma_operands": "a matrix descriptor or scale-d depends on values that differ among the threads of a warpgroup",
     "wgmma_uncommitted": "wgmma.commit_group is missing before wgmma.wait_group",
     "swizzle_mismatch": "the reader's swizzle or offsets differ from the tile's (wgmma numbers the swizzle modes in "
     "reverse order)",
-    "swizzle_alignment": "a swizzled tile does not begin at a multiple of its pattern (256, 512 or 1024 bytes)",
+    "swizzle_alignment": "a swizzled tile does not begin at a multiple of its pattern's size (256, 512 or 1024 bytes)",
     "register_pool": "setmaxnreg.inc needs more registers than the CTA started with and setmaxnreg.dec has freed",
     "divergent_barrier": "bar.sync is inside a branch that not all lanes of a warp take",
     "divergent_warp": "only some threads execute an instruction that the whole warp or warpgroup must execute",
     "block_gone": "a CTA may exit while another CTA uses its shared memory: the kernel ends without barrier.cluster",
     "barrier_count": "threads pass different thread counts to a named barrier",
     "data_race": "no barrier orders the two accesses to shared memory",
-    "global_race": "no barrier for both threads, and no fence and flag of sufficient scope, orders the accesses",
-    "lane_race": "__syncwarp is missing: the lanes of a warp run independently, so lockstep does not order them",
+    "global_race": "neither a barrier in which both threads take part, nor fences and a flag of sufficient scope, "
+    "order the accesses",
+    "lane_race": "__syncwarp is missing: the lanes of a warp run independently, so lockstep execution does not order "
+    "their accesses",
     "read_before_store": "cp.async.bulk.wait_group (without .read) is missing before a bulk store's result is used",
     "grid_dependency": "griddepcontrol.wait is missing or comes too late in a programmatic dependent launch",
-    "out_of_bounds": "an index, a size, or the CTA or state space of an address is wrong, or a buffer was sized by "
-    "byte count where rows are padded",
+    "out_of_bounds": "an index, a size, or the CTA or state space of an address is wrong, or the size of a buffer "
+    "ignores the padding of rows",
     "uninitialised_shared": "shared memory is read before it is written",
-    "uninitialised_register": "no path has written the register, or a shuffle reads a lane outside its mask",
-    "tensor_map_fence": "a tensor map was edited without the tensormap proxy fence before its use",
+    "uninitialised_register": "no path to the instruction writes the register, or a shuffle reads from a lane outside "
+    "its mask",
+    "tensor_map_fence": "no tensormap proxy fence separates the edit of a tensor map from its use",
     "tensor_map_in_use": "a tensor map is edited before copies that use it have completed; use several maps in turn",
     "target": "the target architecture does not support the instruction",
     "trap": "the hardware stops the kernel here",

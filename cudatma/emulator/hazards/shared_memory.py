@@ -101,7 +101,7 @@ class Shadow:
         return row
 
     def unordered_reader(self, indices: Array, clock: Clock, by_copy: bool) -> tuple[int, int, int] | None:
-        """Return (agent, granule, instruction) of a read that is not ordered before ``clock``, or None.
+        """Return (agent, granule, instruction) for a read not ordered before ``clock``, or None if there is none.
 
         For a copy (``by_copy``), strong reads also count.
         """
@@ -119,7 +119,7 @@ class Shadow:
         return self.row_agents[row], granule, int(self.reads[row, granule]) & (1 << _AT_BITS) - 1
 
     def last_read(self, granule: int, agents: Container[int]) -> int:
-        """Return the instruction of the last read of a granule by any of these agents, or -1."""
+        """Return the instruction of the last read of a granule by any of these agents, or -1 if there is none."""
         reads = [int(self.reads[row, granule]) for row, agent in enumerate(self.row_agents) if agent in agents]
         return max(reads) & (1 << _AT_BITS) - 1 if max(reads, default=0) else -1
 
@@ -157,7 +157,7 @@ class Shadow:
         self.issuers.setdefault(until, []).append((*ends, *flight.issuer))
 
     def unordered_writer(self, indices: Array, order: Array, fenced: Array | None) -> tuple[int, int, bool] | None:
-        """Return (agent, granule, whether only a proxy fence is missing) of an unordered write, or None.
+        """Return (agent, granule, whether only a proxy fence is missing) for an unordered write, if there is one.
 
         ``order`` holds the ordered accesses. For an access through the asynchronous proxy, ``fenced`` holds the
         accesses visible to this proxy. The result may also be a granule that is unwritten or that a copy in flight will

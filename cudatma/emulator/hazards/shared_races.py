@@ -21,8 +21,8 @@ from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import Array
 
-#: Maximum number of recorded reads of unwritten bytes. They are recorded in case a copy into these bytes is issued
-#: later.
+#: Maximum number of recorded reads of unwritten bytes. Such reads are recorded because a copy into these bytes may be
+#: issued later.
 _MAX_UNWRITTEN = 256
 #: Advice for a read without a wait for a cp.async.
 COPY_WAIT = "cp.async.wait_group by the threads that copied, then a barrier with the threads that read (__syncthreads)"
@@ -33,8 +33,8 @@ PROXY_COPY_WAIT = (
 )
 #: Advice for a read without a wait if the copies complete on an mbarrier.
 _COPY_ARRIVALS = (
-    "a wait for the mbarrier of cp.async.mbarrier.arrive by the threads that read; mbarrier.init counts every thread "
-    "that arrives there with .noinc"
+    "a wait on the mbarrier of cp.async.mbarrier.arrive by the threads that read; the count of mbarrier.init must "
+    "include every thread that arrives with .noinc"
 )
 PROXY_FENCE = "fence.proxy.async by the threads that stored, then a barrier before the wgmma or the copy"
 _ARRIVALS = (
@@ -46,8 +46,8 @@ _AFTER_WGMMA = "after wgmma.wait_group in the warps that read"
 LAP_WAIT = f"{_ARRIVALS}, or a reader's wait for the previous copy (consumer_wait) before its arrival"
 #: Advice for a write to the source of a copy between CTAs.
 COPY_MESSAGE = (
-    "before the write, have a thread of the destination CTA wait for the copy's mbarrier and arrive on one of this "
-    "CTA, and wait for that; or use barrier.cluster"
+    "before the write, a wait for the arrival of a thread of the destination CTA that has waited on the copy's "
+    "mbarrier; or barrier.cluster"
 )
 #: Advice for an arrive or a wait of CTA scope between two CTAs.
 CLUSTER_SCOPE = (
@@ -68,7 +68,7 @@ class Awaited:
 def _refill_advice(is_copy: bool, reader: str) -> str:
     """Return the missing synchronization between a read and the write that refills the bytes."""
     if is_copy and reader == "wgmma":
-        return f"{_ARRIVALS}, which they do {_AFTER_WGMMA}; or __syncthreads {_AFTER_WGMMA} and before the copy"
+        return f"{_ARRIVALS}, which must come {_AFTER_WGMMA}; or __syncthreads {_AFTER_WGMMA} and before the copy"
     if is_copy:
         return f"{_ARRIVALS}, or __syncthreads between the last read and the copy"
     return (
@@ -268,7 +268,7 @@ class SharedRaces(Observer):
             Function that returns whether the write leaves the bytes unchanged. Ordinary writes of equal values do not
             race.
         copy
-            The asynchronous operation that writes, or None.
+            The asynchronous operation that writes, or None for an ordinary write.
         strong
             1 + the scope of a strong write. A volatile, relaxed or releasing store does not race with threads in its
             scope. An asynchronous reduction does not race with reductions and strong accesses through the same proxy.
@@ -365,7 +365,7 @@ class SharedRaces(Observer):
         )
 
     def check_atomic(self, w: Warp, at: int, shadow: Shadow, indices: Array, order: str) -> None:
-        """Check one lane's atomic operation. It does not race with atomic operations and strong stores in its scope."""
+        """Check one lane's atomic operation, which does not race with other atomics and strong stores in its scope."""
         strength = strength_of(order)
         is_relaxed = (shadow.strength[indices] > 0) | (_reduced(shadow, indices, False) & (strength > 1))
         if not is_relaxed.all() or self._narrow_writers(w, shadow, indices, strength).any():

@@ -32,9 +32,10 @@ class Sources:
     paths: Mapping[str, str] = field(default_factory=dict)
 
     def locate(self, source: str) -> tuple[str, int] | None:
-        """Return the innermost (file, line) of "k.cu:12, inlined at k.cu:40" whose text is available, or None.
+        """Return the innermost (file, line) of "k.cu:12, inlined at k.cu:40" whose text is available, if any.
 
-        The first file of `lines` is preferred to included files, and a call of a function to an asm statement.
+        The first file of `lines` is preferred to included files, and the call of a function is preferred to an asm
+        statement inside it.
         """
         known = [(name, line) for name, line in places(source) if line in self.lines.get(name, {})]
         known = [place for place in known if place[0] == next(iter(self.lines))] or known

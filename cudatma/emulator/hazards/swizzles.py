@@ -67,7 +67,7 @@ class Boxes:
         self.row: Array = np.full(count, -1, np.int32)
         self.column: Array = np.full(count, -1, np.int32)
         #: The two-dimensional plane of the box: the number of the plane in the low _PLANE_BITS, and the tensor map in
-        #: the bits above. It is 0 if the rows of the box need not be rows of a matrix.
+        #: the bits above. The entry is 0 if the rows of the box need not be rows of a matrix.
         self.plane: Array = np.zeros(count, np.int32)
 
     def forget(self, offsets: Array) -> None:
@@ -136,7 +136,7 @@ class Swizzles(Observer):
     ) -> None:
         boxes = self._boxes[block.rank]
         if boxes.has_misaligned and (boxes.mode[offsets // CHUNK] >= _MISALIGNED).any():
-            message = "ordinary loads read a swizzled tile that does not begin at a multiple of its pattern"
+            message = "ordinary loads read a swizzled tile that does not begin at a multiple of its pattern's size"
             self._reporter.report("swizzle_alignment", w, at, message)
         elif boxes.has_swizzled and not together:
             self._note_linear(w, at, boxes, offsets)
@@ -275,7 +275,7 @@ def _advice_for(operand: Operand) -> str:
 
 
 def _misread(boxes: Boxes, operand: Operand) -> str:
-    """Return a message that says what is wrong with the chunks that a descriptor reads, or ""."""
+    """Return a message that describes an error in the chunks that a descriptor reads, or "" if there is none."""
     chunks = operand.places // CHUNK
     row, column = boxes.row[chunks], boxes.column[chunks]
     plane = np.where(boxes.mode[chunks] != 0, boxes.plane[chunks], 0)
@@ -287,7 +287,7 @@ def _misread(boxes: Boxes, operand: Operand) -> str:
 
 
 def _crosses(boxes: Boxes, operand: Operand, plane: Array, row: Array, column: Array) -> str:
-    """Return a message that says where the operand does not follow the rows and columns of its boxes, or ""."""
+    """Return a message that says where the operand departs from the rows and columns of its boxes, or "" if nowhere."""
     if not plane.any():
         return ""
     line, part = ("k", "elements") if operand.is_mn_major else ("row", "bytes")
@@ -333,7 +333,7 @@ def _at(row: Array, column: Array, i: int, j: int) -> str:
 
 
 def _repeats(operand: Operand, is_from_box: bool) -> str:
-    """Return a message if two parts of the matrix are the same bytes, or "".
+    """Return a message if two parts of the matrix are the same bytes, otherwise "".
 
     For bytes that ordinary stores wrote, an offset of 0 repeats a core matrix on purpose.
     """

@@ -67,7 +67,7 @@ class UnusedLoads:
         self._waiting: dict[int, list[tuple[int, frozenset[int], Callable[[], None]]]] = {}
 
     def defer(self, agent: int, lanes: int, stores: frozenset[int], report: Callable[[], None]) -> None:
-        """Report a race of a load as soon as one of its lanes has executed one of the stores."""
+        """Report a race of a load as soon as one of the load's lanes has executed one of the stores."""
         if any(self._stored.get((agent, store), 0) & lanes for store in stores):
             report()
         elif stores:

@@ -1,4 +1,4 @@
-"""Names of the places in a CTA's shared memory, from the variables of the PTX."""
+"""Names of the places in a CTA's shared memory, from the PTX variables."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class SharedVariables:
         return cls(tuple(variables))
 
     def byte(self, address: int) -> str:
-        """Return "byte 64 of tile" for a shared address without the CTA's rank, or "" if it is in no variable."""
+        """Return "byte 64 of tile" for a shared address without the CTA's rank, or "" if no variable contains it."""
         name, offset = self._find(address)
         return f"byte {offset} of {name}" if name else ""
 
     def barrier(self, address: int) -> str:
-        """Return the name of an mbarrier, such as "full[1]", or "" if it is in no variable."""
+        """Return the name of an mbarrier, such as "full[1]", or "" if no variable contains the mbarrier."""
         for name, first, end in self.variables:
             if first <= address and end is not None and address < end:
                 is_array = end - first > _BARRIER_BYTES

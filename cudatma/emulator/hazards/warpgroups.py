@@ -1,7 +1,7 @@
 """Check that all four warps of a warpgroup execute the same wgmma.mma_async and setmaxnreg instructions.
 
 Source: PTX ISA, "wgmma.mma_async" (.aligned: all threads in the warpgroup must execute the same instruction),
-"setmaxnreg" (the same; all warps of the warpgroup synchronize before they change the number again).
+"setmaxnreg" (the same rule; all warps of the warpgroup synchronize before they change the number again).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Warpgroups(Observer):
     def registers_set(self, w: Warp, at: int, count: int, is_increase: bool) -> None:
         """Check a setmaxnreg against the other warps of the warpgroup.
 
-        A setmaxnreg that leaves the number of registers as the previous one set it needs no synchronization.
+        A setmaxnreg that repeats the number of the previous one needs no synchronization.
         """
         own = self._settings.setdefault(w.agent, [])
         event = _Event(w, w.split.frame.program, at, (count, is_increase), self._agents.stamp(w, 1))

@@ -93,7 +93,7 @@ def _offsets(region: Region, addresses: Array) -> Array:
 
 
 def memory_of(w: Warp, address: int) -> str:
-    """Return the name of the memory that a generic address points into, or ""."""
+    """Return the name of the memory into which a generic address points, or "" if it points nowhere."""
     window = address >> 60
     if window:
         return {SHARED_WINDOW >> 60: "shared memory", LOCAL_WINDOW >> 60: "local memory"}.get(window, "")
@@ -107,7 +107,7 @@ def is_shared_offset(w: Warp, address: int) -> bool:
 
 
 def check_window(w: Warp, at: int, address: int, allowed: str) -> None:
-    """Trap if an address points into a memory that the instruction cannot access; ``allowed`` is for the message."""
+    """Trap if an address points into a memory that the instruction cannot access. ``allowed`` is for the message."""
     memory = memory_of(w, address)
     if memory:
         trap(w, at, f"{address:#x} is a generic address of {memory}; allowed: {allowed}", "ILLEGAL_ADDRESS")
@@ -140,7 +140,10 @@ def outside(w: Warp, at: int, address: int, size: int) -> NoReturn:
         check_window(w, at, address, "an address of global memory")
     message = f"access of {counted(size, 'byte')} at {address:#x}, {w.launch.memory.nearest(address)}"
     if is_shared_offset(w, address):
-        message += ". In the .shared state space this is an address of shared memory: cvta.shared makes it generic"
+        message += (
+            ". In the .shared state space, this is an address of shared memory; "
+            "cvta.shared converts it to a generic address"
+        )
     w.events.violation("out_of_bounds", w, at, message)
     trap(w, at, message, "ILLEGAL_ADDRESS")
 

@@ -20,11 +20,12 @@ _CTYPES = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData, ct
 def pack_arguments(program: Program, args: Sequence[Any], memory: GlobalMemory, names: Sequence[str]) -> bytes:
     """Return the parameter buffer of a kernel and map arrays into ``memory``.
 
-    A NumPy array is passed as a pointer. It is passed by value if the parameter has the size of the array and is not 8
-    bytes wide. None is a null pointer. Numbers are converted to the parameter's width, and to a float if PTX declares
-    one. NumPy scalars and structures (``numpy.void``), ctypes objects, bytes, and objects with ``__bytes__`` or
-    ``descriptor`` (tensor maps) are passed by value. ``names`` are the names of the arguments in messages. Raises
-    ArgumentError if the number of arguments or a size is wrong, and ArgumentTypeError if a type cannot be passed.
+    A NumPy array is passed by value if the parameter has the size of the array and is not 8 bytes wide. Otherwise, the
+    array's address is passed. None is a null pointer. Numbers are converted to the parameter's width, and to a float if
+    PTX declares one. NumPy scalars and structures (``numpy.void``), ctypes objects, bytes, and objects with
+    ``__bytes__`` or ``descriptor`` (tensor maps) are passed by value. ``names`` are the names of the arguments in
+    messages. Raise ArgumentError if the number of arguments or a size is wrong, and ArgumentTypeError if a type cannot
+    be passed.
     """
     params = program.function.params
     if len(args) != len(params):

@@ -144,7 +144,7 @@ def arrive(w: Warp, split: Split) -> None:
 
 
 def count_down(w: Warp, join: Join) -> None:
-    """Count down the splits and inner joins for which a join waits. Continue after the last one."""
+    """Count down the splits and inner joins for which a join waits. When none is left, resume at the join."""
     join.missing -= 1
     if join.missing:
         return
@@ -169,7 +169,8 @@ def _resume(w: Warp, join: Join, lanes: Array) -> None:
 def _release(w: Warp, lanes: Array) -> Array:
     """Let parked lanes leave their joins if other lanes wait for them, and return the released lanes.
 
-    This is allowed because the lanes of a warp run independently. A join only saves work; no lane must wait there.
+    Lanes may leave a join early because the lanes of a warp run independently. A join only saves work; no lane must
+    wait there.
     """
     released = np.zeros_like(lanes)
     joins = {id(join): join for split in w.splits for join in _ancestors(split.join)}
@@ -276,9 +277,9 @@ def call(w: Warp, program: Program, arguments: list[str], results: list[str], re
 def meet(w: Warp, at: int) -> int:
     """Synchronize the lanes of a warp for an instruction that all of them must execute.
 
-    Returns 0 to continue, BLOCK to wait, or SWITCH if the running split has grown and starts the segment again. The
-    result is 0 if all lanes have arrived, or if the missing lanes cannot arrive. In the latter case, the instruction
-    reports a hazard.
+    Return 0 to continue, BLOCK to wait, or SWITCH if the running split has grown and starts the segment again. The
+    result is 0 if all lanes have arrived, or if the missing lanes cannot arrive. If the missing lanes cannot arrive,
+    the instruction reports a hazard.
     """
     split = w.split
     if split.token is not None:  # the barrier has released this split
@@ -301,7 +302,7 @@ Met = tuple[Array | None, tuple[Array, ...]]
 def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, following: int) -> int | Met:
     """Synchronize the lanes in a member mask. Each lane may execute a different instruction of the same kind.
 
-    Returns an int if the running split must wait or has changed. ``following`` is the segment after the instruction.
+    Return an int if the running split must wait or has changed. ``following`` is the segment after the instruction.
     """
     split = w.split
     met: Met | None = split.token
@@ -344,7 +345,7 @@ def _complete_meeting(w: Warp, at: int, what: str, groups: list[sync.Group], spl
 def _hold(w: Warp, wait: Wait) -> int | list[Wait]:
     """Let the running split wait for the missing lanes.
 
-    Returns a scheduler code if the split blocks or was merged, otherwise the waits to release.
+    Return a scheduler code if the split blocks or was merged, otherwise the waits to release.
     """
     split = wait.split
     w.waiting[:] = [known for known in w.waiting if known.split is not split]

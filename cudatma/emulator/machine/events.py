@@ -122,16 +122,16 @@ class Observer:
         """
 
     def cluster_ended(self) -> None:
-        """The last thread of the cluster has exited. Comes before ``block_ended`` and ``warp_ended``."""
+        """The last thread of the cluster has exited. This event comes before ``block_ended`` and ``warp_ended``."""
 
     def block_ended(self, block: Any) -> None:
-        """The last thread of a CTA has exited. Comes before ``warp_ended``."""
+        """The last thread of a CTA has exited. This event comes before ``warp_ended``."""
 
     def warp_ended(self, w: Any) -> None:
         """The last thread of a warp has exited."""
 
     def deadlocked(self) -> None:
-        """No warp of the grid can proceed. Comes before the deadlock is reported."""
+        """No warp of the grid can proceed. This event comes before the deadlock is reported."""
 
     def trapped(self) -> None:
         """The grid ends in a trap after a time in which all warps only waited."""
@@ -169,7 +169,7 @@ class Observer:
         """One lane executes atom or red. Each lane is a separate event."""
 
     def matrices_read(self, w: Any, at: int, block: Any, offsets: Array, /) -> None:
-        """ldmatrix reads rows of matrices, eight offsets for each. Comes after its ``shared_read``."""
+        """ldmatrix reads matrix rows, with eight offsets per matrix. This event comes after its ``shared_read``."""
 
     def global_read(self, w: Any, at: int, region: Region, offsets: Array, size: int, order: str, /) -> None:
         """Lanes read ``size`` bytes each of one region."""
@@ -180,7 +180,7 @@ class Observer:
         """Lanes write ``size`` bytes each of one region."""
 
     def atomic(self, w: Any, at: int, addresses: Array, space: str, size: int, order: str, returns: bool, /) -> None:
-        """Lanes execute atom or red. Comes before their ``shared_atomic`` events.
+        """Lanes execute atom or red. This event comes before their ``shared_atomic`` events.
 
         addresses: those of the active lanes. space: the opcode's state space, ``""`` for generic addresses. returns:
         whether the result of an atom is used.
@@ -204,7 +204,7 @@ class Observer:
         """The bytes of a copy are in place. The mbarrier or group counts them after this event."""
 
     def store_issued(self, store: Copy, /) -> None:
-        """A bulk or tensor store is issued. Comes after its ``shared_source``."""
+        """A bulk or tensor store is issued. This event comes after its ``shared_source``."""
 
     def store_landed(self, store: Copy, /) -> None:
         """The bytes of a store are in global memory. The group counts them after this event."""
@@ -217,25 +217,33 @@ class Observer:
         """
 
     def global_source(self, w: Any, at: int, region: Region, offsets: Array, barrier: Any, /) -> None:
-        """A bulk copy that completes on an mbarrier will read 16-byte chunks. Comes before its ``copy_issued``."""
+        """A bulk copy that completes on an mbarrier will read 16-byte chunks.
+
+        This event comes before its ``copy_issued``.
+        """
 
     def tensor_source(self, copy: Copy, region: Region | None, group: Any, /) -> None:
-        """A tensor load will read its box. Comes after its ``copy_issued``.
+        """A tensor load will read its box. This event comes after its ``copy_issued``.
 
         region: the memory that contains the tensor, or None if it contains no part of the box. group: the issuing
         thread's open bulk group. A wait for this group also covers reads of the tensor map.
         """
 
     def cp_async_source(self, w: Any, at: int, addresses: Array, counts: Array, group: Any, /) -> None:
-        """A cp.async will read ``counts[i]`` bytes at each global address. Comes after its ``copy_issued``."""
+        """A cp.async will read ``counts[i]`` bytes at each global address.
+
+        This event comes after its ``copy_issued``.
+        """
 
     def bulk_target(self, w: Any, at: int, region: Region, offsets: Array, group: Any, is_reduction: bool, /) -> None:
-        """A bulk store will write 16-byte chunks of global memory. Comes before its ``shared_source``."""
+        """A bulk store will write 16-byte chunks of global memory. This event comes before its ``shared_source``."""
 
     def tensor_target(
         self, w: Any, at: int, box: Any, written: Array, operation: str, group: Any, is_repeat: bool, /
     ) -> None:
-        """A tensor store will write the chunks of its box that ``written`` marks. Comes before its ``shared_source``.
+        """A tensor store will write the chunks of its box that ``written`` marks.
+
+        This event comes before its ``shared_source``.
 
         operation: the operation of a reduction, otherwise "". is_repeat: whether a lower lane issues the same store.
         """
@@ -243,7 +251,7 @@ class Observer:
     def box_stored(
         self, w: Any, at: int, block: Any, offsets: Array, box: Any, map_address: int, group: Any, /
     ) -> None:
-        """A tensor store reads a box from these chunks. Comes after its ``tensor_target``."""
+        """A tensor store reads a box from these chunks. This event comes after its ``tensor_target``."""
 
     def map_read(self, w: Any, at: int, region: Region, offset: int, /) -> None:
         """A tensor copy or prefetch reads a tensor map."""
@@ -304,7 +312,7 @@ class Observer:
         """
 
     def arrivals_over(self, w: Any, program: Program, at: int, barrier: Any, number: int, expects: bool, /) -> None:
-        """More threads arrive than are pending.
+        """More threads arrive than arrivals are pending.
 
         number: the number of arrivals by this instruction. expects: whether the instruction has .expect_tx.
         """
@@ -316,7 +324,7 @@ class Observer:
         """
 
     def bytes_expected(self, w: Any, at: int, barrier: Any, /) -> None:
-        """An instruction has added to the bytes that the current phase expects."""
+        """An instruction has increased the number of bytes that the current phase expects."""
 
     def phase_ended(self, barrier: Any, /) -> None:
         """A phase has ended, and ``barrier.phase`` includes it. Waiters have not been woken yet."""
@@ -330,7 +338,7 @@ class Observer:
     # ---- tensor cores
 
     def mma_computed(self, w: Any, at: int, name: str, addends: tuple[Array, ...], /) -> None:
-        """A warp computes an MMA ("mma" or "wgmma"). Comes after the other events of the instruction.
+        """A warp computes an MMA ("mma" or "wgmma"). This event comes after the other events of the instruction.
 
         addends: the registers of the accumulator.
         """
@@ -363,7 +371,7 @@ class Observer:
         """
 
     def registers_set(self, w: Any, at: int, count: int, is_increase: bool, /) -> None:
-        """A warp executes setmaxnreg. Comes only once, before the warp waits for registers."""
+        """A warp executes setmaxnreg. This event comes only once, before the warp waits for registers."""
 
 
 #: The observer of a cluster without observers.

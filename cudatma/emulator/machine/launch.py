@@ -126,7 +126,7 @@ class GridLaunch:
                     yield x, y, z
 
     def run(self) -> None:
-        """Run the whole grid. Raises the exceptions of Scheduler.run()."""
+        """Run the whole grid. Raise the exceptions that Scheduler.run() raises."""
         with np.errstate(all="ignore"):
             self.admit()
             self.scheduler.run()
@@ -142,7 +142,7 @@ class GridLaunch:
 
         All live clusters may wait for clusters that have not started.
 
-        Raises ResidencyError if the live clusters would use too much memory.
+        Raise ResidencyError if the live clusters would use too much memory.
         """
         started = False
         for _ in range(max(1, len(self.resident) // 4)):  # start clusters in batches, so that long chains remain fast
@@ -186,7 +186,7 @@ class GridLaunch:
     def take_cluster(self) -> Dim | None:
         """Cancel a cluster whose work a running cluster takes over.
 
-        Returns the first CTA of the canceled cluster, or None if no cluster is left.
+        Return the first CTA of the canceled cluster, or None if no cluster is left.
         """
         return self._take(self.scheduler.pick)
 

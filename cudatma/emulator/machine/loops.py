@@ -10,7 +10,7 @@ from cudatma.emulator.machine.retries import state_of
 from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.model import Instruction
 
-#: Limits of a recording: maximum number of visits of a split to its first place, and of steps of all splits.
+#: Limits of a recording: the maximum number of visits of a split to its first place, and the total number of steps.
 _MAX_COMPARED, _MAX_STEPS = 100, 200_000
 #: Maximum number of lines that the description of a loop names.
 _MAX_LINES = 6
@@ -104,7 +104,7 @@ class Recorder:
         )
 
     def loop(self, warp: Warp) -> Loop | None:
-        """Return the instructions that a warp has executed more than once, or None."""
+        """Return the instructions that a warp has executed more than once, or None if there are none."""
         visits = [place for place, count in self._visits.get(warp, {}).items() if count > 1]
         if not visits:
             return None

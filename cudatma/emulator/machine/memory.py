@@ -62,7 +62,7 @@ class Region:
         return elements
 
     def inside(self, addresses: Array, size: int) -> Array | None:
-        """Return the int64 byte offsets of aligned accesses of ``size`` bytes, or None if any is outside the region.
+        """Return the int64 byte offsets of ``size``-byte accesses, or None if any is misaligned or outside the region.
 
         Addresses below the region wrap to large offsets. The bitwise OR of all offsets is an upper bound on the largest
         offset.
@@ -101,7 +101,7 @@ _LANE_SHIFTS: list[Array] = [np.full(LANES, shift, np.int64) for shift in range(
 
 
 def in_units(offsets: Array, shift: int) -> Array:
-    """Convert nonnegative int64 byte offsets to units of 2 ** shift bytes (shift 0..5)."""
+    """Convert nonnegative int64 byte offsets to units of 2 ** shift bytes (shift 0 to 5)."""
     if not shift:
         return offsets
     shifts = _LANE_SHIFTS[shift]
@@ -112,8 +112,8 @@ def in_units(offsets: Array, shift: int) -> Array:
 def bytes_of(array: Any, name: str = "array") -> Array:
     """Return the bytes of a NumPy array as (n,) uint8 without a copy.
 
-    For a view with gaps, returns the bytes of the contiguous array that contains the view. Raises ArgumentError if
-    there is no such array.
+    For a view with gaps, return the bytes of the contiguous array that contains the view. Raise ArgumentError if there
+    is no such array.
     """
     if not isinstance(array, np.ndarray):
         raise ArgumentError(name, type(array).__name__, "a NumPy array")
@@ -194,7 +194,7 @@ class GlobalMemory:
             self._regions[base].data[:] = data
 
     def find(self, address: int) -> Region | None:
-        """Return the region that contains an address, or None."""
+        """Return the region that contains an address, or None if there is none."""
         position = bisect_right(self._bases, address) - 1
         if position < 0:
             return None

@@ -227,7 +227,7 @@ def griddepcontrol(e: SegmentWriter, i: Instruction) -> None:
 def stack(e: SegmentWriter, i: Instruction) -> None:
     """Emit code for alloca, stacksave and stackrestore.
 
-    Their local memory follows the function's own. Each warp has one stack pointer.
+    Memory from alloca follows the function's own local memory. Each warp has one stack pointer.
     """
     code = CODES[i.parts[1]]
     if i.parts[0] == "stackrestore":

@@ -16,7 +16,7 @@ _SPACES = ("global", "shared", "local", "const", "param")
 
 
 def state_space(i: Instruction) -> tuple[str, bool]:
-    """Return (space, whether ::cluster); "" means generic addresses."""
+    """Return (space, whether the opcode has ::cluster). The space "" means generic addresses."""
     for part in i.parts[1:]:
         name, _, detail = part.partition("::")
         if name in _SPACES:
@@ -25,7 +25,7 @@ def state_space(i: Instruction) -> tuple[str, bool]:
 
 
 def order_of(i: Instruction) -> str:
-    """Return the memory order of an access with its scope, if any, such as "acquire.gpu"; "" for a weak access.
+    """Return the memory order and the scope (if any) of an access, such as "acquire.gpu", or "" for a weak access.
 
     Atomic operations without an order are relaxed.
     """

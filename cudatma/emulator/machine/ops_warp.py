@@ -29,7 +29,7 @@ RUNTIME["WHOLE"] = WHOLE
 def gather_members(e: SegmentWriter, i: Instruction, value: str) -> tuple[str, str]:
     """Emit code that synchronizes the lanes in the member mask.
 
-    Returns the expressions for the values of all synchronized lanes and for the groups in which they have synchronized.
+    Return the expressions for the values of all synchronized lanes and for the groups in which they have synchronized.
     """
     operand = i.operands[-1]
     member = e.src(operand, "u32")

@@ -172,7 +172,7 @@ class Image:
         return self._numbers[name]
 
     def function_at(self, number: int) -> str | None:
-        """Return the function with this number, or None."""
+        """Return the function with this number, or None if there is none."""
         return next((name for name, value in self._numbers.items() if value == number), None)
 
     def entry(self, name: str) -> Program:

@@ -21,16 +21,16 @@ _UNKNOWN = (
     "register_pool: the initial number of registers per thread is unknown, so the waits of setmaxnreg.inc cannot be "
     "checked; add __launch_bounds__ to the kernel, or pass registers= to the launch"
 )
-_IGNORED = "register_pool: ptxas ignores setmaxnreg in this kernel; its log says why"
+_IGNORED = "register_pool: ptxas ignores setmaxnreg in this kernel; the ptxas log says why"
 
 
 @dataclass(slots=True)
 class RegisterPool:
     """The register pool of a CTA.
 
-    ``start`` is the number of registers per thread when the kernel starts, and ``source`` says where this number comes
-    from. ``owned`` maps a warp to its current number of registers per thread. ``freed`` is the number of registers that
-    .dec has returned, and ``taken`` is the number that .inc has taken.
+    ``start`` is the number of registers per thread when the kernel starts, and ``source`` is a text that says where
+    this number comes from. ``owned`` maps a warp to its current number of registers per thread. ``freed`` is the number
+    of registers that .dec has returned, and ``taken`` is the number that .inc has taken.
     """
 
     start: int

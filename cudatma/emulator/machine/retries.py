@@ -1,7 +1,7 @@
 """Decide which waits time out: some loops retry forever; other loops give up after a number of tries.
 
-mbarrier.try_wait may return false at any time: it is "potentially blocking" up to a time limit that depends on the
-system. Source: PTX ISA, "mbarrier.test_wait, mbarrier.try_wait".
+mbarrier.try_wait may return false at any time, because the instruction is "potentially blocking" up to a time limit
+that depends on the system. Source: PTX ISA, "mbarrier.test_wait, mbarrier.try_wait".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decide which split runs next and when asynchronous work completes, according to a seeded, adversarial schedule.
 
-Schedule 0 is in order: each warp runs as long as it can, copies complete at once, and CTAs start one after another.
+Schedule 0 is in order: each warp runs as long as it can, copies complete immediately, and CTAs start one after another.
 Schedule 1 delays as much as possible: copies complete only when no split can run, each try_wait times out once before
 it blocks, and the last CTAs start first. All other schedules draw these decisions from the seed.
 """
@@ -26,13 +26,13 @@ WIDTHS = (1, 2, 4, 8)
 PATIENCE = 20000
 #: Number of steps between two checks for progress, and between two checks of a recording.
 LOOK_PERIOD, RECORD_PERIOD = 10_000, 1000
-#: Maximum time slice during a recording. It lets every split run.
+#: Maximum time slice during a recording. A limited slice lets every split run.
 RECORD_SLICE = 256
 #: Maximum number of loops that an error names.
 MAX_LOOPS = 4
 #: Number of steps after the step limit during which loops are recorded.
 LAST_STEPS = 4096
-#: Number of segments that one poll of an unchanged flag adds to the count for PATIENCE.
+#: Number of segments for which one poll of an unchanged flag counts toward PATIENCE.
 SPIN = 200
 
 
@@ -176,7 +176,7 @@ class Scheduler:
     # ---- the loop
 
     def run(self) -> None:
-        """Run until every cluster is done. Raises Deadlock, StepLimitError, TrapError, and exceptions from programs."""
+        """Run until every cluster is done. Raise Deadlock, StepLimitError, TrapError, and exceptions from programs."""
         idle, seen, admitted_at = 0, -1, 0
         rate = self.random.choice((0.02, 0.15, 0.5))
         launch = self.launch
@@ -211,8 +211,8 @@ class Scheduler:
     def _look_for_loops(self) -> None:
         """Raise Deadlock if all ready splits are in infinite loops and no other event is possible.
 
-        If there was no progress since the last check, records the next steps until all splits have returned to their
-        states or one of them fails to return. A failure doubles the time to the next check.
+        If there has been no progress since the last check, record the next steps until all splits have returned to
+        their states or one of them fails to return. A failure doubles the time to the next check.
         """
         self.launch.show_steps(self.steps)
         if self.progress != self._idle_progress:
@@ -232,12 +232,12 @@ class Scheduler:
         self._next_look = self.steps + (self._look_period if self._recorder is None else RECORD_PERIOD)
 
     def _admit_more(self) -> bool:
-        """Double the number of live clusters, because the others may wait for them. Return whether one has started."""
+        """Double the number of live clusters because they may wait for new ones. Return whether one has started."""
         started = [self.launch.admit() for _ in range(len(self.launch.resident))]
         return any(started) or self.launch.admit_beyond()
 
     def _release_once(self) -> bool:
-        """Let blocked waits time out once until the next progress, and return whether there are any."""
+        """Let blocked waits time out, at most once before the next progress. Return whether there are any."""
         is_new = self._released_at != self.progress
         self._released_at = self.progress
         return is_new and self._release_suspended()
@@ -263,7 +263,7 @@ class Scheduler:
     def _release_parked(self) -> bool:
         """Let lanes that wait at a reconvergence point continue while the others poll.
 
-        Returns whether there are such lanes.
+        Return whether there are such lanes.
 
         Every thread must make progress. For example, a lane that holds a lock must be able to release it while other
         lanes of its warp still try to take it. Source: CUDA C++ Programming Guide, "Independent Thread Scheduling".

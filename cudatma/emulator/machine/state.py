@@ -234,7 +234,7 @@ class Warp:
 class NamedBarrier:
     """One of a CTA's 16 barriers (bar.sync id).
 
-    ``arrived`` is a number of threads. ``expected`` is None until an arrival names a count.
+    ``arrived`` is the number of threads that have arrived. ``expected`` is None until an arrival names a count.
     """
 
     __slots__ = ("arrived", "expected", "number", "reductions", "waiters", "warps")

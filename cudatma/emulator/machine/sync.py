@@ -52,7 +52,7 @@ def _arrive(w: Warp, at: int, number: Array, count: Array | None, aligned: bool)
     lane = int(here.argmax())
     index = int(number[lane])
     if index > 15:
-        raise TrapError(f"barrier {index} does not exist; allowed: 0..15")
+        raise TrapError(f"barrier {index} does not exist; allowed: 0 to 15")
     barrier = w.block.barriers[index]
     w.meetings += 1
     if aligned and not (here == w.alive).all():
@@ -66,7 +66,9 @@ def _arrive(w: Warp, at: int, number: Array, count: Array | None, aligned: bool)
         raise TrapError(f"bar.sync {index} for {expected} threads; the count must be a multiple of 32")
     others = barrier.expected if barrier.arrived else None
     if expected is not None and others is not None and expected != others:
-        message = f"barrier {index} is used with {expected} threads, but by other warps with {others} in the same phase"
+        message = (
+            f"barrier {index} is used with {expected} threads here, but with {others} by other warps in the same phase"
+        )
         w.events.violation("barrier_count", w, at, message)
     if expected is not None:
         barrier.expected = expected
@@ -155,7 +157,7 @@ def groups_of(members: Array, here: Array) -> list[Group]:
 def meet(w: Warp, at: int, what: str, groups: list[Group]) -> None:
     """Synchronize the lanes of each member mask.
 
-    Reports a mask that omits executing lanes, or that names live lanes that do not execute the instruction. PTX ISA,
+    Report a mask that omits executing lanes, or that names live lanes that do not execute the instruction. PTX ISA,
     "shfl.sync": the behavior is undefined if the executing thread is not in the membermask.
     """
     alive = lane_bits(w.alive)
@@ -219,7 +221,7 @@ def cluster_arrive(w: Warp, at: int, release: bool) -> None:
 
 
 def _cluster_phases(w: Warp) -> Array:
-    """Return, for each lane, the phase of the cluster barrier on which the lane has arrived but not waited, or -1."""
+    """Return for each lane the phase of the cluster barrier on which it has arrived but not waited, or -1 if none."""
     phases: Array = w.async_state.setdefault("cluster_phases", np.full(LANES, -1, np.int64))
     return phases
 

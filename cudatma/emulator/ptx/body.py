@@ -29,7 +29,7 @@ from cudatma.emulator.ptx.model import (
 _SELECTED = re.compile(r"(.+)\.([bh]\d{1,4})$")
 _RANGED = re.compile(r"(.*?)(0|[1-9]\d*)$")
 _MAX_REGISTERS = 1 << 20
-#: Maximum number of inlined calls in a source location; outer calls beyond it are dropped.
+#: Maximum number of inlined calls in a source location. Outer calls beyond this limit are dropped.
 _MAX_INLINED = 32
 #: Matches the pragma that names the bytes that the program uses from the next load: bit i is byte i.
 _USED_BYTES = re.compile(r"used_bytes_mask\s+(0[xX][\da-fA-F]{1,8}|0|[1-9]\d{0,9})")
@@ -142,7 +142,7 @@ class BodyParser:
                 self.used_bytes = int(used[1], 0)
 
     def _location(self) -> None:
-        """Read ``.loc file line column``. For inlined code, it also names the .loc of the call."""
+        """Read ``.loc file line column``. For inlined code, the directive also names the .loc of the call."""
         cursor = self.cursor
         place = cursor.integer(), cursor.integer(), cursor.integer()
         self.file, self.source_line = place[:2]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from cudatma.emulator.ptx.lexer import TYPE_BYTES, Cursor, number
 from cudatma.emulator.ptx.model import Variable
 
-#: Maximum size of a variable. It guards against hostile input; variables of real kernels are much smaller.
+#: Maximum size of a variable. This limit guards against hostile input; variables of real kernels are much smaller.
 MAX_VARIABLE_BYTES = 1 << 32
 MAX_ALIGN = 1 << 16
 

@@ -2,7 +2,7 @@
 
 Source: PTX ISA, "wgmma.fence": a fence must precede the first wgmma.mma_async, and every wgmma.mma_async whose
 registers (accumulators, fragments of A) other instructions have written. Compilers sometimes move such writes past the
-fence of a group. The assembler repairs this, but it does not repair a group without any fence.
+fence of a group. The assembler repairs such code, but not a group without any fence.
 """
 
 from __future__ import annotations

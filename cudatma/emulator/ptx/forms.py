@@ -19,7 +19,7 @@ from cudatma.emulator.ptx.model import Instruction
 #: Chapter -> its forms, one per line.
 FORMS: dict[str, str] = {**forms_scalar.FORMS, **forms_memory.FORMS, **forms_warp.FORMS}
 
-_TEXTURE = "textures and surfaces need their unit's filtering and the driver's objects"
+_TEXTURE = "textures and surfaces need the filtering of the texture unit and objects that the driver creates"
 #: Opcode root -> why the emulator does not support it.
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("tex", "tld4", "txq", "istypep", "suld", "sust", "sured", "suq"), _TEXTURE),

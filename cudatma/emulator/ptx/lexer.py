@@ -13,9 +13,9 @@ from typing import NamedTuple
 from cudatma.emulator.errors import PtxError
 from cudatma.emulator.ptx.model import Imm
 
-#: Maximum length of the PTX text. It bounds the memory that hostile input can use.
+#: Maximum length of the PTX text. This limit bounds the memory that hostile input can use.
 MAX_CHARS = 64 << 20
-#: Maximum number of tokens; about 25 MB of compiler output has this many.
+#: Maximum number of tokens, which corresponds to about 25 MB of compiler output.
 MAX_TOKENS = 1 << 22
 
 #: Matches newlines, comments, strings, numbers, words, directives, and any other single character except blanks.
@@ -53,7 +53,7 @@ _make = Token._make
 def tokenize(text: str) -> list[Token]:
     """Return all tokens of a module, followed by an "end" token.
 
-    Raises PtxError if the text is too large or if no token starts with one of its characters.
+    Raise PtxError if the text is too large or if no token starts with one of its characters.
     """
     if len(text) > MAX_CHARS:
         raise PtxError(f"the text has {len(text)} characters; at most {MAX_CHARS} are allowed")

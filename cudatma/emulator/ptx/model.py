@@ -112,7 +112,7 @@ class Instruction:
 
     @property
     def members(self) -> Operand | None:
-        """Return the member mask, which names the lanes that execute the instruction together, or None."""
+        """Return the member mask (the lanes that execute the instruction together), or None if there is none."""
         parts = self.parts
         if parts[:2] == ("bar", "warp") or (parts[0] in MEMBERS and "sync" in parts):
             return self.operands[-1] if self.operands else None
@@ -188,7 +188,8 @@ class Module:
     def source_of(self, instruction: Instruction) -> str:
         """Return "name.cu:12, inlined at name.cu:30" for an instruction, or "" if no .loc precedes it.
 
-        A long chain keeps the innermost place and those in the file of the outermost place, which has the kernel.
+        For a long chain, keep the innermost place and the places in the file of the outermost place, which contains the
+        kernel.
         """
         if not instruction.source_line:
             return ""

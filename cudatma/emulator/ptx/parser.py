@@ -30,7 +30,7 @@ _FLAGS = {"explicitcluster", "blocksareclusters", "noreturn", "unified"}
 def parse(text: str) -> Module:
     """Parse a module as NVRTC and nvcc emit it (PTX 7.x to 9.x).
 
-    Raises a PtxError that names the line if the text is malformed. Unknown instructions are reported later, when a
+    Raise a PtxError that names the line if the text is malformed. Unknown instructions are reported later, when a
     kernel that contains them is prepared.
     """
     if not isinstance(text, str):
@@ -48,7 +48,7 @@ def parse(text: str) -> Module:
 
 
 def _without_locs(assembly: re.Match[str]) -> str:
-    """Return inline assembly without its .loc directives, to whose lines LLVM adds the line inside the assembly."""
+    """Return inline assembly without .loc directives. LLVM adds the line in the assembly to their line numbers."""
     return _LOC_LINE.sub("", assembly[0])
 
 

@@ -67,7 +67,7 @@ def runtime(function: Helper) -> Helper:
 def storage_classes(flow: Flow) -> list[str]:
     """Return the emulator type of each register.
 
-    It is a float type if most instructions use the register as a float, otherwise an unsigned type.
+    The type is a float type if most instructions use the register as a float, otherwise an unsigned type.
     """
     function = flow.function
     votes = [0] * len(function.registers)
@@ -266,7 +266,7 @@ class SegmentWriter:
     def write(self) -> str:
         """Return the source of the segment's function ``segment``: (warp, registers, mask) -> next segment.
 
-        Raises PtxError if an instruction is unknown or its operands do not fit it.
+        Raise PtxError if an instruction is unknown or its operands do not fit it.
         """
         try:
             return self._write()

@@ -214,8 +214,8 @@ def store_byte_rows(registers: Array) -> Array:
 
 
 _ROWS = 16
-#: Types whose metadata in each thread are 16 bits of row g and 16 bits of row g + 8. For other types, a thread holds
-#: one word of one row.
+#: Types whose metadata in each thread consist of 16 bits of row g and 16 bits of row g + 8. For other types, a thread
+#: holds one word of one row.
 _HALF_WORDS = ("f16", "bf16", "tf32")
 
 

@@ -123,7 +123,7 @@ def mma(
 
 
 def product_of(left: Array, right: Array, logic: str) -> Array:
-    """Return A B. For single bits, count the set bits of A and B or of A xor B."""
+    """Return A B. For single bits, count the set bits of ``A & B`` or ``A ^ B``."""
     product: Array = left @ right
     if logic == "xor":
         count: Array = left.sum(axis=1)[:, None] + right.sum(axis=0)[None, :] - 2 * product
@@ -178,9 +178,9 @@ def _places(kind: str) -> tuple[Array, Array]:
 def quad_mma(
     kinds: tuple[str, str], columns_of_a: bool, columns_of_b: bool, a: tuple[Array, ...], b: tuple[Array, ...], c: Array
 ) -> Array:
-    """Compute mma.m8n8k4 of f16: four matrix products, each by four lanes of both half-warps.
+    """Compute mma.m8n8k4 for f16: four matrix products, each computed by four lanes of each half-warp.
 
-    Returns the raw bits of D = A B + C, shape (registers, 32). ``kinds`` are the types of D and C. ``c`` holds raw bits
+    Return the raw bits of D = A B + C, shape (registers, 32). ``kinds`` are the types of D and C. ``c`` holds raw bits
     in the same shape.
     """
     left, right = _operand(a, not columns_of_a), _operand(b, columns_of_b)

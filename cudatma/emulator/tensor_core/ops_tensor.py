@@ -142,11 +142,11 @@ def _form(e: SegmentWriter, i: Instruction) -> Mma:
         allowed = (m, n) == (16, 8) and (k == min_k or (k == 2 * min_k and a_kind in _SPARSE))
     else:
         allowed = ((m, n) == (16, 8) and k in _DEPTHS[a_kind]) or (m, n, k) == (8, 8, _SMALL.get(a_kind))
-    e.need(allowed, f"no product of .{a_kind} has the shape m{m}n{n}k{k}")
+    e.need(allowed, f"no MMA of .{a_kind} has the shape m{m}n{n}k{k}")
     scale, count = "", 0
     if "block_scale" in i.parts:
         scale = next((p for p in i.parts if p in ("ue8m0", "ue4m3")), "")
-        e.need(bool(scale), "expected a type of scales")
+        e.need(bool(scale), "expected a scale type")
         count = next((_SCALES[p] for p in i.parts if p in _SCALES), 2 if "kind::mxf4" in i.parts else 1)
     logic = next((p for p in i.parts if p in ("xor", "and")), "")
     return Mma((m, n, k), kinds, "satfinite" in i.parts, sparse, scale, count, logic)

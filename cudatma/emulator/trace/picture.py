@@ -19,7 +19,7 @@ from cudatma.errors import ArgumentError, counted
 
 MIN_WIDTH, LEFT, RIGHT = 480, 150, 22
 WARP_ROW, STAGE_ROW, LANE_GAP, GROUP_GAP, BYTES_ROW = 22, 24, 5, 26, 44
-#: Maximum number of stage fills, and of bars of one warp, in the default window; more would not be readable.
+#: Maximum number of stage fills, and of bars per warp, in the default window. More would not be readable.
 MAX_FILLS, MAX_BARS = 30, 70
 AXIS_TITLE = "scheduler steps: the order of events in the emulator, not time"
 #: Font sizes of a bar's label and of the axis labels.
@@ -312,7 +312,7 @@ class _Picture:
                 heights.append((step, following, list(flying)))
         max_bytes = max([sum(sizes) for _, _, sizes in heights], default=1)
         y = self._lane("bytes in flight", BYTES_ROW)
-        about = f"up to {size_text(max_bytes)}" if heights else "they land at once"
+        about = f"up to {size_text(max_bytes)}" if heights else "they land immediately"
         self.out.text(26, y + BYTES_ROW - 3, about, size=10.5, fill=svg.FAINT_INK)
         for begin, end, sizes in heights:
             bottom = y + BYTES_ROW

@@ -26,7 +26,7 @@ from cudatma.emulator.ptx.types import Array, lane_bits
 _COPIES = ("cp.async", "cp.async.bulk", "cp.async.bulk.tensor")
 #: Maximum number of events. Further events are dropped.
 MAX_EVENTS = 200_000
-#: Number of the last accesses among which the accesses of a hazard are looked up.
+#: Number of most recent accesses that are searched for the accesses of a hazard.
 _MAX_ACCESSES = 20_000
 
 
@@ -144,7 +144,7 @@ class Recording(Observer):
             collection.clear()
 
     def end(self) -> None:
-        """Drop everything of the launch except its events, so that a trace does not keep the launch's memory alive."""
+        """Drop references to everything but the events, so that a trace does not keep the launch's memory alive."""
         self._steps, self._clock = self.steps, None
         for collection in (self._waits, self._products, self._groups, self._copies, self._lives, self._accesses):
             collection.clear()
@@ -208,7 +208,7 @@ class Recording(Observer):
     def store_landed(self, store: Copy) -> None:
         self.copy_landed(store)
 
-    # ---- barriers, products, waits
+    # ---- barriers, tensor-core instructions, waits
 
     def phase_ended(self, barrier: MBarrier) -> None:
         key = (barrier.block.index, barrier.offset)
@@ -307,7 +307,7 @@ class Recording(Observer):
         self._access("issues a copy into", w, at, box.spec.address, box.gmem[written], 16)
 
     def hazard_found(self, hazard: Hazard, w: Warp) -> None:
-        """Record a hazard, and the accesses that it names as far as they are among the last ones."""
+        """Record a hazard, and those of its accesses that are among the most recent accesses."""
         here = self._latest(hazard.ptx_line, hazard.address, w)
         earlier = [
             # The same instruction, for example in an earlier iteration. Lanes of one instruction race at the same time.
@@ -325,7 +325,7 @@ class Recording(Observer):
         self._add(event)
 
     def _latest(self, line: int, address: int | None, w: Warp | None = None, before: int | None = None) -> Event | None:
-        """Return the last access to an address by a PTX line, of a warp and before a step if they are given."""
+        """Return the last access to an address by a PTX line, optionally only by one warp and before a given step."""
         for access in reversed(self._accesses):
             instruction = access.program.instruction(access.at)
             if before is not None and access.step >= before:

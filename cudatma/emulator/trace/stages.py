@@ -157,7 +157,7 @@ class BlockView:
         return sorted(self.of_warp(warp, "mma") + self.of_warp(warp, "wgmma"), key=lambda event: event.begin)
 
     def works(self, warp: int) -> list[Work]:
-        """Return the work of a warp: from each wait for a full stage to the next wait, or until the slot is free."""
+        """Return a warp's work: from each wait for a full stage to the next wait, or until the slot is free."""
         passed = self.of_warp(warp, "acquire")
         turns = sorted({event.begin for event in passed} | {event.begin for event in self.of_warp(warp, "wait")})
         products = self.products(warp)

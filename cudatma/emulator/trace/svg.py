@@ -10,8 +10,8 @@ from xml.sax.saxutils import escape, quoteattr
 
 INK, FAINT_INK, PANEL, BORDER, TRACK, GRID = "#1f2430", "#5b6478", "#fcfcfd", "#c9cfdb", "#eceff4", "#dfe3ea"
 HAZARD = "#c62828"
-#: Colors of stages. They repeat if there are more stages than colors. Color-blind readers can distinguish them, and a
-#: label is readable on each.
+#: Colors of stages. The colors repeat if there are more stages than colors. Color-blind readers can distinguish them,
+#: and a label is readable on each.
 STAGE_COLOURS = (
     *("#3b6fb6", "#d9772b", "#2f7d4b", "#a8489b", "#0f7a82", "#c2434d"),
     *("#6c5dba", "#7d6d26", "#4f6d7a", "#b3567d", "#4d7a24", "#7d5a45"),
@@ -150,7 +150,7 @@ _LEFT, _LINE, _SIZE = 18.0, 19, 11.5
 
 
 def draw_legend(out: Svg, y: float, right: float, kinds: set[str], has_stages: bool) -> float:
-    """Draw the legend at y for a picture with these kinds of events; return the y of its end."""
+    """Draw the legend at y for a picture with these kinds of events. Return the y coordinate of its lower end."""
     x = _LEFT
     work = "a warp works on a stage" + ("; dark: tensor-core instructions" if kinds & {"mma", "wgmma"} else "")
     entries = (
