@@ -217,14 +217,17 @@ def _definitions(names: Iterable[str], texts: Iterable[bytes]) -> dict[str, list
 
 
 def _macro_names(macro: str, definitions: Mapping[str, list[tuple[str, str]]]) -> list[tuple[str, bool]]:
-    """Return (name, is quoted) for each value of a macro in an #include; none if a value is not a file's name."""
+    """Return (name, is quoted) for each value of a macro in an #include; none if a value is not a file's name.
+
+    A body with ``#`` or ``##`` has an unknown value.
+    """
     match = _MACRO.fullmatch(macro)
     names: list[tuple[str, bool]] = []
     argument = (match["argument"] or "").strip() if match else ""
     for parameter, body in definitions[_name(macro)] if match else ():
         if parameter:
             body = re.sub(rf"\b{parameter}\b", lambda _: argument, body)
-        value = _BODY.match(body)
+        value = None if "#" in body else _BODY.match(body)
         if value is None:
             return []
         names.append((value["angle"] or value["quoted"], value["angle"] is None))

@@ -12,9 +12,9 @@ from itertools import zip_longest
 from typing import Any
 
 from cudatma.review.cubin import Resources
-from cudatma.review.places import Loop, shown_places
 from cudatma.review.report import KernelReport
 from cudatma.review.sass import CLASSES, Place, Step, class_of
+from cudatma.review.tables import Loop, shown_places
 
 #: Changed places that a text shows; ``--json`` has all.
 _SHOWN_CHANGES = 40

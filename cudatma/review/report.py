@@ -13,9 +13,9 @@ from cudatma.errors import ArgumentError, duration
 from cudatma.review.cubin import Resources, read_cubin
 from cudatma.review.images import Image
 from cudatma.review.occupancy import Occupancy, occupancy, target_of
-from cudatma.review.places import Loop, Row, loops_of, ptx_function, ptx_rows, sass_rows, shown_places
 from cudatma.review.release_hazards import release_hazards
 from cudatma.review.sass import CLASSES, Code, by_class, count_mnemonics, parse_sass, uses_cluster
+from cudatma.review.tables import Loop, Row, loops_of, ptx_function, ptx_rows, sass_rows, shown_places
 from cudatma.review.wgmma_hazards import wgmma_hazards
 
 #: Name, offset in bytes and size in bytes of a part of shared memory.

@@ -156,7 +156,7 @@ def test_a_source_that_does_not_compile_is_left_to_be_read(tmp_path: Path, monke
 def test_a_missing_disassembler_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cudatma.review.programs.find_programs", lambda name: iter(()))
+    monkeypatch.setattr("cudatma.review.nvidia_programs.find_programs", lambda name: iter(()))
     assert dump_kernels.main(["tiny", "--target", "sm_90a", "--config", "threads=32", "--out", str(tmp_path)]) == 0
     assert "pip install nvidia-cuda-nvdisasm" in capsys.readouterr().err
     assert "no SASS" in (tmp_path / "tiny_32_sm_90a.report.txt").read_text()

@@ -15,9 +15,9 @@ from cudatma.errors import ArgumentError
 from cudatma.review import Image, reports
 from cudatma.review.cubin import Resources, read_cubin
 from cudatma.review.occupancy import occupancy, target_of
-from cudatma.review.programs import find_program
 from cudatma.review.report import KernelReport, config_fields
 from cudatma.runtime.launch import Kernel
+from cudatma.toolkit import find_program
 
 TARGETS = ("sm_90a", "sm_120a")
 #: A kernel that spills and has a stack, one that calls a function and uses barriers, and one with a TMA pipeline.
@@ -160,7 +160,7 @@ def test_instructions_have_their_source_lines_and_loops_their_waits(target: str)
 
 
 def test_without_a_disassembler_the_table_is_that_of_the_ptx(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cudatma.review.programs.find_programs", lambda name: iter(()))
+    monkeypatch.setattr("cudatma.review.nvidia_programs.find_programs", lambda name: iter(()))
     report = compiled("piped", "sm_90a").report()
     assert report.sass is None
     assert report.notes[-1].startswith("no SASS: neither nvdisasm nor cuobjdump was found")
