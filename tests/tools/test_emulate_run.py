@@ -257,6 +257,20 @@ def test_wrong_options_of_the_parser(
     assert said in capsys.readouterr().err
 
 
+def test_folders_that_are_not_the_kernel_do_not_change_the_command(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("include", "tile_copy", "program.rec"):
+        (folder / name).mkdir()
+    (folder / "include" / "sync.h").write_text("#define SYNC __syncthreads();")
+    options = ["-I", "include", "--include", "sync.h", "-D", "OTHER"]
+    assert emulate(*options, "--save", "x=program.rec/x.npy", "reverse.cu", *CALL) == 0
+    assert emulate("tile_copy", "--schedules", "1") == 0
+    capsys.readouterr()
+    assert emulate("--launch", "1", "tile_copy") == 2
+    assert "--launch: got together with a kernel; allowed: " in capsys.readouterr().err
+
+
 def test_the_help_of_a_kernel_lists_its_sizes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,7 +335,7 @@ def test_wrong_calls_are_one_line(
     [
         ([], "got none; allowed: reverse, other; the PTX has 2 kernels; name one"),
         (["--entry", "revers_"], "got revers_ (did you mean reverse?); allowed: reverse, other"),
-        (["--entry", "er"], "got er; allowed: reverse, other. 2 names match; give more of the name"),
+        (["--entry", "er"], "got er; allowed: reverse, other; 2 names match; give more of the name"),
         (["--entry", "x"], "got x; allowed: reverse, other"),
     ],
 )
