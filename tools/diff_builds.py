@@ -1,4 +1,4 @@
-"""Compare two builds of kernels: registers, spills, shared memory, instructions, loops, and the changed places.
+"""Compare two builds of kernels: registers, spills, shared memory, instructions, loops, and the changed code.
 
 A and B are files or folders as for `cudatma dump`, or names of kernels of the registry as `cudatma dump --list --json`
 lists them. If A and B have one kernel each, their names may differ. Several kernels are matched by name and target.

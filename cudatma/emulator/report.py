@@ -135,7 +135,7 @@ class Report:
         return self.is_clean and all(comparison.passed for comparison in self.compared)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the content as objects that JSON has.
+        """Return the content as JSON-serializable data.
 
         Returns
         -------

@@ -178,7 +178,7 @@ class Hazard:
         return self.known_cause or CAUSES[self.kind]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the content as objects that JSON has.
+        """Return the content as JSON-serializable data.
 
         Returns
         -------
