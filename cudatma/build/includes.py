@@ -32,6 +32,7 @@ _HAS_INCLUDE = re.compile(rb"has_include\w*\s*\(" + _GAP + _FILE + rb")", re.IGN
 #: What precedes a directive in its line.
 _BEFORE = re.compile(rb"(?:.*\*/)?" + _GAP)
 _MACRO = re.compile(r"(?P<name>\w+)\s*(?:\((?P<argument>[^()]*)\))?\s*(?://.*|/\*.*)?", re.DOTALL)
+_WORD = re.compile(r"[A-Za-z_]\w*")
 _BODY = re.compile(r"""<(?P<angle>[^>]+)>|"(?P<quoted>[^"]+)\"""")
 #: C headers -> their C++ names.
 _C_HEADERS = {f"{name}.h": f"c{name}" for name in (
@@ -181,10 +182,13 @@ class _Scan:
         is_complete = True
         while macros := self._macros - done:
             done |= macros
-            definitions = _definitions({_name(macro) for macro in macros}, [text, given, *map(_read, self.files)])
+            texts = [text, given, *map(_read, self.files)]
+            definitions = _definitions({_name(macro) for macro in macros}, texts)
             for macro in macros:
                 names = _macro_names(macro, definitions)
-                is_complete = is_complete and bool(names)
+                # The preprocessor expands macros between angle brackets.
+                words = {word for name, is_quoted in names if not is_quoted for word in _WORD.findall(name)}
+                is_complete = is_complete and bool(names) and not any(_definitions(words, texts).values())
                 # The macro may be used in a file of any folder.
                 for folder in {os.path.dirname(path) for path in self.files} | {self._folder}:
                     self.follow_names(names, folder)

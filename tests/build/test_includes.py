@@ -173,10 +173,15 @@ EDITS: dict[str, tuple[dict[str, str], list[str], str]] = {
         ["-Iinc"],
         "inc/v1.h",
     ),
+    "in a folder that a macro names": (
+        {"k.cu": "#define PART inc\n#define NAME <PART/v.h>\n#include NAME\n", "inc/v.h": ""},
+        ["-I."],
+        "inc/v.h",
+    ),
     "included by an option": ({"k.cu": "", "v.h": ""}, ["--pre-include=v.h"], "v.h"),
 }
 #: Cases whose files are unknown. Every call compiles, and nothing is stored.
-UNKNOWN = {"named by several macros", "named by a joined token"}
+UNKNOWN = {"named by several macros", "named by a joined token", "in a folder that a macro names"}
 
 
 @pytest.mark.parametrize("case", EDITS)
