@@ -121,13 +121,17 @@ class _Scan:
         self.files: dict[str, str] = {}
         self.standard: dict[str, str] = {}
         self._folder, self._search, self._cuda = folder, search, cuda
+        self._cuda_folders = tuple(f"{os.path.realpath(root)}/" for root in cuda)
         self._macros: set[str] = set()
+        #: Macros in files outside of CUDA's folders.
+        self._own_macros: set[str] = set()
         self._real: dict[str, str] = {}
         self._followed: set[tuple[str, str, bool]] = set()
 
     def follow(self, directives: _Directives, folder: str) -> None:
         """Add the files that a text in a folder includes, and the files that these include."""
         self._macros |= directives.macros
+        self._own_macros |= directives.macros
         self.follow_names(directives.names, folder)
 
     def follow_names(self, names: Iterable[tuple[str, bool]], folder: str) -> None:
@@ -145,6 +149,8 @@ class _Scan:
                     directives = _directives(path, *file_state(path))
                     self.files[path] = directives.digest
                     self._macros |= directives.macros
+                    if not path.startswith(self._cuda_folders):
+                        self._own_macros |= directives.macros
                     waiting += [(*other, os.path.dirname(path), self._is_cccl(path)) for other in directives.names]
             if not paths and not is_cccl and (text := self._standard(name)) is not None:
                 self.standard[name] = text
@@ -175,6 +181,7 @@ class _Scan:
     def follow_macros(self, text: bytes, defines: Sequence[str]) -> bool:
         """Add the files that macros name, and return whether the values of all these macros are known.
 
+        Macros in CUDA's headers do not count, because a new release of CUDA changes other files too.
         ``defines`` holds NAME=VALUE from the compiler's options.
         """
         given = "".join(f"#define {define.replace('=', ' ', 1)}\n" for define in defines).encode()
@@ -184,14 +191,17 @@ class _Scan:
             done |= macros
             texts = [text, given, *map(_read, self.files)]
             definitions = _definitions({_name(macro) for macro in macros}, texts)
+            words: set[str] = set()
             for macro in macros:
                 names = _macro_names(macro, definitions)
-                # The preprocessor expands macros between angle brackets.
-                words = {word for name, is_quoted in names if not is_quoted for word in _WORD.findall(name)}
-                is_complete = is_complete and bool(names) and not any(_definitions(words, texts).values())
+                if macro in self._own_macros:
+                    is_complete = is_complete and bool(names)
+                    words.update(word for name, is_quoted in names if not is_quoted for word in _WORD.findall(name))
                 # The macro may be used in a file of any folder.
                 for folder in {os.path.dirname(path) for path in self.files} | {self._folder}:
                     self.follow_names(names, folder)
+            # The preprocessor expands macros between angle brackets.
+            is_complete = is_complete and not _is_any_defined(words, texts)
         return is_complete
 
 
@@ -218,6 +228,13 @@ def _definitions(names: Iterable[str], texts: Iterable[bytes]) -> dict[str, list
                 found = pattern.finditer(_SPLICE.sub(b"", text))
                 definitions[name] += [(os.fsdecode(match[1] or b""), os.fsdecode(match[2]).strip()) for match in found]
     return definitions
+
+
+def _is_any_defined(names: Iterable[str], texts: Iterable[bytes]) -> bool:
+    """Return whether a text defines a macro with one of these names."""
+    choice = "|".join(sorted(names)).encode()
+    pattern = re.compile(_HASH + rb"define" + _GAP + rb"(?:" + choice + rb")\b")
+    return bool(choice) and any(map(pattern.search, texts))
 
 
 def _macro_names(macro: str, definitions: Mapping[str, list[tuple[str, str]]]) -> list[tuple[str, bool]]:
